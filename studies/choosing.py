@@ -1,14 +1,13 @@
-"""How well rules choose among real models, for `studies.decisions`: regret on resampled images.
+"""How well rules choose among real models, for `studies.decisions`, on images that do not choose.
 
-The sweeps of each network are run once, and their predictions kept. All images of a network are
-taken as the population, so that the best of its models is known. A trial draws images from it with
-replacement, and a rule chooses by them; the regret is the accuracy that the choice gives away.
+The sweeps of each network are run once, and their predictions kept. A trial draws some images of a
+network; each rule chooses a model by them. The accuracy of the choice is measured on all other
+images. On the images that choose, hits would look best by their own luck.
 """
 
 import os
 import sys
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +36,7 @@ SWEEPS = (
     ("dtype=u8s8,w4a8", CHANNELS, "method=qat", "qat.epochs=1"),
     ("dtype=u8s8", CHANNELS, "calib=mse,entropy"),
 )
-SAMPLES = (200, 1_000, 2_000, 10_000)
+SAMPLES = (200, 400, 1_000, 4_000)
 RULES = ("hits", "KL within 2 errors", "KL alone", "log loss within 2 errors")
 
 Bools = NDArray[np.bool_]
@@ -59,11 +58,6 @@ class Models:
     fp32: Bools
     plain: Bools
 
-    @cached_property
-    def accuracy(self) -> Floats:
-        """The accuracy of each model on all samples [models]."""
-        return self.right.mean(axis=1)
-
     def only(self, kept: Bools) -> "Models":
         """Return some of the models."""
         divergence, log_loss = self.divergence[kept], self.log_loss[kept]
@@ -71,12 +65,15 @@ class Models:
 
 
 @dataclass(frozen=True)
-class Regret:
-    """The accuracy that a rule gives away, in points, with its standard error over the trials.
+class Chosen:
+    """The models that a rule chooses, measured on the images that did not choose.
 
     Attributes:
         models: "all", "8 bits", or "others": of fewer bits or fine-tuned.
-        best: the share of trials that choose the best model.
+        samples: images that choose.
+        drop: mean loss of the chosen models against FP32, in points.
+        gain: their accuracy minus that of the choice by hits, in points; `error`: its standard
+            error, over images and trials.
     """
 
     network: str
@@ -84,9 +81,9 @@ class Regret:
     samples: int
     rule: str
     trials: int
-    points: float
+    drop: float
+    gain: float
     error: float
-    best: float
 
 
 def run_sweeps(name: str, folder: Path) -> None:
@@ -130,36 +127,50 @@ def _raise(probabilities: Floats) -> Floats:
     return raise_to(probabilities, min(KL_EPSILON, 0.5 / probabilities.shape[1]))
 
 
-def measure(name: str, models: Models, trials: int, seed: int) -> list[Regret]:
-    """Return the regret of each rule, among all models of a network and among parts of them."""
+def measure(name: str, models: Models, trials: int, seed: int) -> list[Chosen]:
+    """Return how well each rule chooses, among all models of a network and among parts of them."""
     kinds = {"all": np.ones_like(models.plain), "8 bits": models.plain, "others": ~models.plain}
     random, rows = np.random.default_rng(seed), []
     for kind, kept in kinds.items():
-        if kept.sum() < 2:
-            continue
-        some = models.only(kept)
-        for samples in SAMPLES:
-            rows += _measure(name, kind, some, samples, trials, random)
+        fitting = [n for n in SAMPLES if 2 * n <= len(models.fp32)]
+        for samples in fitting if kept.sum() > 1 else []:
+            chosen, seen = _run(models.only(kept), samples, trials, random)
+            rows += _compare(name, kind, samples, models.fp32, chosen, seen)
     return rows
 
 
-def _measure(
-    name: str, kind: str, models: Models, samples: int, trials: int, random: np.random.Generator
-) -> list[Regret]:
-    population, regrets = models.right.shape[1], []
-    for _ in track(range(trials), f"{name}, {kind}, {samples}", "trials"):
-        drawn = random.integers(0, population, samples)
-        chosen = _choose(models, drawn)
-        regrets.append(100 * (models.accuracy.max() - models.accuracy[chosen]))
-    by_rule = np.array(regrets).T
-    return [
-        Regret(
-            *(name, kind, samples, rule, trials),
-            *(float(values.mean()), float(values.std(ddof=1)) / trials**0.5),
-            float((values < 1e-9).mean()),
+def _run(
+    models: Models, samples: int, trials: int, random: np.random.Generator
+) -> tuple[NDArray[np.int8], Bools]:
+    """Return the hits of the models that each rule chooses [rules, trials, n].
+
+    And which images chose in each trial [trials, n].
+    """
+    size = len(models.fp32)
+    hits = np.empty((len(RULES), trials, size), np.int8)
+    seen = np.zeros((trials, size), bool)
+    for trial in track(range(trials), f"Choosing by {samples}", "trials"):
+        drawn = random.choice(size, samples, replace=False)
+        seen[trial, drawn] = True
+        hits[:, trial] = models.right[_choose(models, drawn)]
+    return hits, seen
+
+
+def _compare(
+    name: str, kind: str, samples: int, fp32: Bools, chosen: NDArray[np.int8], seen: Bools
+) -> list[Chosen]:
+    counts, trials, rows = (~seen).sum(axis=0), len(seen), []
+    for rule, hits in zip(RULES, chosen, strict=True):
+        losses, gains = (
+            np.where(seen, 0, x) for x in (fp32.astype(np.int8) - hits, hits - chosen[0])
         )
-        for rule, values in zip(RULES, by_rule, strict=True)
-    ]
+        by_image = gains.sum(axis=0) / counts
+        by_trial = gains.sum(axis=1) / (~seen).sum(axis=1)
+        variance = by_image.var() / len(by_image) + by_trial.var() / trials
+        drop, gain = 100 * (losses.sum(axis=0) / counts).mean(), 100 * by_image.mean()
+        error = 100 * float(variance) ** 0.5
+        rows.append(Chosen(name, kind, samples, rule, trials, float(drop), float(gain), error))
+    return rows
 
 
 def _choose(models: Models, drawn: NDArray[np.int64]) -> list[int]:

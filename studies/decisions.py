@@ -1,7 +1,7 @@
 """`python -m studies.decisions`: how well a sweep chooses, and how often its verdicts are wrong.
 
-Real predictions of several networks are resampled. First, how much accuracy a rule of choice gives
-away, see `studies.choosing`. Second, verdicts on models whose loss is known: the share of a
+Real predictions of several networks are resampled. First, the accuracy of models that rules
+choose, see `studies.choosing`. Second, verdicts on models whose loss is known: the share of a
 network's models that lose an image that FP32 gets right, or win one, is taken as the probability of
 that image. Scaled to the wanted loss, these make models that err on the same images as real ones.
 SHARED names the folder of networks and data. Written: `studies/decisions.csv`,
@@ -26,7 +26,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.report.verdicts import FAIL, MARGIN, PASS, decide
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, holm, mcnemar_of, tango
 from studies import choosing
-from studies.choosing import NETWORKS, Models, Regret
+from studies.choosing import NETWORKS, Chosen, Models
 
 FIGURE = Path(__file__).with_name("decisions.png")
 TABLE = Path(__file__).with_name("decisions.csv")
@@ -162,19 +162,18 @@ def simulate(
     return Wrong(*cell, sweeps, *(counts / sweeps), *(biases / sweeps))
 
 
-def figure(found: Sequence[Regret]) -> Figure:
-    """Draw the regret of two rules by the number of samples, for each network."""
+def figure(found: Sequence[Chosen]) -> Figure:
+    """Draw the loss of the models that two rules choose, by the number of samples."""
     names = list(dict.fromkeys(row.network for row in found))
     drawn = Figure(figsize=(3.2 * len(names), 3.4), layout="constrained")
     for axes, name in zip(drawn.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         for rule, colour in zip(choosing.RULES[:2], ("C3", "C0"), strict=True):
             rows = [r for r in found if (r.network, r.models, r.rule) == (name, "all", rule)]
-            x, y, errors = zip(*((r.samples, r.points, 2 * r.error) for r in rows), strict=True)
+            x, y, errors = zip(*((r.samples, r.drop, 2 * r.error) for r in rows), strict=True)
             axes.errorbar(x, y, errors, color=colour, marker="o", markersize=4, label=rule)
-        axes.set(xscale="log", xlabel="samples that choose", title=name)
-        axes.set_ylim(bottom=0)
+        axes.set(xscale="log", xlabel="images that choose", title=name)
         axes.grid(alpha=0.3)
-    drawn.axes[0].set_ylabel("accuracy given away, points")
+    drawn.axes[0].set_ylabel("loss of the choice on other images, points")
     drawn.axes[0].legend(fontsize=8)
     return drawn
 
@@ -191,11 +190,9 @@ def main() -> int:
     for name in given.networks.split(","):
         choosing.run_sweeps(name, given.runs / name)
         models[name] = choosing.load(given.runs / name)
-    regrets = [
-        r for n, m in models.items() for r in choosing.measure(n, m, given.sweeps, given.seed)
-    ]
-    _write(CHOICES, Regret, regrets)
-    figures.save(figure(regrets), FIGURE)
+    found = [r for n, m in models.items() for r in choosing.measure(n, m, given.sweeps, given.seed)]
+    _write(CHOICES, Chosen, found)
+    figures.save(figure(found), FIGURE)
     images = {name: Images.of(found) for name, found in models.items()}
     cells = list(product(models, CASES, MODELS, SAMPLES))
     work = partial(simulate, images=images, sweeps=given.sweeps, seed=given.seed)
@@ -205,7 +202,7 @@ def main() -> int:
     return 0
 
 
-def _write(path: Path, kind: type, rows: Sequence[Regret] | Sequence[Wrong]) -> None:
+def _write(path: Path, kind: type, rows: Sequence[Chosen] | Sequence[Wrong]) -> None:
     names = [each.name for each in fields(kind)]
     shown = [[round(v, 5) if isinstance(v, float) else v for v in astuple(row)] for row in rows]
     files.write_text(path, files.to_csv([names, *shown]))

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resnet8ptq.core.text import escape_markdown
+from resnet8ptq.evaluation.paired_latency import typical
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.recommend import Recommendation, Selection
+from resnet8ptq.report.recommend import BEST, Recommendation, Selection, fp32_name
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED, PASS, Verdict, round_needed
 from resnet8ptq.tasks.contract import BASELINE, TOTAL
@@ -48,6 +49,8 @@ def _explain(selected: Selection, choices: Sequence[Recommendation]) -> Answer:
         return Answer(uses, first.label, "", verdict, times, "")
     assert first.judged is not None  # of every quantized model
     verdict = say_verdict(selected, first.choice, first.judged)
+    if first.key == BEST:
+        verdict += say_luck(selected, first.choice)
     facts = _facts(selected, first.choice)
     return Answer(uses, first.label, first.judged.outcome, verdict, facts, first.command)
 
@@ -85,6 +88,16 @@ def say_verdict(selected: Selection, cell: Cell, verdict: Verdict) -> str:
     return f"Undecided: {total} neither prove nor disprove the limit ({limit}){needed}."
 
 
+def say_luck(selected: Selection, best: Cell) -> str:
+    """Return why another model may have the better result; empty if none has."""
+    metric = selected.family.metric
+    costs = [metric.cost(cell.metric(metric.name)) for cell in selected.candidates]
+    if not selected.apart or min(costs) >= metric.cost(best.metric(metric.name)):
+        return ""
+    samples = best.record.chosen_by or "other samples"
+    return f" Chosen on {samples}; a model with a better {metric.title} here may owe it to luck."
+
+
 def _facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
     """Return the measured metric, size and latency as texts with units."""
     record, metric = cell.record, selected.family.metric
@@ -101,9 +114,19 @@ def _facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
         if record.size_reduction is not None:
             text += f", {record.size_reduction:.1%} less than FP32"
         lines.append(text)
-    if record.latency_ms is not None:
-        text = f"{record.latency_ms:.3f} ms"
-        if record.speedup is not None:
-            text += f", {record.speedup:.2f} times as fast as FP32"
-        lines.append(text)
+    if speed := _speed(selected, cell):
+        lines.append(speed)
     return tuple(lines)
+
+
+def _speed(selected: Selection, cell: Cell) -> str:
+    """Return latency and speedup, if possible of the timing in turns, which compares models."""
+    record, timing = cell.record, selected.timing
+    times = {} if timing is None else timing.single
+    if record.run_id in times and fp32_name(cell) in times:
+        ms, fp32 = typical(times[record.run_id]), typical(times[fp32_name(cell)])
+        return f"{ms:.3f} ms, {fp32 / ms:.2f} times as fast as FP32, timed in turns"
+    if record.latency_ms is None:
+        return ""
+    text = f"{record.latency_ms:.3f} ms"
+    return text if record.speedup is None else f"{text}, {record.speedup:.2f} times as fast as FP32"

@@ -270,7 +270,7 @@ def summarize(selected: Selection) -> list[str]:
     if not recommendations:
         return [*lines, *why_none(selected)]
     best = recommendations[0]
-    lines.append(f"The best by {family.metric.title} is {best.label}: {best.why}; {best.verdict}.")
+    lines.append(f"For {family.metric.title}: {best.label}: {best.why}; {best.verdict}.")
     lines += _say_as_good(selected, best)
     if not selected.passing:
         samples = "On the selection samples no" if selected.apart else "No"

@@ -29,7 +29,7 @@ CLOSE = 0.05  # sizes within 5% count as close, and so do the values of a criter
 NEAR = 2.0  # paired standard errors: among models so near to the best the criterion chooses
 FAMILIAR = 0.02  # FP32 was probably trained on samples if it is better on them by this much
 FINALISTS = 3  # the fastest models of each use that are timed against each other
-BALANCED = "balanced"
+BEST, BALANCED = "best", "balanced"
 SINGLE = "fastest, one sample at a time"
 # Settings of `deploy` that name the store -> the run's param and its default.
 _STORE = {
@@ -215,7 +215,7 @@ def recommend(selected: Selection) -> list[Recommendation]:
         return []
     title = selected.family.metric.title
     best = _best(selected, f"best {title}", candidates)
-    uses = {"best": best}
+    uses = {BEST: best}
     if selected.within:
         if balanced := _balanced(selected, best):
             uses[BALANCED] = balanced
@@ -294,10 +294,11 @@ def other_choice(selected: Selection) -> str:
         )
     if ours is theirs:
         return f"{begin} The reported samples would give the same choice."
-    value = metric.show(theirs.metric(metric.name))
+    value, fair = (metric.show(theirs.metric(name)) for name in (metric.name, metric.ranked_by))
+    ties = f" ({fair} with ties at the top broken at random)" if fair != value else ""
     return (
-        f"{begin} On the reported samples the best is {theirs.label}: {value}. This result is "
-        "optimistic, because the same samples would choose and score it."
+        f"{begin} On the reported samples the best is {theirs.label}: {value}{ties}. This result "
+        "is optimistic, because the same samples would choose and score it."
     )
 
 
@@ -313,6 +314,8 @@ def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendatio
         why += f", against FP32 {change}"
     if selected.apart:
         why += f"; {metric.show(best.metric(CHOICE + metric.name))} on the selection samples"
+        if criterion := selected.criterion:
+            why += f", {criterion.title} {criterion.show(best.metric(CHOICE + criterion.name))}"
     others = [cell for cell in cells if cell is not best]
     good, unknown = verdicts.as_good_as(best, others, metric, selected.limits)
     recommended = _of(use, best, why, good, f"shown to be {_say_margin(selected)}")

@@ -273,6 +273,11 @@ class Paired:
         named = {f"baseline_{name}": array for name, array in baseline if name not in shared}
         return self.model.arrays() | named
 
+    def same_samples(self, other: Self) -> bool:
+        """Tell whether another run has the same samples, by the arrays that models share."""
+        ours, theirs = self.baseline.arrays(), other.baseline.arrays()
+        return all(np.array_equal(ours[name], theirs[name]) for name in self.baseline.shared)
+
     def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
         """Return how far the loss against another run on the same samples lies above `drop`."""
         return self.model.margin_over(other.model, metric, drop, items)

@@ -17,6 +17,8 @@ from resnet8ptq.report.recommend import (
     recommend,
     why_none,
 )
+from resnet8ptq.tasks.contract import Paired
+from resnet8ptq.tasks.hits import Hits
 from tests.helpers.cells import predictions, sweep
 
 LIMITS = ReportConfig(max_drop=0.02, min_accuracy=0.85)
@@ -497,3 +499,22 @@ def test_recommended_models_are_judged_as_a_family_of_their_own() -> None:
     # Chosen on the reported samples it is one of twenty.
     same = recommend(select(sweep(*cells), limits=limits))[0]
     assert same.verdict.startswith("undecided")
+
+
+def test_runs_with_other_samples_to_choose_by_are_compared_unpaired() -> None:
+    """As with other calibration draws, from which these samples lie apart."""
+    kl = "choice/kl_divergence"
+    cells = [
+        ("best", predictions(), {kl: 0.03}),
+        ("near", predictions(), {kl: 0.02, "seed": "2"}),
+        ("far", predictions(), {kl: 0.01, "seed": "3"}),
+    ]
+    family = sweep(*cells, choices=[predictions(won=9), predictions(), predictions(lost=60)])
+    others = [family.cells[0]]
+    for cell in family.cells[1:]:
+        assert cell.choice is not None
+        model, baseline = cell.choice.model, cell.choice.baseline
+        assert isinstance(model, Hits) and isinstance(baseline, Hits)
+        fewer = (Hits(v.predictions[:-10], v.labels[:-10]) for v in (model, baseline))
+        others.append(replace(cell, choice=Paired(*fewer)))
+    assert chosen(recommend(select(Family(tuple(others))))[0]) == "near"
