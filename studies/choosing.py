@@ -24,7 +24,7 @@ from studies.recipes import NETWORKS as OTHERS
 from studies.recipes import SHARED
 
 NETWORKS: dict[str, tuple[str, ...]] = {
-    **{name: OTHERS[name] for name in ("resnet8", "ic02", "kws", "mnist")},
+    **{name: OTHERS[name] for name in ("resnet8", "ic02", "kws")},
     "vit": ("data=cifar10", "preprocess=unit", f"model.path={SHARED}/vit/vit_cifar10.onnx"),
 }
 EVERY = ("backend=onnx", "latency.enabled=false", "evaluate.choice=none", "threads=1")
@@ -33,9 +33,8 @@ SWEEPS = (
     ("dtype=fp32",),
     ("dtype=int8,uint8,u8s8", "per_channel=true,false", "calib=minmax,percentile"),
     ("dtype=w4a8", CHANNELS, "corrections.bias_correction=false,true"),
-    ("dtype=u8s8,w4a8", CHANNELS, "method=qat", "qat.epochs=1"),
-    ("dtype=u8s8", CHANNELS, "calib=mse,entropy"),
 )
+FINE_TUNED = {"resnet8": 1, "kws": 3}  # epochs: minutes for these, hours for the others
 SAMPLES = (200, 400, 1_000, 4_000)
 RULES = ("hits", "KL within 2 errors", "KL alone", "log loss within 2 errors")
 
@@ -92,8 +91,11 @@ def run_sweeps(name: str, folder: Path) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
-    for words in SWEEPS:
-        command = [sys.executable, REPO / "run.py", "-m", *NETWORKS[name], *EVERY, *words]
+    sweeps = [*SWEEPS]
+    if epochs := FINE_TUNED.get(name):
+        sweeps.append(("dtype=u8s8,w4a8", CHANNELS, "method=qat", f"qat.epochs={epochs}"))
+    for words in sweeps:
+        command: list[str | Path] = [sys.executable, REPO / "run.py", "-m", *NETWORKS[name], *EVERY, *words]
         process.run(command, folder, environment)
 
 

@@ -184,7 +184,8 @@ class CrossedMean:
 
     Attributes:
         error: standard error for other samples and other draws.
-        sample_error, draw_error: its parts, for the same draws and for the same samples.
+        sample_error, draw_error: standard errors for other samples and the same draws, and for
+            other draws and the same samples.
         freedom: its degrees of freedom.
         samples: their number.
     """
@@ -234,8 +235,8 @@ def crossed_mean(values: Values) -> CrossedMean:
     variance = max(of_samples + of_draws - shared, of_samples, of_draws)
     weights = sum(part**2 / freedom for part, freedom in zip(parts, freedoms, strict=True))
     freedom = variance**2 / weights if weights > 0 else float(freedoms[1])
-    own = math.sqrt(max(of_draws - shared, 0.0))
-    return CrossedMean(mean, math.sqrt(variance), math.sqrt(of_samples), own, freedom, samples)
+    error, sample_error, draw_error = map(math.sqrt, (variance, of_samples, of_draws))
+    return CrossedMean(mean, error, sample_error, draw_error, freedom, samples)
 
 
 @dataclass(frozen=True)
