@@ -1,16 +1,15 @@
-"""`python -m studies.decisions`: how often the verdicts of sweeps with a known truth are wrong.
+"""`python -m studies.decisions`: how well a sweep chooses, and how often its verdicts are wrong.
 
-Real predictions are resampled. A sweep of a dozen configurations is run, on CIFAR-10 where
-`CIFAR10_DIR` and `RESNET8_H5` name it, else on the embedded data; how often its models lose an
-image that FP32 gets right, or win one, is taken as that image's probability. Scaled so that the
-expected loss is the one wanted, they make models whose loss is known, and which err on the same
-images, as real ones do. Written: `studies/decisions.csv` and `studies/decisions.png`.
+Real predictions of several networks are resampled. First, the accuracy of models that rules
+choose, see `studies.choosing`. Second, verdicts on models whose loss is known: the share of a
+network's models that lose an image that FP32 gets right, or win one, is taken as the probability of
+that image. Scaled to the wanted loss, these make models that err on the same images as real ones.
+SHARED names the folder of networks and data. Written: `studies/decisions.csv`,
+`studies/decisions_choice.csv` and `studies/decisions.png`.
 """
 
 import argparse
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, fields
@@ -22,24 +21,26 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from benchmarks import process
-from benchmarks.setting import REPO
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.console import track
-from resnet8ptq.report.verdicts import FAIL, PASS, decide
-from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.report.verdicts import FAIL, MARGIN, PASS, decide
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, holm, mcnemar_of, tango
+from studies import choosing
+from studies.choosing import NETWORKS, Chosen, Models
 
 FIGURE = Path(__file__).with_name("decisions.png")
 TABLE = Path(__file__).with_name("decisions.csv")
-SWEEP = (
-    *("backend=onnx", "dtype=int8,uint8,u8s8", "per_channel=true,false"),
-    *("calib=minmax,percentile", "latency.enabled=false", "evaluate.choice=none"),
-)
+CHOICES = Path(__file__).with_name("decisions_choice.csv")
 LIMIT = 0.01
-LOSSES = {"as good as FP32": 0.0, "0.5 points worse": 0.005, "1 point worse: the limit": LIMIT}
-MODELS = (6, 30, 300)
-SAMPLES = (200, 1_000, 10_000, 50_000)
+# The true loss, and the limit that a model is judged by; a model is as good as the best by `MARGIN`
+# of the limit.
+CASES = {
+    "equal to FP32": (0.0, LIMIT),
+    "at the limit": (LIMIT, LIMIT),
+    "at the margin": (MARGIN * LIMIT, MARGIN * LIMIT),
+}
+MODELS = (6, 30)
+SAMPLES = (200, 1_000, 10_000)
 CHOICE_SAMPLES = 2_000
 
 Probabilities = NDArray[np.float64]  # [images]
@@ -51,6 +52,13 @@ class Images:
 
     lost: Probabilities
     won: Probabilities
+
+    @classmethod
+    def of(cls, models: Models) -> "Images":
+        """Return those of the 8-bit models."""
+        right = models.right[models.plain]
+        lost, won = (models.fp32 & ~right).mean(axis=0), (right & ~models.fp32).mean(axis=0)
+        return cls(lost, won)
 
     def scaled(self, loss: float) -> "Images":
         """Return those of models with this expected loss, and as many flips as before or more."""
@@ -67,46 +75,36 @@ def _scale(chances: Probabilities, mean: float) -> Probabilities:
 
 @dataclass(frozen=True)
 class Wrong:
-    """Of many sweeps, the share with a wrong claim of a kind; and what the winner is said to lose.
+    """The share of many sweeps with a claim of a kind. All models of a sweep have the same loss.
+
+    Each share has the standard error sqrt(share * (1 - share) / sweeps).
 
     Attributes:
-        loss: of every model.
-        passed, failed: some model passes, or fails, by this project's rule.
+        case: see `CASES`.
+        passed, failed: some model passes, or fails, in the table of all models.
+        chosen_passed, chosen_failed: the recommended model does, chosen on other samples and judged
+            alone.
         point_passed: some model passes by its point estimate.
-        not_worse: some model "is as good", its difference from FP32 not being significant.
+        not_worse: some model "is as good": its difference from FP32 is not significant.
         claimed: some model is significantly different from FP32.
-        bias, bias_apart: how much better, in points, the model with the best result is said to be
-            than it is: chosen on the samples it is reported on, and on others.
+        bias, bias_apart: how much better, in points, the model with the best result looks than it
+            is: chosen on the samples it is reported on, and on others.
     """
 
-    loss: float
+    network: str
+    case: str
     models: int
     samples: int
     sweeps: int
     passed: float
     failed: float
+    chosen_passed: float
+    chosen_failed: float
     point_passed: float
     not_worse: float
     claimed: float
     bias: float
     bias_apart: float
-
-
-def load_images(folder: Path) -> Images:
-    """Run the sweep in `folder`, and return what its models lose and win."""
-    environment = {**os.environ, "PYTHONPATH": str(REPO)}
-    command: list[str | Path] = [sys.executable, REPO / "run.py", "-m", *SWEEP]
-    process.run(command, folder, environment)
-    pairs = []
-    for path in sorted(folder.glob("runs/sweeps/*/*/*/predictions.npz")):
-        with np.load(path) as arrays:
-            pairs.append([Hits.read(arrays, prefix).right for prefix in ("", "baseline_")])
-    lost = np.mean([baseline & ~model for model, baseline in pairs], axis=0)
-    won = np.mean([model & ~baseline for model, baseline in pairs], axis=0)
-    print(
-        f"{len(pairs)} models on {len(lost):,} images: {lost.mean():.2%} lost, {won.mean():.2%} won"
-    )
-    return Images(lost, won)
 
 
 def draw(
@@ -123,101 +121,91 @@ def draw(
 
 
 @cache
-def margin(lost: int, won: int, samples: int) -> Margin:
+def margin(lost: int, won: int, samples: int, limit: float) -> Margin:
     """Return the margin of a model; many have the same."""
-    return tango(lost, won, samples, LIMIT)
+    return tango(lost, won, samples, limit)
 
 
-def simulate(cell: tuple[float, int, int], images: Images, sweeps: int, seed: int) -> Wrong:
+def simulate(
+    cell: tuple[str, str, int, int], images: dict[str, Images], sweeps: int, seed: int
+) -> Wrong:
     """Simulate sweeps of models that all lose the same.
 
     Args:
-        cell: loss, number of models, number of samples.
+        cell: network, case, number of models, number of samples.
     """
-    loss, models, samples = cell
-    scaled = images.scaled(loss)
-    random = np.random.default_rng([seed, models, samples, round(1e6 * loss)])
+    network, case, models, samples = cell
+    loss, limit = CASES[case]
+    scaled = images[network].scaled(loss)
+    random = np.random.default_rng([seed, models, samples, round(1e6 * loss), len(network)])
     p_of = cache(mcnemar_of)
-    counts = np.zeros(5)
-    biases = np.zeros(2)
+    counts, biases = np.zeros(7), np.zeros(2)
     for _ in range(sweeps):
         lost, won = draw(scaled, models, samples, random)
         flips = list(zip(lost.tolist(), won.tolist(), strict=True))
-        verdicts = decide([margin(*each, samples) for each in flips], [samples] * models)
-        outcomes = {verdict.outcome for verdict in verdicts}
-        p_values = [p_of(*each) for each in flips]
+        margins = [margin(*pair, samples, limit) for pair in flips]
+        outcomes = {verdict.outcome for verdict in decide(margins, [samples] * models)}
         drops = (lost - won) / samples
+        apart = int(np.subtract(*draw(scaled, models, CHOICE_SAMPLES, random)).argmin())
+        (alone,) = decide([margins[apart]], [samples])
+        p_values = [p_of(*pair) for pair in flips]
         counts += (
             PASS in outcomes,
             FAIL in outcomes,
-            drops.min() <= LIMIT,
+            alone.outcome == PASS,
+            alone.outcome == FAIL,
+            drops.min() <= limit,
             max(p_values) >= SIGNIFICANCE,
             min(holm(p_values)) < SIGNIFICANCE,
         )
-        apart = np.subtract(*draw(scaled, models, CHOICE_SAMPLES, random))
-        chosen = drops.argmin(), apart.argmin()
-        biases += [100 * (loss - drops[place]) for place in chosen]
-    return Wrong(loss, models, samples, sweeps, *(counts / sweeps), *(biases / sweeps))
+        biases += [100 * (loss - drops[chosen]) for chosen in (drops.argmin(), apart)]
+    return Wrong(*cell, sweeps, *(counts / sweeps), *(biases / sweeps))
 
 
-def figure(found: Sequence[Wrong]) -> Figure:
-    """Draw the share of sweeps with a wrong claim, by the number of samples."""
-    wrong = {
-        "a model at the limit passes": (LIMIT, ("passed", "point_passed", "not_worse")),
-        "a model at the limit fails": (LIMIT, ("failed",)),
-        "a difference where there is none": (0.0, ("claimed",)),
-    }
-    labels = {
-        **{"passed": "this project: pass", "failed": "this project: fail"},
-        "point_passed": "by the point estimate",
-        **{"not_worse": "not significantly worse", "claimed": "McNemar's test with Holm"},
-    }
-    drawn = Figure(figsize=(13, 4.4), layout="constrained")
-    for axes, (title, (loss, names)) in zip(drawn.subplots(1, 3), wrong.items(), strict=True):
-        for name, (place, models) in product(names, enumerate(MODELS)):
-            rows = [each for each in found if (each.loss, each.models) == (loss, models)]
-            own = name in ("passed", "failed", "claimed")
-            axes.plot(
-                [row.samples for row in rows],
-                [100 * getattr(row, name) for row in rows],
-                color="C0" if own else {"point_passed": "C3", "not_worse": "C1"}[name],
-                linestyle=("-", "--", ":")[place],
-                marker="o",
-                markersize=4,
-                label=f"{labels[name]}, {models} models",
-            )
-        axes.axhline(100 * SIGNIFICANCE, color="0.5", lw=1)
-        axes.set(
-            xscale="log", xlabel="test samples", ylabel="sweeps with that claim, %", title=title
-        )
-        axes.set_ylim(-2, 102 if len(names) > 1 else 12)
+def figure(found: Sequence[Chosen]) -> Figure:
+    """Draw the loss of the models that two rules choose, by the number of samples."""
+    names = list(dict.fromkeys(row.network for row in found))
+    drawn = Figure(figsize=(3.2 * len(names), 3.4), layout="constrained")
+    for axes, name in zip(drawn.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        for rule, colour in zip(choosing.RULES[:2], ("C3", "C0"), strict=True):
+            rows = [r for r in found if (r.network, r.models, r.rule) == (name, "all", rule)]
+            x, y, errors = zip(*((r.samples, r.drop, 2 * r.error) for r in rows), strict=True)
+            axes.errorbar(x, y, errors, color=colour, marker="o", markersize=4, label=rule)
+        axes.set(xscale="log", xlabel="images that choose", title=name)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7, loc="center left" if len(names) > 1 else "upper right")
+    drawn.axes[0].set_ylabel("loss of the choice on other images, points")
+    drawn.axes[0].legend(fontsize=8)
     return drawn
 
 
 def main() -> int:
-    """Simulate, and write the table and the figure; return the exit code."""
+    """Simulate, and write the tables and the figure; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m studies.decisions", description=__doc__)
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs, kept")
+    parser.add_argument("--networks", default=",".join(NETWORKS))
     parser.add_argument("--sweeps", type=int, default=1000, help="of each kind (default: 1000)")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        images = load_images(Path(folder))
-    cells = sorted(product(LOSSES.values(), MODELS, SAMPLES), key=lambda cell: -cell[1] * cell[2])
+    models = {}
+    for name in given.networks.split(","):
+        choosing.run_sweeps(name, given.runs / name)
+        models[name] = choosing.load(given.runs / name)
+    found = [r for n, m in models.items() for r in choosing.measure(n, m, given.sweeps, given.seed)]
+    _write(CHOICES, Chosen, found)
+    figures.save(figure(found), FIGURE)
+    images = {name: Images.of(found) for name, found in models.items()}
+    cells = list(product(models, CASES, MODELS, SAMPLES))
     work = partial(simulate, images=images, sweeps=given.sweeps, seed=given.seed)
     with ProcessPoolExecutor() as pool:
         waiting = [pool.submit(work, cell) for cell in cells]
-        rows = [each.result() for each in track(waiting, "Simulating")]
-    found = sorted(rows, key=lambda row: (row.loss, row.models, row.samples))
-    names = [each.name for each in fields(Wrong)]
-    files.write_text(TABLE, files.to_csv([names, *map(astuple, found)]))
-    figures.save(figure(found), FIGURE)
-    for row in found:
-        print(
-            " ".join(f"{name}={value:g}" for name, value in zip(names, astuple(row), strict=True))
-        )
+        _write(TABLE, Wrong, [each.result() for each in track(waiting, "Simulating")])
     return 0
+
+
+def _write(path: Path, kind: type, rows: Sequence[Chosen] | Sequence[Wrong]) -> None:
+    names = [each.name for each in fields(kind)]
+    shown = [[round(v, 5) if isinstance(v, float) else v for v in astuple(row)] for row in rows]
+    files.write_text(path, files.to_csv([names, *shown]))
 
 
 if __name__ == "__main__":

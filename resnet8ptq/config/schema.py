@@ -446,7 +446,7 @@ class RunConfig(QuantizationConfig):
     data: DataConfig = MISSING
     preprocess: PreprocessConfig = field(default_factory=PreprocessConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
-    max_drop: float = limited(0.002, limits.LOSS, only=_with("nodes_to_exclude", "auto"))
+    max_drop: float = limited(0.01, limits.LOSS, only=_with("nodes_to_exclude", "auto"))
     held_out_images: int | None = limited(None, *limits.COUNT)
     qat: QatConfig = limited(QatConfig, only={**_QUANTIZED, **_with("method", "qat")})
     seed: int = limited(42, limits.SEED)

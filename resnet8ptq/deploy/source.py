@@ -128,10 +128,15 @@ def _judge(store: Store, record: RunRecord, asked: Asked) -> str:
         together = [record]
     limits = facts.limits_of([record], asked)
     try:
-        families = comparison.load(store, together)
+        selections = page.select(comparison.load(store, together), limits)
     except TrackingError as error:  # another run lacks a file
         return f"not judged ({one_line(error)})"
-    return verdicts.in_words(families, limits).texts.get(record.run_id, "")
+    for selected in selections:
+        for recommended in selected.recommendations:
+            if recommended.choice and recommended.choice.record.run_id == record.run_id:
+                return recommended.verdict
+    families, judged = [s.family for s in selections], [s.judged for s in selections]
+    return verdicts.in_words(families, limits, judged).texts.get(record.run_id, "")
 
 
 def fetch(

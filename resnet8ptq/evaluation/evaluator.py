@@ -175,10 +175,6 @@ class Evaluator:
         scores = self._score(with_logits(evaluation, seen), seen)
         return Compared(evaluation, self.task.compare(scores, reference, plan))
 
-    def drop(self, config: QuantizationConfig, path: Path, samples: Split) -> float:
-        """Return how much worse than FP32 the artifact at `path` is, adjusted for ties."""
-        return self.compare(config, path, samples, logits=False).comparison.fair_drop
-
     def reference(self, config: QuantizationConfig, samples: Split) -> Scores:
         """Return the scores of the FP32 network in the framework of `config`, computed once."""
         key = f"{_backend(config)} {samples.digest}"

@@ -87,7 +87,7 @@ def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Pai
     share = replace(
         settings,
         repeats=max(settings.repeats // BLOCKS, LEAST),
-        batch_repeats=max(settings.batch_repeats // BLOCKS, 1),
+        batch_repeats=max(settings.batch_repeats // BLOCKS, LEAST),
         max_seconds=settings.max_seconds / BLOCKS,
     )
     latencies = PairedLatency({}, {}, latency.find_batch_size(settings, split), settings.threads)

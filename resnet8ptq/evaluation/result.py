@@ -93,8 +93,9 @@ class RunResult:
                 metrics[f"batch1/{name}"] = values.get(name)
         if measured.choice is not None:
             values = measured.task.metrics(measured.choice)
-            metric = measured.task.metric
-            names = (metric.name, metric.ranked_by, f"{BASELINE}{metric.name}", "drop", TOTAL)
+            metric, criterion = measured.task.metric, measured.task.criterion
+            names = [metric.name, metric.ranked_by, f"{BASELINE}{metric.name}", "drop", TOTAL]
+            names += [criterion.name] if criterion else []
             metrics |= {f"{CHOICE}{name}": values.get(name) for name in names}
         if measured.latency is not None:
             metrics |= measured.latency.to_metrics()

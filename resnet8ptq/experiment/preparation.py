@@ -3,7 +3,8 @@
 import logging
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -258,6 +259,8 @@ def _search_bits(
     tried: list[bits_search.TriedPlan] = []
 
     def attempt(bits: bits_search.Bits) -> bits_search.TriedPlan:
+        if known := next((plan for plan in tried if plan.bits == bits), None):
+            return known
         planned = replace(config, precision=replace(config.precision, plan=dict(bits)))
         with tempfile.TemporaryDirectory() as scratch:
             tried.append(_try_plan(work, replace(prepared, config=planned), Path(scratch)))
@@ -268,18 +271,40 @@ def _search_bits(
     options = bits_search.measure_options(work.fp32.onnx_path, setting, widths, learned)
     narrow = [option for option in options if option.bits != FLOAT_BITS]
     try:
-        try:
-            chosen = bits_search.choose(bits_search.find_plans(narrow), attempt, *limits)
-        except ConfigError:
-            if limits[1] is None or narrow == options or not tried:
-                raise
-            log.info("precision.plan=auto: 8 bits lose more; layers may stay in float")
-            chosen = bits_search.choose(bits_search.find_plans(options), attempt, *limits)
+        chosen = _choose_bits(narrow, options, attempt, *limits)
     finally:
         files.write_text(work.folder / bits_search.FILE, bits_search.to_csv(tried))
     other = ", ".join(f"{name}: {bits}" for name, bits in chosen.bits.items() if bits != 8)
     log.info("precision.plan=auto: %d bytes: {%s}", chosen.size_bytes, other)
     return chosen.bits, chosen
+
+
+def _choose_bits(
+    narrow: Sequence[bits_search.Option],
+    options: Sequence[bits_search.Option],
+    attempt: bits_search.Try,
+    max_bytes: int | None,
+    max_drop: float | None,
+) -> bits_search.TriedPlan:
+    """Choose a plan; without `max_bytes` one shown to be within `max_drop`, else one measured so.
+
+    Args:
+        narrow: the options without layers in float, which come first.
+    """
+    plans = [bits_search.find_plans(narrow)]
+    if max_bytes is None and narrow != options:
+        plans.append(bits_search.find_plans(options))
+    if max_bytes is None:
+        for some in plans:
+            with suppress(ConfigError):
+                level = bits_search.level_of(some)
+                return bits_search.choose(some, attempt, max_bytes, max_drop, level)
+        exclusion.warn_of_luck("precision.plan=auto", "precision.max_drop", max_drop or 0.0)
+    for some in plans[:-1]:
+        with suppress(ConfigError):
+            return bits_search.choose(some, attempt, max_bytes, max_drop)
+        log.info("precision.plan=auto: 8 bits lose more; layers may stay in float")
+    return bits_search.choose(plans[-1], attempt, max_bytes, max_drop)
 
 
 def _try_plan(work: Workspace, prepared: Preparation, scratch: Path) -> bits_search.TriedPlan:
@@ -290,10 +315,13 @@ def _try_plan(work: Workspace, prepared: Preparation, scratch: Path) -> bits_sea
     if not bounded:
         prepared = correct(work, prepared)
     quantized = quantize(work, prepared, scratch)
-    drop = None
-    if not bounded:
-        drop = work.evaluator.drop(config, quantized.path, work.samples.held_out)
-    return bits_search.TriedPlan(config.precision.plan, quantized.size_bytes, drop)
+    plan, size = config.precision.plan, quantized.size_bytes
+    if bounded:
+        return bits_search.TriedPlan(plan, size)
+    held_out = work.samples.held_out
+    comparison = work.evaluator.compare(config, quantized.path, held_out, logits=False).comparison
+    p = exclusion.p_of(comparison, config.precision.max_drop or 0.0)
+    return bits_search.TriedPlan(plan, size, comparison.fair_drop, p)
 
 
 def _learn_narrow(work: Workspace, config: RunConfig, widths: list[int]) -> bits_search.Learned:

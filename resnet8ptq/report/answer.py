@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resnet8ptq.core.text import escape_markdown
+from resnet8ptq.evaluation.paired_latency import typical
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.recommend import Recommendation, Selection
+from resnet8ptq.report.recommend import BEST, Recommendation, Selection, fp32_name
 from resnet8ptq.report.table import VOID
-from resnet8ptq.report.verdicts import FAIL, PASS
+from resnet8ptq.report.verdicts import FAIL, PASS, Verdict
 from resnet8ptq.tasks.contract import BASELINE, TOTAL
 
 
@@ -46,9 +47,12 @@ def _explain(selected: Selection, choices: Sequence[Recommendation]) -> Answer:
         times = tuple(choice.why.partition("; ")[0] for choice in choices)
         verdict = "FP32 itself: no quantized model within the limit is faster."
         return Answer(uses, first.label, "", verdict, times, "")
-    outcome = selected.outcome(first.choice)
-    verdict, facts = say_verdict(selected, first.choice), _facts(selected, first.choice)
-    return Answer(uses, first.label, outcome, verdict, facts, first.command)
+    assert first.judged is not None  # of every quantized model
+    verdict = say_verdict(selected, first.choice, first.judged)
+    if first.key == BEST:
+        verdict += say_luck(selected, first.choice)
+    facts = _facts(selected, first.choice)
+    return Answer(uses, first.label, first.judged.outcome, verdict, facts, first.command)
 
 
 def to_markdown(answers: Sequence[Answer]) -> str:
@@ -68,9 +72,8 @@ def to_markdown(answers: Sequence[Answer]) -> str:
     return "\n".join(lines)
 
 
-def say_verdict(selected: Selection, cell: Cell) -> str:
+def say_verdict(selected: Selection, cell: Cell, verdict: Verdict) -> str:
     """Return the verdict on a model as a sentence, with the number of samples behind it."""
-    verdict = selected.judged[cell.record.run_id]
     limit = selected.family.metric.say_limit(selected.limits)
     total = f"{int(cell.metric(TOTAL)):,} samples"
     if cell.record.planned is not None:
@@ -83,6 +86,16 @@ def say_verdict(selected: Selection, cell: Cell) -> str:
         return f"Fails the limit ({limit}), shown with 95% confidence on {total}."
     needed = f"; {verdict.sizes} decide with 80% power" if verdict.sizes else ""
     return f"Undecided: {total} neither prove nor disprove the limit ({limit}){needed}."
+
+
+def say_luck(selected: Selection, best: Cell) -> str:
+    """Return why another model may have the better result; empty if none has."""
+    metric = selected.family.metric
+    costs = [metric.cost(cell.metric(metric.name)) for cell in selected.candidates]
+    if not selected.apart or min(costs) >= metric.cost(best.metric(metric.name)):
+        return ""
+    samples = best.record.chosen_by or "other samples"
+    return f" Chosen on {samples}; a model with a better {metric.title} here may owe it to luck."
 
 
 def _facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
@@ -101,9 +114,19 @@ def _facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
         if record.size_reduction is not None:
             text += f", {record.size_reduction:.1%} less than FP32"
         lines.append(text)
-    if record.latency_ms is not None:
-        text = f"{record.latency_ms:.3f} ms"
-        if record.speedup is not None:
-            text += f", {record.speedup:.2f} times as fast as FP32"
-        lines.append(text)
+    if speed := _speed(selected, cell):
+        lines.append(speed)
     return tuple(lines)
+
+
+def _speed(selected: Selection, cell: Cell) -> str:
+    """Return latency and speedup, if possible of the timing in turns, which compares models."""
+    record, timing = cell.record, selected.timing
+    times = {} if timing is None else timing.single
+    if record.run_id in times and fp32_name(cell) in times:
+        ms, fp32 = typical(times[record.run_id]), typical(times[fp32_name(cell)])
+        return f"{ms:.3f} ms, {fp32 / ms:.2f} times as fast as FP32, timed in turns"
+    if record.latency_ms is None:
+        return ""
+    text = f"{record.latency_ms:.3f} ms"
+    return text if record.speedup is None else f"{text}, {record.speedup:.2f} times as fast as FP32"

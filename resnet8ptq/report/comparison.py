@@ -98,6 +98,21 @@ class Family:
         return [-cell.metric(f"class/{name}/drop") for name in metric_names(self.class_names)]
 
 
+def class_power(family: Family) -> tuple[float, float] | None:
+    """Return the smallest and the largest loss on one class that would have been found.
+
+    With 80% power by the tests of `compare`; of each class the median over the runs. None without
+    classes.
+    """
+    measured, classes = family.measured, len(family.class_names)
+    level = SIGNIFICANCE / max(len(measured) * classes, 1)
+    rows = [cell.paired.found_by_class(classes, level) for cell in measured if cell.paired]
+    if not any(rows):
+        return None
+    by_class = np.median(rows, axis=0)
+    return float(by_class.min()), float(by_class.max())
+
+
 def load(store: Store, records: Sequence[RunRecord]) -> list[Family]:
     """Read the predictions and ranges of a sweep's runs from MLflow; test each family of runs."""
     return [_load_family(store, family) for family in facts.group(records)]

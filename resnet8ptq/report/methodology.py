@@ -17,8 +17,12 @@ STOPPING = (
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8")
 
 
-def describe(family: Family) -> list[tuple[str, str]]:
-    """Return (subject, text) pairs; where runs differ, up to `NAMED` values are named."""
+def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
+    """Return (subject, text) pairs; where runs differ, up to `NAMED` values are named.
+
+    Args:
+        recommended: number of models that were chosen on other samples, and judged together.
+    """
     runs = [record for record in family.records if record.total is not None]
     if not runs:
         return [("runs", "none was measured")]
@@ -37,6 +41,12 @@ def describe(family: Family) -> list[tuple[str, str]]:
     chosen = "the best are chosen on the reported samples, so that their results are optimistic"
     if any(run.chosen_by for run in runs):
         chosen = f"on {param('chosen_by')}, used neither for calibration nor for reported results"
+    judged = len(family.measured)
+    text = f"in the table corrected for all {judged} models (Holm)"
+    if recommended:
+        text += f"; of recommended models for these {recommended} alone, because other samples "
+        text += "chose them: a model can pass as recommended and be undecided in the table"
+    verdicts = [("verdicts", text)] if judged > 1 else []
     latency, threads = _describe_timing(runs, param("latency.threads"), param("threads"))
     return [
         ("model", f"{param('model')}, batch normalization folded: {param('model.fold')}"),
@@ -53,9 +63,10 @@ def describe(family: Family) -> list[tuple[str, str]]:
             f"{task.test.name}, paired on the same samples{against}; Holm's correction within a "
             f"family; significant below {SIGNIFICANCE}",
         ),
-        ("intervals", task.test.intervals),
+        ("intervals", f"{task.test.intervals}; not corrected for the number of runs"),
         *[("stopping", STOPPING)] * family.stopped,
         ("choice", chosen),
+        *verdicts,
         ("latency", latency),
         ("CPU", f"{tag('cpu')} ({' '.join(flags) or 'no vector flags known'})"),
         ("threads", threads),

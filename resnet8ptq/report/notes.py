@@ -17,7 +17,8 @@ LIMIT_NOTE = (
     "limit: {limit} ({key}). pass: the upper one-sided 95% bound of the loss{several} is within "
     "it. fail: the lower bound is beyond it. undecided: neither; in brackets, the sample sizes "
     "for 80% power at losses one standard error off the measured one. No brackets: none can be "
-    "computed, or they are beyond reason."
+    "computed, or they are beyond reason. A verdict is about this file: another calibration draw "
+    "(seed) makes another file, and experiment=spread judges the recipe."
 )
 LOOKS_NOTE = (
     "{count} earlier {runs} scored on these samples; verdicts do not correct for that. Each run is "
@@ -48,7 +49,7 @@ SIMULATED_NOTE = (
     "execution: a simulated run emulates integer kernels in float. Its latency is not "
     "representative and is not measured."
 )
-INTERVAL_NOTE = "interval: of delta, 95%; {how}."
+INTERVAL_NOTE = "interval: of delta, 95%, for this run by itself: not corrected{for_all}; {how}."
 SPEEDUP_NOTE = (
     "ms: the median latency of one image, {threads} thread(s); speedup: FP32's divided by the "
     "run's. Each run is timed alternately with its own FP32, and runs at different times: compare "
@@ -116,10 +117,11 @@ def _join(members: Sequence[str]) -> str:
 
 
 def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
-    lines = []
+    lines, tested = [], len(adjusted_p(records))
+    for_all = f" for the {tested} runs" if tested > 1 else ""
     if any(record.interval("delta") for record in records):
-        lines.append(INTERVAL_NOTE.format(how=task.test.intervals))
-    if tested := len(adjusted_p(records)):
+        lines.append(INTERVAL_NOTE.format(for_all=for_all, how=task.test.intervals))
+    if tested:
         correction = f", corrected for {tested} comparisons (Holm)" if tested > 1 else ""
         lines.append(P_NOTE.format(test=task.test.name, correction=correction))
     return lines

@@ -38,9 +38,15 @@ from resnet8ptq.report import (
     verdicts,
     web_page,
 )
-from resnet8ptq.report.comparison import MAX_BYTES, Family, count_looks, load
+from resnet8ptq.report.comparison import MAX_BYTES, Family, class_power, count_looks, load
 from resnet8ptq.report.facts import best_first, headings
-from resnet8ptq.report.recommend import Recommendation, Selection, other_choice, why_none
+from resnet8ptq.report.recommend import (
+    Recommendation,
+    Selection,
+    other_choice,
+    own_family,
+    why_none,
+)
 from resnet8ptq.report.terminal import REPORT
 from resnet8ptq.report.trade_off import Panel
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
@@ -151,6 +157,8 @@ def _render(selected: Selection, figures: Collection[str], prefix: str, page: bo
         page: for the page, which has the table and the figure of the runs already.
     """
     family, limits = selected.family, selected.limits
+    recommended = selected.recommendations
+    own = own_family(selected, recommended)
     judged = verdicts.in_words([family], limits, [selected.judged])
     lines = table.rows(family.records, judged)
     heads, (shown, cut) = table.columns(family.records), table.shorten(family.records, lines)
@@ -161,7 +169,9 @@ def _render(selected: Selection, figures: Collection[str], prefix: str, page: bo
         summary=summarize(selected),
         other_choice=other_choice(selected),
         selected=selected,
-        recommendations=selected.recommendations,
+        recommendations=recommended,
+        own=len(own.cells),
+        judged_all=len(family.measured),
         front=pareto.find(family),
         metric=family.metric,
         least=verdicts.least_of(family.metric, limits),
@@ -172,6 +182,7 @@ def _render(selected: Selection, figures: Collection[str], prefix: str, page: bo
         many=table.MANY,
         notes=notes.collect(family.records, judged),
         class_names=() if family.stopped else family.class_names,
+        class_power=class_power(family),
         losses=losses,
         losing=Counter(name for _, classes in losses for name in classes).most_common(),
         figures={
@@ -184,10 +195,10 @@ def _render(selected: Selection, figures: Collection[str], prefix: str, page: bo
             if f"{prefix}{name}" in figures
         },
         ranges=[name for name in figures if name.startswith(f"{prefix}ranges_")],
-        spreads=spread.measure(family),
+        spreads=spread.measure(family, limits),
         reference_headings=reference.HEADINGS,
         reference_rows=reference.rows(_ranked(family, limits)),
-        methodology=methodology.describe(family),
+        methodology=methodology.describe(family, len(own.cells)),
     )
 
 
@@ -259,7 +270,7 @@ def summarize(selected: Selection) -> list[str]:
     if not recommendations:
         return [*lines, *why_none(selected)]
     best = recommendations[0]
-    lines.append(f"The best by {family.metric.title} is {best.label}: {best.why}; {best.verdict}.")
+    lines.append(f"For {family.metric.title}: {best.label}: {best.why}; {best.verdict}.")
     lines += _say_as_good(selected, best)
     if not selected.passing:
         samples = "On the selection samples no" if selected.apart else "No"

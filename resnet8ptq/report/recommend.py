@@ -1,8 +1,9 @@
 """Recommends a sweep's models by use, each with its verdict.
 
 Models are chosen on samples that the reported figures do not use, see `experiment.samples`: the
-best of many models looks better than it is on the samples that choose it. For speed, FP32 is a
-candidate too.
+best of many models looks better than it is on the samples that choose it. They are judged
+as a family of their own, without a correction for the models that were not chosen. For speed, FP32
+is a candidate too.
 """
 
 import math
@@ -19,14 +20,16 @@ from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.pareto import SAME_SIZE, SAME_SPEED
 from resnet8ptq.report.table import VOID, show_interval
 from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
-from resnet8ptq.tasks.contract import BASELINE, CHOICE
+from resnet8ptq.tasks.contract import BASELINE, CHOICE, Metric
 from resnet8ptq.tasks.statistics import ROUNDING
 
 # Settings whose values the run tunes on the selection samples.
 TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
-CLOSE = 0.05  # sizes within 5% count as close
+CLOSE = 0.05  # sizes within 5% count as close, and so do the values of a criterion
+NEAR = 2.0  # paired standard errors: among models so near to the best the criterion chooses
 FAMILIAR = 0.02  # FP32 was probably trained on samples if it is better on them by this much
 FINALISTS = 3  # the fastest models of each use that are timed against each other
+BEST, BALANCED = "best", "balanced"
 SINGLE = "fastest, one sample at a time"
 # Settings of `deploy` that name the store -> the run's param and its default.
 _STORE = {
@@ -42,7 +45,8 @@ class Recommendation:
 
     Attributes:
         key: as typed: best, balanced, smallest, fastest, fastest_batch, best_NAME for a backend.
-        verdict: on the reported samples, see `verdicts`; empty for FP32.
+        judged: the verdict on the reported samples, see `_judge`; None for FP32.
+        verdict: the same as text; empty for FP32.
         equals: the alternatives; `equals_mean` says in which respect.
         unknown: models that may be as good: these samples decide neither way.
     """
@@ -51,6 +55,7 @@ class Recommendation:
     label: str
     why: str
     choice: Cell | None = None  # None for FP32 itself
+    judged: Verdict | None = None
     verdict: str = ""
     equals: tuple[Cell, ...] = ()
     equals_mean: str = ""
@@ -125,15 +130,30 @@ class Selection:
         """Return the outcome of the verdict on a cell."""
         return self.judged[cell.record.run_id].outcome
 
+    @cached_property
+    def criterion(self) -> Metric | None:
+        """The task's criterion; None without selection samples that it was measured on."""
+        criterion = self.family.task.criterion
+        if criterion is None or not self.apart:
+            return None
+        name = CHOICE + criterion.name
+        return criterion if all(name in cell.record.metrics for cell in self._ran) else None
+
     def best(self, cells: Sequence[Cell], reported: bool = False) -> Cell:
         """Return the best on the selection samples, or on the reported ones.
 
-        Of equal models it is the faster, and of equally fast ones the smaller.
+        On the selection samples the task's criterion, if any, chooses among the models near the
+        best one. Of equal models it is the faster, and of equally fast ones the smaller.
         """
         metric, prefix = self.family.metric, CHOICE if self.apart and not reported else ""
         costs = [metric.cost(cell.metric(prefix + metric.ranked_by)) for cell in cells]
         least = min(costs)
         equals = [c for c, cost in zip(cells, costs, strict=True) if cost - least <= ROUNDING]
+        if self.criterion and not reported:
+            near = [cell for cell in cells if verdicts.is_near(equals[0], cell, metric, NEAR)]
+            values = [cell.metric(CHOICE + self.criterion.name) for cell in near]
+            most = min(values) * (1 + CLOSE) + ROUNDING
+            equals = [cell for cell, value in zip(near, values, strict=True) if value <= most]
         slowest = min(map(_latency, _timed(equals)), default=math.inf) * (1 + SAME_SPEED)
         # A run without a latency is not known to be slower.
         return min((cell for cell in equals if not _latency(cell) > slowest), key=_bytes)
@@ -195,10 +215,10 @@ def recommend(selected: Selection) -> list[Recommendation]:
         return []
     title = selected.family.metric.title
     best = _best(selected, f"best {title}", candidates)
-    uses = {"best": best}
+    uses = {BEST: best}
     if selected.within:
         if balanced := _balanced(selected, best):
-            uses["balanced"] = balanced
+            uses[BALANCED] = balanced
         uses["smallest"] = _smallest(selected)
         ids = {cell.record.run_id for cell in selected.within}
         if selected.timing is not None and not ids.isdisjoint(selected.timing.single):
@@ -212,7 +232,33 @@ def recommend(selected: Selection) -> list[Recommendation]:
     for backend in backends if len(backends) > 1 else []:
         members = [cell for cell in candidates if cell.record.backend == backend]
         uses[f"best_{backend}"] = _best(selected, f"best {title} in {backend}", members)
-    return [replace(recommendation, key=key) for key, recommendation in uses.items()]
+    return _judge(selected, [replace(chosen, key=key) for key, chosen in uses.items()])
+
+
+def own_family(selected: Selection, chosen: Sequence[Recommendation]) -> Family:
+    """Return the recommended models that other samples than the reported ones chose."""
+    apart = [r.choice for r in chosen if r.choice and r.key != BALANCED and selected.apart]
+    return Family(tuple({cell.record.run_id: cell for cell in apart}.values()))
+
+
+def _judge(selected: Selection, chosen: Sequence[Recommendation]) -> list[Recommendation]:
+    """Add the verdicts on the reported samples.
+
+    Models of `own_family` are judged together. The balanced model is chosen on the reported
+    samples: unless it is another use's model too, its verdict is corrected for all models.
+    """
+    family, limits = selected.family, selected.limits
+    judged = {**selected.judged, **verdicts.judge(own_family(selected, chosen), limits)}
+
+    def add(recommended: Recommendation) -> Recommendation:
+        cell = recommended.choice
+        if cell is None:
+            return recommended
+        verdict = judged[cell.record.run_id]
+        text = verdicts.say(family.metric, cell, verdict, limits)
+        return replace(recommended, judged=verdict, verdict=text)
+
+    return [add(recommended) for recommended in chosen]
 
 
 def other_choice(selected: Selection) -> str:
@@ -228,12 +274,18 @@ def other_choice(selected: Selection) -> str:
     ours = selected.best(selected.candidates)
     theirs = selected.best(selected.candidates, reported=True)
     samples = ours.record.chosen_by or "other samples"
-    begin = f"The best are chosen on {samples}, which the reported figures do not use."
+    begin = f"The best are chosen on {samples}, which the reported figures do not use"
+    if criterion := selected.criterion:
+        begin += (
+            f": of the models within {NEAR:g} paired standard errors of the best {metric.title}"
+        )
+        begin += f", the one with the lowest {criterion.title} from FP32"
+    begin += "."
     chosen, reported = (ours.metric(f"{prefix}{BASELINE}{metric.name}") for prefix in (CHOICE, ""))
     if metric.bounded and metric.cost(reported) - metric.cost(chosen) > FAMILIAR:
         begin += (
             f" FP32 has {metric.show(chosen)} on them and {metric.show(reported)} on the reported "
-            "samples. FP32 was probably trained on them, so losses may look smaller there."
+            "samples: it was probably trained on them. A loss there may be smaller or larger."
         )
     if any(TUNED.items() & cell.record.params.items() for cell in selected.candidates):
         begin += (
@@ -244,10 +296,11 @@ def other_choice(selected: Selection) -> str:
         return begin
     if ours is theirs:
         return f"{begin} The reported samples would give the same choice."
-    value = metric.show(theirs.metric(metric.name))
+    value, fair = (metric.show(theirs.metric(name)) for name in (metric.name, metric.ranked_by))
+    ties = f" ({fair} with ties at the top broken at random)" if fair != value else ""
     return (
-        f"{begin} On the reported samples the best is {theirs.label}: {value}. This result is "
-        "optimistic, because the same samples would choose and score it."
+        f"{begin} On the reported samples the best is {theirs.label}: {value}{ties}. This result "
+        "is optimistic, because the same samples would choose and score it."
     )
 
 
@@ -263,9 +316,11 @@ def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendatio
         why += f", against FP32 {change}"
     if selected.apart:
         why += f"; {metric.show(best.metric(CHOICE + metric.name))} on the selection samples"
+        if criterion := selected.criterion:
+            why += f", {criterion.title} {criterion.show(best.metric(CHOICE + criterion.name))}"
     others = [cell for cell in cells if cell is not best]
     good, unknown = verdicts.as_good_as(best, others, metric, selected.limits)
-    recommended = _of(selected, use, best, why, good, f"shown to be {_say_margin(selected)}")
+    recommended = _of(use, best, why, good, f"shown to be {_say_margin(selected)}")
     return replace(recommended, unknown=tuple(unknown))
 
 
@@ -297,7 +352,7 @@ def _balanced(selected: Selection, best: Recommendation) -> Recommendation | Non
         why = f"{_bytes(chosen) / 1000:.1f} kB, the best has {_bytes(best.choice) / 1000:.1f} kB; "
         why += f"{metric.show(chosen.metric(metric.name))}, shown to be {_say_margin(selected)}"
     others = [cell for cell in members if cell is not chosen]
-    return _of(selected, "balanced", chosen, why, others, f"shown to be {_say_margin(selected)}")
+    return _of(BALANCED, chosen, why, others, f"shown to be {_say_margin(selected)}")
 
 
 def _smallest(selected: Selection) -> Recommendation:
@@ -317,7 +372,7 @@ def _smallest(selected: Selection) -> Recommendation:
     close = [
         c for c in selected.within if c is not best and _bytes(c) <= _bytes(best) * (1 + CLOSE)
     ]
-    return _of(selected, "smallest", best, why, close, f"size within {CLOSE:.0%}")
+    return _of("smallest", best, why, close, f"size within {CLOSE:.0%}")
 
 
 def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Recommendation:
@@ -340,7 +395,7 @@ def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Reco
         for name, cell in cells.items()
         if name != model and not ratio(times[model], times[name], len(cells)).faster
     ]
-    return _of(selected, use, cells[model], why, equals, "not significantly slower")
+    return _of(use, cells[model], why, equals, "not significantly slower")
 
 
 def _fastest_of_runs(selected: Selection) -> Recommendation:
@@ -355,15 +410,11 @@ def _fastest_of_runs(selected: Selection) -> Recommendation:
     times = _baseline_latency(fp32) / _latency(best)
     why = f"{_latency(best):.3f} ms, {times:.2f} times as fast as {fp32_name(fp32)} ({apart})"
     close = [c for c in timed if c is not best and _latency(c) <= _latency(best) * (1 + CLOSE)]
-    return _of(selected, SINGLE, best, why, close, f"latency within {CLOSE:.0%}")
+    return _of(SINGLE, best, why, close, f"latency within {CLOSE:.0%}")
 
 
-def _of(
-    selected: Selection, use: str, cell: Cell, why: str, equals: Sequence[Cell], equals_mean: str
-) -> Recommendation:
-    judged = selected.judged[cell.record.run_id]
-    verdict = verdicts.say(selected.family.metric, cell, judged, selected.limits)
-    return Recommendation(use, cell.label, why, cell, verdict, tuple(equals), equals_mean)
+def _of(use: str, cell: Cell, why: str, equals: Sequence[Cell], equals_mean: str) -> Recommendation:
+    return Recommendation(use, cell.label, why, cell, equals=tuple(equals), equals_mean=equals_mean)
 
 
 def _timed(cells: Sequence[Cell]) -> list[Cell]:

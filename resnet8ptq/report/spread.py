@@ -1,16 +1,31 @@
-"""The spread of a configuration's result over several calibration draws."""
+"""The result of a recipe: a configuration over several calibration draws.
 
-from dataclasses import dataclass
+A verdict of the table is about a file, and another calibration draw makes another file. A verdict
+on the recipe needs several draws: the loss of each sample is averaged over them, and the standard
+error counts samples and draws.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.facts import varied
+from resnet8ptq.report.verdicts import Verdict, decide
+from resnet8ptq.tasks.statistics import CrossedMean, crossed_mean
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The task's metric of one configuration over several seeds."""
+    """The task's metric of one configuration over several seeds.
+
+    Attributes:
+        loss: against FP32, over samples and draws; None if the metric is no mean over samples.
+        verdict: on the recipe, corrected for all recipes (Holm); seeds are no separate hypotheses.
+    """
 
     label: str
     draws: int
@@ -18,6 +33,8 @@ class Spread:
     standard_deviation: float  # of the sample (n - 1)
     lowest: float
     highest: float
+    loss: CrossedMean | None = None
+    verdict: Verdict | None = None
 
 
 def group_by_configuration(family: Family) -> list[list[Cell]]:
@@ -30,21 +47,49 @@ def group_by_configuration(family: Family) -> list[list[Cell]]:
     return list(groups.values())
 
 
-def measure(family: Family) -> list[Spread]:
+def measure(family: Family, limits: ReportConfig) -> list[Spread]:
     """Return the spread of each configuration that was run with more than one seed.
 
     None of runs that stopped at different samples.
     """
-    spreads: list[Spread] = []
     if family.stopped:
-        return spreads
-    for cells in group_by_configuration(family):
-        if len({cell.record.seed for cell in cells}) > 1:
-            values = np.array([cell.metric(family.metric.name) for cell in cells])
-            label, deviation = without_seed(cells[0]), float(values.std(ddof=1))
-            ends = float(values.min()), float(values.max())
-            spreads.append(Spread(label, len(cells), float(values.mean()), deviation, *ends))
-    return spreads
+        return []
+    groups = [cells for cells in group_by_configuration(family) if len(_by_seed(cells)) > 1]
+    return _judge([_measure(family, cells) for cells in groups], groups, family, limits)
+
+
+def _measure(family: Family, cells: Sequence[Cell]) -> Spread:
+    values = np.array([cell.metric(family.metric.name) for cell in cells])
+    label, deviation = without_seed(cells[0]), float(values.std(ddof=1))
+    ends = float(values.min()), float(values.max())
+    losses = [cell.paired.losses() for cell in _by_seed(cells) if cell.paired]
+    known = [values for values in losses if values is not None]
+    crossed = None
+    if len(known) == len(losses) and not any(c.record.grouped for c in cells):
+        crossed = crossed_mean(np.stack(known))
+    return Spread(label, len(cells), float(values.mean()), deviation, *ends, crossed)
+
+
+def _by_seed(cells: Sequence[Cell]) -> list[Cell]:
+    """Return one cell of each seed."""
+    return list({cell.record.seed: cell for cell in cells}.values())
+
+
+def _judge(
+    spreads: Sequence[Spread],
+    groups: Sequence[Sequence[Cell]],
+    family: Family,
+    limits: ReportConfig,
+) -> list[Spread]:
+    """Add the verdicts on the recipes, beside an FP32 that is not in doubt."""
+    pairs = zip(spreads, groups, strict=True)
+    sound = [s for s, cells in pairs if s.loss and not any(cell.record.doubt for cell in cells)]
+    limit = family.metric.limit(limits)
+    margins = [spread.loss.margin(limit) for spread in sound if spread.loss]
+    # More samples alone do not decide: there is no sample size to name.
+    outcomes = [verdict.outcome for verdict in decide(margins, [1] * len(margins))]
+    judged = {id(s): Verdict(o, math.nan) for s, o in zip(sound, outcomes, strict=True)}
+    return [replace(spread, verdict=judged.get(id(spread))) for spread in spreads]
 
 
 def without_seed(cell: Cell) -> str:

@@ -7,6 +7,7 @@ is void if FP32 itself is no better than chance, or clearly below the accuracy t
 expects: a loss against a broken network means nothing.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.table import VOID, Judged
 from resnet8ptq.tasks.contract import CHOICE, TOTAL, Metric
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Interval, Margin, holm
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Z95, Interval, Margin, holm
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
 OUTCOMES = (PASS, FAIL, UNDECIDED, VOID)
@@ -141,6 +142,22 @@ def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float, total: i
     if best.record.grouped or cell.record.grouped:
         return UNKNOWN
     return cell.paired.margin_over(best.paired, metric, margin, total)
+
+
+def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
+    """Tell whether a model is within `errors` standard errors of the best one.
+
+    On the samples that the sweep chooses by: paired, unless the runs have different ones, as with
+    another calibration draw, which they lie apart from.
+    """
+    assert best.choice is not None and cell.choice is not None
+    if best.choice.same_samples(cell.choice):
+        total = int(cell.metric(f"{CHOICE}{TOTAL}"))
+        return cell.choice.margin_over(best.choice, metric, 0.0, total).z <= errors
+    ends = [chosen.model.interval for chosen in (best.choice, cell.choice)]
+    error = math.hypot(*(high - low for low, high in ends)) / (2 * Z95)
+    values = [chosen.metric(CHOICE + metric.name) for chosen in (best, cell)]
+    return metric.cost(values[1]) - metric.cost(values[0]) <= errors * error
 
 
 def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:

@@ -131,8 +131,7 @@ def judge_sweep(sweep: SweepSummary, use: str = "best") -> Answer:
             f"use: for {use!r} sweep {sweep.run_id} recommends {chosen[0].label}, the network "
             f"itself, and no quantized run; try {uses}"
         )
-    if chosen:
-        run = sweep.run(chosen[0].run_id or "")
+    if chosen and (run := chosen[0].run) is not None:
         return Answer(run.verdict or UNDECIDED, run, sweep, use, chosen[0].because)
     has_within = any(choice.use == "smallest" for choice in sweep.choices)
     if sweep.choices and (use not in _WITHIN or has_within):

@@ -10,16 +10,16 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from resnet8ptq.core import invocation
 from resnet8ptq.core.text import printable
 from resnet8ptq.report import facts, verdicts
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.recommend import Recommendation, Selection, why_none
+from resnet8ptq.report.recommend import Recommendation, Selection, own_family, why_none
 from resnet8ptq.report.table import VOID
-from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED
+from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED, Verdict
 from resnet8ptq.results.bounds import Bounds, measure
 from resnet8ptq.tasks.contract import BASELINE, Metric
 from resnet8ptq.tracking.record import RunRecord
@@ -115,6 +115,8 @@ class Choice:
         equals: ids of the alternatives: for best and balanced, of the runs shown to be within the
             margin of the best; for other uses, of runs close in size or speed.
         unknown: ids of the runs that may be within the margin, undecided by the samples.
+        run: the run's summary, with the verdict on it as a recommended run: not corrected for the
+            runs that were not chosen, if other samples chose it. None for FP32 itself.
         margin: half of the limit; None for uses other than best, balanced and best_NAME.
     """
 
@@ -125,6 +127,7 @@ class Choice:
     equals: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     margin: float | None = None
+    run: RunSummary | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -153,10 +156,10 @@ class SweepSummary:
     def choice(self, use: str = "best") -> RunSummary | None:
         """Return the run that is recommended for a use; None without one, or for FP32 itself.
 
-        Of several sets of scored samples, the first set's.
+        Its verdict is that on a recommended run, see `Choice.run`. Of several sets of scored
+        samples, the first set's.
         """
-        ids = [choice.run_id for choice in self.choices if choice.use == use]
-        return self.run(ids[0]) if ids and ids[0] is not None else None
+        return next((choice.run for choice in self.choices if choice.use == use), None)
 
     def to_frame(self) -> "pandas.DataFrame":
         """Return the runs as a frame, see `summaries.to_frame`."""
@@ -214,6 +217,7 @@ def summarize_sweep(
             _ids(recommended.equals),
             _ids(recommended.unknown),
             _margin(selected, recommended.key),
+            _recommended(selected, recommended, runs),
         )
         for selected in selections
         for recommended in selected.recommendations
@@ -228,6 +232,23 @@ def summarize_sweep(
         why_none="" if choices else printable(" ".join(reasons)),
         report=report,
     )
+
+
+def _recommended(
+    selected: Selection, recommended: Recommendation, runs: Sequence[RunSummary]
+) -> RunSummary | None:
+    """Return the summary of a recommended run, judged and bounded as one."""
+    cell = recommended.choice
+    if cell is None:
+        return None
+    run_id = cell.record.run_id
+    [run] = [run for run in runs if run.run_id == printable(run_id)]
+    run = replace(run, **_judge(selected, cell, recommended.judged))
+    own = measure(own_family(selected, selected.recommendations), selected.limits)
+    if run_id not in own:
+        return run
+    bounds = own[run_id]
+    return replace(run, loss_upper_bound=bounds.upper, loss_lower_bound=bounds.lower)
 
 
 def _ids(cells: Sequence[Cell]) -> tuple[str, ...]:
@@ -281,7 +302,6 @@ def _summarize(
     artifact: str | None,
 ) -> RunSummary:
     record, metric, limits = cell.record, selected.family.metric, selected.limits
-    judged = selected.judged.get(record.run_id)
     framework, dtype, calibration, weights = map(printable, record.combination.cells)
     texts: dict[str, Any] = {name: printable(getattr(record, name)) for name in _TEXTS}
     return RunSummary(
@@ -294,10 +314,7 @@ def _summarize(
         calibration=calibration,
         weights=weights,
         settings=settings,
-        verdict=_judge(selected, cell),
-        loss_verdict=None if judged is None else judged.outcome,
-        verdict_text="" if judged is None else verdicts.say(metric, cell, judged, limits),
-        samples_needed=None if judged is None else _needed(judged.needed),
+        **_judge(selected, cell, selected.judged.get(record.run_id)),
         metric=metric,
         value=_finite(record.value(metric)),
         fp32_value=_finite(record.value(metric, BASELINE)),
@@ -323,13 +340,24 @@ def _summarize(
     )
 
 
-def _judge(selected: Selection, cell: Cell) -> str | None:
-    """Return the verdict on a run, see `RunSummary.verdict`."""
-    judged = selected.judged.get(cell.record.run_id)
+def _judge(selected: Selection, cell: Cell, judged: Verdict | None) -> dict[str, Any]:
+    """Return the attributes of a `RunSummary` that hold the verdict on it."""
     if judged is None:
-        return UNSUPPORTED if cell.record.status == UNSUPPORTED else None
-    reaches = verdicts.reaches_least(selected.family.metric, cell, selected.limits)
-    return judged.outcome if reaches or judged.outcome == VOID else FAIL
+        verdict = UNSUPPORTED if cell.record.status == UNSUPPORTED else None
+        return {
+            "verdict": verdict,
+            "loss_verdict": None,
+            "verdict_text": "",
+            "samples_needed": None,
+        }
+    metric, limits = selected.family.metric, selected.limits
+    reaches = verdicts.reaches_least(metric, cell, limits)
+    return {
+        "verdict": judged.outcome if reaches or judged.outcome == VOID else FAIL,
+        "loss_verdict": judged.outcome,
+        "verdict_text": verdicts.say(metric, cell, judged, limits),
+        "samples_needed": _needed(judged.needed),
+    }
 
 
 def _finite(value: float | None) -> float | None:

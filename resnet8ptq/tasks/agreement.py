@@ -8,7 +8,7 @@ import numpy as np
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.tasks import classification
-from resnet8ptq.tasks.classification import ClassScores
+from resnet8ptq.tasks.classification import KL, ClassScores
 from resnet8ptq.tasks.contract import (
     Array,
     Comparison,
@@ -27,7 +27,6 @@ from resnet8ptq.tasks.deviation import NOTE, SQNR, summarize
 from resnet8ptq.tasks.hits import Hits
 
 AGREEMENT_RATE = Metric("agreement", "agreement", percent=True)
-KL = Metric("kl_divergence", "KL", maximize=False, bounded=False)
 TEST = PairedTest(
     "exact McNemar test of the samples that agree with FP32, between two runs",
     "95% Wilson score intervals",

@@ -42,6 +42,7 @@ TOP = 5
 ACCURACY = Metric(
     "accuracy", "accuracy", percent=True, fair="expected_accuracy", least="min_accuracy"
 )
+KL = Metric("kl_divergence", "KL", maximize=False, bounded=False)
 # Half the step of an 8-bit softmax, 1/256: its zeros stand for any smaller value. With more than
 # 256 classes, half of the probability of each where all are equal.
 KL_EPSILON = 1 / 512
@@ -245,6 +246,7 @@ def build(class_names: tuple[str, ...] = ()) -> Task:
         ACCURACY,
         score,
         MCNEMAR,
+        criterion=KL,
         class_names=class_names,
         figure_files={
             "classes.png": "Accuracy by class, beside FP32",

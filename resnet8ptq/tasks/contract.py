@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import ReportConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.tasks.sequential import Plan
-from resnet8ptq.tasks.statistics import Interval, Margin
+from resnet8ptq.tasks.statistics import Interval, Margin, Values
 
 if TYPE_CHECKING:  # a run imports matplotlib only when it draws
     from matplotlib.figure import Figure
@@ -270,8 +270,16 @@ class SampleValues(ABC):
     def arrays(self) -> dict[str, Array]:
         """Return the arrays to keep, by name."""
 
+    def losses(self, baseline: Self) -> Values | None:
+        """Return the loss of each sample against the baseline; None if the metric is no mean."""
+        return None
+
     def by_class(self, baseline: Self, classes: int) -> list[float]:
         """Return a p-value against the baseline for each class; empty without classes."""
+        return []
+
+    def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
+        """Return the loss on each class that a test at this level would find with 80% power."""
         return []
 
 
@@ -289,6 +297,11 @@ class Paired:
         named = {f"baseline_{name}": array for name, array in baseline if name not in shared}
         return self.model.arrays() | named
 
+    def same_samples(self, other: Self) -> bool:
+        """Tell whether another run has the same samples, by the arrays that models share."""
+        ours, theirs = self.baseline.arrays(), other.baseline.arrays()
+        return all(np.array_equal(ours[name], theirs[name]) for name in self.baseline.shared)
+
     def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
         """Return how far the loss against another run on the same samples lies above `drop`."""
         return self.model.margin_over(other.model, metric, drop, items)
@@ -297,9 +310,17 @@ class Paired:
         """Return how far the loss lies above `drop`, see `SampleValues.margin`."""
         return self.model.margin(self.baseline, metric, drop, items)
 
+    def losses(self) -> Values | None:
+        """Return the loss of each sample, see `SampleValues.losses`."""
+        return self.model.losses(self.baseline)
+
     def by_class(self, classes: int) -> list[float]:
         """Return a p-value against the baseline for each class; empty without classes."""
         return self.model.by_class(self.baseline, classes)
+
+    def found_by_class(self, classes: int, level: float) -> list[float]:
+        """Return the loss on each class that a test would find, see `SampleValues`."""
+        return self.model.found_by_class(self.baseline, classes, level)
 
 
 @dataclass(frozen=True)
@@ -473,6 +494,9 @@ class Task:
         metric: the primary metric.
         score: scores the outputs of a model.
         test: the paired test.
+        criterion: a metric of `pair_metrics` that differs less from sample to sample than the
+            primary one. A sweep chooses by it among the models near the best; None: by the primary
+            metric alone.
         beside: further metrics with a column of the table.
         class_names: of the labels; empty where labels are no classes.
         note: a line below every table.
@@ -496,6 +520,7 @@ class Task:
     metric: Metric
     score: Callable[[Outputs, Targets], Scores]
     test: PairedTest
+    criterion: Metric | None = None
     beside: tuple[Metric, ...] = ()
     class_names: tuple[str, ...] = ()
     note: str = ""

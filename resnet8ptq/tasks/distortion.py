@@ -68,10 +68,11 @@ def kl_divergence(
             first, since an 8-bit softmax has exact zeros, and rows that do not sum to 1. The result
             is 0 for equal probabilities and never negative.
     """
-    p, q = (_raise(rows, smallest) for rows in (baseline, probabilities))
+    p, q = (raise_to(rows, smallest) for rows in (baseline, probabilities))
     return float((p * np.log(p / q)).sum(axis=1).mean())
 
 
-def _raise(probabilities: NDArray[np.float32], smallest: float) -> NDArray[np.float64]:
+def raise_to(probabilities: NDArray[np.floating], smallest: float) -> NDArray[np.float64]:
+    """Return probabilities [n, classes] of at least `smallest` before they are normalized."""
     raised = np.maximum(probabilities.astype(np.float64), smallest)
     return np.asarray(raised / raised.sum(axis=1, keepdims=True))

@@ -20,7 +20,9 @@ from resnet8ptq.tasks.statistics import (
     UNKNOWN,
     Interval,
     Margin,
+    Values,
     flips,
+    least_found,
     mcnemar,
     tango,
     tango_interval,
@@ -112,6 +114,10 @@ class Hits(SampleValues):
         won, lost = flips(self.right, baseline.right)
         return lost, won, len(self.right)
 
+    def losses(self, baseline: Self) -> Values:
+        """Return 1 for each sample that only the baseline gets right, -1 for the opposite [n]."""
+        return baseline.right.astype(np.float64) - self.right
+
     def by_class(self, baseline: Self, classes: int) -> list[float]:
         """Return the p-value of the exact McNemar test on the samples of each class.
 
@@ -121,6 +127,12 @@ class Hits(SampleValues):
             return [1.0] * classes
         members = (self.labels == label for label in range(classes))
         return [mcnemar(self.right[m], baseline.right[m]) for m in members]
+
+    def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
+        """Return the loss on each class that the test would find, see `least_found`."""
+        members = [members for label in range(classes) if (members := self.labels == label).any()]
+        flipped = self.right != baseline.right
+        return [least_found(int(flipped[m].sum()), int(m.sum()), level) for m in members]
 
     def confusion(self, classes: int) -> NDArray[np.int64]:
         """Count images by [true class, predicted class]."""

@@ -70,6 +70,46 @@ def test_a_wider_limit_leaves_no_more_in_float(costs, one, other) -> None:
     assert set(found[1]) <= set(found[0])
 
 
+LEVEL = 0.0125
+
+
+def with_p(p, drop=lambda nodes: 9) -> Trials:
+    """Return trials with `p`, a function of the nodes in float."""
+    return Trials(lambda n: Trial(n, 1.0, drop(n), 1000 + len(n), Path(), p(n)))
+
+
+@given(st.integers(0, 5), st.integers(2, 6))
+def test_by_a_test_as_few_layers_as_are_shown_stay_in_float(least, layers) -> None:
+    """With p-values that fall with every layer in float."""
+    tried = with_p(lambda nodes: 0.001 if len(nodes) >= least else 0.02)
+    ranked = NODES[:layers]
+    if least >= layers:
+        with pytest.raises(QuantizationError):
+            select(lambda: ranked, tried, 1, LEVEL)
+        return
+    assert len(select(lambda: ranked, tried, 1, LEVEL)) == least
+
+
+def test_a_lucky_choice_of_few_layers_is_not_tried_after_one_that_is_not_shown() -> None:
+    """By the measured drop one layer would do; by the test, from many to few, five are needed."""
+    lucky = {1, 5}
+    tried = with_p(lambda nodes: 0.001 if len(nodes) in lucky else 0.5, lambda nodes: 0)
+    assert len(select(lambda: NODES, tried, 1, LEVEL)) == 5
+
+
+def test_where_nothing_is_shown_the_measured_drop_decides() -> None:
+    tried = with_p(lambda nodes: 0.2, lambda nodes: 0 if len(nodes) > 1 else 3)
+    assert select(lambda: NODES, tried, 1, LEVEL) == NODES[:2]
+
+
+def test_200_samples_cannot_show_a_fifth_of_a_point() -> None:
+    task, labels = classification.build(("a", "b")), np.arange(2000) % 2
+    scores = task.score(Outputs((np.eye(2, dtype=np.float32)[labels],)), Targets(labels))
+    few = task.score(Outputs((np.eye(2, dtype=np.float32)[labels[:200]],)), Targets(labels[:200]))
+    assert exclusion.can_show(task, scores, 0.01, LEVEL)
+    assert not exclusion.can_show(task, few, 0.002, LEVEL)
+
+
 def test_the_costliest_layer_is_quantized_again_first() -> None:
     sizes = {"a": 1, "b": 50, "c": 5}
     good = {("a", "c"), ("a", "b", "c"), ("b", "c")}
@@ -146,12 +186,13 @@ def test_choice_on_real_artifacts(
     rows = list(csv.DictReader((tmp_path / exclusion.FILE).read_text().splitlines()))
     found = [float(row["drop"]) for row in rows]
     assert found[0] > 0, "clipped that hard, three layers cost accuracy"
-    best = min(range(len(rows)), key=lambda place: found[place])
+    least = min(found)
+    best = min(int(row["layers"]) for row in rows if float(row["drop"]) == least)
     assert best > 0, "and leaving one in float gives some of it back"
 
-    config = replace(config, max_drop=found[best])
+    config = replace(config, max_drop=least)
     again = choose(config, shapes, shapes_model, tmp_path)
-    assert again.chosen.drop <= found[best]
+    assert again.chosen.drop <= least
     assert 0 < len(again.nodes) <= best
     assert set(again.nodes) < set(names)
     assert {layer.node for layer in again.ranking} == set(names)

@@ -3,6 +3,7 @@
 import re
 
 from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.report import answer, page
 from tests.helpers.cells import predictions, sweep
 
@@ -23,6 +24,23 @@ def test_a_model_that_passes_is_named_with_its_evidence() -> None:
     )
     assert best.command.endswith("deploy run_id=a")
     assert re.match(r"accuracy 90\.20% .*, FP32 90\.00%$", best.facts[0])
+
+
+def test_a_better_result_of_another_model_is_explained() -> None:
+    cells = (("a", predictions(won=2), {}), ("b", predictions(won=4), {"calib": "mse"}))
+    family = sweep(*cells, choices=[predictions(won=1), predictions()])
+    (selected,) = page.select([family], LIMITS)
+    assert answer.explain(selected)[0].verdict.endswith(
+        " Chosen on other samples; a model with a better accuracy here may owe it to luck."
+    )
+
+
+def test_finalists_have_the_latencies_of_the_timing_in_turns() -> None:
+    timing = PairedLatency({"a": [1.0, 1.0], "onnx fp32": [2.0, 2.0]}, {}, 32, 1)
+    family = sweep(("a", predictions(won=2), {"latency_p50_ms": 9.0}))
+    (selected,) = page.select([family], LIMITS, [timing])
+    facts = answer.explain(selected)[0].facts
+    assert "1.000 ms, 2.00 times as fast as FP32, timed in turns" in facts
 
 
 def test_one_model_for_several_uses_is_one_answer() -> None:

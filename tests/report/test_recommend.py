@@ -17,6 +17,8 @@ from resnet8ptq.report.recommend import (
     recommend,
     why_none,
 )
+from resnet8ptq.tasks.contract import Paired
+from resnet8ptq.tasks.hits import Hits
 from tests.helpers.cells import predictions, sweep
 
 LIMITS = ReportConfig(max_drop=0.02, min_accuracy=0.85)
@@ -454,3 +456,65 @@ def test_a_loss_is_told_with_its_interval(low: float | None) -> None:
 def test_ties_at_the_top_are_told() -> None:
     found = by_use(("a", predictions(), {"expected_accuracy": 0.92}))["best accuracy"]
     assert found.why.startswith("90.00% (92.00% with ties at the top broken at random)")
+
+
+def test_of_models_near_the_best_the_one_closest_to_fp32_is_chosen() -> None:
+    """Two standard errors: 5 more lost images of 5 are beyond them, 3 of 3 are not."""
+    kl = "choice/kl_divergence"
+    cells = [
+        ("lucky", predictions(), {kl: 0.02}),
+        ("close", predictions(), {kl: 0.01, "calib": "entropy"}),
+        ("worse", predictions(), {kl: 0.001, "calib": "mse"}),
+    ]
+    choices = [predictions(won=5), predictions(won=2), predictions()]
+    selected = select(sweep(*cells, choices=choices))
+    assert chosen(recommend(selected)[0]) == "close"
+    assert "within 2 paired standard errors of the best accuracy, the one with the lowest KL" in (
+        other_choice(selected)
+    )
+    # A store of before has no KL divergence on these samples.
+    old = [(name, model, {"seed": name}) for name, model, _ in cells]
+    assert chosen(recommend(select(sweep(*old, choices=choices)))[0]) == "lucky"
+
+
+def test_a_kl_divergence_within_a_twentieth_leaves_the_choice_to_speed() -> None:
+    kl = "choice/kl_divergence"
+    cells = [
+        ("slow", predictions(), {kl: 0.0100, "latency_p50_ms": 2.0}),
+        ("fast", predictions(), {kl: 0.0104, "latency_p50_ms": 1.0, "calib": "mse"}),
+        ("far", predictions(), {kl: 0.0106, "latency_p50_ms": 0.5, "calib": "entropy"}),
+    ]
+    assert chosen(recommend(select(sweep(*cells, choices=[predictions()] * 3)))[0]) == "fast"
+
+
+def test_recommended_models_are_judged_as_a_family_of_their_own() -> None:
+    """Four lost images of 1,000 prove a point for one model, and not for one of twenty."""
+    near = predictions(lost=4)
+    cells = [(str(n), near, {"seed": str(n), "size_bytes": 1e5 + n * 1e4}) for n in range(20)]
+    limits, choices = ReportConfig(), [predictions(won=5), *[predictions()] * 19]
+    selected = select(sweep(*cells, choices=choices), limits=limits)
+    assert {verdict.outcome for verdict in selected.judged.values()} == {"undecided"}
+    best = recommend(selected)[0]
+    assert (chosen(best), best.verdict) == ("0", "pass")
+    # Chosen on the reported samples it is one of twenty.
+    same = recommend(select(sweep(*cells), limits=limits))[0]
+    assert same.verdict.startswith("undecided")
+
+
+def test_runs_with_other_samples_to_choose_by_are_compared_unpaired() -> None:
+    """As with other calibration draws, from which these samples lie apart."""
+    kl = "choice/kl_divergence"
+    cells = [
+        ("best", predictions(), {kl: 0.03}),
+        ("near", predictions(), {kl: 0.02, "seed": "2"}),
+        ("far", predictions(), {kl: 0.01, "seed": "3"}),
+    ]
+    family = sweep(*cells, choices=[predictions(won=9), predictions(), predictions(lost=60)])
+    others = [family.cells[0]]
+    for cell in family.cells[1:]:
+        assert cell.choice is not None
+        model, baseline = cell.choice.model, cell.choice.baseline
+        assert isinstance(model, Hits) and isinstance(baseline, Hits)
+        fewer = (Hits(v.predictions[:-10], v.labels[:-10]) for v in (model, baseline))
+        others.append(replace(cell, choice=Paired(*fewer)))
+    assert chosen(recommend(select(Family(tuple(others))))[0]) == "near"

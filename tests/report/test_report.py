@@ -12,6 +12,7 @@ from resnet8ptq.report import page, spread, table, trade_off
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.facts import group
 from resnet8ptq.report.plots import activation_ranges, class_impact, weight_ranges
+from resnet8ptq.report.verdicts import PASS, UNDECIDED
 from resnet8ptq.tracking.run import start_parent, start_run
 from resnet8ptq.tracking.store import Store
 from resnet8ptq.tracking.sweep_file import Sweep
@@ -89,12 +90,29 @@ def test_limits_show_as_pass_and_fail(found: Family) -> None:
 
 def test_spread_over_seeds_by_hand() -> None:
     cells = [(f"s{n}", predictions(lost=n), {"seed": str(n)}) for n in (0, 10, 20)]
-    (group,) = spread.measure(sweep(*cells))
+    (group,) = spread.measure(sweep(*cells), ReportConfig())
     assert group.label == "onnx int8 minmax per tensor"
     assert (group.draws, group.lowest, group.highest) == (3, pytest.approx(0.88), 0.9)
     assert group.mean == pytest.approx(0.89)
     assert group.standard_deviation == pytest.approx(0.01)
-    assert spread.measure(sweep(cells[0])) == []
+    assert spread.measure(sweep(cells[0]), ReportConfig()) == []
+    assert group.loss is not None and group.verdict is not None
+    assert group.loss.mean == pytest.approx(0.01)
+    assert group.verdict.outcome == UNDECIDED  # three draws whose losses are 0, 1 and 2 points
+
+
+def test_seeds_are_no_separate_hypotheses() -> None:
+    """Each of ten files is undecided among ten, and the recipe of which they are draws passes."""
+    near = predictions(lost=4)
+    selected = page.select(
+        [sweep(*[(str(n), near, {"seed": str(n)}) for n in range(10)])], ReportConfig()
+    )[0]
+    assert {verdict.outcome for verdict in selected.judged.values()} == {UNDECIDED}
+    (recipe,) = spread.measure(selected.family, ReportConfig())
+    assert recipe.verdict is not None and recipe.verdict.outcome == PASS
+    text = page.to_markdown([selected], {})
+    assert "another calibration draw makes another file" in text
+    assert "| +0.40 points (+0.01 to +0.79) | 0.20 | 0.00 | pass |" in text
 
 
 def test_what_a_sweep_varies_becomes_a_column_and_part_of_the_label() -> None:

@@ -939,3 +939,25 @@ def test_a_thousand_classes_stay_readable():
         assert "the 20 of 1000 classes" in (
             figure.axes[0].get_title() + getattr(figure, "get_suptitle", str)()
         )
+
+
+def test_the_crossed_mean_of_a_balanced_table_by_hand():
+    """Rows are draws: 0 and 1 by sample, and 2 more in the second draw; nothing else varies."""
+    crossed = statistics.crossed_mean(np.array([[0.0, 1.0], [2.0, 3.0]]))
+    assert crossed.mean == 1.5
+    assert crossed.sample_error == pytest.approx(0.5)  # of 1 and 2
+    assert crossed.draw_error == pytest.approx(1.0)  # of 0.5 and 2.5
+    assert crossed.error == pytest.approx(math.hypot(0.5, 1.0))
+    assert crossed.freedom == pytest.approx(1.25**2 / (0.25**2 + 1))
+
+
+def test_recipes_at_the_limit_pass_in_a_twentieth_of_the_cases():
+    """Five draws of 1,000 samples; the draw shifts the loss by half a point."""
+    random, passed, times = np.random.default_rng(3), 0, 600
+    for _ in range(times):
+        flips = random.random(1000) < 0.06
+        losing = 0.5 + (0.01 + random.normal(0, 0.005, 5)) / 0.06
+        sides = np.where(random.random((5, 1000)) < losing[:, np.newaxis], 1.0, -1.0)
+        values = np.where(flips & (random.random((5, 1000)) < 0.5), sides, 0.0)
+        passed += statistics.crossed_mean(values).margin(0.01).p_within <= 0.05
+    assert 0.01 < passed / times <= 0.05 + 3 * (0.05 * 0.95 / times) ** 0.5

@@ -26,6 +26,7 @@ from resnet8ptq.data.lazy import Batches
 from resnet8ptq.graph.session import Runner, end_at_logits, open_runner
 from resnet8ptq.graph.weights import Array, read_weights, write_weights
 from resnet8ptq.precision.plan import Plan
+from resnet8ptq.tasks.statistics import SIGNIFICANCE
 
 FILE = "plan.csv"
 _STEPS = 1000
@@ -51,11 +52,16 @@ class Option:
 
 @dataclass(frozen=True)
 class TriedPlan:
-    """A quantized plan, with its drop on held-out images if requested."""
+    """A quantized plan, with its drop on held-out images if requested.
+
+    Attributes:
+        p: one-sided p-value of "the drop is at the limit or above".
+    """
 
     bits: Bits
     size_bytes: int
     drop: float | None = None
+    p: float = 1.0
 
 
 Try = Callable[[Bits], TriedPlan]
@@ -167,8 +173,17 @@ def _undominated(
     return kept[::-1]
 
 
+def level_of(plans: Sequence[Bits]) -> float:
+    """Return the level of each test of a search, which halves the plans (Bonferroni)."""
+    return SIGNIFICANCE / (1 + math.ceil(math.log2(max(len(plans), 2))))
+
+
 def choose(
-    plans: Sequence[Bits], attempt: Try, max_bytes: int | None, max_drop: float | None
+    plans: Sequence[Bits],
+    attempt: Try,
+    max_bytes: int | None,
+    max_drop: float | None,
+    level: float | None = None,
 ) -> TriedPlan:
     """Return the first plan within `max_bytes`, or the last within `max_drop`, as it was tried.
 
@@ -177,6 +192,7 @@ def choose(
     Args:
         plans: see `find_plans`.
         attempt: quantizes by a plan, and measures it.
+        level: of a test that the drop is within `max_drop`; None: as measured.
 
     Raises:
         ConfigError: none is; names the least that was found.
@@ -187,6 +203,8 @@ def choose(
         found = tried[place] = attempt(plans[place])
         if max_bytes is not None:
             return found.size_bytes <= max_bytes
+        if level is not None:
+            return found.p <= level
         return (math.inf if found.drop is None else found.drop) <= (max_drop or 0)
 
     low, high = 0, len(plans) - 1

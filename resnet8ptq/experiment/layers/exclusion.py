@@ -5,6 +5,7 @@ with ties at the top broken at random, so that ties do not decide between layers
 """
 
 import logging
+import math
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -23,11 +24,14 @@ from resnet8ptq.experiment.layers.exclusion_search import Trial, Trials, select,
 from resnet8ptq.experiment.layers.ranking import Layer
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.contract import Scores, Task
+from resnet8ptq.tasks.contract import Comparison, Scores, Task
+from resnet8ptq.tasks.statistics import SIGNIFICANCE
 
 log = logging.getLogger(__name__)
 
 FILE = "exclusion.csv"
+TESTS = 4  # that decide: nothing in float, halves, one by one, quantized again; each has its share
+LEVEL = SIGNIFICANCE / TESTS
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ def choose(
     start = time.perf_counter()
     config = replace(config, nodes_to_exclude=[])
     task = evaluator.task
-    warn_of_perfection(task, evaluator.reference(config, samples.held_out))
+    fp32 = evaluator.reference(config, samples.held_out)
+    warn_of_perfection(task, fp32)
+    level = LEVEL if can_show(task, fp32, config.max_drop, LEVEL) else None
     with tempfile.TemporaryDirectory() as scratch:
         variants = _Variants(config, evaluator, samples, network, Path(scratch), ranges)
         trials = Trials(variants.measure)
@@ -123,7 +129,7 @@ def choose(
             return [layer.node for layer in ranking]
 
         try:
-            nodes = select(rank, trials, config.max_drop)
+            nodes = select(rank, trials, config.max_drop, level)
         finally:
             files.write_text(folder / FILE, to_csv(trials.steps, task.metric.ranked_by))
         seconds = time.perf_counter() - start
@@ -131,7 +137,34 @@ def choose(
         if nodes and config.latency.enabled:
             exclusion = replace(exclusion, excluded_ms=variants.time(exclusion))
     log.info("nodes_to_exclude=auto: %s", exclusion.summary())
+    if exclusion.chosen.p > LEVEL:
+        warn_of_luck("nodes_to_exclude=auto", "max_drop", config.max_drop)
     return exclusion
+
+
+def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
+    """Tell whether the samples could show the limit for a model equal to FP32."""
+    values = fp32.per_sample
+    margin = values.margin(values, task.metric, max_drop, fp32.total)
+    return margin.p_within <= level or math.isinf(margin.correction)
+
+
+def p_of(comparison: Comparison, max_drop: float) -> float:
+    """Return the one-sided p-value of "the drop is at the limit or above"."""
+    if comparison.fair_drop > max_drop:
+        return 1.0  # without a bootstrap
+    total = comparison.model.total
+    return comparison.paired.margin(comparison.metric, max_drop, total).p_within
+
+
+def warn_of_luck(choice: str, key: str, limit: float) -> None:
+    """Warn that a choice keeps its limit as measured only."""
+    log.warning(
+        "%s: the held-out samples show for no choice, with 95%% confidence, that it loses at most "
+        "%s=%g; this one is chosen by its measured loss, and may lose more on other samples; a "
+        "larger %s or held_out_images helps",
+        *(choice, key, limit, key),
+    )
 
 
 def warn_of_perfection(task: Task, fp32: Scores) -> None:
@@ -166,8 +199,8 @@ class _Variants:
             variant, quantized.path, self.samples.held_out, logits=False
         )
         comparison = compared.comparison
-        drop = comparison.fair_drop
-        return Trial(nodes, comparison.model.fair, drop, quantized.size_bytes, quantized.path)
+        drop, p = comparison.fair_drop, p_of(comparison, self.config.max_drop)
+        return Trial(nodes, comparison.model.fair, drop, quantized.size_bytes, quantized.path, p)
 
     def rank(self) -> list[Layer]:
         """Rank the layers by the SQNR of the logits with one layer quantized."""
