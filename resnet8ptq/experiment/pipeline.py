@@ -60,7 +60,8 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     config, resolved = settings.config, settings.quantizer.resolve()
     _warn_of_saturation(resolved, network)
     _warn_of_depthwise(config, resolved, network)
-    attention_report.report(config, onnx.load(network.onnx_path).graph)
+    if config.backend.name != "file":
+        attention_report.report(config, onnx.load(network.onnx_path).graph)
     training = f"the training samples of {data.name}"
     check = partial(make_task, config.task, data, network, name=training)
     samples = draw(config, data, preparation.tunes(config), check)
@@ -93,7 +94,8 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     params |= _describe_timing(config, samples, measurement)
     result = RunResult("ok", measurement=measurement, resolved=params)
     outputs.write(folder, config, result, quantized.artifact, samples, network)
-    run.log_model(quantized.path, _shapes(network), resolved.engine)
+    if config.backend.name != "file":  # the inputs of others' files are their own
+        run.log_model(quantized.path, _shapes(network), resolved.engine)
     return result
 
 
@@ -205,7 +207,7 @@ def _float_operators(prepared: Preparation) -> dict[str, str]:
     """
     config = prepared.config
     without = config.dtype.name == "fp32" or config.method in ("dynamic", "weight_only")
-    if not config.float_tail or without:
+    if not config.float_tail or without or config.backend.name == "file":
         return {}
     graph = onnx.load(prepared.network.onnx_path).graph
     left = {*find_float_nodes(graph, Selection.of(config))}
@@ -254,4 +256,8 @@ def _warn_of_noise(config: RunConfig, sqnr_db: float | None) -> None:
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
         finest = config.per_channel or config.method == "weight_only"
         settings = "nodes_to_exclude=auto" if finest else "per_channel=true"
+        if config.backend.name == "file":
+            settings = "the samples' preprocessing, the scales of its inputs, or the file itself"
+            log.warning("SQNR %.1f dB: far from FP32's outputs; look at %s", sqnr_db, settings)
+            return
         log.warning("SQNR %.1f dB: far from FP32's outputs; %s may help", sqnr_db, settings)

@@ -141,7 +141,7 @@ class Selection:
 
 def fp32_name(cell: Cell) -> str:
     """Return the name of the FP32 network of a run's framework in a timing."""
-    return f"{cell.record.combination.framework} fp32"
+    return f"{cell.record.combination.baseline} fp32"
 
 
 def finalists(selected: Selection) -> list[Cell]:

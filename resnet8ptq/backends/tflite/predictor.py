@@ -32,7 +32,7 @@ def open_run(content: bytes, threads: int) -> Run:
 
 def _open_logits(content: bytes, threads: int) -> Run | None:
     """Open a copy without the softmax: an interpreter that keeps all tensors has no XNNPACK."""
-    cut = _end_at_logits(content)
+    cut = end_at_logits(content)
     return None if cut is None else open_run(cut, threads)
 
 
@@ -64,7 +64,7 @@ def _read(interpreter: Any, details: dict[str, Any]) -> NDArray[np.float32]:
     return np.asarray(output)
 
 
-def _end_at_logits(content: bytes) -> bytes | None:
+def end_at_logits(content: bytes) -> bytes | None:
     """Make the final softmax's input the only output; None if the graph ends otherwise."""
     model = contents.read(content)
     graph = model.subgraphs[0]
