@@ -59,8 +59,8 @@ class Recommendation:
 
     @property
     def command(self) -> str:
-        """The command that deploys it; empty for FP32."""
-        if self.choice is None:
+        """The command that deploys it; empty for FP32, and for files of other programs."""
+        if self.choice is None or self.choice.record.combination.path:
             return ""
         words = [f"run_id={self.choice.record.run_id}"]
         for name, (key, default) in _STORE.items():
