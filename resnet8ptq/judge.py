@@ -5,14 +5,15 @@
     resnet8ptq judge fp32.h5 a.onnx b.tflite c.xml data=folder data.root=pictures preprocess=unit
 
 FP32: any network that `resnet8ptq run model.path=` takes. FILE: .onnx (QDQ, QOperator, dynamic,
-weights in blocks, float16), .tflite, OpenVINO's .xml with its .bin, ExecuTorch's .pte, torch's .pt2.
+weights in blocks, float16), .tflite, OpenVINO's .xml with its .bin, ExecuTorch's .pte, torch's
+.pt2.
 All run on the same test samples; the loss against FP32 is judged as in a sweep (docs/verdict.md).
 
 Exit codes, those of `resnet8ptq verdict`, for the worst file: 0 all pass; 3 one fails; 4 one is
 undecided, void or unsupported; 2 wrong input; 1 an error.
-`max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` set limits. `format=json` prints the
-verdicts in the form of docs/verdict.md, a list of one for each file; `format=markdown` a summary for
-a pull request. Other words are settings of `resnet8ptq run`, such as `latency.enabled=false`.
+`max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` set limits. `format=json` prints a list
+of verdicts in the form of docs/verdict.md, `format=markdown` a summary for a pull request. Other
+words are settings of `resnet8ptq run`, such as `latency.enabled=false`.
 `resnet8ptq run +analysis=inspect backend=file backend.path=FILE` describes a file.
 """
 

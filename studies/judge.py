@@ -106,11 +106,9 @@ def clip_range(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a file whose activations have an eighth of their range."""
     changed = onnx.ModelProto()
     changed.CopyFrom(proto)
-    scales = {n.input[1] for n in changed.graph.node if n.op_type == "QuantizeLinear"}
-    first = changed.graph.input[0].name
-    kept = {n.input[1] for n in changed.graph.node if n.input[0] == first}
+    scales = [n.input[1] for n in changed.graph.node if n.op_type == "QuantizeLinear"]
     for tensor in changed.graph.initializer:
-        if tensor.name in scales - kept:
+        if tensor.name in scales[1:]:  # the first is that of the pixels
             scale = numpy_helper.to_array(tensor) / np.float32(8)
             tensor.CopyFrom(numpy_helper.from_array(scale.astype(np.float32), tensor.name))
     return changed

@@ -21,7 +21,13 @@ from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32, loader
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.experiment import attention_report, outputs, preparation, preprocessing_check
+from resnet8ptq.experiment import (
+    attention_report,
+    file_check,
+    outputs,
+    preparation,
+    preprocessing_check,
+)
 from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
 from resnet8ptq.experiment.preparation import Preparation, Workspace
 from resnet8ptq.experiment.recorder import Recorder
@@ -90,6 +96,9 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     if doubt is not None:
         run.log_params({"doubt": doubt})
     _warn_of_noise(config, measurement.comparison.sqnr_db)
+    compared = quantized.path, measurement.comparison
+    if doubt is None and (cause := file_check.check(config, evaluator, samples.data, *compared)):
+        params["cause"] = cause
     params |= _describe_artifact(quantizer, quantized)
     params |= _describe_timing(config, samples, measurement)
     result = RunResult("ok", measurement=measurement, resolved=params)
@@ -253,11 +262,9 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, fp32: Fp32Model) -
 
 def _warn_of_noise(config: RunConfig, sqnr_db: float | None) -> None:
     """Warn where the quantized network's outputs are far from FP32's, whatever it is scored by."""
+    if config.backend.name == "file":  # see `file_check`
+        return
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
         finest = config.per_channel or config.method == "weight_only"
         settings = "nodes_to_exclude=auto" if finest else "per_channel=true"
-        if config.backend.name == "file":
-            settings = "the samples' preprocessing, the scales of its inputs, or the file itself"
-            log.warning("SQNR %.1f dB: far from FP32's outputs; look at %s", sqnr_db, settings)
-            return
         log.warning("SQNR %.1f dB: far from FP32's outputs; %s may help", sqnr_db, settings)

@@ -1,10 +1,11 @@
-"""The facts of a quantized file, whatever its format: inputs, outputs, and the bits of its layers."""
+"""The facts of a quantized file of any format: inputs, outputs, bits of its layers."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 # Runs a file: its inputs [n, ...] to its outputs [n, ...], both in the file's order and dtypes.
@@ -21,6 +22,7 @@ class Port:
         shape: without the batch axis; a free size is None.
         scale, zero_point: of an integer port that holds rounded floats; scale None: integers, or a
             file that does not tell.
+        low, high: the values that an input can hold, where the file rounds it.
     """
 
     name: str
@@ -28,10 +30,25 @@ class Port:
     dtype: str
     scale: float | None = None
     zero_point: int = 0
+    low: float | None = None
+    high: float | None = None
 
     def __str__(self) -> str:
         sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
         return f"{self.name} [{sizes}] {self.dtype}"
+
+
+def rounded(port: Port, scale: float, zero_point: int, levels: str) -> Port:
+    """Return a port whose values are rounded to levels of this dtype.
+
+    >>> rounded(Port("x", (2,), "uint8"), 0.5, 0, "uint8").high
+    127.5
+    """
+    limits = np.iinfo(levels)
+    low, high = (scale * (level - zero_point) for level in (limits.min, limits.max))
+    if port.dtype in FLOATS:
+        return replace(port, low=low, high=high)
+    return replace(port, scale=scale, zero_point=zero_point, low=low, high=high)
 
 
 @dataclass(frozen=True)

@@ -152,8 +152,9 @@ def _fits(
     have: Shape, axes: tuple[int, ...] | None, takes: Shape, exactly: bool = False
 ) -> bool:
     moved = have if axes is None else tuple(have[axis] for axis in axes)
-    same = [a == b if exactly else None in (a, b) or a == b for a, b in zip(moved, takes, strict=False)]
-    return len(moved) == len(takes) and all(same)
+    pairs = list(zip(moved, takes, strict=False))
+    same = all(a == b or (not exactly and None in (a, b)) for a, b in pairs)
+    return len(moved) == len(takes) and same
 
 
 def _same_values(have: Shape, takes: Shape) -> bool:

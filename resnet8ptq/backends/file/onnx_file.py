@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from resnet8ptq.backends.file.contents import FLOATS, Contents, Layer, Port, RawRun
+from resnet8ptq.backends.file.contents import FLOATS, Contents, Layer, Port, RawRun, rounded
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.session import end_at_logits, open_session
 from resnet8ptq.models.gates import onnx as gate
@@ -28,10 +28,11 @@ _LAYERS = {
 }
 # By operator: the indices of scale and zero point of its data, and of its output.
 _SCALES = {"DequantizeLinear": (1, 2), "QLinearConv": (1, 2), "QLinearMatMul": (1, 2)}
-_SCALES |= {"QGemm": (1, 2)}
+_SCALES |= {"QGemm": (1, 2), "QuantizeLinear": (1, 2)}
 _OUTPUT_SCALES = {"QuantizeLinear": (1, 2), "QLinearConv": (6, 7), "QLinearMatMul": (6, 7)}
 _OUTPUT_SCALES |= {"QGemm": (7, 8), "QLinearSoftmax": (3, 4), "QLinearAdd": (6, 7)}
 _OUTPUT_SCALES |= {"QLinearGlobalAveragePool": (3, 4), "QLinearSigmoid": (3, 4)}
+_ROUNDED = ("int8", "uint8", "int16", "uint16")
 _MOVES = ("Identity", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")
 
 
@@ -48,7 +49,7 @@ def read(content: bytes, path: Path) -> Contents:
     operators = Counter(node.op_type for node in proto.graph.node)
     return Contents(
         format=f"ONNX opset {main}",
-        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
+        producer=f"{proto.producer_name} {proto.producer_version}".strip().removesuffix(" None"),
         inputs=tuple(map(graph.input, gate.graph_inputs(proto.graph))),
         outputs=tuple(map(graph.output, proto.graph.output)),
         layers=tuple(graph.layers(proto.graph)),
@@ -103,17 +104,27 @@ class _Graph:
 
     def input(self, value: onnx.ValueInfoProto) -> Port:
         """Return an input, with the scale that its only kind of consumer has for it."""
-        around = self.consumers.get(value.name, [])
-        pairs = {self._scale(node, _SCALES.get(node.op_type)) for node in around}
-        return _port(value, pairs.pop() if len(pairs) == 1 else None)
+        around = self._takers(value.name)
+        triples = {self._scale(node, _SCALES.get(node.op_type)) for node in around}
+        return _port(value, triples.pop() if len(triples) == 1 else None)
+
+    def _takers(self, name: str) -> list[onnx.NodeProto]:
+        """Return the nodes that take a tensor, also in another order of its axes."""
+        takers: list[onnx.NodeProto] = []
+        for node in self.consumers.get(name, []):
+            moved = node.op_type in _MOVES and node.op_type != "Cast"
+            takers += self._takers(node.output[0]) if moved else [node]
+        return takers
 
     def output(self, value: onnx.ValueInfoProto) -> Port:
         """Return an output, with the scale that its producer has for it."""
         node = self.producers.get(value.name)
         while node is not None and node.op_type in _MOVES and node.op_type != "Cast":
             node = self.producers.get(node.input[0])
-        pair = self._scale(node, _OUTPUT_SCALES.get(node.op_type)) if node is not None else None
-        return _port(value, pair)
+        port = _port(value, None)
+        if node is None or port.dtype not in _ROUNDED:
+            return port
+        return _port(value, self._scale(node, _OUTPUT_SCALES.get(node.op_type)))
 
     def layers(self, graph: onnx.GraphProto) -> Iterator[Layer]:
         """Yield the layers with constant weights."""
@@ -167,13 +178,15 @@ class _Graph:
 
     def _scale(
         self, node: onnx.NodeProto, places: tuple[int, int] | None
-    ) -> tuple[float, int] | None:
-        """Return scale and zero point of a whole tensor at these inputs of a node."""
+    ) -> tuple[float, int, str] | None:
+        """Return scale, zero point and its dtype of a whole tensor at these inputs of a node."""
         if places is None or len(node.input) <= places[0]:
             return None
         scale = self._scalar(node.input[places[0]])
         zero = self._scalar(node.input[places[1]]) if len(node.input) > places[1] else 0
-        return None if scale is None or zero is None else (float(scale), int(zero))
+        if scale is None or zero is None:
+            return None
+        return float(scale), int(zero), self._zero_dtype(node, places[1])
 
     def _scalar(self, name: str) -> Any:
         if not name:
@@ -190,9 +203,8 @@ def _dtype(code: int) -> str:
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
-def _port(value: onnx.ValueInfoProto, pair: tuple[float, int] | None) -> Port:
+def _port(value: onnx.ValueInfoProto, triple: tuple[float, int, str] | None) -> Port:
     shape = tuple(dim.dim_value if dim.dim_value > 0 else None for dim in _dims(value))[1:]
     dtype = _dtype(value.type.tensor_type.elem_type)
-    if dtype not in ("int8", "uint8", "int16", "uint16") or pair is None:
-        return Port(value.name, shape, dtype)
-    return Port(value.name, shape, dtype, *pair)
+    port = Port(value.name, shape, dtype)
+    return port if triple is None or triple[2] not in _ROUNDED else rounded(port, *triple)

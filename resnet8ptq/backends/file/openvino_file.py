@@ -56,12 +56,10 @@ def read(content: bytes, path: Path) -> Contents:
     if strange := [name for name in others if not name.startswith("opset")]:
         raise ModelError(f"{path}: operators of {strange[0]!r}; takes those of OpenVINO's opsets")
     operators = Counter(operator.get_type_name() for operator in graph.get_ordered_ops())
-    version = graph.get_rt_info(["Runtime_version"]) if graph.has_rt_info(["Runtime_version"]) else ""
-    made_by = ", NNCF" if graph.has_rt_info(["nncf"]) else ""
     unseen = {"Constant", "Parameter", "Result"}
     return Contents(
         format="OpenVINO IR",
-        producer=f"OpenVINO {_text(version)}{made_by}".strip(),
+        producer="OpenVINO, NNCF" if graph.has_rt_info(["nncf"]) else "OpenVINO",
         inputs=tuple(map(_port, graph.inputs)),
         outputs=tuple(map(_port, graph.outputs)),
         layers=tuple(_layers(graph)),
@@ -105,10 +103,6 @@ def open_logits(content: bytes, threads: int) -> RawRun | None:
         return [request.get_output_tensor(0).data.copy()]
 
     return run
-
-
-def _text(value: Any) -> str:
-    return str(getattr(value, "value", value))
 
 
 def _graph(content: bytes) -> Any:

@@ -1,7 +1,7 @@
 """A file that another program has quantized, scored unchanged beside its FP32 network.
 
-The file is untrusted: `reading` admits it. `matching` finds its inputs and outputs. The FP32 network
-runs in the framework of the file, where that framework takes it.
+The file is untrusted: `reading` admits it. `matching` finds its inputs and outputs. The FP32
+network runs in the framework of the file, where that framework takes it.
 """
 
 import logging

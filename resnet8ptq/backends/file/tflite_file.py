@@ -6,7 +6,7 @@ from typing import Any
 
 from ai_edge_litert.schema_py_generated import TensorType
 
-from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun
+from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun, rounded
 from resnet8ptq.backends.tflite import contents as tflite
 from resnet8ptq.backends.tflite.predictor import end_at_logits, open_interpreter
 from resnet8ptq.core import files
@@ -93,7 +93,8 @@ def _port(tensor: Any, name: str) -> Port:
     parameters = tensor.quantization
     if dtype not in ("int8", "uint8", "int16") or parameters is None or parameters.scale is None:
         return Port(name, sizes, dtype)
-    return Port(name, sizes, dtype, float(parameters.scale[0]), int(parameters.zeroPoint[0]))
+    scale, zero_point = float(parameters.scale[0]), int(parameters.zeroPoint[0])
+    return rounded(Port(name, sizes, dtype), scale, zero_point, dtype)
 
 
 def _layer(layer: tflite.Layer) -> Layer:
