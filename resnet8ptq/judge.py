@@ -145,5 +145,3 @@ def _quote(path: str) -> str:
     """Return a path as Hydra's grammar takes any text."""
     escaped = path.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
-
-

@@ -54,13 +54,13 @@ def by_onnxruntime(fp32: Path, images: NDArray[np.float32], folder: Path) -> Non
         quantize_static(fp32, path, _Images(name, images), quant_format=form, **unsigned)
     # Calibrated on other values than those that it is run on.
     path = folder / "broken_calibrated_on_unit.onnx"
-    quantize_static(fp32, path, _Images(name, images / 255), **unsigned)
+    quantize_static(fp32, path, _Images(name, images / np.float32(255)), **unsigned)
     onnx.save(convert_float_to_float16(proto, keep_io_types=True), folder / "ort_float16.onnx")
 
 
 def by_nncf(fp32: Path, images: NDArray[np.float32], folder: Path) -> None:
     """Write NNCF's ONNX file, and OpenVINO's of the same network."""
-    import nncf
+    import nncf  # type: ignore[import-not-found, unused-ignore]
     import openvino
 
     proto = onnx.load(fp32)

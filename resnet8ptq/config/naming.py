@@ -37,7 +37,7 @@ class Combination:
         backend = config.backend
         names = (config.dtype.name, config.method, config.calib.name, config.per_channel)
         if backend.name == FileConfig.name:  # its dtype is known when it is read
-            return cls(backend.name, None, "", *names[1:], backend.path or "none")
+            return cls(backend.name, None, "", *names[1:], backend.path or "")
         return cls(backend.name, getattr(backend, "flow", None), *names)
 
     @classmethod
@@ -47,15 +47,15 @@ class Combination:
         method, per_channel = params.get("method", "static"), params.get("per_channel") == "true"
         if backend == FileConfig.name:
             path, fp32 = (params.get(key, "") for key in ("backend.path", "fp32_framework"))
-            named = method, calib, per_channel, path or "none", fp32
+            named = method, calib, per_channel, "" if path == "null" else path, fp32
             return cls(backend, None, _dtype_of_file(params), *named)
         return cls(backend, params.get("backend.flow"), dtype, method, calib, per_channel)
 
     @property
     def framework(self) -> str:
         """The framework, followed by a flow other than the default (pt2e, inductor), or `file`."""
-        if self.path:
-            return f"{FILE_ENGINES.get(Path(self.path).suffix.lower(), 'unknown')} file"
+        if self.backend == FileConfig.name:
+            return f"{FILE_ENGINES.get(Path(self.path).suffix.lower(), '')} file".lstrip()
         others = ("pt2e", "inductor")
         return f"{self.backend} {self.flow}" if self.flow in others else self.backend
 
@@ -67,8 +67,8 @@ class Combination:
     @property
     def cells(self) -> list[str]:
         """Framework, dtype, calibration, granularity; the last two are empty for fp32 and files."""
-        if self.path:
-            return [f"{self.framework} {Path(self.path).name}", self.dtype, "", ""]
+        if self.backend == FileConfig.name:
+            return [f"{self.framework} {Path(self.path).name}".rstrip(), self.dtype, "", ""]
         if self.dtype == "fp32":
             return [self.framework, self.dtype, "", ""]
         calibration = self.calib if self.method == "static" else self.method

@@ -5,7 +5,8 @@ inputs, another order of the classes, the ranges of the file's inputs and of its
 """
 
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ class _Trial:
         order = alike.argmax(axis=1)  # the file's column for each of FP32's
         if len({*order.tolist()}) < len(order) or (order == np.arange(len(order))).all():
             return
-        if sqnr_db([expected], [got[:, order]]) > FAR_DB:
+        if _sqnr([expected], [got[:, order]]) > FAR_DB:
             yield f"its classes are in another order: {order[:20].tolist()} of the network's"
 
     def tensor_ranges(self) -> Iterator[str]:
@@ -168,7 +169,12 @@ class _Trial:
             )
 
     def _sqnr(self, split: Split) -> float:
-        return sqnr_db(self.reference, _outputs(self.run, split))
+        return _sqnr(self.reference, _outputs(self.run, split))
+
+
+def _sqnr(reference: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> float:
+    value = sqnr_db(reference, outputs)
+    return -math.inf if value is None else value
 
 
 def _outputs(run: Runner, split: Split) -> list[NDArray[Any]]:

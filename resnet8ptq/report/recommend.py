@@ -175,7 +175,8 @@ def why_none(selected: Selection) -> list[str]:
     for value in sorted({cell.metric(f"{BASELINE}{metric.name}") for cell in measured}):
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
-    if all(selected.outcome(cell) in (FAIL, VOID) for cell in measured):
+    ours = [cell for cell in measured if not cell.record.combination.path]
+    if ours and all(selected.outcome(cell) in (FAIL, VOID) for cell in measured):
         tried = any(cell.record.combination.per_channel for cell in measured)
         lines.append(
             f"To reduce the loss, try {'' if tried else 'per_channel=true, '}another calibration "

@@ -44,14 +44,23 @@ DTYPE_TABLE = {
     ("openvino", "uint8"): None,
     ("openvino", "u8s8"): ("int8", "uint8"),
     ("openvino", "w4a8"): None,
+    **{("file", dtype): None for dtype in DTYPES},  # the file has its own dtype, and int8 means it
+    ("file", "int8"): ("int8", "int8"),
     # Weights alone: method=weight_only, see test_weight_only.py.
     **{(backend, dtype): None for backend in BACKENDS for dtype in WEIGHT_ONLY},
     **{("torch_pt2e", dtype): None for dtype in WEIGHT_ONLY},
 }
-_REASONS = r"qint8 weights|int8 kernels|below 8 bits|weights alone"
-INSTALLED = (*(b for b in BACKENDS if b != "openvino" or is_installed()), "torch_pt2e")
-CELLS = [(backend, dtype) for backend in INSTALLED for dtype in DTYPES]
-SUPPORTED = [cell for cell in CELLS if DTYPE_TABLE.get(cell)]
+_REASONS = r"qint8 weights|int8 kernels|below 8 bits|weights alone|has its own dtype"
+FILE = "file"  # of another program: here that of backend=onnx
+MAKING = [b for b in BACKENDS if b != FILE and (b != "openvino" or is_installed())]
+INTERPRETED = (*MAKING, "torch_pt2e")
+OPTIONS = (
+    *INTERPRETED,
+    "torch_inductor",
+)  # of the config group: a flow of torch is a cell of its own
+ONCE_IS_ENOUGH = ("torch_inductor", "u8s8")  # the same as int8, and ten seconds to compile
+CELLS = [(backend, dtype) for backend in (*OPTIONS, FILE) for dtype in DTYPES]
+SUPPORTED = [cell for cell in CELLS if DTYPE_TABLE.get(cell) and cell != ONCE_IS_ENOUGH]
 QUANTIZED = [cell for cell in SUPPORTED if cell[1] != "fp32"]
 CALIBRATED = [backend for backend in INSTALLED if backend != "tflite"]  # it calibrates by itself
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
@@ -67,8 +76,10 @@ def accuracy(probabilities: Probabilities, data: Dataset) -> float:
 
 
 @pytest.mark.parametrize(("backend", "dtype"), CELLS)
-def test_resolves_as_the_dtype_table_says(backend: str, dtype: str) -> None:
+def test_resolves_as_the_dtype_table_says(quantize: Quantize, backend: str, dtype: str) -> None:
     config = make_config(f"backend={backend}", f"dtype={dtype}")
+    if (backend, dtype) == (FILE, "int8"):
+        config = quantize("backend=file").config
     quantizer = quantizer_of(config)
     promised = DTYPE_TABLE[backend, dtype]
     if promised is None:

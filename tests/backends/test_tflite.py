@@ -111,15 +111,6 @@ def test_dynamic_takes_the_converters_weights(override: str, reason: str) -> Non
         tflite("method=dynamic", override.lstrip("+")).resolve()
 
 
-@pytest.mark.parametrize(
-    "override", ["corrections.adaround=true", "slim=true", "method=qat", "dtype=w4a8"]
-)
-def test_a_given_file_is_scored_as_it_is(override: str, tmp_path: Path) -> None:
-    config = make_config("data=shapes", "backend=tflite_file", "backend.file=a.tflite", override)
-    with pytest.raises(UnsupportedError, match=r"^[\w.]+=\w+: backend\.file "):
-        quantizer_of(config).resolve()
-
-
 def test_a_file_that_keras_refuses(
     shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
 ) -> None:

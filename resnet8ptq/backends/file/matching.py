@@ -148,9 +148,7 @@ def _ways(have: Shape, takes: Shape) -> list[tuple[int, ...] | None]:
     return certain[:1] or fitting
 
 
-def _fits(
-    have: Shape, axes: tuple[int, ...] | None, takes: Shape, exactly: bool = False
-) -> bool:
+def _fits(have: Shape, axes: tuple[int, ...] | None, takes: Shape, exactly: bool = False) -> bool:
     moved = have if axes is None else tuple(have[axis] for axis in axes)
     pairs = list(zip(moved, takes, strict=False))
     same = all(a == b or (not exactly and None in (a, b)) for a, b in pairs)

@@ -81,9 +81,7 @@ def _ports(model: Any, indices: Any, kind: str) -> tuple[Port, ...]:
     """Return inputs or outputs, by the names of the first signature where it names them."""
     signed = getattr(model.signatureDefs[0], kind) if model.signatureDefs else None
     names = {item.tensorIndex: item.name.decode() for item in signed or []}
-    return tuple(
-        _port(model.subgraphs[0].tensors[i], names.get(i, "")) for i in map(int, indices)
-    )
+    return tuple(_port(model.subgraphs[0].tensors[i], names.get(i, "")) for i in map(int, indices))
 
 
 def _port(tensor: Any, name: str) -> Port:
