@@ -199,6 +199,8 @@ def _check_analysis(config: RunConfig, named: bool) -> None:
     chosen, excluded = config.nodes_to_quantize, config.nodes_to_exclude
     analysis, with_it = config.analysis.name, f"with analysis={config.analysis.name}"
     if analysis in ("sensitivity", "diagnose", "profile"):
+        takes = f"a backend that quantizes {with_it}; +analysis=inspect takes a file"
+        require("backend.name", "file", config.backend.name != "file", takes)
         plan = config.precision.plan
         require("precision.plan", plan, plan != "auto", f"null | bits by layer {with_it}")
         dtypes = " | ".join(name for name in DTYPES if name != "fp32")

@@ -16,13 +16,14 @@ def run_inspection(path: Path, cache_root: Path) -> None:
     Raises:
         ConfigError: the file is missing, unsafe, damaged, or cannot be run.
     """
-    contents = reading.admit(path, cache_root).contents
+    admitted = reading.admit(path, cache_root)
+    contents = admitted.contents
     console = stdout(None, 130)
     made_by = f", made by {contents.producer}" if contents.producer else ""
     batch = "" if contents.batch is None else f", batches of {contents.batch}"
     say(
         console,
-        f"{path}: {contents.format}{made_by}, {path.stat().st_size:,} bytes, "
+        f"{path}: {contents.format}{made_by}, {admitted.path.stat().st_size:,} bytes, "
         f"{sum(contents.operators.values())} operators, {len(contents.layers)} layers with "
         f"weights{batch}",
     )
