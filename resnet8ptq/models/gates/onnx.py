@@ -87,8 +87,8 @@ def read_quantized(path: Path) -> bytes:
     proto = onnx.ModelProto()
     with errors_as(ModelError, f"{path}: not an ONNX model"):
         proto.ParseFromString(content)
-        if not proto.graph.node:
-            raise ValueError("holds no graph")
+        if not 0 < len(proto.graph.node) <= MAX_NODES:
+            raise ValueError(f"has {len(proto.graph.node):,} nodes, takes 1 to {MAX_NODES:,}")
     for node in find_all(proto, onnx.NodeProto):
         known = node.domain == "com.microsoft" and node.op_type in CONTRIBUTED | NARROWED
         if not known and node.domain not in ONNX_DOMAINS:
