@@ -101,15 +101,16 @@ def _kept(suffix: str) -> str:
 
 
 def _digest(path: Path) -> str:
-    """Return a hash of a file and of those beside it that may hold its data."""
+    """Return a hash of a file, and the state of those beside it that hold its data."""
     digest = files.sha256(path)
     if path.suffix.lower() == ".xml":
         weights = path.with_suffix(".bin")
         return f"{digest} {files.sha256(weights) if weights.is_file() else ''}"
-    if path.suffix.lower() != ".onnx" or b"location" not in path.read_bytes():
+    content = path.read_bytes() if path.suffix.lower() == ".onnx" else b""
+    if b"location" not in content:
         return digest
-    beside = sorted(file for file in path.parent.iterdir() if file.is_file())
-    return f"{digest} {[(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in beside]}"
+    named = sorted(f for f in path.parent.iterdir() if f.name.encode() in content and f.is_file())
+    return f"{digest} {[(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in named]}"
 
 
 def _reader(path: Path) -> Any:
