@@ -67,6 +67,17 @@ def test_predicts_what_its_framework_predicts(
     np.testing.assert_allclose(got, cell.predict(IMAGES, IMAGES), atol=1e-6)
 
 
+def test_logits_behind_an_integer_softmax_are_floats(
+    quantize: Quantize, shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    cell = quantize("backend=tflite", "dtype=int8")
+    asked = make_config("data=shapes", "backend=file", f"backend.path={cell.artifact.path}")
+    quantizer = quantizer_of(quantizer_of(asked).fit(shapes_model))
+    batch = cell.data.test.inputs(slice(IMAGES))
+    got = quantizer.load(cell.artifact.path, THREADS).logits(batch)
+    np.testing.assert_allclose(got, cell.predictor.logits(batch), atol=1e-5)
+
+
 @pytest.mark.skipif(not is_installed(), reason="needs the extra openvino")
 def test_openvinos_two_files_become_one(
     quantize: Quantize, shapes_model: Fp32Model, tmp_path: Path, cache_root: Path

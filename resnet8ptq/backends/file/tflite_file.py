@@ -1,6 +1,7 @@
 """Reads a quantized .tflite file."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from ai_edge_litert.schema_py_generated import TensorType
 
 from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun, rounded
 from resnet8ptq.backends.tflite import contents as tflite
-from resnet8ptq.backends.tflite.predictor import end_at_logits, open_interpreter
+from resnet8ptq.backends.tflite.predictor import end_at_logits, open_interpreter, read_output
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
 
@@ -52,6 +53,10 @@ def read(content: bytes, path: Path) -> Contents:
 
 def open_run(content: bytes, threads: int) -> RawRun:
     """Load a file in LiteRT; inputs are resized to each batch."""
+    return _open(content, threads, lambda own, detail: own.get_tensor(detail["index"]))
+
+
+def _open(content: bytes, threads: int, read_one: Callable[[Any, Any], Any]) -> RawRun:
     interpreter = open_interpreter(content, threads)
 
     def run(values: Any) -> list[Any]:
@@ -66,7 +71,7 @@ def open_run(content: bytes, threads: int) -> RawRun:
         for detail, array in zip(details, values, strict=True):
             interpreter.set_tensor(detail["index"], array)
         interpreter.invoke()
-        return [interpreter.get_tensor(d["index"]) for d in interpreter.get_output_details()]
+        return [read_one(interpreter, detail) for detail in interpreter.get_output_details()]
 
     return run
 
@@ -74,7 +79,7 @@ def open_run(content: bytes, threads: int) -> RawRun:
 def open_logits(content: bytes, threads: int) -> RawRun | None:
     """Load a copy that ends before its softmax; None without one."""
     cut = end_at_logits(content)
-    return None if cut is None else open_run(cut, threads)
+    return None if cut is None else _open(cut, threads, read_output)
 
 
 def _ports(model: Any, indices: Any, kind: str) -> tuple[Port, ...]:
