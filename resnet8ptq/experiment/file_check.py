@@ -55,7 +55,7 @@ def check(
     chosen = np.linspace(0, len(data.train) - 1, min(SAMPLES, len(data.train)))
     tried = _Trial.of(config, evaluator, data.train.take(chosen.astype(np.int64)), path)
     causes = [*tried.input_ranges(), *tried.preprocessing(config), *tried.class_order()]
-    causes += tried.tensor_ranges()
+    causes = causes or [*tried.tensor_ranges()]
     shown = "" if sqnr is None else f", SQNR {sqnr:.1f} dB"
     what = f"the file is far from FP32 (loss {comparison.drop:.4g}{shown})"
     if not causes:
@@ -99,7 +99,7 @@ class _Trial:
             least, most = port.low, port.high
             if least is None or most is None or high <= low:
                 continue
-            holds = f"its input {port.name} holds {least:.4g} to {most:.4g}, the samples reach "
+            holds = f"its input {port.name!r} holds {least:.4g} to {most:.4g}, the samples reach "
             holds += f"{low:.4g} to {high:.4g}"
             if max(high / most if most > 0 else 0, low / least if least < 0 else 0) > CUT:
                 yield f"{holds}: it was calibrated on samples of another preprocessing"
