@@ -1,6 +1,7 @@
 """Files of other programs: which are read, which are refused, and what they return."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from resnet8ptq.backends.file import predictor, reading
 from resnet8ptq.backends.file.contents import Contents, Port, rounded
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.openvino.library import core, is_installed, library
+from resnet8ptq.config.schema import BackendConfig, TfliteConfig
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
+from resnet8ptq.evaluation.evaluator import as_fp32
 from resnet8ptq.models.contract import Tensor
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
@@ -311,3 +314,15 @@ def test_a_changed_file_is_read_again(quantize: Quantize, tmp_path: Path, cache_
     first = contents_of(path, cache_root)
     shutil.copyfile(quantize("backend=onnx", "dtype=uint8").artifact.path, path)
     assert contents_of(path, cache_root).weight_dtype != first.weight_dtype
+
+
+@pytest.mark.parametrize("keras", [True, False])
+def test_fp32_runs_where_its_framework_takes_it(
+    quantize: Quantize, shapes_model: Fp32Model, caplog: pytest.LogCaptureFixture, keras: bool
+) -> None:
+    path = quantize("backend=tflite", "dtype=int8").artifact.path
+    fp32 = shapes_model if keras else replace(shapes_model, source=shapes_model.onnx_path)
+    asked = make_config("data=shapes", "backend=file", f"backend.path={path}")
+    backend = as_fp32(quantizer_of(asked).fit(fp32)).backend
+    assert backend == (TfliteConfig() if keras else BackendConfig("onnx"))
+    assert ("FP32 runs in ONNX Runtime" in caplog.text) is not keras
