@@ -128,7 +128,9 @@ def _print(form: str, answers: Sequence[Answer]) -> None:
     else:
         print()
         for answer in answers:
-            print(f"{answer.verdict}: {describe(answer)}")
+            ended = answer.run is None or answer.run.status in ("ok", UNSUPPORTED)
+            verdict = answer.verdict if ended else "error"
+            print(f"{verdict}: {describe(answer)}")
 
 
 def _badness(code: int) -> int:

@@ -259,6 +259,7 @@ def test_matches_outputs_by_shape() -> None:
         ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"imge": "a"}, r"got 'imge', .*image"),
         ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"image": "b"}, r"got 'b', .*has a"),
         ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"image": [1]}, r"takes a name or"),
+        ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"image": {"axes": [0, 1, 3]}}, r"takes a n"),
     ],
 )
 def test_what_is_open_names_the_setting(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from resnet8ptq.backends.executorch import contents as executorch
+from resnet8ptq.backends.executorch.lowering import check_installed
 from resnet8ptq.backends.executorch.predictor import Network
 from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun
 from resnet8ptq.core import files
@@ -22,8 +23,10 @@ def fetch(path: Path) -> bytes:
     """Return the file's content.
 
     Raises:
+        UnsupportedError: ExecuTorch is not installed.
         ModelError: damaged, or with operators that are neither torch's nor XNNPACK's.
     """
+    check_installed()
     content = files.read_bytes(path, _MAX_BYTES)
     with errors_as(ModelError, f"{path}: not an ExecuTorch program for XNNPACK"):
         kinds = [operator.kind for operator in executorch.read(content)]

@@ -81,12 +81,21 @@ def _read(key: str, name: str, value: Any) -> dict[str, Any]:
     """Return a setting's value as a dict: a name stands for `{name: ...}`."""
     if isinstance(value, str):
         return {"name": value}
-    if not isinstance(value, Mapping) or not {*value} <= {*_KEYS}:
+    if not isinstance(value, Mapping) or not {*value} <= {*_KEYS} or not _is_plain(value):
         raise ConfigError(
             f"{key}.{name}: got {value}, takes a name or {{name: ..., axes: [...], scale: ..., "
             "zero_point: ...}"
         )
     return dict(value)
+
+
+def _is_plain(value: Mapping[str, Any]) -> bool:
+    """Tell whether the axes are an order of all axes, and the scale a positive number."""
+    axes, scale = value.get("axes"), value.get("scale")
+    ordered = axes is None or (
+        isinstance(axes, list) and {*axes} == {*range(len(axes))} and len({*axes}) == len(axes)
+    )
+    return ordered and (scale is None or (isinstance(scale, int | float) and scale > 0))
 
 
 def _plain(name: str) -> str:
