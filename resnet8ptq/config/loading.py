@@ -110,9 +110,9 @@ def type_config(names: Mapping[str, str | None]) -> DictConfig:
     """
     typed = OmegaConf.structured(RunConfig)
     for group, name in names.items():
-        for node in _WITH_OPTIONS:
-            if node.name == name and issubclass(node, _BASES[group]):
-                typed[group] = node
+        base = _BASES[group]
+        own = [node for node in _WITH_OPTIONS if node.name == name and issubclass(node, base)]
+        typed[group] = [base, *own][-1]
     assert isinstance(typed, DictConfig)
     return typed
 

@@ -13,7 +13,7 @@ from ai_edge_litert.tools import flatbuffer_utils
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.tflite import contents, converter, quantizer
-from resnet8ptq.backends.tflite.predictor import _end_at_logits as end_at_logits
+from resnet8ptq.backends.tflite.predictor import end_at_logits
 from resnet8ptq.core import isolation
 from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedError
 from resnet8ptq.data import registry
