@@ -53,11 +53,10 @@ class Combination:
 
     @property
     def framework(self) -> str:
-        """The framework, followed by a flow other than the default (pt2e, inductor), or `file`."""
+        """The framework, followed by a flow other than the default (pt2e), or `file`."""
         if self.backend == FileConfig.name:
             return f"{FILE_ENGINES.get(Path(self.path).suffix.lower(), '')} file".lstrip()
-        others = ("pt2e", "inductor")
-        return f"{self.backend} {self.flow}" if self.flow in others else self.backend
+        return f"{self.backend} {self.flow}" if self.flow == "pt2e" else self.backend
 
     @property
     def baseline(self) -> str:

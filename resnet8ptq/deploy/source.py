@@ -186,9 +186,4 @@ def fetch(
             f"run_id: run {record.run_id} has judged {config.backend.path}, which another program "
             "has made; takes a run that quantized a network"
         )
-    if getattr(config.backend, "flow", None) == "inductor":
-        raise ConfigError(
-            f"run_id: run {record.run_id} has backend.flow=inductor, a shared object that runs on "
-            "its own CPU only and cannot be checked; takes a run of another flow or backend"
-        )
     return Source(record, config, artifact, use, verdict, trusted)
