@@ -87,6 +87,26 @@ def onnx() -> Target:
     return Target(proto.SerializeToString(), onnx.read, "model.onnx")
 
 
+def quantized() -> Target:
+    """A quantized ONNX file of others, as far as it is read before ONNX Runtime sees it."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    from resnet8ptq.models.gates import onnx
+
+    levels = numpy_helper.from_array(np.ones((12, 10), np.int8), "levels")
+    scale = numpy_helper.from_array(np.float32(0.5), "scale")
+    nodes = [
+        helper.make_node("DequantizeLinear", ["levels", "scale"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    taken = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 12])
+    given = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 10])
+    graph = helper.make_graph(nodes, "g", [taken], [given], [levels, scale])
+    levels.external_data.add(key="location", value="model.onnx")
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return Target(proto.SerializeToString(), onnx.read_quantized, "model.onnx")
+
+
 def keras() -> Target:
     """A Keras file, as far as it is read before Keras sees it."""
     import h5py
@@ -174,5 +194,5 @@ def program() -> Target:
 
 TARGETS: dict[str, Callable[[], Target]] = {
     made.__name__: made
-    for made in (*(batch, meta, onnx, keras, table, entry, sweep, reference, program),)
+    for made in (*(batch, meta, onnx, quantized, keras, table, entry, sweep, reference, program),)
 }

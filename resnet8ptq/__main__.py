@@ -7,6 +7,7 @@
     resnet8ptq deploy     export a run's model as a folder for other machines, verified
     resnet8ptq report     write the report of a sweep again, from MLflow alone
     resnet8ptq verdict    pass or fail, as JSON and an exit code: one line in CI
+    resnet8ptq judge      quantized files of any program against their FP32 network: pass or fail
     resnet8ptq sync       log the runs that MLflow lacks
     resnet8ptq server     start MLflow on PostgreSQL, for a team
 
@@ -27,6 +28,7 @@ COMMANDS = {
     "deploy": "resnet8ptq.deploy.deploying:main",
     "report": "resnet8ptq.report.page:main",
     "verdict": "resnet8ptq.results.continuous_integration:main",
+    "judge": "resnet8ptq.judge:main",
     "sync": "resnet8ptq.tracking.sync:main",
     "server": "resnet8ptq.server.server:main",
 }

@@ -90,8 +90,9 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     left_s = None if isinstance(begun, Sweep) else begun.seconds_left(number)
     sweep = begun if isinstance(begun, Sweep) else callback.open_current()
     try:
-        again = bool(cfg.objectives)  # a search may propose a configuration twice
-        if finished := resume.find_finished(sweep, number, tags.get("identity"), again):
+        # A search may propose a configuration twice; `backend.path` is for backend=file alone.
+        again = bool(cfg.objectives) or (cfg.backend.name != "file" and cfg.backend.path)
+        if finished := resume.find_finished(sweep, number, tags.get("identity"), bool(again)):
             log.info("%s: skipped, finished as run %s", folder.name, finished.run_id)
             return finished
         if sweep.worker and cfg.threads is None:

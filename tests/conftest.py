@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from filelock import FileLock
@@ -207,14 +207,25 @@ def write(shapes: Dataset, shapes_model: model.Fp32Model) -> Write:
 
 
 @pytest.fixture(scope="session")
-def quantize(write: Write, shapes: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Quantize:
+def quantize(
+    write: Write,
+    shapes: Dataset,
+    shapes_model: model.Fp32Model,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Quantize:
     """Quantize with these overrides, once for all processes of the tests."""
     home = shared_folder(tmp_path_factory) / "cells"
     home.mkdir(exist_ok=True)
 
+    def fitted(config: RunConfig) -> RunConfig:
+        return cast(RunConfig, quantizer_of(config).fit(shapes_model))
+
     @cache
     def run(*overrides: str) -> Cell:
         config = make_config("data=shapes", *overrides)
+        if config.backend.name == "file" and config.backend.path is None:
+            made = run("backend=onnx", "dtype=int8").artifact.path
+            config = fitted(replace(config, backend=replace(config.backend, path=str(made))))
         folder = home / hashlib.sha256(repr(config).encode()).hexdigest()[:20]
         kept = folder.with_suffix(".pickle")
         with FileLock(folder.with_suffix(".lock")):

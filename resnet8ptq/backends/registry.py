@@ -12,6 +12,7 @@ BACKENDS = {
     "torch": "resnet8ptq.backends.torch.quantizer:TorchQuantizer",
     "openvino": "resnet8ptq.backends.openvino.quantizer:OpenvinoQuantizer",
     "tflite": "resnet8ptq.backends.tflite.quantizer:TfliteQuantizer",
+    "file": "resnet8ptq.backends.file.quantizer:FileQuantizer",
     "executorch": "resnet8ptq.backends.executorch.quantizer:ExecutorchQuantizer",
 }
 

@@ -110,9 +110,9 @@ def type_config(names: Mapping[str, str | None]) -> DictConfig:
     """
     typed = OmegaConf.structured(RunConfig)
     for group, name in names.items():
-        for node in _WITH_OPTIONS:
-            if node.name == name and issubclass(node, _BASES[group]):
-                typed[group] = node
+        base = _BASES[group]
+        own = [node for node in _WITH_OPTIONS if node.name == name and issubclass(node, base)]
+        typed[group] = [base, *own][-1]
     assert isinstance(typed, DictConfig)
     return typed
 
@@ -199,6 +199,8 @@ def _check_analysis(config: RunConfig, named: bool) -> None:
     chosen, excluded = config.nodes_to_quantize, config.nodes_to_exclude
     analysis, with_it = config.analysis.name, f"with analysis={config.analysis.name}"
     if analysis in ("sensitivity", "diagnose", "profile"):
+        takes = f"a backend that quantizes {with_it}; +analysis=inspect takes a file"
+        require("backend.name", "file", config.backend.name != "file", takes)
         plan = config.precision.plan
         require("precision.plan", plan, plan != "auto", f"null | bits by layer {with_it}")
         dtypes = " | ".join(name for name in DTYPES if name != "fp32")

@@ -4,12 +4,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from resnet8ptq.config.schema import ModelConfig, QuantizationConfig
+from resnet8ptq.config.schema import (
+    DTYPES,
+    FILE_ENGINES,
+    FileConfig,
+    ModelConfig,
+    QuantizationConfig,
+)
 
 
 @dataclass(frozen=True)
 class Combination:
-    """The settings that distinguish the runs of a sweep."""
+    """The settings that distinguish the runs of a sweep.
+
+    Attributes:
+        path: of a file that another program has quantized; else empty.
+        fp32: the framework that runs the FP32 network beside such a file.
+    """
 
     backend: str
     flow: str | None
@@ -17,31 +28,47 @@ class Combination:
     method: str
     calib: str
     per_channel: bool
+    path: str = ""
+    fp32: str = ""
 
     @classmethod
     def of_config(cls, config: QuantizationConfig) -> "Combination":
         """Return the combination of a config, which need not be checked yet."""
-        flow = getattr(config.backend, "flow", None)
-        names = (config.dtype.name, config.method, config.calib.name)
-        return cls(config.backend.name, flow, *names, config.per_channel)
+        backend = config.backend
+        names = (config.dtype.name, config.method, config.calib.name, config.per_channel)
+        if backend.name == FileConfig.name:  # its dtype is known when it is read
+            return cls(backend.name, None, "", *names[1:], backend.path or "")
+        return cls(backend.name, getattr(backend, "flow", None), *names)
 
     @classmethod
     def of_params(cls, params: Mapping[str, str]) -> "Combination":
         """Return the combination of a logged run."""
         backend, dtype, calib = (params.get(key, "?") for key in ("backend", "dtype", "calib"))
         method, per_channel = params.get("method", "static"), params.get("per_channel") == "true"
+        if backend == FileConfig.name:
+            path, fp32 = (params.get(key, "") for key in ("backend.path", "fp32_framework"))
+            named = method, calib, per_channel, "" if path == "null" else path, fp32
+            return cls(backend, None, _dtype_of_file(params), *named)
         return cls(backend, params.get("backend.flow"), dtype, method, calib, per_channel)
 
     @property
     def framework(self) -> str:
-        """The framework, followed by a flow other than the default (pt2e, file)."""
-        others = ("pt2e", "file")
-        return f"{self.backend} {self.flow}" if self.flow in others else self.backend
+        """The framework, followed by a flow other than the default (pt2e), or `file`."""
+        if self.backend == FileConfig.name:
+            return f"{FILE_ENGINES.get(Path(self.path).suffix.lower(), '')} file".lstrip()
+        return f"{self.backend} {self.flow}" if self.flow == "pt2e" else self.backend
+
+    @property
+    def baseline(self) -> str:
+        """The framework of the FP32 network."""
+        return self.fp32 or self.framework
 
     @property
     def cells(self) -> list[str]:
         """Framework, dtype, calibration, granularity; the last two are empty for fp32 and files."""
-        if self.dtype == "fp32" or self.flow == "file":  # another program quantized the file
+        if self.backend == FileConfig.name:
+            return [f"{self.framework} {Path(self.path).name}".rstrip(), self.dtype, "", ""]
+        if self.dtype == "fp32":
             return [self.framework, self.dtype, "", ""]
         calibration = self.calib if self.method == "static" else self.method
         if self.method == "qat":
@@ -57,6 +84,15 @@ class Combination:
         framework, dtype, calibration, granularity = self.cells
         parts = (framework, dtype, calibration.partition(",")[0], granularity)
         return "-".join(filter(None, parts)).replace(" ", "_")
+
+
+def _dtype_of_file(params: Mapping[str, str]) -> str:
+    """Return the dtype of a file: a name of `DTYPES` if there is one for it, else its weights'."""
+    weights, activations = (params.get(f"{kind}_dtype", "") for kind in ("weight", "activation"))
+    names = {pair: name for name, pair in DTYPES.items()}
+    if weights in ("float16", "bfloat16") or (activations, weights) == ("", ""):
+        return weights
+    return names.get((activations, weights), f"{weights} weights, {activations}")
 
 
 def name_network(config: ModelConfig, data_name: str = "") -> str:

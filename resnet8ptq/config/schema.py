@@ -59,11 +59,22 @@ _RECONSTRUCTION = {"corrections.reconstruction": limits.TRUE}
 _WEIGHT_ONLY = {**_QUANTIZED, **_with("method", "weight_only")}
 
 
+# By the suffix of a file for backend=file: the framework that runs it.
+FILE_ENGINES = {
+    ".onnx": "onnx",
+    ".tflite": "tflite",
+    ".xml": "openvino",
+    ".pte": "executorch",
+    ".pt2": "torch",
+}
+
+
 @dataclass
 class BackendConfig:
     """The framework that quantizes; base class of the options of each backend."""
 
     name: str = MISSING
+    path: str | None = limited(None, only=_with("backend.name", "file"), is_path=True)
 
 
 @dataclass
@@ -79,12 +90,20 @@ class TorchConfig(BackendConfig):
 
 @dataclass
 class TfliteConfig(BackendConfig):
-    """TensorFlow Lite: its converter, or an existing quantized file."""
+    """TensorFlow Lite: TensorFlow's converter."""
 
     name: str = "tflite"
-    flow: str = limited("convert", one_of("convert", "file"))
-    file: str | None = limited(None, only=_with("backend.flow", "file"), is_path=True)
     integer_io: bool | None = None
+
+
+@dataclass
+class FileConfig(BackendConfig):
+    """A file that another program has quantized."""
+
+    name: str = "file"
+    inputs: Any = None  # a dict, untyped: Hydra adds no keys to typed dicts
+    outputs: Any = None
+    fp32: str | None = limited(None, one_of(*dict.fromkeys(FILE_ENGINES.values())))
 
 
 @dataclass

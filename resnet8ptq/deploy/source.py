@@ -186,4 +186,9 @@ def fetch(
             "you trust its author, add trust=true"
         )
     config = load_config(folder / CONFIG_FILE, trusted)
+    if config.backend.name == "file":
+        raise ConfigError(
+            f"run_id: run {record.run_id} has judged {config.backend.path}, which another program "
+            "has made; takes a run that quantized a network"
+        )
     return Source(record, config, artifact, use, verdict, trusted)

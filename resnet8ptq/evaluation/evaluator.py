@@ -13,7 +13,15 @@ import numpy as np
 from resnet8ptq.backends.contract import Artifact, Predictor
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration.statistics import Range
-from resnet8ptq.config.schema import DtypeConfig, QuantizationConfig
+from resnet8ptq.config.schema import (
+    BackendConfig,
+    DtypeConfig,
+    ExecutorchConfig,
+    FileConfig,
+    QuantizationConfig,
+    TfliteConfig,
+    TorchConfig,
+)
 from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.machine import Runtime
@@ -36,9 +44,16 @@ DYNAMIC_BATCH_SIZE = 256
 Config = TypeVar("Config", bound=QuantizationConfig)
 
 
+# The options of the frameworks that have some, by name.
+_OPTIONS = {kind.name: kind for kind in (TorchConfig, TfliteConfig, ExecutorchConfig)}
+
+
 def as_fp32(config: Config) -> Config:
     """Return the settings of the FP32 network in the same framework."""
-    return replace(config, dtype=DtypeConfig("fp32"), method="static")
+    backend = config.backend
+    if isinstance(backend, FileConfig) and backend.fp32 is not None:
+        backend = _OPTIONS.get(backend.fp32, BackendConfig)(backend.fp32)
+    return replace(config, backend=backend, dtype=DtypeConfig("fp32"), method="static")
 
 
 def loader(config: QuantizationConfig, runtime: Runtime, path: Path) -> Load:
@@ -177,7 +192,7 @@ class Evaluator:
 
     def reference(self, config: QuantizationConfig, samples: Split) -> Scores:
         """Return the scores of the FP32 network in the framework of `config`, computed once."""
-        key = f"{_backend(config)} {samples.digest}"
+        key = f"{_backend(as_fp32(config))} {samples.digest}"
         if key not in self._references:
             self._references[key] = self._score(self.baseline(config, samples).outputs, samples)
         return self._references[key]
@@ -220,7 +235,7 @@ class Evaluator:
         reduction = self.task.reduction
         key: cache.Key = {
             "model": files.sha256(self.network.onnx_path),
-            "backend": _backend(config),
+            "backend": _backend(as_fp32(config)),
             "images": samples.digest,
             "reduction": f"{reduction} {code.behind(type(reduction).__module__)}"
             if reduction

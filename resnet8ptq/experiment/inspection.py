@@ -12,6 +12,7 @@ from resnet8ptq.core.records import names_of
 from resnet8ptq.data import registry
 from resnet8ptq.data.preprocessing import RAW, Preprocessing
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
+from resnet8ptq.experiment import file_inspection
 from resnet8ptq.experiment.settings import settle_data, settle_suite
 from resnet8ptq.models.contract import IF_PICTURES, Contract, Samples, arranged, match
 from resnet8ptq.models.model import module_of
@@ -37,6 +38,8 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
     """
     config = settle_suite(config)
     cache_root = cache.folder(config.cache_dir)
+    if config.backend.path is not None:
+        return file_inspection.run_inspection(Path(config.backend.path).expanduser(), cache_root)
     path = locate(config.model, config.data.name)
     samples = _find_samples(config, cache_root)
     sample = None if isinstance(samples, str) else samples.one

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pooch
 
-from resnet8ptq.config.schema import RunConfig, TfliteConfig
+from resnet8ptq.config.schema import FileConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.cache import downloads_folder
 from resnet8ptq.core.errors import UnsupportedError
@@ -122,8 +122,8 @@ def settle(config: RunConfig) -> RunConfig:
     if task.network is not None and config.model.path is None:
         config = replace(config, model=replace(config.model, path=_find(task.network, config)))
     backend = config.backend
-    if isinstance(backend, TfliteConfig) and backend.flow == "file" and backend.file is None:
-        config = replace(config, backend=replace(backend, file=_find(task.official, config)))
+    if isinstance(backend, FileConfig) and backend.path is None:
+        config = replace(config, backend=replace(backend, path=_find(task.official, config)))
     return config
 
 

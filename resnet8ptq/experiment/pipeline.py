@@ -21,7 +21,13 @@ from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32, loader
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.experiment import attention_report, outputs, preparation, preprocessing_check
+from resnet8ptq.experiment import (
+    attention_report,
+    file_check,
+    outputs,
+    preparation,
+    preprocessing_check,
+)
 from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
 from resnet8ptq.experiment.preparation import Preparation, Workspace
 from resnet8ptq.experiment.recorder import Recorder
@@ -60,7 +66,8 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     config, resolved = settings.config, settings.quantizer.resolve()
     _warn_of_saturation(resolved, network)
     _warn_of_depthwise(config, resolved, network)
-    attention_report.report(config, onnx.load(network.onnx_path).graph)
+    if config.backend.name != "file":
+        attention_report.report(config, onnx.load(network.onnx_path).graph)
     training = f"the training samples of {data.name}"
     check = partial(make_task, config.task, data, network, name=training)
     samples = draw(config, data, preparation.tunes(config), check)
@@ -89,11 +96,15 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     if doubt is not None:
         run.log_params({"doubt": doubt})
     _warn_of_noise(config, measurement.comparison.sqnr_db)
+    compared = quantized.path, measurement.comparison
+    if doubt is None and (cause := file_check.check(config, evaluator, samples.data, *compared)):
+        params["cause"] = cause
     params |= _describe_artifact(quantizer, quantized)
     params |= _describe_timing(config, samples, measurement)
     result = RunResult("ok", measurement=measurement, resolved=params)
     outputs.write(folder, config, result, quantized.artifact, samples, network)
-    run.log_model(quantized.path, _shapes(network), resolved.engine)
+    if config.backend.name != "file":  # the inputs of others' files are their own
+        run.log_model(quantized.path, _shapes(network), resolved.engine)
     return result
 
 
@@ -205,7 +216,7 @@ def _float_operators(prepared: Preparation) -> dict[str, str]:
     """
     config = prepared.config
     without = config.dtype.name == "fp32" or config.method in ("dynamic", "weight_only")
-    if not config.float_tail or without:
+    if not config.float_tail or without or config.backend.name == "file":
         return {}
     graph = onnx.load(prepared.network.onnx_path).graph
     left = {*find_float_nodes(graph, Selection.of(config))}
@@ -251,6 +262,8 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, fp32: Fp32Model) -
 
 def _warn_of_noise(config: RunConfig, sqnr_db: float | None) -> None:
     """Warn where the quantized network's outputs are far from FP32's, whatever it is scored by."""
+    if config.backend.name == "file":  # see `file_check`
+        return
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
         finest = config.per_channel or config.method == "weight_only"
         settings = "nodes_to_exclude=auto" if finest else "per_channel=true"

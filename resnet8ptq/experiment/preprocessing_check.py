@@ -62,7 +62,7 @@ def check(
     advice = "does the preprocessing fit the network?"
     if _tells_apart(split.labels):
         now, found = value(split.preprocessing), dict[str, float]()
-        for setting, steps in _usual(split, sized=config.preprocess.size is not None):
+        for setting, steps in usual(split, sized=config.preprocess.size is not None):
             found[setting] = value(steps)
         best = min(found, key=lambda setting: metric.cost(found[setting]), default="")
         if best and metric.cost(now) - metric.cost(found[best]) > BETTER:
@@ -96,7 +96,7 @@ def _tell_taken(taken: PreprocessConfig, split: Split) -> None:
     )
 
 
-def _usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
+def usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
     """Yield what pixels are usually made of, by the settings that choose it."""
     unit = _is_unit(split)
     if split.dtype != "float32" or (split.images.dtype != np.uint8 and not unit):

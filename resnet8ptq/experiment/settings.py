@@ -50,6 +50,8 @@ def settle(asked: RunConfig) -> Settings:
         PtqError: a file is missing, or a name is unknown.
     """
     config = settle_data(settle_suite(asked))
+    if config.backend.name != "file":  # of a sweep that has both
+        config = replace(config, backend=replace(config.backend, path=None))
     source = network_path.locate(config.model, config.data.name)
     if config.model.module is None:
         config = replace(config, model=replace(config.model, path=str(source)))

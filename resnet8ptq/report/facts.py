@@ -95,9 +95,12 @@ def _is_settled(record: RunRecord, key: str) -> bool:
     return record.status != "failed" or record.params.get(key) not in (None, "null")
 
 
+_NAMED = ("backend.flow", "backend.path")
+
+
 def _is_setting(key: str) -> bool:
     """Tell settings that a person chooses from derived values and from storage paths."""
-    shown = key.endswith(".name") or key == "backend.flow"  # in columns of their own
+    shown = key.endswith(".name") or key in _NAMED  # in columns of their own
     return key in _VARY or (key.startswith(_VARY_BELOW) and not shown)
 
 

@@ -102,6 +102,7 @@ def _reasons(named: Sequence[tuple[RunRecord, str]], hidden: Collection[str]) ->
         for begin, text in (
             (f"{record.status}: ", record.reason),
             ("", record.doubt),
+            ("far from FP32: ", record.cause),
             ("in float: ", record.float_operators),
             ("weight bits (dtype sets the rest): ", bits),
             ("execution: ", "" if "execution" in hidden else execution),

@@ -64,8 +64,8 @@ class Recommendation:
 
     @property
     def command(self) -> str:
-        """The command that deploys it; empty for FP32."""
-        if self.choice is None:
+        """The command that deploys it; empty for FP32, and for files of other programs."""
+        if self.choice is None or self.choice.record.combination.path:
             return ""
         words = [f"run_id={self.choice.record.run_id}"]
         for name, (key, default) in _STORE.items():
@@ -161,7 +161,7 @@ class Selection:
 
 def fp32_name(cell: Cell) -> str:
     """Return the name of the FP32 network of a run's framework in a timing."""
-    return f"{cell.record.combination.framework} fp32"
+    return f"{cell.record.combination.baseline} fp32"
 
 
 def finalists(selected: Selection) -> list[Cell]:
@@ -195,7 +195,8 @@ def why_none(selected: Selection) -> list[str]:
     for value in sorted({cell.metric(f"{BASELINE}{metric.name}") for cell in measured}):
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
-    if all(selected.outcome(cell) in (FAIL, VOID) for cell in measured):
+    ours = [cell for cell in measured if not cell.record.combination.path]
+    if ours and all(selected.outcome(cell) in (FAIL, VOID) for cell in measured):
         tried = any(cell.record.combination.per_channel for cell in measured)
         lines.append(
             f"To reduce the loss, try {'' if tried else 'per_channel=true, '}another calibration "

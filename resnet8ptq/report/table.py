@@ -17,7 +17,7 @@ COSTS = ("size kB", "reduction", "ms", "speedup")
 LIMIT, VOID = "limit", "void"  # the column of the verdicts, and one of them; see `verdicts`
 MANY = 50  # runs of a family that a table shows; of more, only the best
 FIRST = 20  # the best of many
-_BASELINE_KEYS = ("backend", "backend.flow", "data", "model.fold", "evaluate.split")
+_BASELINE_KEYS = ("data", "model.fold", "evaluate.split")
 _FIRST_NOTE = "The {first} best of {total} runs by {title}; the others: {others}."
 
 
@@ -138,7 +138,7 @@ def _baseline_rows(task: Task, records: Sequence[RunRecord], extra: list[str]) -
     nothing = [""] * (len(numeric(records)) - len(COSTS))
     return [
         [
-            *(record.combination.framework, "fp32", "", "", *extra),
+            *(record.combination.baseline, "fp32", "", "", *extra),
             *(nothing if unequal else _metric_cells(task, record, BASELINE)),
             *(_kb(record.baseline_size_bytes), "", _baseline_ms(records, key), ""),
             *("", "float", "baseline"),
@@ -156,7 +156,7 @@ def _baseline_ms(records: Sequence[RunRecord], key: tuple[str | None, ...]) -> s
 
 
 def _baseline_key(record: RunRecord) -> tuple[str | None, ...]:
-    return record.settings(*_BASELINE_KEYS)
+    return (record.combination.baseline, *record.settings(*_BASELINE_KEYS))
 
 
 def _run_cells(task: Task, record: RunRecord, p: float | None, limit: str) -> list[str]:

@@ -86,4 +86,5 @@ def print_answers(chosen: Sequence[Selection]) -> None:
         best = answers[0]
         say(console, f"Deploy {best.label} ({'; '.join(best.uses)}). {best.verdict}")
         say(console, f"  {'; '.join(best.facts)}")
-        say(console, f"  {best.command}")
+        if best.command:
+            say(console, f"  {best.command}")

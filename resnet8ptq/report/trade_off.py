@@ -140,7 +140,7 @@ def _baselines(family: Family, metric_name: str, scale: float) -> list[_Datum]:
     for cell in family.measured:
         value = cell.record.metrics.get(f"{BASELINE}{metric_name}")
         if value is not None:
-            measured.setdefault(cell.record.combination.framework, []).append(value)
+            measured.setdefault(cell.record.combination.baseline, []).append(value)
     return [
         _Datum(f"{framework} fp32", scale * float(np.median(values)), 0, 0, 0, "fp32", framework)
         for framework, values in measured.items()

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,7 +162,7 @@ def _as_good(sweep: SweepSummary) -> dict[str, Any] | None:
 def to_markdown(answer: Answer) -> str:
     """Return a sentence and a short table; texts from outside are escaped."""
     run = answer.run
-    lines = [f"**Quantization: {answer.verdict}.** {_say(answer)}", ""]
+    lines = [f"**Quantization: {answer.verdict}.** {describe(answer, _escape)}", ""]
     if run is not None:
         lines += [_row(["", "FP32", _escape(run.label)]), "|---|---:|---:|"]
         lines += [_row(cells) for cells in _rows(run) if any(cells[1:])]
@@ -172,22 +172,27 @@ def to_markdown(answer: Answer) -> str:
     return templates.tidy("\n".join(lines))
 
 
-def _say(answer: Answer) -> str:
+def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
+    """Return the verdict in a sentence or two.
+
+    Args:
+        show: makes texts from outside harmless.
+    """
     run = answer.run
     if run is None:
         use = f"No model is recommended for `use={answer.use}`. " if answer.use else ""
-        return f"{use}{_escape(answer.because)}"
-    begin = _escape(run.label)
+        return f"{use}{show(answer.because)}"
+    begin = show(run.label)
     if run.loss is None or run.loss_verdict is None:
-        return f"{begin}: {_escape(run.reason)}"
+        return f"{begin}: {show(run.reason)}"
     if answer.verdict == VOID:
-        return f"{begin}: a loss against this FP32 network means nothing ({_escape(run.reason)})."
+        return f"{begin}: a loss against this FP32 network means nothing ({show(run.reason)})."
     metric, limit = run.metric, _say_loss(run.metric, run.limit)
     name, loss = metric.loss_title.partition(",")[0], _say_loss(metric, run.loss)
-    text = f"{begin}: {_escape(name)} is {loss}{_say_bounds(run)}; the limit is {limit}."
+    text = f"{begin}: {show(name)} is {loss}{_say_bounds(run)}; the limit is {limit}."
     if run.verdict != run.loss_verdict and run.least is not None:
         value, least = _show(metric, run.value), metric.show(run.least)
-        text += f" {_escape(metric.title.capitalize())} is {value}, less than {least}."
+        text += f" {show(metric.title.capitalize())} is {value}, less than {least}."
     if needed := run.verdict_text.partition("(")[2].partition(")")[0]:
         text += f" Sample size for 80% power near this loss: {needed}."
     return text

@@ -28,7 +28,7 @@ from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, in_one_line, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 
-_MODEL = re.compile(r"model\.(onnx|tflite|pt|pt2|pte)")  # the quantized file of a run
+_MODEL = re.compile(r"model\.(onnx|tflite|pt|pt2|pte|zip)")  # the quantized file of a run
 _NO_STORE = Store("", "", "")  # of records whose files lie in their own folders
 _WORD = re.compile(r"[\w.:/@ -]+")  # in a query: no quotes
 

@@ -401,4 +401,4 @@ def _reproduce(record: RunRecord) -> str | None:
 
 def _printable_or_none(command: str) -> str | None:
     """Return a command if it is one printable line: a changed one would do something else."""
-    return command if command.isprintable() else None
+    return command if command and command.isprintable() else None

@@ -38,6 +38,8 @@ def find(settings: Settings) -> str:
         hashed["calib"] |= {"images": images.calibration.digest}
     network = network_path.digest(config.model, network_path.locate(config.model, images.name))
     hashed["model"] = {**hashed["model"], "path": network, "state_dict": None}
+    if config.backend.path is not None:
+        hashed["backend"] |= {"path": files.sha256(Path(config.backend.path).expanduser())}
     if config.calib.table is not None:
         hashed["calib"] |= {"table": files.sha256(Path(config.calib.table))}
     hashed["task"] |= {"own_code": tasks.fingerprint(config.task)}

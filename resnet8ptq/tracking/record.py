@@ -76,6 +76,7 @@ class RunRecord:
     seed = _param("seed")
     split = _param("evaluate.split")
     execution = _param("execution")  # see `backends.contract.Resolved`
+    cause = _param("cause")  # why a file is far from FP32
     doubt = _param("doubt")  # why FP32 is broken and the verdict void
     chosen_by = _param("chosen_by")
     scored_as = _param("scored_as", "classification")  # the task's name

@@ -44,13 +44,17 @@ DTYPE_TABLE = {
     ("openvino", "uint8"): None,
     ("openvino", "u8s8"): ("int8", "uint8"),
     ("openvino", "w4a8"): None,
+    **{("file", dtype): None for dtype in DTYPES},  # the file has its own dtype, and int8 means it
+    ("file", "int8"): ("int8", "int8"),
     # Weights alone: method=weight_only, see test_weight_only.py.
     **{(backend, dtype): None for backend in BACKENDS for dtype in WEIGHT_ONLY},
     **{("torch_pt2e", dtype): None for dtype in WEIGHT_ONLY},
 }
-_REASONS = r"qint8 weights|int8 kernels|below 8 bits|weights alone"
-INSTALLED = (*(b for b in BACKENDS if b != "openvino" or is_installed()), "torch_pt2e")
-CELLS = [(backend, dtype) for backend in INSTALLED for dtype in DTYPES]
+_REASONS = r"qint8 weights|int8 kernels|below 8 bits|weights alone|has its own dtype"
+FILE = "file"  # of another program: here that of backend=onnx
+MAKING = [b for b in BACKENDS if b != FILE and (b != "openvino" or is_installed())]
+INSTALLED = (*MAKING, "torch_pt2e")
+CELLS = [(backend, dtype) for backend in (*INSTALLED, FILE) for dtype in DTYPES]
 SUPPORTED = [cell for cell in CELLS if DTYPE_TABLE.get(cell)]
 QUANTIZED = [cell for cell in SUPPORTED if cell[1] != "fp32"]
 CALIBRATED = [backend for backend in INSTALLED if backend != "tflite"]  # it calibrates by itself
@@ -67,8 +71,10 @@ def accuracy(probabilities: Probabilities, data: Dataset) -> float:
 
 
 @pytest.mark.parametrize(("backend", "dtype"), CELLS)
-def test_resolves_as_the_dtype_table_says(backend: str, dtype: str) -> None:
+def test_resolves_as_the_dtype_table_says(quantize: Quantize, backend: str, dtype: str) -> None:
     config = make_config(f"backend={backend}", f"dtype={dtype}")
+    if (backend, dtype) == (FILE, "int8"):
+        config = quantize("backend=file").config
     quantizer = quantizer_of(config)
     promised = DTYPE_TABLE[backend, dtype]
     if promised is None:
@@ -138,8 +144,8 @@ def test_keeps_the_accuracy(
     assert not np.array_equal(probabilities, fp32)
 
 
-# A compiled package holds code, too.
-@pytest.mark.parametrize(("backend", "dtype"), QUANTIZED)
+# A file of another program has no FP32 file.
+@pytest.mark.parametrize(("backend", "dtype"), [cell for cell in QUANTIZED if cell[0] != FILE])
 def test_halves_the_size_at_least(quantize: Quantize, backend: str, dtype: str) -> None:
     whole = quantize(f"backend={backend}", "dtype=fp32").artifact.size_bytes
     assert quantize(f"backend={backend}", f"dtype={dtype}").artifact.size_bytes < whole / 2

@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 
+from resnet8ptq.backends.executorch import lowering
 from resnet8ptq.backends.executorch import quantizer as executorch_quantizer
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
@@ -126,6 +127,6 @@ def test_says_what_is_unsupported(overrides: list[str], reason: str) -> None:
 
 
 def test_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executorch_quantizer, "find_spec", lambda name: None)
+    monkeypatch.setattr(lowering, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"not installed; try .*install .*executorch"):
         quantizer_of(make_config("backend=executorch")).resolve()

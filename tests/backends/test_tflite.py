@@ -13,7 +13,7 @@ from ai_edge_litert.tools import flatbuffer_utils
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.tflite import contents, converter, quantizer
-from resnet8ptq.backends.tflite.predictor import _end_at_logits as end_at_logits
+from resnet8ptq.backends.tflite.predictor import end_at_logits
 from resnet8ptq.core import isolation
 from resnet8ptq.core.errors import ModelError, QuantizationError, UnsupportedError
 from resnet8ptq.data import registry
@@ -109,15 +109,6 @@ def test_other_networks_are_unsupported(
 def test_dynamic_takes_the_converters_weights(override: str, reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         tflite("method=dynamic", override.lstrip("+")).resolve()
-
-
-@pytest.mark.parametrize(
-    "override", ["corrections.adaround=true", "slim=true", "method=qat", "dtype=w4a8"]
-)
-def test_a_given_file_is_scored_as_it_is(override: str, tmp_path: Path) -> None:
-    config = make_config("data=shapes", "backend=tflite_file", "backend.file=a.tflite", override)
-    with pytest.raises(UnsupportedError, match=r"^[\w.]+=\w+: backend\.file "):
-        quantizer_of(config).resolve()
 
 
 def test_a_file_that_keras_refuses(

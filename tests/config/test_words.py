@@ -153,7 +153,7 @@ def test_a_wrong_input_leaves_no_run(tmp_path: Path, typed: list[str]) -> None:
     ("typed", "said"),
     [
         (["depoly"], "depoly: no such command; takes run | init | ui | advise | deploy | "
-         "report | verdict | sync | server (nearest: deploy)"),
+         "report | verdict | judge | sync | server (nearest: deploy)"),
         (["report", "abc"], "abc: got a word without a key, takes experiment= | run_id= | "),
         (["deploy", "uze=smallest"], "(nearest: use=)"),
         (["advise", "missing.onnx"], "missing.onnx, no such file"),

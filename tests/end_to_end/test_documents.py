@@ -28,6 +28,7 @@ from resnet8ptq.core.errors import PtqError
 from resnet8ptq.data.sources import arrays
 from resnet8ptq.deploy import deploying
 from resnet8ptq.experiment.settings import check_names
+from resnet8ptq.judge import Arguments
 from resnet8ptq.server import server
 from resnet8ptq.tasks.detection.heads import HEADS
 from tests.helpers.calling import REPO
@@ -86,8 +87,10 @@ COMMANDS = sorted(set(find_commands()), key=str)
 RUN = (("python", "run.py"), ("resnet8ptq", "run"), ("python", "-m", "resnet8ptq", "run"))
 RUNS = [shown for shown in COMMANDS if shown.after_any(*RUN) is not None]
 ANY = (("resnet8ptq",), ("python", "-m", "resnet8ptq"))
-BESIDE = [shown for shown in COMMANDS if shown.after_any(*ANY) is not None and shown not in RUNS]
-OTHERS = [shown for shown in COMMANDS if shown not in (*RUNS, *BESIDE)]
+JUDGING = [shown for shown in COMMANDS if shown.after_any(("resnet8ptq", "judge")) is not None]
+CALLED = [shown for shown in COMMANDS if shown.after_any(*ANY) is not None]
+BESIDE = [shown for shown in CALLED if shown not in (*RUNS, *JUDGING)]
+OTHERS = [shown for shown in COMMANDS if shown not in (*RUNS, *JUDGING, *BESIDE)]
 
 
 NOT_RUN = {  # programs of the documents that no test holds, and why not
@@ -159,6 +162,12 @@ parse = command.parse_words
 def test_a_command_beside_takes_the_words_shown(shown: Command) -> None:
     words = shown.after_any(*ANY) or ()
     assert words == ["--help"] or is_parsed(*words)
+
+
+@pytest.mark.parametrize("shown", JUDGING, ids=str)
+def test_judge_takes_the_words_shown(shown: Command) -> None:
+    words = shown.after("resnet8ptq", "judge") or ["--help"]
+    assert words == ["--help"] or Arguments.parse(words).to_sweep()
 
 
 @pytest.mark.parametrize("shown", OTHERS, ids=str)

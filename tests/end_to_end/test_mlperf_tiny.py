@@ -37,10 +37,10 @@ def folder(tmp_path):
 @pytest.mark.parametrize("name", TASKS)
 def test_files_are_found_in_the_folder(name, folder, no_downloads, caplog):
     asked = make_config(
-        f"benchmark={name}", f"benchmark.folder={folder}", "backend=tflite_file", "dtype=int8"
+        f"benchmark={name}", f"benchmark.folder={folder}", "backend=file", "dtype=int8"
     )
     found, task = mlperf_tiny.settle(asked), mlperf_tiny.SUITE[name]
-    assert found.backend.file == str(folder / task.official.path)
+    assert found.backend.path == str(folder / task.official.path)
     if task.network is not None:
         assert found.model.path == str(folder / task.network.path)
     if task.data is not None:
@@ -51,7 +51,7 @@ def test_files_are_found_in_the_folder(name, folder, no_downloads, caplog):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_what_is_missing_is_unsupported_and_says_where_it_is(name, no_downloads):
-    asked = make_config(f"benchmark={name}", "backend=tflite_file")
+    asked = make_config(f"benchmark={name}", "backend=file")
     with pytest.raises(
         UnsupportedError, match=rf"^benchmark={name}: .* is not in benchmark.folder"
     ):

@@ -310,7 +310,7 @@ def test_file_in_the_way_of_the_outputs(tmp_path: Path, name: str, mode: list[st
 def test_help_lists_the_groups(tmp_path: Path) -> None:
     found = call(tmp_path, "--help")
     assert found.code == 0
-    for group, option in (("backend", "tflite_file"), ("dtype", "u8s8"), ("data", "huggingface")):
+    for group, option in (("backend", "file"), ("dtype", "u8s8"), ("data", "huggingface")):
         assert f"\n  {group}={option} " in found.out
     assert "\n  backend=onnx (default) " in found.out
     assert "schema" not in found.out

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from resnet8ptq.config.schema import ModelConfig
-from resnet8ptq.core.errors import ConfigError, ModelError, UnsupportedError
+from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import conversion, network_path, sources
@@ -241,16 +241,14 @@ def test_a_saved_model_may_check_its_values(report):
         ("logits", ["dtype=fp32"]),
         ("logits", ["dtype=int8", "per_channel=true"]),
         ("float.tflite", ["dtype=fp32"]),
-        ("float.tflite", ["backend=tflite_file", "backend.file=int8.tflite"]),
     ],
 )
 def test_tflite_takes_a_saved_model_and_files_of_its_own(kept, tmp_path, name, overrides, capfd):
-    """Whatever is made, or copied, returns what the network does, as near as 8 bits come."""
+    """Whatever is made returns what the network does, as near as 8 bits come."""
     samples = np.random.default_rng(1).normal(size=(40, 8, 6, 3)).astype(np.float32)
     found = record_of(kept, name)
     network = Fp32Model("own", kept / name, "", kept / "none", True, found)
-    asked = [each.replace("file=int8", f"file={kept / 'int8'}") for each in overrides]
-    quantizer = quantizer_of(make_config("backend=tflite", *asked))
+    quantizer = quantizer_of(make_config("backend=tflite", *overrides))
     artifact = quantizer.quantize(network, Split(samples, np.zeros(40, np.int64), ""), tmp_path)
     told = capfd.readouterr().err
     assert "@defun" not in told and "trackable_obj" not in told
@@ -263,36 +261,12 @@ def test_tflite_takes_a_saved_model_and_files_of_its_own(kept, tmp_path, name, o
     assert noise < (0.2 if quantized else 1e-5) * np.abs(expected).max()
 
 
-def test_the_file_to_score_is_asked_for():
-    with pytest.raises(ConfigError, match=r"^backend\.file: got null, takes a quantized \.tflite"):
-        quantizer_of(make_config("backend=tflite_file")).resolve()
-
-
 def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
     network = Fp32Model("own", kept / "float.tflite", "", kept, True, record_of(kept, "logits"))
     split = Split(np.zeros((2, 8, 6, 3), np.float32), np.zeros(2, np.int64), "")
     quantizer = quantizer_of(make_config("backend=tflite"))
     with pytest.raises(UnsupportedError, match=r"float\.tflite: .*takes a Keras file or a Saved"):
         quantizer.quantize(network, split, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "shape", "says"),
-    [
-        ("float.tflite", (8, 6, 3), "quantized nothing"),
-        ("saved_model.pb", (8, 6, 3), "takes a quantized .tflite file"),
-        ("gone.tflite", (8, 6, 3), "takes a quantized .tflite file"),
-        ("int8.tflite", (6, 8, 3), "takes [8, 6, 3], the samples are [6, 8, 3]"),
-    ],
-)
-def test_a_file_that_cannot_be_scored_is_named(kept, tmp_path, file, shape, says):
-    network = Fp32Model("own", kept / "logits", "", kept, True, record_of(kept, "logits"))
-    split = Split(np.zeros((2, *shape), np.float32), np.zeros(2, np.int64), "")
-    path = kept / "damaged" / file if file == "saved_model.pb" else kept / file
-    quantizer = quantizer_of(make_config("backend=tflite_file", f"backend.file={path}"))
-    with pytest.raises(ConfigError) as caught:
-        quantizer.quantize(network, split, tmp_path)
-    assert str(caught.value).startswith("backend.file: ") and says in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +324,7 @@ def test_float16_weights_of_a_tflite_file_are_widened(kept, report):
 def test_a_quantized_tflite_file_is_no_baseline(report):
     kind, message, _ = report["int8.tflite"]
     assert kind == "ModelError"
-    assert "backend=tflite_file backend.file= scores" in message
+    assert "backend=file backend.path= scores" in message
     assert "takes the FP32 model" in message
 
 

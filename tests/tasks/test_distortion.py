@@ -93,7 +93,7 @@ def test_kl_divergence_is_zero_for_equals_and_has_a_direction():
 # Logits
 
 
-@pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "executorch"])  # no logits
+@pytest.mark.parametrize("backend", [b for b in BACKENDS if b not in ("executorch", "file")])
 def test_softmax_of_the_logits_is_the_probabilities(
     backend: str, shapes: Dataset, shapes_model: Fp32Model, cache_root: Path
 ) -> None:

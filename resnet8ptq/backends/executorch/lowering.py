@@ -4,16 +4,25 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from resnet8ptq.backends.torch.program import export
 from resnet8ptq.backends.torch.torchscript import Example
+from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 
 _FLOAT_LAYER = (
     "a layer in float behind one in 8 bits: XNNPACK's partitioner refuses it; takes networks "
     "without nodes_to_exclude and without 32 bits in precision.plan"
 )
+
+
+def check_installed() -> None:
+    """Raise `UnsupportedError` without the extra `executorch`."""
+    if find_spec("executorch") is None:
+        mend = invocation.install("executorch")
+        raise UnsupportedError(f"backend=executorch: ExecuTorch is not installed; try {mend}")
 
 
 def lower(module: Any, example: Example, most: int) -> bytes:

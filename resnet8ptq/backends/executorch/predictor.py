@@ -17,7 +17,7 @@ from resnet8ptq.graph.torch_module import as_tensors
 
 def load(path: Path, threads: int) -> Predictor:
     """Load a program of `lowering.lower`; it gives no logits."""
-    return Predictor(_Network(path.read_bytes(), threads), lambda: None)
+    return Predictor(Network(path.read_bytes(), threads), lambda: None)
 
 
 @dataclass
@@ -50,7 +50,7 @@ _POOL = _Pool()
 
 
 @dataclass
-class _Network:
+class Network:
     """A function that runs a program on batches of any size, in parts that its memory holds."""
 
     content: bytes
@@ -69,6 +69,11 @@ class _Network:
         starts = range(0, len(batch), self._most)
         parts = [self._run(batch[start : start + self._most]) for start in starts]
         return tuple(np.concatenate(outputs) for outputs in zip(*parts, strict=True))
+
+    @property
+    def metadata(self) -> Any:
+        """ExecuTorch's facts on its inputs and outputs."""
+        return self._method.metadata
 
     def _run(self, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
         return [

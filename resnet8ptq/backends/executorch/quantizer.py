@@ -6,7 +6,6 @@ lowered to XNNPACK, which runs its operators on 8-bit kernels. The result is one
 
 import logging
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
@@ -20,12 +19,13 @@ from resnet8ptq.backends.contract import (
     Takes,
     refuse_others,
 )
+from resnet8ptq.backends.executorch.lowering import check_installed
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import QuantizationConfig
-from resnet8ptq.core import files, invocation
+from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
@@ -63,9 +63,7 @@ class ExecutorchQuantizer:
     def resolve(self) -> Resolved:
         """Return weight and activation dtype; raise `UnsupportedError` without ExecuTorch."""
         config = self.config
-        if find_spec("executorch") is None:
-            mend = invocation.install("executorch")
-            raise UnsupportedError(f"backend=executorch: ExecuTorch is not installed; try {mend}")
+        check_installed()
         if config.dtype.name == "fp32":
             return Resolved()
         if Plan.of(config.precision, WeightScheme.of(config)).is_narrow:

@@ -32,7 +32,7 @@ def open_run(content: bytes, threads: int) -> Run:
 
 def _open_logits(content: bytes, threads: int) -> Run | None:
     """Open a copy without the softmax: an interpreter that keeps all tensors has no XNNPACK."""
-    cut = _end_at_logits(content)
+    cut = end_at_logits(content)
     return None if cut is None else open_run(cut, threads)
 
 
@@ -44,7 +44,7 @@ def _run(interpreter: Any, batch: NDArray[np.float32]) -> tuple[NDArray[np.float
         interpreter.allocate_tensors()
     interpreter.set_tensor(details["index"], to_input(batch, details))
     interpreter.invoke()
-    return tuple(_read(interpreter, output) for output in interpreter.get_output_details())
+    return tuple(read_output(interpreter, output) for output in interpreter.get_output_details())
 
 
 def to_input(batch: NDArray[np.float32], details: dict[str, Any]) -> NDArray[Any]:
@@ -56,15 +56,16 @@ def to_input(batch: NDArray[np.float32], details: dict[str, Any]) -> NDArray[Any
     return np.clip(levels, -128, 127).astype(np.int8)
 
 
-def _read(interpreter: Any, details: dict[str, Any]) -> NDArray[np.float32]:
+def read_output(interpreter: Any, details: dict[str, Any]) -> NDArray[np.float32]:
+    """Return an output; integers with a scale as floats."""
     output = interpreter.get_tensor(details["index"])
-    if details["dtype"] == np.int8:
-        scale, zero_point = details["quantization"]
+    scale, zero_point = details["quantization"]
+    if scale and output.dtype.kind in "iu":
         output = (output.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
     return np.asarray(output)
 
 
-def _end_at_logits(content: bytes) -> bytes | None:
+def end_at_logits(content: bytes) -> bytes | None:
     """Make the final softmax's input the only output; None if the graph ends otherwise."""
     model = contents.read(content)
     graph = model.subgraphs[0]

@@ -1,7 +1,7 @@
 """TensorFlow Lite: quantized by TensorFlow's converter, run by LiteRT's interpreter.
 
 The converter takes a Keras file or a SavedModel. A float .tflite file is an FP32 baseline without
-conversion. With `backend.flow=file`, the user brings the quantized .tflite file.
+conversion.
 
 This is the deployment path of MLPerf Tiny. The converter folds, calibrates and places scales
 itself, so that it supports few of the settings; `resolve` names the others with a reason. Changed
@@ -36,9 +36,8 @@ from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig, TfliteConfig
 from resnet8ptq.core import files, isolation
-from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
-from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import TFLITE_FORMATS, find_format
@@ -75,14 +74,6 @@ _DYNAMIC_TAKES: Takes = {
     "precision.plan": ([None], _DYNAMIC),
     **{f"corrections.{name}": ([False], _DYNAMIC) for name in CORRECTIONS},
 }
-_FILE = "backend.file is scored unchanged"
-_FILE_TAKES: Takes = {
-    "dtype.name": (["int8"], "backend.file holds int8"),
-    "method": (["static", "dynamic"], _FILE),
-    "precision.plan": ([None], _FILE),
-    **{f"corrections.{name}": ([False], _FILE) for name in CORRECTIONS},
-    "slim": ([False], _FILE),
-}
 
 
 @dataclass(frozen=True)
@@ -98,13 +89,11 @@ class TfliteQuantizer:
         """Return weight and activation dtype and the format."""
         if self.config.dtype.name == "fp32":
             return Resolved()
-        refuse_others(self.config, _TAKES if self._file is None else _FILE_TAKES)
+        refuse_others(self.config, _TAKES)
         if Selection.of(self.config).float_layers:
             raise UnsupportedError(f"precision.plan: got {FLOAT_BITS} bits; {_OPERATORS}")
         if self._options.integer_io and self.config.method == "dynamic":
             raise UnsupportedError("backend.integer_io=true: method=dynamic takes floats only")
-        if self._options.integer_io is not None and self._file is not None:
-            raise UnsupportedError(f"backend.integer_io: {_FILE}")
         if self.config.method == "dynamic":
             refuse_others(self.config, _DYNAMIC_TAKES)
         return Resolved(
@@ -116,27 +105,23 @@ class TfliteQuantizer:
 
     def fit(self, model: Fp32Model) -> QuantizationConfig:
         """Check that the converter takes the network's file; see `contract.Quantizer`."""
-        if self._file is None or self.config.dtype.name == "fp32":
-            if not model.fold:
-                raise UnsupportedError("model.fold=false: TFLite's converter always folds")
-            self._find_format(model.source)
+        if not model.fold:
+            raise UnsupportedError("model.fold=false: TFLite's converter always folds")
+        self._find_format(model.source)
         return self.config
 
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
-        """Convert the network, in a separate process, or copy the user's quantized file.
+        """Convert the network, in a separate process.
 
         Raises:
             UnsupportedError: see `resolve`, `fit` and `rewriting.rewrite`; or the converter ignores
                 `per_channel`.
-            ConfigError: `backend.file` is no quantized .tflite file, or takes other samples;
-                `precision.plan` names an unknown layer.
+            ConfigError: `precision.plan` names an unknown layer.
         """
         self.resolve()
         path = folder / MODEL_FILE
-        if self._file is not None and self.config.dtype.name != "fp32":
-            return self._copy(self._file, path, calibration.input_shape)
         self.fit(model)
         if self._find_format(model.source) == "tflite":
             content = model.source.read_bytes()
@@ -186,32 +171,6 @@ class TfliteQuantizer:
     def _plan(self) -> Plan:
         return Plan.of(self.config.precision, WeightScheme.of(self.config))
 
-    @property
-    def _file(self) -> Path | None:
-        """The user's quantized file, with `backend.flow=file`."""
-        backend = self._options
-        if backend.flow != "file":
-            return None
-        if backend.file is None:
-            raise ConfigError(
-                "backend.file: got null, takes a quantized .tflite file with backend.flow=file"
-            )
-        return Path(backend.file).expanduser()
-
-    def _copy(self, file: Path, path: Path, shape: tuple[int, ...]) -> Artifact:
-        try:
-            content = file.read_bytes()
-            [input_] = predictor.open_interpreter(content, 1).get_input_details()
-            artifact = self._read(content, path, check=False)
-        except (OSError, RuntimeError, ValueError, IndexError, QuantizationError) as error:
-            raise ConfigError(
-                f"backend.file: got {file} ({one_line(error)}), takes a quantized .tflite file"
-            ) from None
-        if (takes := input_["shape"][1:].tolist()) != list(shape):
-            raise ConfigError(f"backend.file: {file} takes {takes}, the samples are {list(shape)}")
-        path.write_bytes(content)
-        return artifact
-
     def _find_format(self, source: Path) -> str:
         """Return the name of the file's format; raise `UnsupportedError` for other formats."""
         file_format = find_format(source)
@@ -247,18 +206,14 @@ class TfliteQuantizer:
         fp32, corrected = (onnx.load(p).graph for p in (model.uncorrected or network, network))
         return rewriting.rewrite(content, fp32, corrected, plan, activations.find_around([]))
 
-    def _read(self, content: bytes, path: Path, check: bool = True) -> Artifact:
-        """Return the artifact that the file's content describes.
-
-        Args:
-            check: raise an error if the scales do not agree with `per_channel`.
-        """
+    def _read(self, content: bytes, path: Path) -> Artifact:
+        """Return the artifact that the file's content describes."""
         model = contents.read(content)
         quantized, in_float = self._split(model)
         if not quantized:
             raise QuantizationError("TFLite's converter quantized nothing")
         per_channel = self.config.per_channel
-        for weights in quantized if check else ():
+        for weights in quantized:
             scales = len(weights.quantization.scale)
             channels = int(weights.shape[weights.quantization.quantizedDimension])
             if scales != (channels if per_channel else 1):

@@ -20,7 +20,7 @@ from resnet8ptq.models.gates.exported_program import read
 MODEL_FILE, FORMAT = "model.pt2", "PT2"
 
 _ops = torch.ops.quantized_decomposed
-_ROUNDED = (
+ROUNDED = (
     _ops.quantize_per_tensor.default,
     _ops.dequantize_per_tensor.default,
     _ops.dequantize_per_channel.default,
@@ -79,7 +79,7 @@ def _end_at_logits(module: Any) -> Run | None:
         return None
     (output,) = outputs
     graph.set_codegen(module.graph._codegen)
-    while output.target in _ROUNDED:
+    while output.target in ROUNDED:
         output = output.args[0]
     if output.target not in SOFTMAX:
         return None
@@ -91,5 +91,5 @@ def _end_at_logits(module: Any) -> Run | None:
 def count_layers(path: Path) -> tuple[int, int]:
     """Count the convolutions and matrix products with dequantized data and weights, and others."""
     layers = [node for node in _open(path).graph.nodes if node.target in LAYERS]
-    quantized = sum(all(i.target in _ROUNDED for i in layer.args[:2]) for layer in layers)
+    quantized = sum(all(i.target in ROUNDED for i in layer.args[:2]) for layer in layers)
     return quantized, len(layers) - quantized

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.layers import LAYERS, RECURRENT
 from resnet8ptq.graph.pruning import find_all
@@ -38,6 +39,16 @@ SkipLayerNormalization SkipSimplifiedLayerNormalization SparseToDenseMatMul Torc
 TransposeMatMul Trilu UnfoldTensor Unique
 """
 CONTRIBUTED = frozenset(_CONTRIBUTED.split())
+# Those of quantized and optimized files: they compute on numbers, too.
+_NARROWED = """
+DequantizeLinear DynamicQuantizeLSTM DynamicQuantizeMatMul FusedConv FusedGemm FusedMatMul
+FusedMatMulActivation GatherBlockQuantized GemmFastGelu MatMulBnb4 MatMulInteger16
+MatMulIntegerToFloat MatMulNBits MulInteger NhwcConv NhwcFusedConv NhwcMaxPool QAttention
+QEmbedLayerNormalization QGemm QLinearAdd QLinearAveragePool QLinearConcat QLinearConv
+QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearReduceMean QLinearSigmoid QLinearSoftmax
+QLinearWhere QuantizeLinear ReduceSumInteger
+"""
+NARROWED = frozenset(_NARROWED.split())
 _NARROW = {
     getattr(TensorProto, name)
     for name in ("INT8", "UINT8", "INT4", "UINT4", "FLOAT8E4M3FN", "FLOAT8E5M2")
@@ -63,6 +74,59 @@ def read(path: Path) -> onnx.ModelProto:
         proto.ir_version = max(proto.ir_version, 4)  # some IR 3 files lack initializers as inputs
     check(proto, path)
     return proto
+
+
+def read_quantized(path: Path) -> bytes:
+    """Return the content of a quantized file that is safe to run, its external data inside.
+
+    Raises:
+        ModelError: too large, damaged, with operators that do more than compute, or with data
+            outside of the file's own folder.
+    """
+    content = files.read_bytes(path, MAX_BYTES)
+    proto = onnx.ModelProto()
+    with errors_as(ModelError, f"{path}: not an ONNX model"):
+        proto.ParseFromString(content)
+        if not 0 < len(proto.graph.node) <= MAX_NODES:
+            raise ValueError(f"has {len(proto.graph.node):,} nodes, takes 1 to {MAX_NODES:,}")
+    for node in find_all(proto, onnx.NodeProto):
+        known = node.domain == "com.microsoft" and node.op_type in CONTRIBUTED | NARROWED
+        if not known and node.domain not in ONNX_DOMAINS:
+            raise ModelError(
+                f"{path}: operator {node.op_type!r} of domain {node.domain!r}; takes ONNX's own, "
+                "and com.microsoft's that compute"
+            )
+    if proto.functions:
+        raise ModelError(f"{path}: holds functions; takes an export with those inlined")
+    outside = [t for t in find_all(proto, TensorProto) if t.external_data or _is_external(t)]
+    for tensor in outside:
+        _read_inside(tensor, path)
+    return proto.SerializeToString() if outside else content
+
+
+def _is_external(tensor: TensorProto) -> bool:
+    return bool(tensor.data_location == TensorProto.EXTERNAL)
+
+
+def _read_inside(tensor: TensorProto, path: Path) -> None:
+    """Replace a reference to a file beside `path` by the data there."""
+    where = {entry.key: entry.value for entry in tensor.external_data}
+    name = where.get("location", "")
+    beside = path.parent / name
+    if not name or Path(name).name != name or beside.is_symlink():
+        raise ModelError(
+            f"{path}: tensor {tensor.name!r} lies in {name!r}; takes files beside the model, named "
+            "without a folder"
+        )
+    with errors_as(ModelError, f"{path}: the data of {tensor.name!r} cannot be read"):
+        whole = files.read_bytes(beside, MAX_BYTES)
+        start = int(where.get("offset") or 0)
+        size = int(where.get("length") or len(whole) - start)
+        if not 0 <= start <= start + size <= len(whole):
+            raise ValueError(f"{start} + {size} bytes of {len(whole)}")
+    tensor.raw_data = whole[start : start + size]
+    tensor.data_location = TensorProto.DEFAULT
+    del tensor.external_data[:]
 
 
 def check(proto: onnx.ModelProto, path: Path) -> None:

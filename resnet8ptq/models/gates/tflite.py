@@ -43,7 +43,7 @@ def _reasons_against(model: Any) -> Iterator[str]:
             role = "weights" if constant else "values"
             yield (
                 f"already quantized ({kind} {role} {name!r}); takes the FP32 model; beside it, "
-                "backend=tflite_file backend.file= scores this one"
+                "backend=file backend.path= scores this one"
             )
         if kind == "float16" and not constant:  # float16 weights convert to float32 exactly
             yield f"{name!r} is computed in float16; takes the FP32 model, or float16 weights"

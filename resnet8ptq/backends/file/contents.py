@@ -1,0 +1,146 @@
+"""The facts of a quantized file of any format: inputs, outputs, bits of its layers."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Runs a file: its inputs [n, ...] to its outputs [n, ...], both in the file's order and dtypes.
+RawRun = Callable[[Sequence[NDArray[Any]]], Sequence[NDArray[Any]]]
+
+FLOATS = ("float32", "float16", "bfloat16", "float64")
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a file.
+
+    Attributes:
+        shape: without the batch axis; a free size is None.
+        scale, zero_point: of an integer port that holds rounded floats; scale None: integers, or a
+            file that does not tell.
+        low, high: the values that an input can hold, where the file rounds it.
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    scale: float | None = None
+    zero_point: int = 0
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.name} [{sizes}] {self.dtype}"
+
+
+def rounded(port: Port, scale: float, zero_point: int, levels: str) -> Port:
+    """Return a port whose values are rounded to levels of this dtype.
+
+    >>> rounded(Port("x", (2,), "uint8"), 0.5, 0, "uint8").high
+    127.5
+    """
+    limits = np.iinfo(levels)
+    low, high = (scale * (level - zero_point) for level in (limits.min, limits.max))
+    if port.dtype in FLOATS:
+        return replace(port, low=low, high=high)
+    return replace(port, scale=scale, zero_point=zero_point, low=low, high=high)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution or matrix product with weights.
+
+    Attributes:
+        weights: dtype in which they are stored, such as `int4`.
+        activations: dtype that the layer computes with, such as `uint8`.
+    """
+
+    operator: str
+    name: str
+    weights: str
+    activations: str
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its weights are integers."""
+        return self.weights not in FLOATS
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The facts of a file.
+
+    Attributes:
+        format: with its version, such as `ONNX opset 13`.
+        producer: the program that wrote the file, as the file says; may be empty.
+        layers: in order of execution.
+        operators: number of each operator.
+        batch: samples that the file takes at once; None: any number.
+        dynamic: activation ranges are measured while the file runs.
+        simulated: the file computes integers in float.
+    """
+
+    format: str
+    producer: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    layers: tuple[Layer, ...]
+    operators: Mapping[str, int]
+    batch: int | None = None
+    dynamic: bool = False
+    simulated: bool = False
+
+    @property
+    def quantized(self) -> list[Layer]:
+        """The layers with integer weights."""
+        return [layer for layer in self.layers if layer.is_quantized]
+
+    @property
+    def narrowed(self) -> list[Layer]:
+        """The quantized layers; without any, those in float16 or bfloat16."""
+        return self.quantized or [
+            layer for layer in self.layers if layer.weights in ("float16", "bfloat16")
+        ]
+
+    @property
+    def weight_dtype(self) -> str:
+        """The dtypes of the weights of `narrowed`."""
+        return _listed(layer.weights for layer in self.narrowed)
+
+    @property
+    def activation_dtype(self) -> str:
+        """The dtypes that the layers of `narrowed` compute with."""
+        return _listed(layer.activations for layer in self.narrowed)
+
+    @property
+    def execution(self) -> str:
+        """See `backends.contract.Resolved`."""
+        if self.simulated:
+            return "simulated"
+        if not self.quantized:
+            return "float"
+        in_float = all(layer.activations in FLOATS for layer in self.quantized)
+        return "weights only, computed in float" if in_float else "integer"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, for `of_json`."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> "Contents":
+        """Return the contents that `to_json` wrote."""
+        ports = {
+            key: tuple(Port(**{**port, "shape": tuple(port["shape"])}) for port in values[key])
+            for key in ("inputs", "outputs")
+        }
+        layers = tuple(Layer(**layer) for layer in values["layers"])
+        return cls(**{**values, **ports, "layers": layers})
+
+
+def _listed(dtypes: Iterable[str]) -> str:
+    return ", ".join(name for name, _ in Counter(dtypes).most_common())

@@ -1,0 +1,75 @@
+"""Reads a quantized ExecuTorch program (.pte)."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from resnet8ptq.backends.executorch import contents as executorch
+from resnet8ptq.backends.executorch.lowering import check_installed
+from resnet8ptq.backends.executorch.predictor import Network
+from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ModelError, errors_as
+from resnet8ptq.core.records import pack as pack_records
+
+_MAX_BYTES = 2**31 - 1
+_KNOWN = re.compile(r"XNN\w+|(aten|quantized_decomposed|executorch_prim|dim_order_ops)::.*")
+# torch's codes of types.
+_DTYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32"}
+
+
+def fetch(path: Path) -> bytes:
+    """Return the file's content.
+
+    Raises:
+        UnsupportedError: ExecuTorch is not installed.
+        ModelError: damaged, or with operators that are neither torch's nor XNNPACK's.
+    """
+    check_installed()
+    content = files.read_bytes(path, _MAX_BYTES)
+    with errors_as(ModelError, f"{path}: not an ExecuTorch program for XNNPACK"):
+        kinds = [operator.kind for operator in executorch.read(content)]
+    if strange := [kind for kind in kinds if not _KNOWN.fullmatch(kind)]:
+        raise ModelError(f"{path}: operator {strange[0]!r}; takes torch's and XNNPACK's")
+    return content
+
+
+def read(content: bytes, path: Path) -> Contents:
+    """Return the facts of what `fetch` returned."""
+    operators = executorch.read(content)
+    meta = Network(content, 1).metadata
+    inputs = [meta.input_tensor_meta(number) for number in range(meta.num_inputs())]
+    outputs = [meta.output_tensor_meta(number) for number in range(meta.num_outputs())]
+    return Contents(
+        format="ExecuTorch",
+        producer="",
+        inputs=tuple(_port(f"input_{number}", value) for number, value in enumerate(inputs)),
+        outputs=tuple(_port(f"output_{number}", value) for number, value in enumerate(outputs)),
+        layers=tuple(_layer(each) for each in operators if each.is_layer),
+        operators=dict(Counter(operator.kind for operator in operators).most_common()),
+    )
+
+
+def open_run(content: bytes, threads: int) -> RawRun:
+    """Load a program in ExecuTorch's runtime, which plans memory for a number of samples."""
+    network = Network(content, threads)
+
+    def run(values: Any) -> Any:
+        named = {str(number): array for number, array in enumerate(values)}
+        return network(values[0] if len(values) == 1 else pack_records(named))
+
+    return run
+
+
+def open_logits(content: bytes, threads: int) -> None:
+    """Return None: a program cannot be cut."""
+
+
+def _port(name: str, value: Any) -> Port:
+    return Port(name, tuple(value.sizes())[1:], _DTYPES.get(value.dtype(), "unknown"))
+
+
+def _layer(operator: executorch.Operator) -> Layer:
+    dtype = "int8" if operator.integer else "float32"
+    return Layer(operator.kind, "", dtype, dtype)

@@ -1,0 +1,183 @@
+"""Matches a file's inputs and outputs to those of the FP32 network, by name and shape.
+
+The result has the form of the settings `backend.inputs` and `backend.outputs`, so that a run's
+config holds it, and a person can set what the file leaves open.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from resnet8ptq.backends.file.contents import Port
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.text import or_nearest
+from resnet8ptq.models.contract import Shape, Tensor
+
+Match = dict[str, dict[str, Any]]  # by the FP32 network's name: name, axes, scale, zero_point
+_KEYS = ("name", "axes", "scale", "zero_point", "shape")
+_AFFIXES = re.compile(r"^serving_default_|:\d+$|^Statefulpartitionedcall:?", re.IGNORECASE)
+
+
+def match_inputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, path: Any) -> Match:
+    """Return the input of the file for each input of the FP32 network that the file takes.
+
+    Raises:
+        ConfigError: a name, a layout or a scale is open; names the setting.
+    """
+    matched = _pair("backend.inputs", tensors, ports, asked, path)
+    taken = {one["name"] for one in matched.values()}
+    if missing := [port for port in ports if port.name not in taken]:
+        raise _open("backend.inputs", tensors, ports, path, f"nothing fills {missing[0]}")
+    for tensor in tensors:
+        if tensor.name in matched:
+            _settle(matched[tensor.name], tensor, ports, tensor.shape, True, path)
+    return matched
+
+
+def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, path: Any) -> Match:
+    """Return the output of the file for each output of the FP32 network; errors as of inputs."""
+    matched = _pair("backend.outputs", tensors, ports, asked, path)
+    if missing := [tensor for tensor in tensors if tensor.name not in matched]:
+        raise _open("backend.outputs", tensors, ports, path, f"nothing is {missing[0]}")
+    for tensor in tensors:
+        _settle(matched[tensor.name], tensor, ports, tensor.shape, False, path)
+    return matched
+
+
+def _pair(
+    key: str, tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, path: Any
+) -> Match:
+    """Return the pairs: those that are set, of one name, of one kind, and the last one left."""
+    matched = {name: _read(key, name, value) for name, value in (asked or {}).items()}
+    names = [tensor.name for tensor in tensors]
+    for name, one in matched.items():
+        if name not in names:
+            raise ConfigError(f"{key}: got {name!r}, the network has {or_nearest(name, names)}")
+        known = [port.name for port in ports]
+        if one.get("name") is not None and one["name"] not in known:
+            raise ConfigError(
+                f"{key}.{name}: got {one['name']!r}, {path} has {or_nearest(one['name'], known)}"
+            )
+    ways = (
+        lambda tensor, port: tensor.name == port.name,
+        lambda tensor, port: _plain(tensor.name) == _plain(port.name),
+        lambda tensor, port: bool(_ways(port.shape, tensor.shape)),
+        lambda tensor, port: len(tensors) == len(ports) == 1,
+    )
+    for fits in ways:
+        taken = {one.get("name") for one in matched.values()}
+        left = [t for t in tensors if matched.get(t.name, {}).get("name") is None]
+        free = [port for port in ports if port.name not in taken]
+        pairs = [(tensor, port) for tensor in left for port in free if fits(tensor, port)]
+        for tensor, port in pairs:
+            alone = sum(t is tensor for t, _ in pairs) == sum(p is port for _, p in pairs) == 1
+            if alone:
+                matched.setdefault(tensor.name, {})["name"] = port.name
+    return {name: one for name, one in matched.items() if one.get("name") is not None}
+
+
+def _read(key: str, name: str, value: Any) -> dict[str, Any]:
+    """Return a setting's value as a dict: a name stands for `{name: ...}`."""
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping) or not {*value} <= {*_KEYS} or not _is_plain(value):
+        raise ConfigError(
+            f"{key}.{name}: got {value}, takes a name or {{name: ..., axes: [...], scale: ..., "
+            "zero_point: ...}"
+        )
+    return dict(value)
+
+
+def _is_plain(value: Mapping[str, Any]) -> bool:
+    """Tell whether the axes are an order of all axes, and the scale a positive number."""
+    axes, scale = value.get("axes"), value.get("scale")
+    ordered = axes is None or (
+        isinstance(axes, list) and {*axes} == {*range(len(axes))} and len({*axes}) == len(axes)
+    )
+    return ordered and (scale is None or (isinstance(scale, int | float) and scale > 0))
+
+
+def _plain(name: str) -> str:
+    return _AFFIXES.sub("", name.rpartition("/")[2]).casefold()
+
+
+def _settle(
+    one: dict[str, Any],
+    tensor: Tensor,
+    ports: Sequence[Port],
+    network: Shape,
+    is_input: bool,
+    path: Any,
+) -> None:
+    """Fill in layout and scale of a pair, in place."""
+    key = f"backend.{'inputs' if is_input else 'outputs'}.{tensor.name}"
+    [port] = [port for port in ports if port.name == one["name"]]
+    if "axes" not in one:
+        ways = _ways(network, port.shape) if is_input else _ways(port.shape, network)
+        if not ways and not is_input and _same_values(port.shape, network):
+            one["shape"] = list(network)
+            ways = [None]
+        if not ways:
+            raise ConfigError(
+                f"{key}: {path} has {port}, the network {tensor}; takes the same sizes in any "
+                f"order of the axes: {key}={{name: {port.name}, axes: [...]}}"
+            )
+        if len(ways) > 1 and port.name != tensor.name:
+            raise ConfigError(
+                f"{key}: {port} of {path} may be {tensor} in {len(ways)} orders of its axes; try "
+                f"{key}={{name: {port.name}, axes: {[*range(len(network))]}}}"
+            )
+        one["axes"] = None if ways[0] is None else list(ways[0])
+    rounded = port.dtype in ("int8", "uint8", "int16", "uint16") and not tensor.is_integer
+    if rounded and one.get("scale") is None:
+        if port.scale is None and not is_input:
+            raise ConfigError(
+                f"{key}: {path} returns {port.dtype} and no scale; try "
+                f"{key}={{name: {port.name}, scale: ..., zero_point: ...}}"
+            )
+        # An input without a scale takes whole numbers, such as pixels; see `predictor`.
+        one["scale"], one["zero_point"] = port.scale, port.zero_point
+
+
+def _ways(have: Shape, takes: Shape) -> list[tuple[int, ...] | None]:
+    """Return the orders of axes that lead from one shape to another; None: unchanged.
+
+    A free size fits every size. Known sizes that fit unchanged leave no other way.
+    """
+    if have == takes:
+        return [None]
+    rank = len(have)
+    axes = tuple(range(rank))
+    moves: list[tuple[int, ...] | None] = [None]
+    if rank > 1:
+        moves += [axes[-1:] + axes[:-1], axes[1:] + axes[:1]]
+    fitting = [m for m in dict.fromkeys(moves) if _fits(have, m, takes)]
+    certain = [m for m in fitting if _fits(have, m, takes, exactly=True)]
+    return certain[:1] or fitting
+
+
+def _fits(have: Shape, axes: tuple[int, ...] | None, takes: Shape, exactly: bool = False) -> bool:
+    moved = have if axes is None else tuple(have[axis] for axis in axes)
+    pairs = list(zip(moved, takes, strict=False))
+    same = all(a == b or (not exactly and None in (a, b)) for a, b in pairs)
+    return len(moved) == len(takes) and same
+
+
+def _same_values(have: Shape, takes: Shape) -> bool:
+    """Tell whether two shapes hold the same values in the same order, such as [1, 1, 10] and [10].
+
+    At most one axis is longer than 1 in both.
+    """
+    if None in have or None in takes:
+        return False
+    long = [[size for size in shape if size != 1] for shape in (have, takes)]
+    return long[0] == long[1] or math.prod(map(int, filter(None, have))) == 1
+
+
+def _open(
+    key: str, tensors: Sequence[Tensor], ports: Sequence[Port], path: Any, why: str
+) -> ConfigError:
+    listed = ", ".join(map(str, ports))
+    pairs = ", ".join(f"{tensor.name}: ..." for tensor in tensors)
+    return ConfigError(f"{key}: {why}; {path} has {listed}; try '{key}={{{pairs}}}'")

@@ -1,0 +1,210 @@
+"""Reads a quantized ONNX file: QDQ, QOperator, dynamic, weights in blocks, float16."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from resnet8ptq.backends.file.contents import FLOATS, Contents, Layer, Port, RawRun, rounded
+from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.session import end_at_logits, open_session
+from resnet8ptq.models.gates import onnx as gate
+
+# By operator: the index of its weights, and of the zero point of its data (-1: none).
+_LAYERS = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul", "FusedConv", "FusedGemm"), (1, -1)),
+    **dict.fromkeys(("FusedMatMul", "LSTM", "GRU", "RNN", "Attention", "NhwcFusedConv"), (1, -1)),
+    **dict.fromkeys(("QLinearConv", "QLinearMatMul", "QGemm"), (3, 2)),
+    **dict.fromkeys(("ConvInteger", "MatMulInteger"), (1, 2)),
+    **dict.fromkeys(("DynamicQuantizeMatMul", "DynamicQuantizeLSTM"), (1, -1)),
+    "MatMulIntegerToFloat": (1, 4),
+    "QAttention": (1, 6),
+    "MatMulNBits": (1, -1),
+}
+# By operator: the indices of scale and zero point of its data, and of its output.
+_SCALES = {"DequantizeLinear": (1, 2), "QLinearConv": (1, 2), "QLinearMatMul": (1, 2)}
+_SCALES |= {"QGemm": (1, 2), "QuantizeLinear": (1, 2)}
+_OUTPUT_SCALES = {"QuantizeLinear": (1, 2), "QLinearConv": (6, 7), "QLinearMatMul": (6, 7)}
+_OUTPUT_SCALES |= {"QGemm": (7, 8), "QLinearSoftmax": (3, 4), "QLinearAdd": (6, 7)}
+_OUTPUT_SCALES |= {"QLinearGlobalAveragePool": (3, 4), "QLinearSigmoid": (3, 4)}
+_ROUNDED = ("int8", "uint8", "int16", "uint16")
+_MOVES = ("Identity", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")
+
+
+def fetch(path: Path) -> bytes:
+    """Return the file with its external data inside; unchanged without external data."""
+    return gate.read_quantized(path)
+
+
+def read(content: bytes, path: Path) -> Contents:
+    """Return the facts of what `fetch` returned."""
+    proto = onnx.ModelProto.FromString(content)
+    graph = _Graph.of(proto.graph)
+    main = max((o.version for o in proto.opset_import if o.domain in gate.ONNX_DOMAINS), default=0)
+    operators = Counter(node.op_type for node in proto.graph.node)
+    return Contents(
+        format=f"ONNX opset {main}",
+        producer=f"{proto.producer_name} {proto.producer_version}".strip().removesuffix(" None"),
+        inputs=tuple(map(graph.input, gate.graph_inputs(proto.graph))),
+        outputs=tuple(map(graph.output, proto.graph.output)),
+        layers=tuple(graph.layers(proto.graph)),
+        operators=dict(operators.most_common()),
+        batch=_batch(gate.graph_inputs(proto.graph)),
+        dynamic=any(name.startswith("DynamicQuantize") for name in operators),
+    )
+
+
+def open_run(content: bytes, threads: int) -> RawRun:
+    """Load a file in ONNX Runtime."""
+    session = open_session(content, threads)
+    names = [value.name for value in session.get_inputs()]
+    return lambda values: session.run(None, dict(zip(names, values, strict=True)))
+
+
+def open_logits(content: bytes, threads: int) -> RawRun | None:
+    """Load a copy that ends before its softmax; None without one."""
+    proto = onnx.ModelProto.FromString(content)
+    return open_run(proto.SerializeToString(), threads) if end_at_logits(proto) else None
+
+
+def _batch(inputs: list[onnx.ValueInfoProto]) -> int | None:
+    sizes = {v.type.tensor_type.shape.dim[0].dim_value for v in inputs if _dims(v)} - {0}
+    return max(sizes) if sizes else None
+
+
+def _dims(value: onnx.ValueInfoProto) -> Any:
+    return value.type.tensor_type.shape.dim
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """The constants of a graph, and who makes and takes each tensor."""
+
+    constants: dict[str, onnx.TensorProto]
+    producers: dict[str, onnx.NodeProto]
+    consumers: dict[str, list[onnx.NodeProto]]
+
+    @classmethod
+    def of(cls, graph: onnx.GraphProto) -> "_Graph":
+        constants = {tensor.name: tensor for tensor in graph.initializer}
+        producers: dict[str, onnx.NodeProto] = {}
+        consumers: dict[str, list[onnx.NodeProto]] = {}
+        for node in graph.node:
+            if node.op_type == "Constant" and (value := gate.read_constant(node)) is not None:
+                constants[node.output[0]] = value
+            producers |= dict.fromkeys(node.output, node)
+            for name in node.input:
+                consumers.setdefault(name, []).append(node)
+        return cls(constants, producers, consumers)
+
+    def input(self, value: onnx.ValueInfoProto) -> Port:
+        """Return an input, with the scale that its only kind of consumer has for it."""
+        around = self._takers(value.name)
+        triples = {self._scale(node, _SCALES.get(node.op_type)) for node in around}
+        return _port(value, triples.pop() if len(triples) == 1 else None)
+
+    def _takers(self, name: str) -> list[onnx.NodeProto]:
+        """Return the nodes that take a tensor, also in another order of its axes."""
+        takers: list[onnx.NodeProto] = []
+        for node in self.consumers.get(name, []):
+            moved = node.op_type in _MOVES and node.op_type != "Cast"
+            takers += self._takers(node.output[0]) if moved else [node]
+        return takers
+
+    def output(self, value: onnx.ValueInfoProto) -> Port:
+        """Return an output, with the scale that its producer has for it."""
+        node = self.producers.get(value.name)
+        while node is not None and node.op_type in _MOVES and node.op_type != "Cast":
+            node = self.producers.get(node.input[0])
+        port = _port(value, None)
+        if node is None or port.dtype not in _ROUNDED:
+            return port
+        return _port(value, self._scale(node, _OUTPUT_SCALES.get(node.op_type)))
+
+    def layers(self, graph: onnx.GraphProto) -> Iterator[Layer]:
+        """Yield the layers with constant weights."""
+        for node in graph.node:
+            if node.op_type not in _LAYERS:
+                continue
+            weights, zero = _LAYERS[node.op_type]
+            stored = self._stored(node.input[weights]) if len(node.input) > weights else ""
+            if node.op_type == "MatMulNBits":
+                stored = f"int{attribute(node, 'bits', 4)}"
+            if stored:
+                name = node.name or node.output[0]
+                yield Layer(node.op_type, name, stored, self._computed(node, zero, stored))
+
+    def _stored(self, name: str) -> str:
+        """Return the dtype of the constant behind weights; empty if they are computed."""
+        for _ in range(10):
+            if name in self.constants:
+                return _dtype(self.constants[name].data_type)
+            node = self.producers.get(name)
+            if node is None or not node.input:
+                return ""
+            if node.op_type == "QuantizeLinear":
+                return self._zero_dtype(node, 2)
+            if node.op_type not in (*_MOVES, "DequantizeLinear"):
+                return ""
+            name = node.input[0]
+        return ""
+
+    def _computed(self, node: onnx.NodeProto, zero: int, stored: str) -> str:
+        """Return the dtype of the data that a layer computes with."""
+        floats = stored if stored in FLOATS else "float32"
+        if node.op_type.startswith("DynamicQuantize"):
+            return "uint8"
+        if zero >= 0:
+            return self._zero_dtype(node, zero)
+        name = node.input[0]
+        for _ in range(10):
+            maker = self.producers.get(name)
+            if maker is None or maker.op_type not in (*_MOVES, "DequantizeLinear"):
+                return floats
+            if maker.op_type == "DequantizeLinear":
+                return self._zero_dtype(maker, 2)
+            name = maker.input[0]
+        return floats
+
+    def _zero_dtype(self, node: onnx.NodeProto, index: int) -> str:
+        """Return the dtype of a zero point; without one it is uint8, by ONNX's default."""
+        tensor = self.constants.get(node.input[index]) if len(node.input) > index else None
+        return "uint8" if tensor is None else _dtype(tensor.data_type)
+
+    def _scale(
+        self, node: onnx.NodeProto, places: tuple[int, int] | None
+    ) -> tuple[float, int, str] | None:
+        """Return scale, zero point and its dtype of a whole tensor at these inputs of a node."""
+        if places is None or len(node.input) <= places[0]:
+            return None
+        scale = self._scalar(node.input[places[0]])
+        zero = self._scalar(node.input[places[1]]) if len(node.input) > places[1] else 0
+        if scale is None or zero is None:
+            return None
+        return float(scale), int(zero), self._zero_dtype(node, places[1])
+
+    def _scalar(self, name: str) -> Any:
+        if not name:
+            return 0
+        tensor = self.constants.get(name)
+        if tensor is None or int(np.prod(tensor.dims)) != 1:
+            return None
+        return numpy_helper.to_array(tensor).reshape(()).item()
+
+
+def _dtype(code: int) -> str:
+    """Return NumPy's name of a type."""
+    name = gate.type_name(code)
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
+def _port(value: onnx.ValueInfoProto, triple: tuple[float, int, str] | None) -> Port:
+    shape = tuple(dim.dim_value if dim.dim_value > 0 else None for dim in _dims(value))[1:]
+    dtype = _dtype(value.type.tensor_type.elem_type)
+    port = Port(value.name, shape, dtype)
+    return port if triple is None or triple[2] not in _ROUNDED else rounded(port, *triple)

@@ -1,0 +1,165 @@
+"""Reads a quantized network of OpenVINO: an .xml file and the .bin file beside it.
+
+Both are kept in one zip archive, whose members are stored unchanged.
+"""
+
+import io
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun
+from resnet8ptq.backends.openvino.library import compile_graph, core, library
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ModelError, errors_as
+
+ARCHIVE = ".zip"  # both files in one
+
+_MAX_BYTES = 2**31 - 1
+_GRAPH, _WEIGHTS = "model.xml", "model.bin"
+_LAYERS = ("Convolution", "GroupConvolution", "ConvolutionBackpropData", "MatMul")
+_MOVES = ("Convert", "Multiply", "Subtract", "Reshape", "Transpose", "Unsqueeze", "Squeeze")
+_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "boolean": "bool"}
+_NAMES |= {f"{sign}{bits}": f"{word}{bits}" for sign, word in (("i", "int"), ("u", "uint"))
+           for bits in (1, 2, 3, 4, 8, 16, 32, 64)}  # fmt: skip
+
+
+def fetch(path: Path) -> bytes:
+    """Return an archive of the .xml file and the .bin file of the same name; or such an archive.
+
+    Raises:
+        ModelError: one is missing.
+    """
+    if path.suffix == ARCHIVE:
+        return files.read_bytes(path, _MAX_BYTES)
+    weights = path.with_suffix(".bin")
+    if not weights.is_file() or weights.is_symlink():
+        raise ModelError(f"{path}: its weights are not in {weights.name} beside it")
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as packed:
+        for name, file in ((_GRAPH, path), (_WEIGHTS, weights)):
+            packed.writestr(zipfile.ZipInfo(name), files.read_bytes(file, _MAX_BYTES))
+    return archive.getvalue()
+
+
+def read(content: bytes, path: Path) -> Contents:
+    """Return the facts of what `fetch` returned.
+
+    Raises:
+        ModelError: damaged, or the graph has operators that are not OpenVINO's.
+    """
+    with errors_as(ModelError, f"{path}: OpenVINO cannot read it"):
+        graph = _graph(content)
+    others = {operator.get_type_info().version_id for operator in graph.get_ops()}
+    if strange := [name for name in others if not name.startswith("opset")]:
+        raise ModelError(f"{path}: operators of {strange[0]!r}; takes those of OpenVINO's opsets")
+    operators = Counter(operator.get_type_name() for operator in graph.get_ordered_ops())
+    unseen = {"Constant", "Parameter", "Result"}
+    return Contents(
+        format="OpenVINO IR",
+        producer="OpenVINO, NNCF" if graph.has_rt_info(["nncf"]) else "OpenVINO",
+        inputs=tuple(map(_port, graph.inputs)),
+        outputs=tuple(map(_port, graph.outputs)),
+        layers=tuple(_layers(graph)),
+        operators={name: n for name, n in operators.most_common() if name not in unseen},
+        batch=_batch(graph.inputs),
+    )
+
+
+def open_run(content: bytes, threads: int) -> RawRun:
+    """Compile an archive's graph for the CPU."""
+    graph = _graph(content)
+    request = compile_graph(graph, threads).create_infer_request()
+
+    def run(values: Any) -> list[Any]:
+        for index, array in enumerate(values):
+            tensor = request.get_input_tensor(index)
+            tensor.shape = array.shape
+            tensor.data[...] = array
+        request.infer()
+        return [request.get_output_tensor(i).data.copy() for i in range(len(graph.outputs))]
+
+    return run
+
+
+def open_logits(content: bytes, threads: int) -> RawRun | None:
+    """Load a copy that ends before its softmax; None without one."""
+    graph = _graph(content)
+    if len(graph.outputs) != 1:
+        return None
+    result = graph.get_results()[0]
+    last = result.input_value(0).get_node()
+    if last.get_type_name() not in ("Softmax", "SoftMax"):
+        return None
+    cut = library().Model([last.input_value(0)], graph.get_parameters())
+    request = compile_graph(cut, threads).create_infer_request()
+
+    def run(values: Any) -> list[Any]:
+        for index, array in enumerate(values):
+            request.set_input_tensor(index, library().Tensor(array))
+        request.infer()
+        return [request.get_output_tensor(0).data.copy()]
+
+    return run
+
+
+def _graph(content: bytes) -> Any:
+    with zipfile.ZipFile(io.BytesIO(content)) as packed:
+        return core().read_model(packed.read(_GRAPH), packed.read(_WEIGHTS))
+
+
+def _batch(inputs: Any) -> int | None:
+    shapes = [value.get_partial_shape() for value in inputs]
+    sizes = {s[0].get_length() for s in shapes if len(s) and not s[0].is_dynamic}
+    return max(sizes) if sizes else None
+
+
+def _port(value: Any) -> Port:
+    sizes = [None if size.is_dynamic else size.get_length() for size in value.get_partial_shape()]
+    kind = value.get_element_type().get_type_name()
+    name = value.get_any_name() if value.get_names() else value.get_node().get_friendly_name()
+    return Port(name, tuple(sizes[1:]), _NAMES.get(kind, kind))
+
+
+def _layers(graph: Any) -> Iterator[Layer]:
+    for operator in graph.get_ordered_ops():
+        kind = operator.get_type_name()
+        if kind in _LAYERS and (stored := _stored(operator.input_value(1))):
+            name = operator.get_friendly_name()
+            yield Layer(kind, name, stored, _computed(operator.input_value(0), stored))
+
+
+def _stored(value: Any) -> str:
+    """Return the dtype of the constant behind weights; empty if they are computed."""
+    for _ in range(10):
+        node = value.get_node()
+        kind = node.get_type_name()
+        if kind == "Constant":
+            name = node.get_output_element_type(0).get_type_name()
+            return _NAMES.get(name, name)
+        if kind == "FakeQuantize":
+            return _levels(node)
+        if kind not in _MOVES:
+            return ""
+        value = node.input_value(0)
+    return ""
+
+
+def _computed(value: Any, stored: str) -> str:
+    """Return the dtype of the data of a layer: integers behind FakeQuantize."""
+    for _ in range(10):
+        node = value.get_node()
+        if node.get_type_name() == "FakeQuantize":
+            return _levels(node)
+        if node.get_type_name() not in ("Reshape", "Transpose", "Squeeze", "Unsqueeze"):
+            break
+        value = node.input_value(0)
+    return stored if stored in ("float16", "bfloat16") else "float32"
+
+
+def _levels(node: Any) -> str:
+    """Return the dtype of the levels of a FakeQuantize."""
+    bits = max(1, int(node.get_attributes()["levels"] - 1).bit_length())
+    return f"uint{bits}" if bits in (1, 2, 4, 8, 16) else "float32"

@@ -1,0 +1,106 @@
+"""Runs a file on the FP32 network's samples, and returns the FP32 network's outputs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.backends.contract import Predictor, Run
+from resnet8ptq.backends.file.contents import Contents, Port, RawRun
+from resnet8ptq.backends.file.matching import Match
+from resnet8ptq.backends.file.reading import Admitted
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.records import feed, names_of
+from resnet8ptq.data.preprocessing import arrange
+
+
+def load(admitted: Admitted, inputs: Match, outputs: Match, threads: int) -> Predictor:
+    """Load a file; `inputs` and `outputs` match it to the network, see `matching`."""
+    contents = admitted.contents
+    whole = _Network(admitted.open_run(threads), contents, inputs, outputs)
+
+    def open_logits() -> Run | None:
+        run = admitted.open_logits(threads)
+        return None if run is None else _Network(run, contents, inputs, {})
+
+    return Predictor(whole, open_logits)
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A function from network inputs to network outputs.
+
+    Attributes:
+        outputs: empty: all outputs, unchanged.
+    """
+
+    run: RawRun
+    contents: Contents
+    inputs: Match
+    outputs: Match
+
+    def __call__(self, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
+        """Return each output [n, ...]; a file of a fixed batch runs in parts of its size."""
+        arrays, size = self._prepare(batch), self.contents.batch or len(batch)
+        parts = []
+        for start in range(0, len(batch), size):
+            some = [array[start : start + size] for array in arrays]
+            count = len(some[0])
+            if count < size:  # the last part
+                some = [np.concatenate([a, np.zeros_like(a, shape=(size - count, *a.shape[1:]))])
+                        for a in some]  # fmt: skip
+            parts.append([output[:count] for output in self.run(some)])
+        joined = [p[0] if len(p) == 1 else np.concatenate(p) for p in zip(*parts, strict=True)]
+        return self._select(joined)
+
+    def _prepare(self, batch: NDArray[Any]) -> list[NDArray[Any]]:
+        """Return the values of the file's inputs, in its order."""
+        names = list(names_of(batch.dtype)) or list(self.inputs)
+        values = feed(batch, names)
+        by_port = {one["name"]: (name, one) for name, one in self.inputs.items()}
+        arrays = []
+        for port in self.contents.inputs:
+            name, one = by_port[port.name]
+            arrays.append(_to_dtype(arrange(values[name], one["axes"]), port, one))
+        return arrays
+
+    def _select(self, outputs: Sequence[NDArray[Any]]) -> list[NDArray[np.float32]]:
+        """Return the network's outputs, in its order and layout, as floats."""
+        if not self.outputs:
+            return [np.asarray(output, np.float32) for output in outputs]
+        places = {port.name: index for index, port in enumerate(self.contents.outputs)}
+        return [_to_network(outputs[places[one["name"]]], one) for one in self.outputs.values()]
+
+
+def _to_dtype(values: NDArray[Any], port: Port, one: dict[str, Any]) -> NDArray[Any]:
+    """Return values in the dtype of an input; floats are rounded to its levels."""
+    if values.dtype == port.dtype:
+        return np.ascontiguousarray(values)
+    wanted = np.dtype(port.dtype)
+    if wanted.kind not in "iu" or values.dtype.kind != "f":
+        return np.ascontiguousarray(values.astype(wanted))
+    scale, zero_point = one.get("scale"), one.get("zero_point") or 0
+    if scale is None:
+        levels = values
+        if not np.array_equal(np.rint(values), values):
+            raise ModelError(
+                f"backend.inputs: {port} has no scale in the file, and the samples are no whole "
+                f"numbers; try backend.inputs={{...: {{name: {port.name}, scale: ..., zero_point: "
+                "...}}"
+            )
+    else:
+        levels = np.rint(values / np.float32(scale)) + np.float32(zero_point)
+    limits = np.iinfo(wanted)
+    return np.clip(levels, limits.min, limits.max).astype(wanted)
+
+
+def _to_network(values: NDArray[Any], one: dict[str, Any]) -> NDArray[np.float32]:
+    """Return an output as the network gives it."""
+    if one.get("scale") is not None:
+        shifted = values.astype(np.float32) - np.float32(one.get("zero_point") or 0)
+        values = shifted * np.float32(one["scale"])
+    if one.get("shape") is not None:
+        values = values.reshape(len(values), *one["shape"])
+    return np.asarray(arrange(values, one["axes"]), np.float32)

@@ -1,0 +1,82 @@
+"""Reads a quantized exported program of torch (.pt2), which torch computes in float."""
+
+import io
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun
+from resnet8ptq.backends.torch.annotate import LAYERS
+from resnet8ptq.backends.torch.program import ROUNDED
+from resnet8ptq.backends.torch.torchscript import known_warnings
+from resnet8ptq.models.gates import exported_program as gate
+from resnet8ptq.models.gates import torch_archive
+
+
+def fetch(path: Path) -> bytes:
+    """Return the checked records of a program: torch reads nothing else."""
+    return torch_archive.pack(gate.read_network(path)).getvalue()
+
+
+def read(content: bytes, path: Path) -> Contents:
+    """Return the facts of what `fetch` returned."""
+    program = _load(content)
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    signature = program.graph_signature
+    nodes = program.module().graph.nodes
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        version = [name for name in archive.namelist() if name.endswith("archive_version")]
+        text = archive.read(version[0]).decode().strip() if version else "?"
+    return Contents(
+        format=f"exported program of torch, version {text}",
+        producer="torch.export",
+        inputs=tuple(_port(name, values[name]) for name in signature.user_inputs),
+        outputs=tuple(_port(name, values[name]) for name in signature.user_outputs),
+        layers=tuple(_layers(nodes)),
+        operators=dict(Counter(str(n.target) for n in nodes if n.op == "call_function")),
+        simulated=True,
+    )
+
+
+def open_run(content: bytes, threads: int) -> RawRun:
+    """Load a program in torch."""
+    module = _load(content).module()
+
+    def run(values: Any) -> list[Any]:
+        with torch.inference_mode():
+            outputs = module(*map(torch.from_numpy, values))
+        return [output.numpy() for output in torch.utils._pytree.tree_leaves(outputs)]
+
+    return run
+
+
+def open_logits(content: bytes, threads: int) -> None:
+    """Return None: programs of others are not cut."""
+
+
+def _load(content: bytes) -> Any:
+    with known_warnings():
+        return torch.export.load(io.BytesIO(content))
+
+
+def _port(name: str, value: Any) -> Port:
+    sizes = tuple(size if isinstance(size, int) else None for size in value.shape)[1:]
+    return Port(name, sizes, str(value.dtype).removeprefix("torch."))
+
+
+def _layers(nodes: Any) -> Iterator[Layer]:
+    for node in nodes:
+        if node.target in LAYERS:
+            data, weights = (_dtype(value) for value in node.args[:2])
+            yield Layer(str(node.target), node.name, weights, data)
+
+
+def _dtype(value: Any) -> str:
+    """Return the integers that a tensor is rounded to; float32 without rounding."""
+    if value.target not in ROUNDED:
+        return "float32"
+    return str(value.args[-1]).removeprefix("torch.")

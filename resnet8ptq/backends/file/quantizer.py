@@ -1,0 +1,146 @@
+"""A file that another program has quantized, scored unchanged beside its FP32 network.
+
+The file is untrusted: `reading` admits it. `matching` finds its inputs and outputs. The FP32
+network runs in the framework of the file, where that framework takes it.
+"""
+
+import logging
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, NoReturn
+
+from resnet8ptq.backends.contract import Artifact, Predictor, Resolved, Takes, refuse_others
+from resnet8ptq.backends.file import predictor, reading
+from resnet8ptq.backends.file.matching import match_inputs, match_outputs
+from resnet8ptq.backends.file.reading import Admitted, find_suffix
+from resnet8ptq.calibration.statistics import Ranges
+from resnet8ptq.config.limits import FLOAT_BITS
+from resnet8ptq.config.schema import CORRECTIONS, FILE_ENGINES, FileConfig, QuantizationConfig
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ConfigError, UnsupportedError
+from resnet8ptq.core.machine import Runtime
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.models.sources import TFLITE_FORMATS, find_format
+
+log = logging.getLogger(__name__)
+
+_UNCHANGED = "the file of backend.path is scored unchanged"
+_TAKES: Takes = {
+    "dtype.name": (["int8"], "the file of backend.path has its own dtype; takes int8 for all"),
+    "method": (["static", "dynamic", "weight_only"], _UNCHANGED),
+    "precision.plan": ([None], _UNCHANGED),
+    "nodes_to_exclude": ([[]], _UNCHANGED),
+    **{f"corrections.{name}": ([False], _UNCHANGED) for name in CORRECTIONS},
+    "slim": ([False], _UNCHANGED),
+}
+
+
+@dataclass(frozen=True)
+class FileQuantizer:
+    """See `contract.Quantizer`."""
+
+    config: QuantizationConfig
+    runtime: Runtime
+    widths: ClassVar[tuple[int, ...]] = (8, FLOAT_BITS)
+    level_pools: ClassVar[tuple[str, ...]] = ()
+
+    def resolve(self) -> Resolved:
+        """Return the dtypes that the file holds."""
+        refuse_others(self.config, _TAKES)
+        contents = self._admitted.contents
+        return Resolved(
+            weight_dtype=contents.weight_dtype,
+            activation_dtype=contents.activation_dtype,
+            execution=contents.execution,
+            file_format=contents.format,
+            engine="openvino" if self._engine == "openvino" else None,
+        )
+
+    def fit(self, model: Fp32Model) -> QuantizationConfig:
+        """Match inputs and outputs, and find the framework of FP32; see `contract.Quantizer`."""
+        options, contents = self._options, self._admitted.contents
+        contract, path = model.contract, self._path
+        inputs = match_inputs(contract.inputs, contents.inputs, options.inputs, path)
+        outputs = match_outputs(contract.outputs, contents.outputs, options.outputs, path)
+        backend = replace(
+            options, inputs=inputs, outputs=outputs, fp32=options.fp32 or self._find_fp32(model)
+        )
+        method = "static"
+        if contents.dynamic:
+            method = "dynamic"
+        elif contents.execution.startswith("weights only"):
+            method = "weight_only"
+        return replace(self.config, backend=backend, method=method)
+
+    def quantize(
+        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
+    ) -> Artifact:
+        """Copy the file in one piece; see `contract.Quantizer`."""
+        self.resolve()
+        admitted = self._admitted
+        contents, path = admitted.contents, folder / admitted.path.name
+        with files.atomic(path) as temporary:
+            shutil.copyfile(admitted.path, temporary)
+        in_float = len(contents.layers) - len(contents.narrowed)
+        details = {
+            "float_layers": str(in_float),
+            "producer": contents.producer or "unknown",
+            "fp32_framework": self._options.fp32 or self._find_fp32(model),
+        }
+        return Artifact(path, len(contents.narrowed), {}, details)
+
+    def load(self, path: Path, threads: int) -> Predictor:
+        """Load the copy; `fit` has matched its inputs and outputs."""
+        options = self._options
+        admitted = reading.admit(path, self.runtime.cache_root)
+        return predictor.load(admitted, options.inputs or {}, options.outputs or {}, threads)
+
+    def count_kernels(self, path: Path) -> tuple[int, int]:
+        """Count as the framework of the file does."""
+        if self._engine == "onnx":
+            from resnet8ptq.backends.onnx.profiler import count_kernels
+
+            return count_kernels(path)
+        contents = self._admitted.contents
+        integer = sum("int" in layer.activations for layer in contents.quantized)
+        return integer, len(contents.layers) - integer
+
+    def profile(self, path: Path, threads: int) -> NoReturn:
+        """Raise `UnsupportedError`: profiles are of networks that are quantized here."""
+        raise UnsupportedError(f"+analysis=profile: {_UNCHANGED}; takes other backends")
+
+    @property
+    def _options(self) -> FileConfig:
+        backend = self.config.backend
+        return backend if isinstance(backend, FileConfig) else FileConfig()
+
+    @property
+    def _path(self) -> Path:
+        if self._options.path is None:
+            takes = " | ".join(FILE_ENGINES)
+            raise ConfigError(f"backend.path: got null, takes a quantized file: {takes}")
+        return Path(self._options.path).expanduser()
+
+    @property
+    def _engine(self) -> str:
+        return FILE_ENGINES[find_suffix(self._path)]
+
+    @property
+    def _admitted(self) -> Admitted:
+        return reading.admit(self._path, self.runtime.cache_root)
+
+    def _find_fp32(self, model: Fp32Model) -> str:
+        """Return the framework that runs the FP32 network: the file's, or ONNX Runtime."""
+        if self._engine != "tflite":
+            return self._engine
+        source = find_format(model.source)
+        if source is not None and source.name in (*TFLITE_FORMATS, "tflite") and model.fold:
+            return "tflite"
+        log.warning(
+            "%s: TensorFlow's converter does not take %s: FP32 runs in ONNX Runtime, and the speed "
+            "is compared across frameworks",
+            *(self._path.name, model.source.name),
+        )
+        return "onnx"

@@ -1,0 +1,162 @@
+"""Admits a file of others: checks it, describes it and tries it in a process of its own.
+
+The cache keeps the file as one piece, and its facts. Only then does this process load it.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.backends.file.contents import Contents, Port, RawRun
+from resnet8ptq.config.schema import FILE_ENGINES
+from resnet8ptq.core import cache, files, isolation
+from resnet8ptq.core.console import waiting
+from resnet8ptq.core.errors import ConfigError, ModelError, errors_as
+
+# By suffix: the module that reads and runs it.
+_READERS = {
+    ".onnx": "onnx_file",
+    ".tflite": "tflite_file",
+    ".xml": "openvino_file",
+    ".zip": "openvino_file",
+    ".pte": "executorch_file",
+    ".pt2": "program_file",
+}
+_FREE = 8  # tried where a file leaves a size free
+_CODE = (".pt", ".pth", ".jit", ".ptl")
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A file that was checked, in one piece, and its facts."""
+
+    path: Path
+    contents: Contents
+
+    def open_run(self, threads: int) -> RawRun:
+        """Load the file."""
+        run: RawRun = _reader(self.path).open_run(self.path.read_bytes(), threads)
+        return run
+
+    def open_logits(self, threads: int) -> RawRun | None:
+        """Load a copy that ends before the final softmax; None without one."""
+        run: RawRun | None = _reader(self.path).open_logits(self.path.read_bytes(), threads)
+        return run
+
+
+def find_suffix(path: Path) -> str:
+    """Return the suffix of a file that can be scored.
+
+    Raises:
+        ConfigError: its format is unknown, or code.
+    """
+    suffix = path.suffix.lower()
+    takes = f"takes {' | '.join(FILE_ENGINES)}"
+    if suffix in _CODE:
+        raise ConfigError(
+            f"backend.path: got {path}: TorchScript and pickles are code, which no check makes "
+            f"safe; {takes}; torch.export.save writes the last"
+        )
+    if suffix not in _READERS:
+        raise ConfigError(f"backend.path: got {path}, {takes}")
+    return suffix
+
+
+def admit(path: Path, cache_root: Path) -> Admitted:
+    """Check and describe a file; the cache keeps both.
+
+    Raises:
+        ConfigError: the file is missing, unsafe, damaged, or cannot be run.
+        UnsupportedError: the library that runs it is not installed.
+    """
+    suffix = find_suffix(path)
+    if not path.is_file():
+        raise ConfigError(f"backend.path: got {path} (not there), takes a file that exists")
+    key: cache.Key = {"files": _digest(path), "suffix": suffix, **cache.made_with(__name__)}
+
+    def make(folder: Path) -> None:
+        crashed = ModelError(f"{path}: reading it ended the process that read it")
+        with waiting("Reading the file"):
+            content, facts = isolation.call(_read, path, suffix, crashed=crashed)
+        (folder / f"model{_kept(suffix)}").write_bytes(content)
+        (folder / "contents.json").write_text(json.dumps(facts))
+
+    try:
+        folder = cache.entry(cache_root, "files", key, make)
+    except ModelError as error:
+        raise ConfigError(f"backend.path: {error}") from None
+    facts = json.loads((folder / "contents.json").read_text())
+    return Admitted(folder / f"model{_kept(suffix)}", Contents.of_json(facts))
+
+
+def _kept(suffix: str) -> str:
+    """Return the suffix of a file in one piece."""
+    return ".zip" if suffix == ".xml" else suffix
+
+
+def _digest(path: Path) -> str:
+    """Return a hash of a file, and the state of those beside it that hold its data."""
+    digest = files.sha256(path)
+    if path.suffix.lower() == ".xml":
+        weights = path.with_suffix(".bin")
+        return f"{digest} {files.sha256(weights) if weights.is_file() else ''}"
+    content = path.read_bytes() if path.suffix.lower() == ".onnx" else b""
+    if b"location" not in content:
+        return digest
+    named = sorted(f for f in path.parent.iterdir() if f.name.encode() in content and f.is_file())
+    return f"{digest} {[(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in named]}"
+
+
+def _reader(path: Path) -> Any:
+    return import_module(f"{__package__}.{_READERS[path.suffix.lower()]}")
+
+
+def _read(path: Path, suffix: str) -> tuple[bytes, dict[str, Any]]:
+    """Return the content of a file in one piece, and its facts; runs in its own process."""
+    reader = import_module(f"{__package__}.{_READERS[suffix]}")
+    content: bytes = reader.fetch(path)
+    with errors_as(ModelError, f"{path}: cannot be read"):
+        contents: Contents = reader.read(content, path)
+    if not contents.narrowed:
+        raise ModelError(
+            f"{path}: none of its {len(contents.layers)} layers has integer or float16 weights; "
+            "takes a quantized file"
+        )
+    with errors_as(ModelError, f"{path}: cannot be run"):
+        tried = _try(contents, lambda: reader.open_run(content, 1))
+    return content, tried.to_json()
+
+
+def _try(contents: Contents, opened: Any) -> Contents:
+    """Run zeros; return the facts with the batch and the shapes of the outputs that this shows."""
+    free = any(None in port.shape for port in contents.inputs)
+    sizes = (2, 1) if contents.batch in (None, 1) else (contents.batch,)
+    failure: Exception | None = None
+    for size in sizes:
+        zeros = [_zeros(port, size) for port in contents.inputs]
+        try:
+            outputs: Sequence[NDArray[Any]] = opened()(zeros)
+            if any(array.shape[:1] != (size,) for array in outputs):
+                raise ValueError(f"returned {[a.shape for a in outputs]} for {size} samples")
+        except Exception as error:
+            failure = error
+            continue
+        shapes = [port.shape if free else array.shape[1:]
+                  for port, array in zip(contents.outputs, outputs, strict=True)]  # fmt: skip
+        ports = zip(contents.outputs, shapes, strict=True)
+        shaped = tuple(replace(port, shape=tuple(shape)) for port, shape in ports)
+        fixed = contents.batch if contents.batch not in (None, 1) else None if size == 2 else 1
+        return replace(contents, batch=fixed, outputs=shaped)
+    if free:
+        return contents
+    raise failure or ValueError("it has no inputs")
+
+
+def _zeros(port: Port, size: int) -> NDArray[Any]:
+    return np.zeros((size, *(_FREE if n is None else n for n in port.shape)), port.dtype)

@@ -1,0 +1,112 @@
+"""Reads a quantized .tflite file."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ai_edge_litert.schema_py_generated import TensorType
+
+from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun, rounded
+from resnet8ptq.backends.tflite import contents as tflite
+from resnet8ptq.backends.tflite.predictor import end_at_logits, open_interpreter, read_output
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ModelError, errors_as
+
+_MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
+_NAMES = {code: name.lower() for name, code in vars(TensorType).items() if not name.startswith("_")}
+
+
+def fetch(path: Path) -> bytes:
+    """Return the file's content.
+
+    Raises:
+        ModelError: damaged, or with operators that are not TFLite's own.
+    """
+    content = files.read_bytes(path, _MAX_BYTES)
+    with errors_as(ModelError, f"{path}: not a TFLite model"):
+        if content[4:8] != b"TFL3":
+            raise ValueError("without TFLite's identifier")
+        custom = [code.customCode for code in tflite.read(content).operatorCodes or []]
+    if any(custom):
+        raise ModelError(f"{path}: operator {next(filter(None, custom))!r}; takes TFLite's own")
+    return content
+
+
+def read(content: bytes, path: Path) -> Contents:
+    """Return the facts of what `fetch` returned."""
+    model = tflite.read(content)
+    graph = model.subgraphs[0]
+    names = [name for name, _ in tflite.operators(model)]
+    layers = tuple(map(_layer, tflite.layers(model)))
+    hybrid = any(layer.is_quantized and layer.activations == "float32" for layer in layers)
+    return Contents(
+        format=f"TFLite version {model.version}",
+        producer=(model.description or b"").decode(errors="replace"),
+        inputs=_ports(model, graph.inputs, "inputs"),
+        outputs=_ports(model, graph.outputs, "outputs"),
+        layers=tuple(_at_inference(layer) for layer in layers) if hybrid else layers,
+        operators=dict(Counter(names).most_common()),
+        dynamic=hybrid,
+    )
+
+
+def open_run(content: bytes, threads: int) -> RawRun:
+    """Load a file in LiteRT; inputs are resized to each batch."""
+    return _open(content, threads, lambda own, detail: own.get_tensor(detail["index"]))
+
+
+def _open(content: bytes, threads: int, read_one: Callable[[Any, Any], Any]) -> RawRun:
+    interpreter = open_interpreter(content, threads)
+
+    def run(values: Any) -> list[Any]:
+        details = interpreter.get_input_details()
+        resized = False
+        for detail, array in zip(details, values, strict=True):
+            if tuple(detail["shape"]) != array.shape:
+                interpreter.resize_tensor_input(detail["index"], array.shape)
+                resized = True
+        if resized:
+            interpreter.allocate_tensors()
+        for detail, array in zip(details, values, strict=True):
+            interpreter.set_tensor(detail["index"], array)
+        interpreter.invoke()
+        return [read_one(interpreter, detail) for detail in interpreter.get_output_details()]
+
+    return run
+
+
+def open_logits(content: bytes, threads: int) -> RawRun | None:
+    """Load a copy that ends before its softmax; None without one."""
+    cut = end_at_logits(content)
+    return None if cut is None else _open(cut, threads, read_output)
+
+
+def _ports(model: Any, indices: Any, kind: str) -> tuple[Port, ...]:
+    """Return inputs or outputs, by the names of the first signature where it names them."""
+    signed = getattr(model.signatureDefs[0], kind) if model.signatureDefs else None
+    names = {item.tensorIndex: item.name.decode() for item in signed or []}
+    return tuple(_port(model.subgraphs[0].tensors[i], names.get(i, "")) for i in map(int, indices))
+
+
+def _port(tensor: Any, name: str) -> Port:
+    shape = tensor.shapeSignature if tensor.shapeSignature is not None else tensor.shape
+    sizes = tuple(None if size < 0 else int(size) for size in shape)[1:]
+    name, dtype = name or tflite.name_of(tensor), _NAMES[tensor.type]
+    parameters = tensor.quantization
+    if dtype not in ("int8", "uint8", "int16") or parameters is None or parameters.scale is None:
+        return Port(name, sizes, dtype)
+    scale, zero_point = float(parameters.scale[0]), int(parameters.zeroPoint[0])
+    return rounded(Port(name, sizes, dtype), scale, zero_point, dtype)
+
+
+def _layer(layer: tflite.Layer) -> Layer:
+    weights, data = _NAMES[layer.weights.type], _NAMES[layer.input.type]
+    return Layer(layer.code, layer.name, weights, data)
+
+
+def _at_inference(layer: Layer) -> Layer:
+    """Return a layer of integer weights and float data: LiteRT rounds the data as it runs."""
+    if not layer.is_quantized or layer.activations != "float32":
+        return layer
+    return Layer(layer.operator, layer.name, layer.weights, "int8")

@@ -1,0 +1,184 @@
+"""Names why a file of another program is far from its FP32 network, as far as that shows.
+
+Tried on training samples, never on those that are reported: other preprocessing of the file's
+inputs, another order of the classes, the ranges of the file's inputs and of its tensors.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from resnet8ptq.backends.file import reading
+from resnet8ptq.backends.file.contents import Contents
+from resnet8ptq.config.schema import FileConfig, RunConfig
+from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.preprocessing import Preprocessing
+from resnet8ptq.evaluation.evaluator import Evaluator, loader
+from resnet8ptq.experiment.preprocessing_check import usual
+from resnet8ptq.graph.qdq import rounded_activations
+from resnet8ptq.graph.session import Runner, expose, open_runner
+from resnet8ptq.tasks.contract import Comparison
+from resnet8ptq.tasks.distortion import sqnr_db
+
+log = logging.getLogger(__name__)
+
+SAMPLES, BATCH_SIZE = 100, 20
+FAR_DB = 10.0  # the noise has a tenth of the signal's power
+BETTER_DB = 6.0  # a quarter of the noise
+CUT = 2.0  # a tensor whose values reach so many times its range
+COARSE = 8.0  # an input whose range is so many times its values
+
+
+def check(
+    config: RunConfig, evaluator: Evaluator, data: Dataset, path: Path, comparison: Comparison
+) -> str | None:
+    """Warn where a file is far from FP32; return the causes that were found, in words.
+
+    Args:
+        config: fitted to the network.
+        data: as the network takes it.
+        path: of the artifact.
+    """
+    sqnr = comparison.sqnr_db
+    near = sqnr is None or sqnr >= FAR_DB
+    if not isinstance(config.backend, FileConfig) or not len(data.train):
+        return None
+    if near and comparison.drop <= config.report.max_drop:
+        return None
+    chosen = np.linspace(0, len(data.train) - 1, min(SAMPLES, len(data.train)))
+    tried = _Trial.of(config, evaluator, data.train.take(chosen.astype(np.int64)), path)
+    causes = [*tried.input_ranges(), *tried.preprocessing(config), *tried.class_order()]
+    causes = causes or [*tried.tensor_ranges()]
+    shown = "" if sqnr is None else f", SQNR {sqnr:.1f} dB"
+    what = f"the file is far from FP32 (loss {comparison.drop:.4g}{shown})"
+    if not causes:
+        log.warning("%s: no cause found by its inputs, class order and ranges", what)
+        return None
+    log.warning("%s: %s", what, "; ".join(causes))
+    return "; ".join(causes)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A file and FP32 on the same samples.
+
+    Attributes:
+        reference: FP32's outputs.
+    """
+
+    contents: Contents
+    file: Path
+    fp32: onnx.ModelProto
+    run: Any
+    samples: Split
+    reference: list[NDArray[Any]]
+
+    @classmethod
+    def of(cls, config: RunConfig, evaluator: Evaluator, split: Split, path: Path) -> "_Trial":
+        runtime = evaluator.runtime
+        proto = onnx.load(evaluator.network.onnx_path)
+        admitted = reading.admit(path, runtime.cache_root)
+        run = loader(config, runtime, path)(runtime.threads).predict
+        reference = _outputs(open_runner(proto, runtime.threads), split)
+        return cls(admitted.contents, path, proto, run, split, reference)
+
+    def input_ranges(self) -> Iterator[str]:
+        """Yield the inputs whose range in the file is not that of the samples."""
+        if self.samples.has_records:
+            return
+        values = self.samples.inputs(slice(None))
+        low, high = float(values.min()), float(values.max())
+        for port in self.contents.inputs:
+            least, most = port.low, port.high
+            if least is None or most is None or high <= low:
+                continue
+            holds = f"its input {port.name!r} holds {least:.4g} to {most:.4g}, the samples reach "
+            holds += f"{low:.4g} to {high:.4g}"
+            if max(high / most if most > 0 else 0, low / least if least < 0 else 0) > CUT:
+                yield f"{holds}: it was calibrated on samples of another preprocessing"
+            elif (most - least) / (high - low) > COARSE:
+                yield f"{holds}: most of its levels are unused; look at the preprocessing"
+
+    def preprocessing(self, config: RunConfig) -> Iterator[str]:
+        """Yield the usual preprocessing with which the file's outputs are near FP32's."""
+        now = self._sqnr(self.samples)
+        found: dict[str, float] = {}
+        for setting, steps in self._others(sized=config.preprocess.size is not None):
+            found[setting] = self._sqnr(replace(self.samples, preprocessing=steps))
+        best = max(found, key=lambda setting: found[setting], default="")
+        if best and found[best] > max(FAR_DB, now + BETTER_DB):
+            yield (
+                f"the file fits with {best} instead (SQNR {found[best]:.1f} dB on "
+                f"{len(self.samples)} training samples, {now:.1f} dB with the network's own)"
+            )
+
+    def _others(self, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
+        yield from usual(self.samples, sized)
+        own = self.samples.preprocessing
+        if self.samples.has_pictures and self.samples.images.shape[-1] == 3:
+            order = "rgb" if own.bgr else "bgr"
+            yield f"preprocess.channels={order}", replace(own, bgr=not own.bgr)
+
+    def class_order(self) -> Iterator[str]:
+        """Yield whether the file's classes are FP32's in another order."""
+        outputs = _outputs(self.run, self.samples)
+        expected, got = self.reference[0], outputs[0]
+        if len(outputs) != 1 or got.ndim != 2 or got.shape != expected.shape:
+            return
+        if not 3 <= got.shape[1] <= 1000:
+            return
+        with np.errstate(invalid="ignore", divide="ignore"):
+            alike = np.nan_to_num(np.corrcoef(expected.T, got.T)[: len(got.T), len(got.T) :])
+        order = alike.argmax(axis=1)  # the file's column for each of FP32's
+        if len({*order.tolist()}) < len(order) or (order == np.arange(len(order))).all():
+            return
+        if _sqnr([expected], [got[:, order]]) > FAR_DB:
+            yield f"its classes are in another order: {order[:20].tolist()} of the network's"
+
+    def tensor_ranges(self) -> Iterator[str]:
+        """Yield the tensors, by FP32's names, whose values exceed their range in the file most."""
+        if self.file.suffix != ".onnx":
+            return
+        graph = onnx.load(self.file).graph
+        rounded = rounded_activations(self.fp32.graph, graph)
+        inputs = {value.name for value in self.fp32.graph.input}
+        ranges = {each.name: each for each in rounded if each.name not in inputs}
+        if not ranges:
+            return
+        values = _outputs(open_runner(expose(self.fp32, [*ranges])), self.samples)
+        most = {
+            name: max(
+                float(array.max()) / each.high if each.high > 0 else 0.0,
+                float(array.min()) / each.low if each.low < 0 else 0.0,
+            )
+            for (name, each), array in zip(ranges.items(), values, strict=True)
+        }
+        cut = sorted((name for name in most if most[name] > CUT), key=lambda name: -most[name])
+        if cut:
+            each, others = ranges[cut[0]], f" (and of {len(cut) - 1} more)" if cut[1:] else ""
+            yield (
+                f"the range of {cut[0]}{others} is cut: {each.low:.4g} to {each.high:.4g}, and "
+                f"FP32's values reach {most[cut[0]]:.1f} times as far"
+            )
+
+    def _sqnr(self, split: Split) -> float:
+        return _sqnr(self.reference, _outputs(self.run, split))
+
+
+def _sqnr(reference: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> float:
+    value = sqnr_db(reference, outputs)
+    return -math.inf if value is None else value
+
+
+def _outputs(run: Runner, split: Split) -> list[NDArray[Any]]:
+    """Return each output for all samples, in their order."""
+    batches = split.batches(BATCH_SIZE)
+    outputs = [run(batch) for batch in batches]
+    return [batches.restore(np.concatenate(parts)) for parts in zip(*outputs, strict=True)]

@@ -1,0 +1,149 @@
+"""Judges quantized files that any program has made, beside the FP32 network they were made from.
+
+    resnet8ptq judge FP32 FILE... data=...          pass or fail, a line for each file
+    resnet8ptq judge fp32.onnx int8.onnx data=arrays data.root=samples.npz
+    resnet8ptq judge fp32.h5 a.onnx b.tflite c.xml data=folder data.root=pictures preprocess=unit
+
+FP32: any network that `resnet8ptq run model.path=` takes. FILE: .onnx (QDQ, QOperator, dynamic,
+weights in blocks, float16), .tflite, OpenVINO's .xml with its .bin, ExecuTorch's .pte, torch's
+.pt2.
+All run on the same test samples; the loss against FP32 is judged as in a sweep (docs/verdict.md).
+
+Exit codes, those of `resnet8ptq verdict`, for the worst file: 0 all pass; 3 one fails; 4 one is
+undecided, void or unsupported; 2 wrong input; 1 an error.
+`max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` set limits. `format=json` prints a list
+of verdicts in the form of docs/verdict.md, `format=markdown` a summary for a pull request. Other
+words are settings of `resnet8ptq run`, such as `latency.enabled=false`.
+`resnet8ptq run +analysis=inspect backend=file backend.path=FILE` describes a file.
+"""
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from resnet8ptq import run
+from resnet8ptq.core import invocation
+from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core.text import or_nearest
+from resnet8ptq.report.facts import LIMITS
+from resnet8ptq.results import SweepSummary, load_sweep
+from resnet8ptq.results.continuous_integration import judge_run
+from resnet8ptq.results.document import EXIT_CODES, Answer, describe, to_json, to_markdown
+from resnet8ptq.results.summaries import UNSUPPORTED
+from resnet8ptq.sweep import callback
+
+_FORMATS = ("text", "json", "markdown")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The words of the command.
+
+    Attributes:
+        files: FP32 and the files; the files alone if a setting names the network.
+        settings: of `resnet8ptq run`.
+    """
+
+    files: list[str]
+    settings: list[str]
+    format: str = "text"
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> "Arguments":
+        """Return the words by kind.
+
+        Raises:
+            ConfigError: no file, or an unknown format.
+        """
+        settings = [word for word in words if "=" in word or word.startswith(("-", "+", "~"))]
+        files = [word for word in words if word not in settings]
+        chosen = [word.partition("=")[2] for word in settings if word.startswith("format=")]
+        parsed = cls(
+            files,
+            [_of_report(word) for word in settings if not word.startswith("format=")],
+            chosen[-1] if chosen else "text",
+        )
+        if parsed.format not in _FORMATS:
+            takes = or_nearest(parsed.format, _FORMATS)
+            raise ConfigError(f"format: got {parsed.format!r}, takes {takes}")
+        if len(files) < (1 if parsed.names_network else 2):
+            raise ConfigError(
+                f"judge: got {' '.join(files) or 'no files'}, takes FP32 FILE...; --help explains"
+            )
+        return parsed
+
+    @property
+    def names_network(self) -> bool:
+        """Whether a setting names the FP32 network."""
+        return any(word.startswith(("model=", "model.", "benchmark=")) for word in self.settings)
+
+    def to_sweep(self) -> list[str]:
+        """Return the words of the sweep that scores the files."""
+        network = [] if self.names_network else [f"model.path={_quote(self.files[0])}"]
+        judged = self.files if self.names_network else self.files[1:]
+        paths = ",".join(map(_quote, judged))
+        fixed = ("-m", "backend=file", "evaluate.choice=none")
+        return [*fixed, *network, f"backend.path={paths}", *self.settings]
+
+
+def main(words: list[str]) -> None:
+    """Score the files in a sweep, and print a verdict on each.
+
+    Raises:
+        ConfigError: a word is wrong.
+        SystemExit: with the code of the worst verdict, or of the sweep that could not start.
+    """
+    if not words or {"-h", "--help"} & {*words}:
+        print(invocation.adapt(__doc__ or ""))
+        raise SystemExit(0 if words else 2)
+    asked = Arguments.parse(words)
+    sys.argv[1:] = asked.to_sweep()  # Hydra reads the words from there
+    with contextlib.redirect_stdout(sys.stdout if asked.format == "text" else sys.stderr):
+        code = run.main()
+        begun = callback.find_current()
+        if begun is None or code not in (0, 1):
+            raise SystemExit(code or 1)
+        answers = [_answer(sweep, i) for sweep in [load_sweep(folder=begun.sweep.folder)]
+                   for i in range(len(sweep.runs))]  # fmt: skip
+    _print(asked.format, answers)
+    worst = max((answer.exit_code for answer in answers), key=_badness, default=1)
+    raise SystemExit(1 if code else worst)
+
+
+def _answer(sweep: SweepSummary, index: int) -> Answer:
+    """Return the verdict on a run; one that was not measured is unsupported, or failed."""
+    judged = sweep.runs[index]
+    try:
+        return judge_run(judged)
+    except TrackingError:
+        return Answer(UNSUPPORTED, judged, because=f"{judged.status}: {judged.reason}")
+
+
+def _print(form: str, answers: Sequence[Answer]) -> None:
+    if form == "json":
+        print(f"[{', '.join(map(to_json, answers))}]")
+    elif form == "markdown":
+        print("\n".join(map(to_markdown, answers)))
+    else:
+        print()
+        for answer in answers:
+            ended = answer.run is None or answer.run.status in ("ok", UNSUPPORTED)
+            verdict = answer.verdict if ended else "error"
+            print(f"{verdict}: {describe(answer)}")
+
+
+def _badness(code: int) -> int:
+    """Return the rank of an exit code: a proven loss is worse than an open one."""
+    return [0, EXIT_CODES[UNSUPPORTED], 3].index(code)
+
+
+def _of_report(word: str) -> str:
+    """Return a limit of `resnet8ptq verdict` as the setting of a run."""
+    return f"report.{word}" if word.partition("=")[0] in LIMITS else word
+
+
+def _quote(path: str) -> str:
+    """Return a path as Hydra's grammar takes any text."""
+    escaped = path.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -1,0 +1,329 @@
+"""Files of other programs: which are read, which are refused, and what they return."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from resnet8ptq.backends.contract import Predictor
+from resnet8ptq.backends.file import predictor, reading
+from resnet8ptq.backends.file.contents import Contents, Port, rounded
+from resnet8ptq.backends.file.matching import match_inputs, match_outputs
+from resnet8ptq.backends.openvino.library import core, is_installed, library
+from resnet8ptq.config.schema import BackendConfig, TfliteConfig
+from resnet8ptq.core.errors import ConfigError, UnsupportedError
+from resnet8ptq.evaluation.evaluator import as_fp32
+from resnet8ptq.models.contract import Tensor
+from resnet8ptq.models.model import Fp32Model
+from tests.helpers.configs import make_config
+from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.quantized import Probabilities, Quantize
+
+IMAGES = 50
+
+
+def contents_of(path: Path, cache_root: Path) -> Contents:
+    return reading.admit(path, cache_root).contents
+
+
+def judged(path: Path, fp32: Fp32Model, folder: Path, quantize: Quantize) -> Probabilities:
+    """Return what a file predicts, copied and loaded as a run does."""
+    quantizer = quantizer_of(make_config("data=shapes", "backend=file", f"backend.path='{path}'"))
+    quantizer = quantizer_of(quantizer.fit(fp32))
+    data = quantize("backend=onnx", "dtype=int8").data
+    artifact = quantizer.quantize(fp32, data.train, folder)
+    loaded = quantizer.load(artifact.path, THREADS)
+    return np.asarray(loaded.predict(data.test.inputs(slice(IMAGES)))[0])
+
+
+# Formats
+
+
+@pytest.mark.parametrize(
+    ("backend", "framework", "activations"),
+    [
+        ("tflite", "TFLite", "int8"),
+        ("executorch", "ExecuTorch", "int8"),
+        ("torch_pt2e", "exported program", "int8"),
+    ],
+)
+def test_predicts_what_its_framework_predicts(
+    quantize: Quantize,
+    shapes_model: Fp32Model,
+    tmp_path: Path,
+    cache_root: Path,
+    backend: str,
+    framework: str,
+    activations: str,
+) -> None:
+    cell = quantize(f"backend={backend}", "dtype=int8")
+    contents = contents_of(cell.artifact.path, cache_root)
+    assert contents.format.startswith(framework)
+    assert (contents.weight_dtype, contents.activation_dtype) == ("int8", activations)
+    assert len(contents.quantized) == len(contents.layers) == 10
+    got = judged(cell.artifact.path, shapes_model, tmp_path, quantize)
+    np.testing.assert_allclose(got, cell.predict(IMAGES, IMAGES), atol=1e-6)
+
+
+def test_logits_behind_an_integer_softmax_are_floats(
+    quantize: Quantize, shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    cell = quantize("backend=tflite", "dtype=int8")
+    asked = make_config("data=shapes", "backend=file", f"backend.path={cell.artifact.path}")
+    quantizer = quantizer_of(quantizer_of(asked).fit(shapes_model))
+    batch = cell.data.test.inputs(slice(IMAGES))
+    got = quantizer.load(cell.artifact.path, THREADS).logits(batch)
+    np.testing.assert_allclose(got, cell.predictor.logits(batch), atol=1e-5)
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs the extra openvino")
+def test_openvinos_two_files_become_one(
+    quantize: Quantize, shapes_model: Fp32Model, tmp_path: Path, cache_root: Path
+) -> None:
+    cell = quantize("backend=onnx", "dtype=u8s8")
+    graph, path = core().read_model(str(cell.artifact.path)), tmp_path / "own.xml"
+    library().save_model(graph, path, compress_to_fp16=False)
+    assert contents_of(path, cache_root).weight_dtype == "int8"
+    folder = tmp_path / "run"
+    folder.mkdir()
+    got = judged(path, shapes_model, folder, quantize)
+    assert [file.name for file in folder.iterdir()] == ["model.zip"]
+    same = (got.argmax(1) == cell.predict(IMAGES, IMAGES).argmax(1)).mean()
+    assert same > 0.95
+    path.with_suffix(".bin").unlink()
+    with pytest.raises(ConfigError, match=r"its weights are not in own\.bin"):
+        reading.admit(path, cache_root)
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights", "execution", "dynamic"),
+    [
+        (["method=dynamic", "dtype=uint8"], "uint8", "integer", True),
+        (["format=qoperator"], "int8", "integer", False),
+        (
+            ["method=weight_only", "dtype=w4"],
+            "int4",
+            "weights only, computed in float",
+            False,
+        ),
+    ],
+)
+def test_kinds_of_onnx_files(
+    quantize: Quantize,
+    shapes_model: Fp32Model,
+    cache_root: Path,
+    settings: list[str],
+    weights: str,
+    execution: str,
+    dynamic: bool,
+) -> None:
+    cell = quantize("backend=onnx", *settings)
+    contents = contents_of(cell.artifact.path, cache_root)
+    assert (contents.weight_dtype, contents.execution) == (weights, execution)
+    asked = make_config("data=shapes", "backend=file", f"backend.path={cell.artifact.path}")
+    method = quantizer_of(asked).fit(shapes_model).method
+    assert (method == "dynamic") is dynamic
+
+
+# What is refused
+
+
+def small(weights: str = "own.bin", domain: str = "") -> onnx.ModelProto:
+    """Return a layer with 8-bit weights in a file beside it."""
+    levels = TensorProto(name="levels", dims=[4, 2], data_type=TensorProto.INT8)
+    levels.data_location = TensorProto.EXTERNAL
+    levels.external_data.add(key="location", value=weights)
+    scale = numpy_helper.from_array(np.float32(0.5), "scale")
+    nodes = [
+        helper.make_node("DequantizeLinear", ["levels", "scale"], ["weights"]),
+        helper.make_node("MatMul", ["x", "weights"], ["y"], domain=domain),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 4])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 2])]
+    graph = helper.make_graph(nodes, "small", inputs, outputs, [levels, scale])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def test_data_beside_a_file_is_read(tmp_path: Path, cache_root: Path) -> None:
+    path = tmp_path / "small.onnx"
+    path.write_bytes(small().SerializeToString())
+    (tmp_path / "own.bin").write_bytes(bytes(range(8)))
+    [found] = reading.admit(path, cache_root).open_run(1)([np.ones((1, 4), np.float32)])
+    np.testing.assert_array_equal(found, [[(0 + 2 + 4 + 6) / 2, (1 + 3 + 5 + 7) / 2]])
+
+
+@pytest.mark.parametrize("name", ["../own.bin", "/etc/hostname", "link.bin", ""])
+def test_data_elsewhere_is_not_read(tmp_path: Path, cache_root: Path, name: str) -> None:
+    path = tmp_path / "small.onnx"
+    path.write_bytes(small(name).SerializeToString())
+    (tmp_path / "link.bin").symlink_to("/etc/hostname")
+    with pytest.raises(ConfigError, match=r"^backend\.path: .*takes files beside the model"):
+        reading.admit(path, cache_root)
+
+
+def test_operators_of_others_are_refused(tmp_path: Path, cache_root: Path) -> None:
+    path = tmp_path / "small.onnx"
+    path.write_bytes(small(domain="own").SerializeToString())
+    with pytest.raises(ConfigError, match=r"operator 'MatMul' of domain 'own'"):
+        reading.admit(path, cache_root)
+
+
+def test_a_float_network_is_no_quantized_file(shapes_model: Fp32Model, cache_root: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none of its 10 layers has integer or float16 weights"):
+        reading.admit(shapes_model.onnx_path, cache_root)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("own.pt", r"TorchScript and pickles are code.*takes \.onnx"),
+        ("own.txt", r"takes \.onnx \| \.tflite"),
+        ("gone.onnx", r"not there"),
+        ("damaged.onnx", r"not an ONNX model"),
+        ("damaged.tflite", r"not a TFLite model"),
+        ("damaged.pt2", r"not an archive"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(
+    tmp_path: Path, cache_root: Path, name: str, says: str
+) -> None:
+    if name != "gone.onnx":
+        (tmp_path / name).write_bytes(b"\0" * 99)
+    with pytest.raises(ConfigError, match=rf"^backend\.path: .*{says}") as caught:
+        reading.admit(tmp_path / name, cache_root)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_file_to_score_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"^backend\.path: got null, takes a quantized file"):
+        quantizer_of(make_config("backend=file")).resolve()
+
+
+@pytest.mark.parametrize(
+    "override", ["corrections.adaround=true", "slim=true", "method=qat", "nodes_to_exclude=[a]"]
+)
+def test_a_file_is_scored_unchanged(override: str) -> None:
+    config = make_config("data=shapes", "backend=file", override)
+    with pytest.raises(UnsupportedError, match=r"^[\w.]+=.*: the file of backend\.path is scored"):
+        quantizer_of(config).resolve()
+
+
+# Inputs and outputs
+
+IMAGE = Tensor("image", (8, 6, 3), "float32")
+MASK, IDS = Tensor("mask", (None,), "int64"), Tensor("ids", (None,), "int64")
+
+
+def test_matches_layout_and_name() -> None:
+    port = Port("serving_default_image:0", (3, 8, 6), "float32")
+    matched = match_inputs([IMAGE], [port], None, "a")
+    assert matched == {"image": {"name": port.name, "axes": [2, 0, 1]}}
+
+
+def test_matches_several_by_name_in_any_order() -> None:
+    ports = [Port("mask", (None,), "int64"), Port("IDS:0", (None,), "int32")]
+    matched = match_inputs([IDS, MASK], ports, None, "a")
+    assert {name: one["name"] for name, one in matched.items()} == {"mask": "mask", "ids": "IDS:0"}
+
+
+def test_matches_outputs_by_shape() -> None:
+    tensors = [Tensor("boxes", (50, 4), "float32"), Tensor("scores", (50,), "float32")]
+    ports = [Port("a", (1, 50), "float32"), Port("b", (4, 50), "float32")]
+    matched = match_outputs(tensors, ports, {"scores": "a"}, "a")
+    assert matched["boxes"] == {"name": "b", "axes": [1, 0]}
+    assert matched["scores"] == {"name": "a", "axes": None, "shape": [50]}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "ports", "asked", "says"),
+    [
+        (
+            [IDS, MASK],
+            [Port("a", (None,), "int64"), Port("b", (None,), "int64")],
+            None,
+            r"nothing fills a \[\?\] int64; .*try 'backend\.inputs=\{ids: \.\.\., mask: \.\.\.\}'",
+        ),
+        ([IMAGE], [Port("a", (9, 6, 3), "float32")], None, r"takes the same sizes in any order"),
+        (
+            [Tensor("image", (8, 8, 8), "float32")],
+            [Port("a", (None, None, None), "float32")],
+            None,
+            r"in 3 orders of its axes; try backend\.inputs\.image=\{name: a, axes: \[0, 1, 2\]\}",
+        ),
+        ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"imge": "a"}, r"got 'imge', .*image"),
+        ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"image": "b"}, r"got 'b', .*has a"),
+        ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"image": [1]}, r"takes a name or"),
+        ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"image": {"axes": [0, 1, 3]}}, r"takes a n"),
+    ],
+)
+def test_what_is_open_names_the_setting(
+    tensors: list[Tensor], ports: list[Port], asked: Any, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^backend\.inputs.*{says}"):
+        match_inputs(tensors, ports, asked, "a")
+
+
+class _Loaded:
+    """A file whose outputs are its inputs."""
+
+    def __init__(self, *ports: Port, batch: int | None = None) -> None:
+        self.contents = Contents("", "", ports, ports, (), {}, batch)
+
+    def open_run(self, threads: int) -> Any:
+        return lambda values: [array.copy() for array in values]
+
+    def open_logits(self, threads: int) -> None: ...
+
+
+def load(file: _Loaded, inputs: Any, outputs: Any) -> Predictor:
+    return predictor.load(file, inputs, outputs, 1)  # type: ignore[arg-type]
+
+
+def test_integers_are_levels_of_the_file() -> None:
+    port = rounded(Port("a", (2,), "uint8"), 0.5, 10, "uint8")
+    matched = match_inputs([Tensor("x", (2,), "float32")], [port], None, "a")
+    network = load(_Loaded(port), matched, matched)
+    [got] = network.predict(np.array([[1.6, -99]], np.float32))
+    np.testing.assert_array_equal(got, [[1.5, -5]])
+
+
+def test_integers_without_a_scale_take_whole_numbers() -> None:
+    port, tensor = Port("a", (2,), "uint8"), Tensor("x", (2,), "float32")
+    network = load(_Loaded(port), match_inputs([tensor], [port], None, "a"), {})
+    np.testing.assert_array_equal(network.predict(np.array([[3, 255]], np.float32))[0], [[3, 255]])
+    with pytest.raises(Exception, match=r"^backend\.inputs: a \[2\] uint8 has no scale"):
+        network.predict(np.array([[0.5, 1]], np.float32))
+
+
+def test_a_fixed_batch_is_filled() -> None:
+    port = Port("a", (1,), "float32")
+    one = {"x": {"name": "a", "axes": None}}
+    samples = np.arange(5, dtype=np.float32).reshape(5, 1)
+    [got] = load(_Loaded(port, batch=2), one, one).predict(samples)
+    np.testing.assert_array_equal(got, samples)
+
+
+def test_a_changed_file_is_read_again(quantize: Quantize, tmp_path: Path, cache_root: Path) -> None:
+    path = tmp_path / "a.onnx"
+    shutil.copyfile(quantize("backend=onnx", "dtype=int8").artifact.path, path)
+    first = contents_of(path, cache_root)
+    shutil.copyfile(quantize("backend=onnx", "dtype=uint8").artifact.path, path)
+    assert contents_of(path, cache_root).weight_dtype != first.weight_dtype
+
+
+@pytest.mark.parametrize("keras", [True, False])
+def test_fp32_runs_where_its_framework_takes_it(
+    quantize: Quantize, shapes_model: Fp32Model, caplog: pytest.LogCaptureFixture, keras: bool
+) -> None:
+    path = quantize("backend=tflite", "dtype=int8").artifact.path
+    fp32 = shapes_model if keras else replace(shapes_model, source=shapes_model.onnx_path)
+    asked = make_config("data=shapes", "backend=file", f"backend.path={path}")
+    backend = as_fp32(quantizer_of(asked).fit(fp32)).backend
+    assert backend == (TfliteConfig() if keras else BackendConfig("onnx"))
+    assert ("FP32 runs in ONNX Runtime" in caplog.text) is not keras

@@ -1,0 +1,73 @@
+"""`resnet8ptq judge`: its words, and files of others beside their FP32 network."""
+
+import json
+from pathlib import Path
+from unittest import mock
+
+import onnx
+import pytest
+
+from resnet8ptq.core import background, figures
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.judge import Arguments
+from resnet8ptq.models.model import Fp32Model
+from studies.judge import take_unit
+from tests.helpers.calling import EMPTY, QUICK, call_beside, handed_over_here
+from tests.helpers.quantized import Quantize
+
+
+def test_words_become_a_sweep() -> None:
+    asked = Arguments.parse(["fp32.h5", "it's a.onnx", "b.tflite", "max_drop=0.05", "data=shapes"])
+    assert asked.to_sweep()[3:] == [
+        "model.path='fp32.h5'",
+        "backend.path='it\\'s a.onnx','b.tflite'",
+        "report.max_drop=0.05",
+        "data=shapes",
+    ]
+
+
+def test_a_setting_may_name_the_network() -> None:
+    asked = Arguments.parse(["a.onnx", "model.path=fp32.onnx", "format=json"])
+    assert asked.to_sweep()[3:] == ["backend.path='a.onnx'", "model.path=fp32.onnx"]
+    assert asked.format == "json"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["fp32.onnx"], r"^judge: got fp32\.onnx, takes FP32 FILE"),
+        (["data=shapes"], r"^judge: got no files, takes FP32 FILE"),
+        (["a", "b", "format=xml"], r"^format: got 'xml', takes text \| json \| markdown"),
+    ],
+)
+def test_missing_words_are_named(words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Arguments.parse(words)
+
+
+def test_without_words_it_explains_itself(tmp_path: Path) -> None:
+    done = call_beside(tmp_path, "judge")
+    assert done.code == 2
+    assert "resnet8ptq judge FP32 FILE..." in done.out
+
+
+def test_a_broken_file_fails_and_its_cause_is_named(
+    quantize: Quantize, shapes_model: Fp32Model, tmp_path: Path
+) -> None:
+    good, broken = quantize("backend=onnx", "dtype=u8s8").artifact.path, tmp_path / "broken.onnx"
+    onnx.save(take_unit(onnx.load(good)), broken)
+    files = map(str, (shapes_model.onnx_path, good, broken))
+    with (
+        mock.patch.object(background, "allowed", handed_over_here),
+        mock.patch.object(figures, "to_png", lambda _: EMPTY),
+    ):
+        words = ("max_drop=0.05", "format=json")
+        done = call_beside(tmp_path, "judge", *files, *QUICK, *words)
+    assert done.code == 3, done.err
+    first, second = json.loads(done.out)
+    assert (first["verdict"], second["verdict"]) == ("pass", "fail")
+    assert first["choice"]["framework"] == f"onnx file {good.name}"
+    assert first["choice"]["dtype"] == "u8s8"
+    assert first["commands"]["deploy"] is None
+    said = " ".join(done.err.split())
+    assert "the file fits with preprocess=unit instead" in said
