@@ -79,10 +79,10 @@ class TorchConfig(BackendConfig):
 
 @dataclass
 class TfliteConfig(BackendConfig):
-    """TensorFlow Lite: its converter, or an existing quantized file."""
+    """TensorFlow Lite: its converter, onnx2tf's, or an existing quantized file."""
 
     name: str = "tflite"
-    flow: str = limited("convert", one_of("convert", "file"))
+    flow: str = limited("convert", one_of("convert", "onnx2tf", "file"))
     file: str | None = limited(None, only=_with("backend.flow", "file"), is_path=True)
     integer_io: bool | None = None
 

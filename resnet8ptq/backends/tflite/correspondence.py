@@ -4,13 +4,13 @@ Converters rename, transpose, reshape and fuse. The range of a tensor does not d
 of its values, so that tensors with the same values in any order are the same here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from ai_edge_litert.interpreter import Interpreter
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from numpy.typing import NDArray
 
 from resnet8ptq.graph.layers import float_inputs, float_tensors
@@ -19,7 +19,7 @@ from resnet8ptq.graph.session import expose, open_runner
 SAMPLES = 4
 TOLERANCE = 1e-3  # of the largest value: kernels sum in different orders
 
-_POINTS = np.linspace(0, 1, 65)  # of a tensor's sorted values
+_POINTS = np.linspace(0, 1, 65)  # positions among a tensor's sorted values
 _TIE = 1e-6  # of the largest value
 
 # Of each tensor, on each sample: the number of values, then values at `_POINTS`.
@@ -60,12 +60,17 @@ def _of_graph(onnx_path: Path, batch: NDArray[Any]) -> Sketches:
     inputs, names = float_inputs(proto.graph), float_tensors(proto)
     run = open_runner(expose(proto, names), 1)
     samples = (batch[n : n + 1] for n in range(len(batch)))
-    return _sketch(zip([*inputs, *names], [sample, *run(sample)], strict=True) for sample in samples)
+    return _sketch(
+        zip([*inputs, *names], [sample, *run(sample)], strict=True) for sample in samples
+    )
 
 
 def _of_file(content: bytes, batch: NDArray[Any]) -> Sketches:
     interpreter = Interpreter(
-        model_content=content, num_threads=1, experimental_preserve_all_tensors=True
+        model_content=content,
+        num_threads=1,
+        experimental_preserve_all_tensors=True,
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
     )
     interpreter.allocate_tensors()
     [input_] = interpreter.get_input_details()
@@ -85,6 +90,8 @@ def _sketch(samples: Iterable[Iterable[tuple[Any, NDArray[Any]]]]) -> Sketches:
     for sample in samples:
         for name, values in sample:
             if values.size:
-                points = np.quantile(values.astype(np.float64), _POINTS)
-                sketches.setdefault(name, []).append(np.array([values.size, *points]))
+                points = np.sort(values, axis=None)[
+                    np.rint(_POINTS * (values.size - 1)).astype(int)
+                ]
+                sketches.setdefault(name, []).append(np.array([values.size, *points], np.float64))
     return sketches

@@ -1,4 +1,4 @@
-"""Quantizes a float .tflite file by ai-edge-quantizer, with ranges and float layers of this package.
+"""Quantizes a float .tflite file by ai-edge-quantizer, with this package's ranges and float layers.
 
 Its own calibration averages over the samples, so that the result depends on their order.
 """
@@ -75,23 +75,22 @@ def _layer_before(name: str, makers: Mapping[str, onnx.NodeProto]) -> onnx.NodeP
     return node
 
 
-def spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
+def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
     """Return the ranges with those of tensors behind operators that only move values."""
     known = dict(ranges)
     for code, operator in contents.operators(model):
-        before = known.get(int(operator.inputs[0])) if code in MOVES else None
-        for index in map(int, operator.outputs) if before is not None else ():
-            known.setdefault(index, before)
+        if code in MOVES and int(operator.inputs[0]) in known:
+            for index in map(int, operator.outputs):
+                known.setdefault(index, known[int(operator.inputs[0])])
     return known
 
 
 def quantize(
-    content: bytes, operators: Sequence[Any], ranges: Mapping[int, Range], scheme: Scheme
+    model: Any, operators: Sequence[Any], ranges: Mapping[int, Range], scheme: Scheme
 ) -> bytes:
-    """Return the file with operators in 8 bits, as far as TFLite has integer kernels.
+    """Return a float file with some operators in 8 bits, as far as TFLite has integer kernels.
 
     Args:
-        content: of a float file.
         operators: of the file.
         ranges: of the file's activations, by index. An operator without a range stays in float.
 
@@ -100,7 +99,7 @@ def quantize(
     """
     from ai_edge_quantizer import qtyping, quantizer
 
-    model = contents.read(content)
+    ranges = _spread(model, ranges)
     chosen = [operator for operator in operators if _is_known(model, operator, ranges)]
     if not chosen:
         raise QuantizationError("backend=tflite: no operator of the converted file is quantized")
@@ -111,7 +110,7 @@ def quantize(
         qtyping.TensorQuantizationConfig(8, True, weights),
         qtyping.ComputePrecision.INTEGER,
     )
-    work = quantizer.Quantizer(content)
+    work = quantizer.Quantizer(contents.write(model))
     scopes = [_scope(model, operator.outputs) for operator in chosen]
     work.update_quantization_recipe(_any_of(scopes), names.ALL_SUPPORTED, config)
     ends = _integer_ends(model, chosen, scheme.integer_io)
@@ -120,8 +119,8 @@ def quantize(
         how = algorithm.MIN_MAX_UNIFORM_QUANT if integer else algorithm.NO_QUANTIZE
         work.update_quantization_recipe(_any_of([_scope(model, indices)]), kind, config, how)
     with errors_as(QuantizationError, "backend=tflite: ai-edge-quantizer failed"):
-        made = work.quantize(_statistics(model, ranges), enable_progress_bar=False,
-                             enable_progress_report=False)
+        statistics, quiet = _statistics(model, ranges), {"enable_progress_bar": False}
+        made = work.quantize(statistics, enable_progress_report=False, **quiet)
         return bytes(made.quantized_model)
 
 

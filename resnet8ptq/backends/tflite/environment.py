@@ -1,7 +1,7 @@
 """The environment of onnx2tf, which needs Python 3.12 and other versions than this package.
 
 It is a virtual environment in the cache, made when a network first needs it. Its packages are
-pinned in `onnx2tf.txt`; only wheels are installed, whose installation runs no code.
+pinned; only wheels are installed, which run no code while they are.
 """
 
 import hashlib
@@ -24,23 +24,49 @@ from resnet8ptq.core.text import printable
 
 log = logging.getLogger(__name__)
 
-REQUIREMENTS = Path(__file__).with_name("onnx2tf.txt")
-VERSIONS = ("3.13", "3.12")  # of Python, for which all pinned packages have wheels
-SIZE = "660 MB, of which 160 MB are downloaded; this takes about 20 seconds"  # measured on Linux
+CONVERTER = "onnx2tf 2.6.9"
+VERSIONS = ("3.13", "3.12")  # of Python, for which all packages below have wheels
+SIZE = "a download of 160 MB, 660 MB on disk, about 20 seconds"  # measured on Linux
 
+_PACKAGES = (
+    CONVERTER.replace(" ", "=="),
+    "ai-edge-litert==2.1.2",
+    "backports.strenum==1.2.8",
+    "flatbuffers==25.12.19",
+    "h5py==3.14.0",
+    "iniconfig==2.3.1",
+    "markdown-it-py==4.3.0",
+    "mdurl==0.1.2",
+    "ml_dtypes==0.5.4",
+    "mpmath==1.3.0",
+    "numpy==2.2.6",
+    "onnx==1.20.1",
+    "onnx-ir==1.1.0",
+    "onnxoptimizer==0.4.2",
+    "onnxruntime==1.26.0",
+    "onnxscript==0.6.2",
+    "onnxsim==0.6.5",
+    "opencv-python==4.13.0.92",
+    "packaging==26.4",
+    "pluggy==1.7.0",
+    "protobuf==7.35.1",
+    "psutil==5.9.5",
+    "Pygments==2.21.0",
+    "pytest==9.0.2",
+    "rich==15.0.0",
+    "sne4onnx==2.0.1",
+    "sng4onnx==2.0.1",
+    "sympy==1.14.0",
+    "tqdm==4.67.1",
+    "typing_extensions==4.16.0",
+)
 _CAN_MAKE = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
 _NEEDS = "backend=tflite: to convert this network, onnx2tf needs"
 
 
-def describe() -> str:
-    """Return name and version of the converter."""
-    (line,) = (s for s in REQUIREMENTS.read_text().splitlines() if s.startswith("onnx2tf=="))
-    return line.replace("==", " ")
-
-
 def path_of(cache_root: Path) -> Path:
     """Return the environment's folder, which may not exist yet."""
-    digest = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:20]
+    digest = hashlib.sha256(" ".join(_PACKAGES).encode()).hexdigest()[:20]
     return cache_root / "environments" / digest
 
 
@@ -76,13 +102,13 @@ def _make(path: Path) -> None:
     # This process holds the lock, so that other temporary folders are those of killed processes.
     for abandoned in path.parent.glob(f".{path.name}-*"):
         shutil.rmtree(abandoned, ignore_errors=True)
-    log.info("backend=tflite: installs %s in %s, once: %s", describe(), path, SIZE)
+    log.info("backend=tflite: installs %s in %s, once: %s", CONVERTER, path, SIZE)
     with tempfile.TemporaryDirectory(
         prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
     ) as name:
         folder = Path(name, "environment")
         crashed = QuantizationError(f"{path}: installing the converter was interrupted")
-        with waiting(f"Installing {describe()}"):
+        with waiting(f"Installing {CONVERTER}"):
             isolation.call(_install, commands, folder, crashed=crashed, network=True)
         folder.replace(path)
 
@@ -93,7 +119,7 @@ def _ways() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
     An environment may be moved afterwards, as long as only its interpreter is called.
     """
     python = str(interpreter_of(Path("{}")))
-    wheels = ("--only-binary", ":all:", "--no-deps", "-r", str(REQUIREMENTS))
+    wheels = ("--only-binary", ":all:", "--no-deps", *_PACKAGES)
     for found in _interpreters():
         pip = (python, "-I", "-m", "pip", "install", "-q", "--disable-pip-version-check", *wheels)
         yield (found, "-I", "-m", "venv", "{}"), pip

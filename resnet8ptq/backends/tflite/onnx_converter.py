@@ -5,11 +5,13 @@ channels last, and its transpositions stay inside the file. It takes one sample 
 """
 
 import itertools
+import json
 import logging
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from resnet8ptq.backends.tflite import contents, environment, predictor
+from resnet8ptq.backends.tflite import contents, correspondence, environment, predictor
 from resnet8ptq.core import cache, confinement, files, isolation
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ParityError, UnsupportedError
@@ -31,10 +33,10 @@ from resnet8ptq.models.model import Fp32Model
 
 log = logging.getLogger(__name__)
 
-FILE, SOURCE = "float.tflite", "network.onnx"
+FILE, NAMES = "float.tflite", "names.json"
 PARITY_SAMPLES = 100
 
-_WRITTEN = "network_float32.tflite"  # by onnx2tf, after SOURCE
+_SOURCE, _WRITTEN = "network.onnx", "network_float32.tflite"  # onnx2tf names its file so
 _CODE = (
     "import sys, onnx2tf\n"
     "source, folder, *inputs = sys.argv[1:]\n"
@@ -67,8 +69,20 @@ def check(model: Fp32Model) -> None:
         )
 
 
-def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
-    """Return the network as the content of a float .tflite file; the cache keeps it.
+@dataclass(frozen=True)
+class Converted:
+    """A network as a float .tflite file.
+
+    Attributes:
+        names: the ONNX names of its activations, see `correspondence.find`.
+    """
+
+    content: bytes
+    names: Mapping[int, list[str]]
+
+
+def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> Converted:
+    """Return the network as a float .tflite file; the cache keeps it.
 
     Args:
         samples: the file must return the same for the first of them.
@@ -78,26 +92,27 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
             network, or its file returns something else.
     """
     check(model)
-    count = min(PARITY_SAMPLES, max(PARITY_BYTES // samples.sample_bytes, 1), len(samples))
-    compared = samples.take(np.arange(count))
     key: cache.Key = {
         "network": files.sha256(model.onnx_path),
-        "samples": compared.digest,
-        "converter": files.sha256(environment.REQUIREMENTS),
         **cache.made_with(__name__),
     }
 
     def make(folder: Path) -> None:
         proto = prepare(onnx.load(model.onnx_path))
         written = _call(proto, runtime.cache_root)
-        batch = np.concatenate([*compared.batches(count)])
+        count = min(PARITY_SAMPLES, max(PARITY_BYTES // samples.sample_bytes, 1), len(samples))
+        batch = np.concatenate([*samples.take(np.arange(count)).batches(count)])
         try:
             content = _check(written, open_runner(str(model.onnx_path))(batch), batch, model.final)
         except ParityError as error:
             raise UnsupportedError(f"backend=tflite: {error}") from None
+        names = correspondence.find(content, model.onnx_path, batch[: correspondence.SAMPLES])
         (folder / FILE).write_bytes(content)
+        (folder / NAMES).write_text(json.dumps(names))
 
-    return (cache.entry(runtime.cache_root, "tflite", key, make) / FILE).read_bytes()
+    folder = cache.entry(runtime.cache_root, "tflite", key, make)
+    names = json.loads((folder / NAMES).read_text())
+    return Converted((folder / FILE).read_bytes(), {int(index): names[index] for index in names})
 
 
 def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -179,7 +194,7 @@ def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
     python = environment.find(cache_root)
     if not confinement.limits_writes():
         log.warning("the converter can write files elsewhere: the kernel has no Landlock")
-    name = environment.describe()
+    name = environment.CONVERTER
     crashed = UnsupportedError(f"backend=tflite: {name} ended while it converted the network")
     with waiting(f"Converting by {name}"):
         content = proto.SerializeToString()
@@ -190,7 +205,7 @@ def _run(python: Path, content: bytes) -> bytes:
     """Run onnx2tf on an ONNX file's content; it writes to a temporary folder only."""
     with tempfile.TemporaryDirectory() as name:
         folder, parent = Path(name), os.getpid()
-        source = folder / SOURCE
+        source = folder / _SOURCE
         source.write_bytes(content)
         (names,) = [[value.name for value in onnx.load(source).graph.input]]
 
@@ -204,7 +219,7 @@ def _run(python: Path, content: bytes) -> bytes:
         written = folder / _WRITTEN
         if done.returncode or not written.is_file():
             raise UnsupportedError(
-                f"backend=tflite: {environment.describe()} cannot convert the network "
+                f"backend=tflite: {environment.CONVERTER} cannot convert the network "
                 f"({environment.last_line(done)}); try backend=onnx"
             )
         return written.read_bytes()
@@ -218,7 +233,7 @@ def _check(
     Raises:
         ParityError: it returns something else.
     """
-    label, run = environment.describe(), predictor.open_run(content, 1)
+    label, run = environment.CONVERTER, predictor.open_run(content, 1)
     some = run(batch[:1])
     if len(some) != len(expected):
         raise ParityError(f"{label}: returns {len(some)} outputs, the network {len(expected)}")

@@ -264,15 +264,24 @@ def _pools_to_means(
     Args:
         activations: see `_name_activations`; the outputs of the means are added.
     """
-    tensors = model.subgraphs[0].tensors
-    for code, operator in contents.operators(model):
-        if code != "AVERAGE_POOL_2D" or not _covers(operator, tensors[operator.inputs[0]]):
-            continue
+    for operator in _whole_pools(model):
         readers = consumers(graph, activations.get(operator.inputs[0], ""))
         names = [node.output[0] for node in readers if node.op_type in _POOLS]
         if len(names) == 1 and names[0] in ranges:
             contents.to_mean(model, operator)
             activations[operator.outputs[0]] = names[0]
+
+
+def pools_to_means(model: Any) -> None:
+    """Turn each average pool over whole maps of a float file into a mean."""
+    for operator in _whole_pools(model):
+        contents.to_mean(model, operator)
+
+
+def _whole_pools(model: Any) -> list[Any]:
+    tensors = model.subgraphs[0].tensors
+    pools = [operator for code, operator in contents.operators(model) if code == "AVERAGE_POOL_2D"]
+    return [operator for operator in pools if _covers(operator, tensors[operator.inputs[0]])]
 
 
 def _covers(operator: Any, tensor: Any) -> bool:
