@@ -3,8 +3,12 @@
 Its own calibration averages over the samples, so that the result depends on their order.
 """
 
+import io
+import logging
 import re
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +18,7 @@ from ai_edge_litert.schema_py_generated import TensorType
 
 from resnet8ptq.backends.tflite import contents
 from resnet8ptq.calibration.statistics import Range
+from resnet8ptq.core import isolation
 from resnet8ptq.core.errors import QuantizationError, errors_as
 from resnet8ptq.graph.layers import LAYERS
 
@@ -22,6 +27,9 @@ MOVES = {
     *("MAX_POOL_2D", "PAD", "MIRROR_PAD", "TRANSPOSE", "RESHAPE", "SQUEEZE", "EXPAND_DIMS"),
     *("SLICE", "STRIDED_SLICE", "SPLIT", "SPACE_TO_DEPTH", "GATHER"),
 }
+
+
+Recipe = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -97,31 +105,62 @@ def quantize(
     Raises:
         QuantizationError: ai-edge-quantizer failed, or there is nothing to quantize.
     """
-    from ai_edge_quantizer import qtyping, quantizer
-
     ranges = _spread(model, ranges)
     chosen = [operator for operator in operators if _is_known(model, operator, ranges)]
     if not chosen:
         raise QuantizationError("backend=tflite: no operator of the converted file is quantized")
-    granularity, names = qtyping.QuantGranularity, qtyping.TFLOperationName
-    weights = granularity.CHANNELWISE if scheme.per_channel else granularity.TENSORWISE
-    config = qtyping.OpQuantizationConfig(
-        qtyping.TensorQuantizationConfig(8, scheme.symmetric, granularity.TENSORWISE),
-        qtyping.TensorQuantizationConfig(8, True, weights),
-        qtyping.ComputePrecision.INTEGER,
-    )
-    work = quantizer.Quantizer(contents.write(model))
-    scopes = [_scope(model, operator.outputs) for operator in chosen]
-    work.update_quantization_recipe(_any_of(scopes), names.ALL_SUPPORTED, config)
+    config = _config(scheme)
+    recipe = [_rule([_scope(model, operator.outputs) for operator in chosen], "*", config)]
     ends = _integer_ends(model, chosen, scheme.integer_io)
-    for kind, (indices, integer) in zip((names.INPUT, names.OUTPUT), ends, strict=True):
-        algorithm = quantizer.AlgorithmName
-        how = algorithm.MIN_MAX_UNIFORM_QUANT if integer else algorithm.NO_QUANTIZE
-        work.update_quantization_recipe(_any_of([_scope(model, indices)]), kind, config, how)
-    with errors_as(QuantizationError, "backend=tflite: ai-edge-quantizer failed"):
-        statistics, quiet = _statistics(model, ranges), {"enable_progress_bar": False}
-        made = work.quantize(statistics, enable_progress_report=False, **quiet)
-        return bytes(made.quantized_model)
+    for kind, (indices, integer) in zip(("INPUT", "OUTPUT"), ends, strict=True):
+        recipe.append(_rule([_scope(model, indices)], kind, config if integer else None))
+    crashed = QuantizationError("backend=tflite: ai-edge-quantizer crashed")
+    content = contents.write(model)
+    return isolation.call(_run, content, recipe, _statistics(model, ranges), crashed=crashed)
+
+
+def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:
+    """Call ai-edge-quantizer, without its bars and lines."""
+    from ai_edge_quantizer import quantizer
+
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            with errors_as(QuantizationError, "backend=tflite: ai-edge-quantizer failed"):
+                work = quantizer.Quantizer(content, recipe)
+                result = work.quantize(statistics, enable_progress_report=False)
+                return bytes(result.quantized_model)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _config(scheme: Scheme) -> dict[str, Any]:
+    """Return the scheme in the words of ai-edge-quantizer."""
+    weights = "CHANNELWISE" if scheme.per_channel else "TENSORWISE"
+    tensors = {"activation": (scheme.symmetric, "TENSORWISE"), "weight": (True, weights)}
+    return {
+        "compute_precision": "INTEGER",
+        **{
+            f"{kind}_tensor_config": {
+                "num_bits": 8,
+                "symmetric": symmetric,
+                "granularity": granularity,
+                "dtype": "INT",
+            }
+            for kind, (symmetric, granularity) in tensors.items()
+        },
+    }
+
+
+def _rule(scopes: Iterable[str], operation: str, config: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a rule of a recipe for operators, by their scopes; without `config`, for float."""
+    return {
+        "regex": f"^(?:{'|'.join(map(re.escape, scopes))})$",
+        "operation": operation,
+        "algorithm_key": "min_max_uniform_quantize" if config else "no_quantize",
+        "op_config": config or {},
+    }
 
 
 def _is_known(model: Any, operator: Any, ranges: Mapping[int, Range]) -> bool:
@@ -153,10 +192,6 @@ def _scope(model: Any, indices: Iterable[int]) -> str:
     """Return the text by which ai-edge-quantizer names an operator."""
     tensors = model.subgraphs[0].tensors
     return "".join(f"{contents.name_of(tensors[index])};" for index in indices)
-
-
-def _any_of(scopes: Iterable[str]) -> str:
-    return f"^(?:{'|'.join(map(re.escape, scopes))})$"
 
 
 def _statistics(model: Any, ranges: Mapping[int, Range]) -> dict[str, dict[str, Any]]:
