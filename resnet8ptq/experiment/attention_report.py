@@ -23,7 +23,7 @@ def report(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
     if isinstance(backend, TfliteConfig) and backend.flow == "convert":
         if config.attention != "all":
             log.warning(
-                "attention=%s: TFLite's converter quantizes every operator, attention's too",
+                "attention=%s: TensorFlow's converter quantizes every operator, attention's too",
                 config.attention,
             )
         return
