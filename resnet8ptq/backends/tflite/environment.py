@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 CONVERTER = "onnx2tf 2.6.9"
 VERSIONS = ("3.13", "3.12")  # of Python, for which all packages below have wheels
-SIZE = "a download of 160 MB, 660 MB on disk, 20 to 90 seconds"  # measured on Linux
+SIZE = "a download of 160 MB, 660 MB on disk, 20 seconds to 3 minutes"  # measured on Linux
 
 _PACKAGES = (
     CONVERTER.replace(" ", "=="),
