@@ -29,6 +29,8 @@ MOVES = {
 }
 
 
+log = logging.getLogger(__name__)
+
 Recipe = list[dict[str, Any]]
 
 
@@ -109,6 +111,12 @@ def quantize(
     chosen = [operator for operator in operators if _is_known(model, operator, ranges)]
     if not chosen:
         raise QuantizationError("backend=tflite: no operator of the converted file is quantized")
+    if len(chosen) < len(operators):
+        log.warning(
+            "%d of %d operators of the converted file stay in float: the ONNX graph has no tensors "
+            "with their values, and so no ranges",
+            *(len(operators) - len(chosen), len(operators)),
+        )
     config = _config(scheme)
     recipe = [_rule([_scope(model, operator.outputs) for operator in chosen], "*", config)]
     ends = _integer_ends(model, chosen, scheme.integer_io)
