@@ -121,6 +121,7 @@ class TfliteQuantizer:
         """Return weight and activation dtype and the format."""
         if self.config.dtype.name == "fp32":
             return Resolved()
+        file = self._file
         refuse_others(self.config, _TAKES[self._flow])
         if self._flow == "onnx2tf":
             if self._plan.is_narrow:
@@ -129,7 +130,7 @@ class TfliteQuantizer:
             raise UnsupportedError(f"precision.plan: got {FLOAT_BITS} bits; {_OPERATORS}")
         if self._options.integer_io and self.config.method == "dynamic":
             raise UnsupportedError("backend.integer_io=true: method=dynamic takes floats only")
-        if self._options.integer_io is not None and self._file is not None:
+        if self._options.integer_io is not None and file is not None:
             raise UnsupportedError(f"backend.integer_io: {_FILE}")
         if self.config.method == "dynamic":
             refuse_others(self.config, _DYNAMIC_TAKES)
