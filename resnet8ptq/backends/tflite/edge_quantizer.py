@@ -85,6 +85,15 @@ def _layer_before(name: str, makers: Mapping[str, onnx.NodeProto]) -> onnx.NodeP
     return node
 
 
+def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
+    """Return the tensors, by index, whose ranges these operators of a file need."""
+    around = {int(i) for operator in operators for i in (*operator.inputs, *operator.outputs)}
+    for code, operator in reversed([*contents.operators(model)]):
+        if code in MOVES and not around.isdisjoint(operator.outputs):
+            around.add(int(operator.inputs[0]))  # `_spread` hands its range on
+    return around
+
+
 def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
     """Return the ranges with those of tensors behind operators that only move values."""
     known = dict(ranges)

@@ -284,7 +284,7 @@ class TfliteQuantizer:
         rewriting.pools_to_means(file)
         skipped = find_float_nodes(graph, Selection.of(config))
         operators = edge_quantizer.find_quantized(file, converted.names, graph, skipped)
-        around = {int(i) for operator in operators for i in (*operator.inputs, *operator.outputs)}
+        around = edge_quantizer.tensors_around(file, operators)
         names = {  # of equal tensors, the last one has what an activation leaves of its input
             index: next((name for name in reversed(alike) if name in preset), alike[-1])
             for index, alike in converted.names.items()
