@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,14 +145,14 @@ def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[Node]:
 
 
 class Quantizer(Protocol):
-    """One framework, set up for one run.
+    """One framework, set up for one run."""
 
-    Attributes:
-        widths: bits that a layer's weights may have in its files; includes `FLOAT_BITS` if layers
-            can stay in float.
-    """
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Return the bits that a layer's weights may have in its files.
 
-    widths: ClassVar[tuple[int, ...]]
+        `FLOAT_BITS` is among them if layers can stay in float.
+        """
 
     @property
     def level_pools(self) -> tuple[str, ...]:

@@ -90,9 +90,10 @@ class TorchConfig(BackendConfig):
 
 @dataclass
 class TfliteConfig(BackendConfig):
-    """TensorFlow Lite: TensorFlow's converter."""
+    """TensorFlow Lite: TensorFlow's converter, or onnx2tf's."""
 
     name: str = "tflite"
+    flow: str = limited("convert", one_of("convert", "onnx2tf"))
     integer_io: bool | None = None
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import onnx
 
-from resnet8ptq.config.schema import QuantizationConfig
+from resnet8ptq.config.schema import QuantizationConfig, TfliteConfig
 from resnet8ptq.graph.attention import find_attention, stretched_by_masks
 from resnet8ptq.precision.plan import Selection, find_float_nodes, find_left_by_attention
 
@@ -19,10 +19,11 @@ def report(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
     """
     if config.dtype.name == "fp32" or not find_attention(graph):
         return
-    if config.backend.name == "tflite":
+    backend = config.backend
+    if isinstance(backend, TfliteConfig) and backend.flow == "convert":
         if config.attention != "all":
             log.warning(
-                "attention=%s: TFLite's converter quantizes every operator, attention's too",
+                "attention=%s: TensorFlow's converter quantizes every operator, attention's too",
                 config.attention,
             )
         return

@@ -51,7 +51,7 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
     else:
         lines = _compare(config, summary.contract, samples)
     if config.backend.name not in summary.quantized:
-        lines.append(f"backend={config.backend.name}: unsupported for this format")
+        lines.append(f"backend={config.backend.name}: unsupported: it takes one input of float32")
     print_summary(summary, lines)
 
 

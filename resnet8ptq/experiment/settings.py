@@ -3,11 +3,12 @@
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
 from resnet8ptq.calibration.methods import find_method
-from resnet8ptq.config.schema import PreprocessConfig, RunConfig
+from resnet8ptq.config.schema import BackendConfig, PreprocessConfig, RunConfig, TfliteConfig
 from resnet8ptq.core import cache, memory
 from resnet8ptq.core.errors import PtqError, SizesDifferError
 from resnet8ptq.core.machine import Runtime
@@ -16,6 +17,7 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models import network_path, summary
+from resnet8ptq.models.sources import TFLITE_FORMATS, find_format
 from resnet8ptq.tasks.registry import AUTO, TASKS
 
 log = logging.getLogger(__name__)
@@ -55,7 +57,18 @@ def settle(asked: RunConfig) -> Settings:
     source = network_path.locate(config.model, config.data.name)
     if config.model.module is None:
         config = replace(config, model=replace(config.model, path=str(source)))
-    return _on_this_machine(config)
+    return _on_this_machine(replace(config, backend=_with_converter(config, source)))
+
+
+def _with_converter(config: RunConfig, source: Path) -> BackendConfig:
+    """Return the backend's settings; TFLite's with the converter that takes the network."""
+    backend = config.backend
+    if not isinstance(backend, TfliteConfig) or backend.flow != "convert":
+        return backend
+    file_format = None if config.model.module else find_format(source)
+    name = file_format.name if file_format else "module"
+    is_baseline = name == "tflite" and config.dtype.name == "fp32"
+    return backend if name in TFLITE_FORMATS or is_baseline else replace(backend, flow="onnx2tf")
 
 
 def settle_suite(asked: RunConfig) -> RunConfig:

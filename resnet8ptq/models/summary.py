@@ -62,11 +62,12 @@ class Summary:
         depthwise: number of grouped convolutions.
         parameters: number of values in all constants.
         quantized: the operators that each backend quantizes by default, judged by name; operators
-            in `FOLDED` are folded, all others stay in float. A backend that does not take the
-            format is missing.
+            in `FOLDED` are folded, all others stay in float. A backend that cannot take the
+            network's inputs is missing.
+        by_tensorflow: TensorFlow's converter makes its TFLite file; otherwise onnx2tf does.
         final: the operator that makes the first output.
         left: number of nodes of each operator that stay in float by default because the network
-            has attention; TFLite's converter quantizes them.
+            has attention; TensorFlow's converter quantizes them.
         inner_layers: number of layers inside the graphs of If or Loop, by that operator; no
             backend quantizes these.
     """
@@ -81,6 +82,7 @@ class Summary:
     parameters: int
     quantized: dict[str, frozenset[str]]
     final: str
+    by_tensorflow: bool = False
     left: dict[str, int] = field(default_factory=dict)
     inner_layers: dict[str, int] = field(default_factory=dict)
 
@@ -99,7 +101,7 @@ class Summary:
         if operator not in self.quantized[backend]:
             return "float"
         count, left = self.operators.get(operator, 0), self.left.get(operator, 0)
-        if not left or backend == "tflite":
+        if not left or (backend == "tflite" and self.by_tensorflow):
             return "8 bits"
         return f"8 bits: {count - left} of {count}" if left < count else "float"
 
@@ -124,13 +126,15 @@ def summarize(
     proto = _export(path, name, cache_root, sample, module)
     graph, static = proto.graph, static_tensors(proto.graph)
     computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
-    backends = [b for b in BACKENDS if b != "tflite" or name in sources.TFLITE_FORMATS]
+    contract, by_tensorflow = read_contract(graph), name in sources.TFLITE_FORMATS
+    to_tflite = by_tensorflow or [tensor.dtype for tensor in contract.inputs] == ["float32"]
+    backends = [backend for backend in BACKENDS if backend != "tflite" or to_tflite]
     makers = {output: node.op_type for node in graph.node for output in node.output}
     left = [n.op_type for n in left_by_attention(graph) if not static.issuperset(n.output)]
     return Summary(
         path=path,
         format=words or f"torch module {module and module.name}",
-        contract=read_contract(graph),
+        contract=contract,
         opset=opset(proto),
         operators=dict(Counter(computing).most_common()),
         layers=sum(1 for _ in gate.find_weights(graph)),
@@ -138,6 +142,7 @@ def summarize(
         parameters=sum(math.prod(t.dims) for t in find_all(graph, onnx.TensorProto)),
         quantized={backend: quantized_operators(backend) for backend in backends},
         final=makers.get(graph.output[0].name, ""),
+        by_tensorflow=by_tensorflow,
         left=dict(Counter(left)),
         inner_layers=dict(Counter(gate.find_inner_layers(graph))),
     )
@@ -238,7 +243,7 @@ def requirements(summary: Summary) -> list[str]:
     if contract.batch is not None:
         lines.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
     if missing := [backend for backend in BACKENDS if backend not in summary.quantized]:
-        lines.append(f"another backend than {missing[0]}, which does not take this format")
+        lines.append(f"another backend than {missing[0]}, which takes one input of float32")
     return lines
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,23 @@ def test_it_is_this_users_child_with_less_memory_than_is_free() -> None:
     everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < memory < everything
     assert seconds <= confinement.MAX_SECONDS * (os.cpu_count() or 1)
+
+
+def write_in(folder: Path) -> list[bool]:
+    """Return whether a child can write inside the folder and beside it."""
+    script = "touch $0/inside; touch $0/../beside; echo > /dev/null"
+    command = ["sh", "-c", script, str(folder)]
+    limit = partial(confinement.write_only_to, folder)
+    subprocess.run(command, stderr=subprocess.DEVNULL, preexec_fn=limit, check=True)
+    return [(folder / "inside").exists(), (folder / "../beside").exists()]
+
+
+def test_it_writes_to_one_folder_only(tmp_path: Path) -> None:
+    if not confinement.limits_writes():
+        pytest.skip("the kernel has no Landlock")
+    folder = tmp_path / "own"
+    folder.mkdir()
+    assert call(write_in, folder, crashed=CRASHED) == [True, False]
 
 
 def take(size: int) -> int:

@@ -124,13 +124,16 @@ def test_the_fast_pair_depends_on_the_cpu():
 
 def test_a_network_narrows_it(network):
     found = {each.settings: each for each in advise(AVX2, network)}
-    assert found["backend=tflite"].verdict == CANNOT
+    tflite = found["backend=tflite dtype=int8 per_channel=true"]
+    assert tflite.verdict == TRY and "converted by onnx2tf" in tflite.why
     assert "Erf 1" in found["backend=onnx per_channel=true dtype=uint8"].why
     assert "per_channel=false" not in found
     deep = replace(network, depthwise=3)
     assert verdicts(AVX2, deep)["per_channel=false"] == WRONG
     command, *others = sweeps(AVX2, deep)
-    assert not any("tflite" in other for other in others)
+    assert any("tflite" in other for other in others)
+    two = replace(network, quantized={"onnx": frozenset()})  # of two inputs
+    assert verdicts(AVX2, two)["backend=tflite"] == CANNOT
     assert f"model.path='{network.path}'" in command and command.endswith("per_channel=true")
     products = replace(network, operators={"MatMul": 2})
     assert verdicts(AVX2, products)["backend=onnx method=dynamic dtype=uint8"] == TRY

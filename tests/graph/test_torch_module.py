@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 import torch
 
+from resnet8ptq.graph import torch_module
 from resnet8ptq.graph.torch_module import to_torch_module
 from tests.helpers import transformers
 
@@ -60,3 +61,23 @@ def test_a_division_of_computed_floats_can_be_traced() -> None:
 
 def test_a_division_of_integers_is_truncated() -> None:
     assert divide("int64")(torch.tensor([[7, 8]])).tolist() == [[-3, -8]]
+
+
+# Of the networks that tests, studies and examples load, after folding.
+USED = (
+    *("Add", "AveragePool", "Cast", "Clip", "Concat", "Conv", "Div", "Erf", "Exp", "Flatten"),
+    *("Gather", "Gemm", "GlobalAveragePool", "LayerNormalization", "MatMul", "MaxPool", "Mul"),
+    *("Range", "ReduceL2", "ReduceSum", "Relu", "Reshape", "Resize", "Shape", "Sigmoid", "Slice"),
+    *("Softmax", "SpaceToDepth", "Squeeze", "Sub", "Transpose", "Unsqueeze"),
+)
+
+
+@pytest.mark.parametrize("opset", [13, 15, 17])
+def test_the_operators_in_use_have_a_converter(opset: int) -> None:
+    """In the opsets that networks are raised or lowered to; see docs/design.md."""
+    torch_module._import_onnx2torch()
+    from onnx2torch.node_converters.registry import get_converter
+
+    for name in USED:
+        if name != "LayerNormalization" or opset >= 17:  # which has it first
+            assert callable(get_converter(name, version=opset, domain=""))

@@ -1,6 +1,7 @@
 """Reads a .tflite file as an object, gives its layers and tensors, and writes it."""
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
 
-_INT8_MEAN = 2  # TensorFlow's version number of the operator
+_INT8_MEAN, _INT8_TRANSPOSE = 2, 2  # TensorFlow's version numbers of the operators
 _ALIGNMENT = 16  # of a buffer's data, from TFLite's schema
 _INTEGERS = {TensorType.INT8: np.int8, TensorType.INT32: np.int32, TensorType.INT64: np.int64}
 
@@ -82,6 +83,17 @@ def layers(model: Any) -> Iterator[Layer]:
             yield Layer(operator, code, data, weights, bias, tensors[operator.outputs[0]])
 
 
+def count_integer(model: Any) -> str:
+    """Return how many operators compute in 8 bits, without conversions, such as `20 of 31`."""
+    tensors = model.subgraphs[0].tensors
+    kinds = [
+        tensors[operator.outputs[0]].type == TensorType.INT8
+        for code, operator in operators(model)
+        if code not in ("QUANTIZE", "DEQUANTIZE")
+    ]
+    return f"{sum(kinds)} of {len(kinds)}"
+
+
 def name_of(tensor: Any) -> str:
     """Return a tensor's name; empty without a name."""
     return (tensor.name or b"").decode()
@@ -133,18 +145,50 @@ def write_levels(
 
 
 def to_mean(model: Any, operator: Any) -> None:
-    """Turn an operator on int8 maps [N, H, W, C] into the mean of each channel, [N, 1, 1, C]."""
-    axes = np.array([1, 2], np.int32)
-    model.buffers.append(schema.BufferT(data=axes.view(np.uint8)))
-    axis = schema.TensorT(shape=[len(axes)], type=TensorType.INT32, buffer=len(model.buffers) - 1)
-    axis.name = b"axes"
-    model.subgraphs[0].tensors.append(axis)
-    mean = schema.BuiltinOperator.MEAN
-    model.operatorCodes.append(schema.OperatorCodeT(mean, builtinCode=mean, version=_INT8_MEAN))
-    operator.opcodeIndex = len(model.operatorCodes) - 1
-    operator.inputs = [operator.inputs[0], len(model.subgraphs[0].tensors) - 1]
+    """Turn an operator on maps [N, H, W, C] into the mean of each channel, [N, 1, 1, C]."""
+    operator.opcodeIndex = _add_code(model, schema.BuiltinOperator.MEAN, _INT8_MEAN)
+    operator.inputs = [operator.inputs[0], _add_integers(model, "axes", [1, 2])]
     operator.builtinOptionsType = schema.BuiltinOptions.ReducerOptions
     operator.builtinOptions = schema.ReducerOptionsT(keepDims=True)
+
+
+def transpose_output(model: Any, number: int, axes: Sequence[int]) -> None:
+    """Put a transposition behind an output of a float file."""
+    graph = model.subgraphs[0]
+    old = int(graph.outputs[number])
+    tensor = copy.copy(graph.tensors[old])
+    tensor.shape = [int(tensor.shape[axis]) for axis in axes]
+    tensor.shapeSignature, tensor.buffer = None, 0
+    graph.tensors[old].name = name_of(tensor).encode() + b"_before"
+    graph.tensors.append(tensor)
+    new = len(graph.tensors) - 1
+    operator = schema.OperatorT(
+        opcodeIndex=_add_code(model, schema.BuiltinOperator.TRANSPOSE, _INT8_TRANSPOSE),
+        inputs=[old, _add_integers(model, f"axes_{number}", axes)],
+        outputs=[new],
+        builtinOptionsType=schema.BuiltinOptions.TransposeOptions,
+        builtinOptions=schema.TransposeOptionsT(),
+    )
+    graph.operators.append(operator)
+    graph.outputs = [new if index == old else int(index) for index in graph.outputs]
+    for signature in model.signatureDefs or ():
+        for output in signature.outputs:
+            output.tensorIndex = new if output.tensorIndex == old else output.tensorIndex
+
+
+def _add_code(model: Any, builtin: int, version: int) -> int:
+    code = schema.OperatorCodeT(builtin, builtinCode=builtin, version=version)
+    model.operatorCodes.append(code)
+    return len(model.operatorCodes) - 1
+
+
+def _add_integers(model: Any, name: str, values: Sequence[int]) -> int:
+    data = np.array(values, np.int32)
+    model.buffers.append(schema.BufferT(data=data.view(np.uint8)))
+    tensor = schema.TensorT(shape=[len(data)], type=TensorType.INT32, buffer=len(model.buffers) - 1)
+    tensor.name = name.encode()
+    model.subgraphs[0].tensors.append(tensor)
+    return len(model.subgraphs[0].tensors) - 1
 
 
 class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types

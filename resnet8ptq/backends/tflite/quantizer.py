@@ -1,12 +1,13 @@
-"""TensorFlow Lite: quantized by TensorFlow's converter, run by LiteRT's interpreter.
+"""TensorFlow Lite: a .tflite file in 8 bits, run by LiteRT's interpreter.
 
-The converter takes a Keras file or a SavedModel. A float .tflite file is an FP32 baseline without
-conversion.
+`backend.flow` names its maker. By default, TensorFlow's converter takes Keras files and SavedModels
+(`convert`); every other network is converted by onnx2tf and quantized by ai-edge-quantizer
+(`onnx2tf`). A float .tflite file is an FP32 baseline without conversion.
 
-This is the deployment path of MLPerf Tiny. The converter folds, calibrates and places scales
-itself, so that it supports few of the settings; `resolve` names the others with a reason. Changed
-weights or ranges (corrections, fine-tuning, fewer bits, another calibration) are written into the
-converter's file afterwards (`rewriting`), with all ranges from `calibration.activations`.
+TensorFlow's is the deployment path of MLPerf Tiny. The converter folds, calibrates and places
+scales itself, so that it supports few of the settings; `resolve` names the others with a reason.
+Changed weights or ranges (corrections, fine-tuning, fewer bits, another calibration) are written
+into the converter's file afterwards (`rewriting`), with all ranges from `calibration.activations`.
 
 A fault of its calibrator (2.21): it observes an operator's inputs again after the operator ran. An
 addition overwrites its first input, whose range then includes that of the sum: this costs half of
@@ -29,7 +30,15 @@ from resnet8ptq.backends.contract import (
     check_same,
     refuse_others,
 )
-from resnet8ptq.backends.tflite import contents, converter, predictor, rewriting, slim
+from resnet8ptq.backends.tflite import (
+    contents,
+    converter,
+    edge_quantizer,
+    onnx_converter,
+    predictor,
+    rewriting,
+    slim,
+)
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range, Ranges
@@ -42,7 +51,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import TFLITE_FORMATS, find_format
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.plan import Plan, Selection
+from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 
 log = logging.getLogger(__name__)
 
@@ -50,23 +59,31 @@ MODEL_FILE = "model.tflite"
 
 _ONNX_FILES = "only for ONNX files"
 _OPERATORS = "the converter quantizes every operator"
-_TAKES: Takes = {
-    "method": WITH_ACTIVATIONS["method"],
-    "dtype.name": (
-        ["int8", "w4a8"],
-        "TFLite's specification has int8 kernels only, for weights of 8 or 4 bits",
-    ),
+_WIDTHS = "TFLite's specification has int8 kernels only, for weights of 8 or 4 bits"
+_BOTH: Takes = {  # of TensorFlow's converter and of ai-edge-quantizer
     "calib.name": (SHARED, f"torch's own observer; tflite takes {' | '.join(SHARED)}"),
+    "format": ([None], _ONNX_FILES),
+    "reduce_range": ([None, False], "TFLite's kernels take 8 bits"),
+    "symmetric.weights": ([None, True], "TFLite's weights have no zero point"),
+}
+_CONVERT_TAKES: Takes = {
+    "method": WITH_ACTIVATIONS["method"],
+    "dtype.name": (["int8", "w4a8"], _WIDTHS),
     "nodes_to_quantize": ([None], _OPERATORS),
     "nodes_to_exclude": ([[]], _OPERATORS),
     "op_types": ([None], _OPERATORS),
     "float_output": ([False], _OPERATORS),
     "float_tail": ([False], f"{_OPERATORS}; takes float_tail=false"),
     "corrections.smooth_quant": ([False], "the converter's file keeps the network's scales"),
-    "format": ([None], _ONNX_FILES),
-    "reduce_range": ([None, False], "TFLite's kernels take 8 bits"),
     "symmetric.activations": ([None, False], "TFLite's activations have a zero point"),
-    "symmetric.weights": ([None, True], "TFLite's weights have no zero point"),
+    **_BOTH,
+}
+_ONNX2TF = "backend.flow=onnx2tf"
+_ONNX2TF_TAKES: Takes = {
+    "method": (["static", "qat"], f"{_ONNX2TF} is static; {WITH_ACTIVATIONS['method'][1]}"),
+    "dtype.name": (["int8"], f"{_ONNX2TF} takes int8; {_WIDTHS}"),
+    "float_output": ([False], "TFLite's integer layers return 8 bits"),
+    **_BOTH,
 }
 _DYNAMIC = "with method=dynamic the converter's weights stay unchanged"
 _DYNAMIC_TAKES: Takes = {
@@ -74,6 +91,7 @@ _DYNAMIC_TAKES: Takes = {
     "precision.plan": ([None], _DYNAMIC),
     **{f"corrections.{name}": ([False], _DYNAMIC) for name in CORRECTIONS},
 }
+_TAKES = {"convert": _CONVERT_TAKES, "onnx2tf": _ONNX2TF_TAKES}
 
 
 @dataclass(frozen=True)
@@ -82,15 +100,22 @@ class TfliteQuantizer:
 
     config: QuantizationConfig
     runtime: Runtime
-    widths: ClassVar[tuple[int, ...]] = (4, 8)
     level_pools: ClassVar[tuple[str, ...]] = ()  # `rewriting` turns average pools into means
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Return the widths of the flow."""
+        return (8, FLOAT_BITS) if self._flow == "onnx2tf" else (4, 8)
 
     def resolve(self) -> Resolved:
         """Return weight and activation dtype and the format."""
         if self.config.dtype.name == "fp32":
             return Resolved()
-        refuse_others(self.config, _TAKES)
-        if Selection.of(self.config).float_layers:
+        refuse_others(self.config, _TAKES[self._flow])
+        if self._flow == "onnx2tf":
+            if self._plan.is_narrow:
+                raise UnsupportedError(f"precision.plan: {_ONNX2TF} takes 8 or {FLOAT_BITS} bits")
+        elif Selection.of(self.config).float_layers:
             raise UnsupportedError(f"precision.plan: got {FLOAT_BITS} bits; {_OPERATORS}")
         if self._options.integer_io and self.config.method == "dynamic":
             raise UnsupportedError("backend.integer_io=true: method=dynamic takes floats only")
@@ -107,7 +132,10 @@ class TfliteQuantizer:
         """Check that the converter takes the network's file; see `contract.Quantizer`."""
         if not model.fold:
             raise UnsupportedError("model.fold=false: TFLite's converter always folds")
-        self._find_format(model.source)
+        if self._flow == "onnx2tf":
+            onnx_converter.check(model)
+        else:
+            self._find_format(model.source)
         return self.config
 
     def quantize(
@@ -123,19 +151,20 @@ class TfliteQuantizer:
         self.resolve()
         path = folder / MODEL_FILE
         self.fit(model)
-        if self._find_format(model.source) == "tflite":
-            content = model.source.read_bytes()
+        if self.config.dtype.name == "fp32":
+            content, artifact = self._make_float(model, calibration), Artifact(path)
+        elif self._flow == "onnx2tf":
+            content, used = self._quantize_converted(model, calibration, ranges or {})
+            artifact = replace(self._read(content, path), ranges=used)
         else:
             content = self._convert(model.source, calibration)
-        artifact = Artifact(path)
-        if self.config.dtype.name != "fp32":
             content = self._rewrite(content, model, calibration, ranges)
             artifact = self._read(content, path)
-            if self.config.slim:
-                slimmed, threads = slim.slim(content), self.runtime.threads
-                whole, small = (predictor.open_run(file, threads) for file in (content, slimmed))
-                check_same(whole, small, calibration.batches(self.config.calib.batch_size))
-                content = slimmed
+        if self.config.slim and self.config.dtype.name != "fp32":
+            slimmed, threads = slim.slim(content), self.runtime.threads
+            whole, small = (predictor.open_run(file, threads) for file in (content, slimmed))
+            check_same(whole, small, calibration.batches(self.config.calib.batch_size))
+            content = slimmed
         with files.atomic(path) as temporary:
             temporary.write_bytes(content)
         return artifact
@@ -143,9 +172,16 @@ class TfliteQuantizer:
     load = staticmethod(predictor.load)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count in the file, which LiteRT runs unchanged."""
-        quantized, in_float = self._split(contents.read(path.read_bytes()))
-        return len(quantized), in_float
+        """Count in the file, which LiteRT runs unchanged; products of computed tensors too."""
+        model = contents.read(path.read_bytes())
+        quantized, in_float = self._split(model)
+        tensors = model.subgraphs[0].tensors
+        products = [
+            tensors[operator.outputs[0]].type == TensorType.INT8
+            for code, operator in contents.operators(model)
+            if code == "BATCH_MATMUL"
+        ]
+        return len(quantized) + sum(products), in_float + len(products) - sum(products)
 
     def _split(self, model: Any) -> tuple[list[Any], int]:
         """Return the weights of a file's quantized layers, and the number of other layers."""
@@ -171,6 +207,10 @@ class TfliteQuantizer:
     def _plan(self) -> Plan:
         return Plan.of(self.config.precision, WeightScheme.of(self.config))
 
+    @property
+    def _flow(self) -> str:
+        return self._options.flow
+
     def _find_format(self, source: Path) -> str:
         """Return the name of the file's format; raise `UnsupportedError` for other formats."""
         file_format = find_format(source)
@@ -178,9 +218,41 @@ class TfliteQuantizer:
         is_baseline = name == "tflite" and self.config.dtype.name == "fp32"
         if name not in TFLITE_FORMATS and not is_baseline:
             raise UnsupportedError(
-                f"{source.name}: TFLite's converter takes a Keras file or a SavedModel"
+                f"{source.name}: backend.flow={self._flow} takes a Keras file or a SavedModel; try "
+                "backend.flow=onnx2tf"
             )
         return name
+
+    def _make_float(self, model: Fp32Model, samples: Split) -> bytes:
+        """Return the network as a float file."""
+        if self._flow == "onnx2tf":
+            return onnx_converter.convert(model, samples, self.runtime).content
+        if self._find_format(model.source) == "tflite":
+            return model.source.read_bytes()
+        return self._convert(model.source, samples)
+
+    def _quantize_converted(
+        self, model: Fp32Model, calibration: Split, preset: Ranges
+    ) -> tuple[bytes, dict[str, Range]]:
+        """Return the converted network in 8 bits, and the ranges by ONNX tensor name."""
+        config, network = self.config, model.onnx_path
+        converted = onnx_converter.convert(model, calibration, self.runtime)
+        graph, file = onnx.load(network).graph, contents.read(converted.content)
+        rewriting.pools_to_means(file)
+        skipped = find_float_nodes(graph, Selection.of(config))
+        operators = edge_quantizer.find_quantized(file, converted.names, graph, skipped)
+        around = edge_quantizer.tensors_around(file, operators)
+        names = {  # of equal tensors, the last one has what an activation leaves of its input
+            index: next((name for name in reversed(alike) if name in preset), alike[-1])
+            for index, alike in converted.names.items()
+            if index in around
+        }
+        activations = Activations(network, calibration, config.calib, self.runtime, preset)
+        ranges = activations.find_ranges(dict.fromkeys(names.values()))
+        known = {index: ranges[name] for index, name in names.items() if name in ranges}
+        symmetric, integer_io = bool(config.symmetric.activations), self._options.integer_io
+        scheme = edge_quantizer.Scheme(config.per_channel, symmetric, integer_io)
+        return edge_quantizer.quantize(file, operators, known, scheme), ranges
 
     def _convert(self, source: Path, calibration: Split) -> bytes:
         quantized = self.config.dtype.name != "fp32"
@@ -221,10 +293,14 @@ class TfliteQuantizer:
                     f"per_channel={str(per_channel).lower()}: this version of the converter gave "
                     f"{contents.name_of(weights)} {scales} scales for {channels} channels"
                 )
-        if in_float:  # dynamic-range quantization skips weights of less than 1,024 values
+        if (
+            in_float and self._flow != "onnx2tf"
+        ):  # dynamic-range quantization skips weights of less than 1,024 values
             count = in_float + len(quantized)
             log.warning("TFLite's converter left %d of %d layers in float", in_float, count)
         details = {"float_layers": str(in_float)}
+        if self._flow == "onnx2tf":
+            details["operators_in_8_bits"] = contents.count_integer(model)
         return Artifact(path, len(quantized), _activation_ranges(model), details)
 
 

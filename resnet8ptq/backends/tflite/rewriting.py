@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from ai_edge_litert.schema_py_generated import ActivationFunctionType, Padding, TensorType
+from ai_edge_litert.schema_py_generated import ActivationFunctionType, TensorType
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.tflite import contents
@@ -264,10 +264,7 @@ def _pools_to_means(
     Args:
         activations: see `_name_activations`; the outputs of the means are added.
     """
-    tensors = model.subgraphs[0].tensors
-    for code, operator in contents.operators(model):
-        if code != "AVERAGE_POOL_2D" or not _covers(operator, tensors[operator.inputs[0]]):
-            continue
+    for operator in _whole_pools(model):
         readers = consumers(graph, activations.get(operator.inputs[0], ""))
         names = [node.output[0] for node in readers if node.op_type in _POOLS]
         if len(names) == 1 and names[0] in ranges:
@@ -275,12 +272,25 @@ def _pools_to_means(
             activations[operator.outputs[0]] = names[0]
 
 
-def _covers(operator: Any, tensor: Any) -> bool:
+def pools_to_means(model: Any) -> None:
+    """Turn each average pool over whole maps of a float file into a mean."""
+    for operator in _whole_pools(model):
+        contents.to_mean(model, operator)
+
+
+def _whole_pools(model: Any) -> list[Any]:
+    tensors = model.subgraphs[0].tensors
+    pools = [operator for code, operator in contents.operators(model) if code == "AVERAGE_POOL_2D"]
+    ends = [(pool, tensors[pool.inputs[0]], tensors[pool.outputs[0]]) for pool in pools]
+    return [pool for pool, *tensors in ends if _covers(pool, *tensors)]
+
+
+def _covers(operator: Any, taken: Any, made: Any) -> bool:
     """Tell whether a pool only averages each channel of [N, H, W, C] over the whole map."""
     options = operator.builtinOptions
-    size = [options.filterHeight, options.filterWidth]
+    size, single = [options.filterHeight, options.filterWidth], [*made.shape[1:3]] == [1, 1]
     plain = options.fusedActivationFunction == ActivationFunctionType.NONE
-    return plain and options.padding == Padding.VALID and size == [*tensor.shape[1:3]]
+    return plain and single and size == [*taken.shape[1:3]]
 
 
 def _scale(tensor: Any, limits: Range | None) -> None:

@@ -1,0 +1,97 @@
+"""The ONNX tensors that the tensors of a converted .tflite file stand for, found by their values.
+
+Converters rename, transpose, reshape and fuse. The range of a tensor does not depend on the order
+of its values, so that tensors with the same values in any order are the same here.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+from numpy.typing import NDArray
+
+from resnet8ptq.graph.layers import float_inputs, float_tensors
+from resnet8ptq.graph.session import expose, open_runner
+
+SAMPLES = 4
+TOLERANCE = 1e-3  # of the largest value: kernels sum in different orders
+
+_POINTS = np.linspace(0, 1, 65)  # positions among a tensor's sorted values
+_TIE = 1e-6  # of the largest value
+
+# Of each tensor, on each sample: the number of values, then values at `_POINTS`.
+Sketches = dict[Any, list[NDArray[np.float64]]]
+
+
+def find(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dict[int, list[str]]:
+    """Return the ONNX names of a file's float activations, by their index in the file.
+
+    Several names, in the order of the graph, are tensors of the same values, such as those before
+    and after a Reshape. An activation that the graph lacks is missing.
+
+    Args:
+        content: of a float file that takes one sample.
+        batch: network inputs [n, ...]; more samples tell more tensors apart.
+    """
+    graph, file = _of_graph(onnx_path, batch), _of_file(content, batch)
+    return {index: names for index, sketch in file.items() if (names := _nearest(sketch, graph))}
+
+
+def _nearest(sketch: list[NDArray[np.float64]], known: Sketches) -> list[str]:
+    """Return the names of the tensors whose values are as near as those of the nearest."""
+    wanted = np.stack(sketch)
+    scale = np.abs(wanted[:, 1:]).max() or 1.0
+    distances = {
+        name: float(np.abs(np.stack(other)[:, 1:] - wanted[:, 1:]).max() / scale)
+        for name, other in known.items()
+        if other[0][0] == wanted[0, 0]
+    }
+    nearest = min(distances.values(), default=np.inf)
+    if not nearest <= TOLERANCE:
+        return []
+    return [name for name, distance in distances.items() if distance <= nearest + _TIE]
+
+
+def _of_graph(onnx_path: Path, batch: NDArray[Any]) -> Sketches:
+    proto = onnx.load(onnx_path)
+    inputs, names = float_inputs(proto.graph), float_tensors(proto)
+    run = open_runner(expose(proto, names), 1)
+    samples = (batch[n : n + 1] for n in range(len(batch)))
+    return _sketch(
+        zip([*inputs, *names], [sample, *run(sample)], strict=True) for sample in samples
+    )
+
+
+def _of_file(content: bytes, batch: NDArray[Any]) -> Sketches:
+    interpreter = Interpreter(
+        model_content=content,
+        num_threads=1,
+        experimental_preserve_all_tensors=True,
+        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    )
+    interpreter.allocate_tensors()
+    [input_] = interpreter.get_input_details()
+    floats = [t for t in interpreter.get_tensor_details() if t["dtype"] == np.float32]
+
+    def values(sample: NDArray[Any]) -> Iterable[tuple[int, NDArray[Any]]]:
+        interpreter.set_tensor(input_["index"], sample)
+        interpreter.invoke()
+        for tensor in floats:
+            yield tensor["index"], interpreter.get_tensor(tensor["index"])
+
+    return _sketch(values(batch[n : n + 1]) for n in range(len(batch)))
+
+
+def _sketch(samples: Iterable[Iterable[tuple[Any, NDArray[Any]]]]) -> Sketches:
+    sketches: Sketches = {}
+    for sample in samples:
+        for name, values in sample:
+            if values.size:
+                points = np.sort(values, axis=None)[
+                    np.rint(_POINTS * (values.size - 1)).astype(int)
+                ]
+                sketches.setdefault(name, []).append(np.array([values.size, *points], np.float64))
+    return sketches

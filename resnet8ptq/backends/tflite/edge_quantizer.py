@@ -1,0 +1,223 @@
+"""Quantizes a float .tflite file by ai-edge-quantizer, with this package's ranges and float layers.
+
+Its own calibration averages over the samples, so that the result depends on their order.
+"""
+
+import io
+import logging
+import re
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from ai_edge_litert.schema_py_generated import TensorType
+
+from resnet8ptq.backends.tflite import contents
+from resnet8ptq.calibration.statistics import Range
+from resnet8ptq.core import isolation
+from resnet8ptq.core.errors import QuantizationError, errors_as
+from resnet8ptq.graph.layers import LAYERS
+
+# Operators that only move values, or leave some out: they are quantized if their input is.
+MOVES = {
+    *("MAX_POOL_2D", "PAD", "MIRROR_PAD", "TRANSPOSE", "RESHAPE", "SQUEEZE", "EXPAND_DIMS"),
+    *("SLICE", "STRIDED_SLICE", "SPLIT", "SPACE_TO_DEPTH", "GATHER"),
+}
+
+
+log = logging.getLogger(__name__)
+
+Recipe = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a file is quantized.
+
+    Attributes:
+        per_channel: one scale of the weights per output channel instead of one per tensor.
+        symmetric: activations have no zero point.
+        integer_io: whether inputs and outputs are int8; None: those of quantized operators are.
+    """
+
+    per_channel: bool
+    symmetric: bool = False
+    integer_io: bool | None = None
+
+
+def find_quantized(
+    model: Any, names: Mapping[int, list[str]], graph: onnx.GraphProto, skipped: Collection[str]
+) -> list[Any]:
+    """Return the operators of a file that stand for nodes of the graph that are quantized.
+
+    Args:
+        names: see `correspondence.find`.
+        skipped: names of the nodes that stay in float.
+    """
+    makers = {name: node for node in graph.node for name in node.output}
+    integer = {*model.subgraphs[0].inputs}  # tensors
+    chosen = []
+    for code, operator in contents.operators(model):
+        output = int(operator.outputs[0])
+        if code in contents.LAYERS:
+            node = _layer_before(names.get(output, [""])[-1], makers)
+        else:
+            node = makers.get(names.get(output, [""])[0])
+        quantized = node is not None and node.name not in skipped
+        if node is None and code in MOVES:
+            quantized = not integer.isdisjoint(operator.inputs)
+        if quantized:
+            chosen.append(operator)
+            integer.update(operator.outputs)
+    return chosen
+
+
+def _layer_before(name: str, makers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | None:
+    """Return the layer that makes a tensor, behind nodes of one computed input, such as a bias."""
+    node = makers.get(name)
+    while node is not None and node.op_type not in LAYERS:
+        computed = [makers[name] for name in node.input if name in makers]
+        node = computed[0] if len(computed) == 1 else None
+    return node
+
+
+def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
+    """Return the tensors, by index, whose ranges these operators of a file need."""
+    around = {int(i) for operator in operators for i in (*operator.inputs, *operator.outputs)}
+    for code, operator in reversed([*contents.operators(model)]):
+        if code in MOVES and not around.isdisjoint(operator.outputs):
+            around.add(int(operator.inputs[0]))  # `_spread` hands its range on
+    return around
+
+
+def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
+    """Return the ranges with those of tensors behind operators that only move values."""
+    known = dict(ranges)
+    for code, operator in contents.operators(model):
+        if code in MOVES and int(operator.inputs[0]) in known:
+            for index in map(int, operator.outputs):
+                known.setdefault(index, known[int(operator.inputs[0])])
+    return known
+
+
+def quantize(
+    model: Any, operators: Sequence[Any], ranges: Mapping[int, Range], scheme: Scheme
+) -> bytes:
+    """Return a float file with some operators in 8 bits, as far as TFLite has integer kernels.
+
+    Args:
+        operators: of the file.
+        ranges: of the file's activations, by index. An operator without a range stays in float.
+
+    Raises:
+        QuantizationError: ai-edge-quantizer failed, or there is nothing to quantize.
+    """
+    ranges = _spread(model, ranges)
+    chosen = [operator for operator in operators if _is_known(model, operator, ranges)]
+    if not chosen:
+        raise QuantizationError("backend=tflite: no operator of the converted file is quantized")
+    if len(chosen) < len(operators):
+        log.warning(
+            "%d of %d operators of the converted file stay in float: the ONNX graph has no tensors "
+            "with their values, and so no ranges",
+            *(len(operators) - len(chosen), len(operators)),
+        )
+    config = _config(scheme)
+    recipe = [_rule([_scope(model, operator.outputs) for operator in chosen], "*", config)]
+    ends = _integer_ends(model, chosen, scheme.integer_io)
+    for kind, (indices, integer) in zip(("INPUT", "OUTPUT"), ends, strict=True):
+        recipe.append(_rule([_scope(model, indices)], kind, config if integer else None))
+    crashed = QuantizationError("backend=tflite: ai-edge-quantizer crashed")
+    content = contents.write(model)
+    return isolation.call(_run, content, recipe, _statistics(model, ranges), crashed=crashed)
+
+
+def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:
+    """Call ai-edge-quantizer, without its bars and lines."""
+    from ai_edge_quantizer import quantizer
+
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            with errors_as(QuantizationError, "backend=tflite: ai-edge-quantizer failed"):
+                work = quantizer.Quantizer(content, recipe)
+                result = work.quantize(statistics, enable_progress_report=False)
+                return bytes(result.quantized_model)
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _config(scheme: Scheme) -> dict[str, Any]:
+    """Return the scheme in the words of ai-edge-quantizer."""
+    weights = "CHANNELWISE" if scheme.per_channel else "TENSORWISE"
+    tensors = {"activation": (scheme.symmetric, "TENSORWISE"), "weight": (True, weights)}
+    return {
+        "compute_precision": "INTEGER",
+        **{
+            f"{kind}_tensor_config": {
+                "num_bits": 8,
+                "symmetric": symmetric,
+                "granularity": granularity,
+                "dtype": "INT",
+            }
+            for kind, (symmetric, granularity) in tensors.items()
+        },
+    }
+
+
+def _rule(scopes: Iterable[str], operation: str, config: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a rule of a recipe for operators, by their scopes; without `config`, for float."""
+    return {
+        "regex": f"^(?:{'|'.join(map(re.escape, scopes))})$",
+        "operation": operation,
+        "algorithm_key": "min_max_uniform_quantize" if config else "no_quantize",
+        "op_config": config or {},
+    }
+
+
+def _is_known(model: Any, operator: Any, ranges: Mapping[int, Range]) -> bool:
+    """Tell whether every float activation around an operator has a range."""
+    tensors = model.subgraphs[0].tensors
+    around = [int(index) for index in (*operator.inputs, *operator.outputs) if index >= 0]
+    return all(
+        index in ranges
+        or tensors[index].type != TensorType.FLOAT32
+        or contents.is_constant(model, tensors[index])
+        for index in around
+    )
+
+
+def _integer_ends(
+    model: Any, operators: Sequence[Any], asked: bool | None
+) -> list[tuple[list[int], bool]]:
+    """Return the inputs and the outputs, each with whether they are int8."""
+    graph = model.subgraphs[0]
+    made = {int(index) for operator in operators for index in operator.outputs}
+    taken = {int(index) for operator in operators for index in operator.inputs}
+    inputs, outputs = [*map(int, graph.inputs)], [*map(int, graph.outputs)]
+    if asked is not None:
+        return [(inputs, asked), (outputs, asked)]
+    return [(inputs, taken.issuperset(inputs)), (outputs, made.issuperset(outputs))]
+
+
+def _scope(model: Any, indices: Iterable[int]) -> str:
+    """Return the text by which ai-edge-quantizer names an operator."""
+    tensors = model.subgraphs[0].tensors
+    return "".join(f"{contents.name_of(tensors[index])};" for index in indices)
+
+
+def _statistics(model: Any, ranges: Mapping[int, Range]) -> dict[str, dict[str, Any]]:
+    """Return ranges as ai-edge-quantizer's calibration does."""
+    tensors = [(model.subgraphs[0].tensors[index], limits) for index, limits in ranges.items()]
+    return {
+        contents.name_of(tensor): {
+            end: np.full((1,) * len(tensor.shape), value, np.float32)
+            for end, value in zip(("min", "max"), limits, strict=True)
+        }
+        for tensor, limits in tensors
+    }

@@ -1,0 +1,179 @@
+"""The environment of onnx2tf, which needs Python 3.12 and other versions than this package.
+
+It is a virtual environment in the cache, made when a network first needs it. Its packages are
+pinned; only wheels are installed, which run no code while they are.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from filelock import FileLock
+
+from resnet8ptq.core import confinement, isolation
+from resnet8ptq.core.console import waiting
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.text import printable
+
+log = logging.getLogger(__name__)
+
+CONVERTER = "onnx2tf 2.6.9"
+VERSIONS = ("3.13", "3.12")  # of Python, for which all packages below have wheels
+SIZE = "a download of 160 MB, 660 MB on disk, 20 seconds to 3 minutes"  # measured on Linux
+
+_PACKAGES = (
+    CONVERTER.replace(" ", "=="),
+    "ai-edge-litert==2.1.2",
+    "backports.strenum==1.2.8",
+    "flatbuffers==25.12.19",
+    "h5py==3.14.0",
+    "iniconfig==2.3.1",
+    "markdown-it-py==4.3.0",
+    "mdurl==0.1.2",
+    "ml_dtypes==0.5.4",
+    "mpmath==1.3.0",
+    "numpy==2.2.6",
+    "onnx==1.20.1",
+    "onnx-ir==1.1.0",
+    "onnxoptimizer==0.4.2",
+    "onnxruntime==1.26.0",
+    "onnxscript==0.6.2",
+    "onnxsim==0.6.5",
+    "opencv-python==4.13.0.92",
+    "packaging==26.4",
+    "pluggy==1.7.0",
+    "protobuf==7.35.1",
+    "psutil==5.9.5",
+    "Pygments==2.21.0",
+    "pytest==9.0.2",
+    "rich==15.0.0",
+    "sne4onnx==2.0.1",
+    "sng4onnx==2.0.1",
+    "sympy==1.14.0",
+    "tqdm==4.67.1",
+    "typing_extensions==4.16.0",
+)
+_CAN_MAKE = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
+_NEEDS = "backend=tflite: to convert this network, onnx2tf needs"
+
+
+def path_of(cache_root: Path) -> Path:
+    """Return the environment's folder, which may not exist yet."""
+    digest = hashlib.sha256(" ".join(_PACKAGES).encode()).hexdigest()[:20]
+    return cache_root / "environments" / digest
+
+
+def interpreter_of(folder: Path) -> Path:
+    """Return the Python interpreter of a virtual environment."""
+    return folder / ("bin/python" if os.name == "posix" else "Scripts/python.exe")
+
+
+def find(cache_root: Path) -> Path:
+    """Return the environment's interpreter; make the environment if it is missing.
+
+    It is made beside its folder and renamed: a killed process leaves no half of it. Processes that
+    need it wait for each other.
+
+    Raises:
+        UnsupportedError: there is no suitable Python, or the packages cannot be installed.
+    """
+    path = path_of(cache_root)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.parent / f".{path.name}.lock"):
+        if not path.exists():
+            _make(path)
+    return interpreter_of(path)
+
+
+def _make(path: Path) -> None:
+    commands = next(_ways(), None)
+    if commands is None:
+        raise UnsupportedError(
+            f"{_NEEDS} Python {' or '.join(VERSIONS)} with venv, or uv; got neither; try "
+            "apt install python3-venv where Python is new enough, or pip install uv"
+        )
+    # This process holds the lock, so that other temporary folders are those of killed processes.
+    for abandoned in path.parent.glob(f".{path.name}-*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
+    log.info("backend=tflite: installs %s in %s, once: %s", CONVERTER, path, SIZE)
+    with tempfile.TemporaryDirectory(
+        prefix=f".{path.name}-", dir=path.parent, ignore_cleanup_errors=True
+    ) as name:
+        folder = Path(name, "environment")
+        crashed = QuantizationError(f"{path}: installing the converter was interrupted")
+        with waiting(f"Installing {CONVERTER}"):
+            isolation.call(_install, commands, folder, crashed=crashed, network=True)
+        folder.replace(path)
+
+
+def _ways() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
+    """Yield the commands that make an environment and install packages in it; `{}` is its folder.
+
+    An environment may be moved afterwards, as long as only its interpreter is called.
+    """
+    python = str(interpreter_of(Path("{}")))
+    wheels = ("--only-binary", ":all:", "--no-deps", *_PACKAGES)
+    for found in _interpreters():
+        pip = (python, "-I", "-m", "pip", "install", "-q", "--disable-pip-version-check", *wheels)
+        yield (found, "-I", "-m", "venv", "{}"), pip
+    if uv := shutil.which("uv"):
+        newest = (uv, "venv", "-q", "--python", VERSIONS[0], "{}")
+        yield newest, (uv, "pip", "install", "-q", "--python", python, *wheels)
+
+
+def _interpreters() -> Iterator[str]:
+    """Yield this interpreter, those on PATH and pyenv's that have a suitable version."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    listed = [str(p) for v in VERSIONS for p in sorted(pyenv.glob(f"{v}.*/bin/python"))]
+    for candidate in [sys.executable, *(f"python{version}" for version in VERSIONS), *listed]:
+        found = shutil.which(candidate)  # pyenv has a shim of each version, which may refuse
+        if found and run([found, "-I", "-c", _CAN_MAKE]).stdout.strip() in VERSIONS:
+            yield found
+
+
+def _install(commands: Sequence[Sequence[str]], folder: Path) -> None:
+    """Run the commands of `_ways`, in a separate process."""
+    die = partial(confinement.die_with, os.getpid())
+    for command in commands:
+        done = run([word.replace("{}", str(folder)) for word in command], before=die)
+        if done.returncode:
+            raise UnsupportedError(
+                f"{_NEEDS} its packages, which cannot be installed ({last_line(done)}); try again "
+                "with a network or a mirror of PyPI"
+            )
+
+
+def run(
+    command: Sequence[str],
+    env: Mapping[str, str] | None = None,
+    before: Callable[[], None] | None = None,
+) -> "subprocess.CompletedProcess[str]":
+    """Run a program without the variables of this interpreter; its output is kept.
+
+    Args:
+        env: variables besides those of this process.
+        before: called in the new process, where this one has a single thread.
+    """
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env={**kept, **(env or {})},
+        check=False,
+        preexec_fn=before if os.name == "posix" else None,
+    )
+
+
+def last_line(done: "subprocess.CompletedProcess[str]") -> str:
+    """Return the last line that a program wrote, which is its error."""
+    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    return printable(lines[-1])[:300] if lines else f"exit code {done.returncode}"

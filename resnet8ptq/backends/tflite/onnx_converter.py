@@ -1,0 +1,256 @@
+"""Converts an ONNX graph to a float .tflite file, by onnx2tf in an environment of its own.
+
+The file takes and returns what the graph does: onnx2tf lays inner tensors out anew, with the
+channels last, and its transpositions stay inside the file. It takes one sample at a time.
+"""
+
+import itertools
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from resnet8ptq.backends.tflite import contents, correspondence, environment, predictor
+from resnet8ptq.core import cache, confinement, files, isolation
+from resnet8ptq.core.console import waiting
+from resnet8ptq.core.errors import ParityError, UnsupportedError
+from resnet8ptq.core.machine import Runtime
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.layers import consumers
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.models.conversion import PARITY_BYTES, compare
+from resnet8ptq.models.model import Fp32Model
+
+log = logging.getLogger(__name__)
+
+FILE, NAMES = "float.tflite", "names.json"
+PARITY_SAMPLES = 100
+
+_SOURCE, _WRITTEN = "network.onnx", "network_float32.tflite"  # onnx2tf names its file so
+_CODE = (
+    "import sys, onnx2tf\n"
+    "source, folder, *inputs = sys.argv[1:]\n"
+    "onnx2tf.convert(input_onnx_file_path=source, output_folder_path=folder,"
+    " keep_shape_absolutely_input_names=inputs, tflite_backend='flatbuffer_direct',"
+    " verbosity='error', non_verbose=True)\n"
+)
+
+
+def check(model: Fp32Model) -> None:
+    """Raise `UnsupportedError` for a network whose inputs a converted file cannot have."""
+    contract = model.contract
+    if len(contract.inputs) != 1:
+        names = ", ".join(tensor.name for tensor in contract.inputs)
+        raise UnsupportedError(
+            f"backend=tflite: takes networks of one input; this one has {len(contract.inputs)} "
+            f"({names}); try backend=onnx"
+        )
+    [tensor] = contract.inputs
+    if None in tensor.shape:
+        raise UnsupportedError(
+            f"backend=tflite: takes inputs of fixed size, and {tensor} has a free one; try "
+            "backend=onnx"
+        )
+    if tensor.dtype != "float32" or contract.batch not in (None, 1):
+        got = f"{contract.batch} samples" if tensor.dtype == "float32" else tensor.dtype
+        raise UnsupportedError(
+            f"backend=tflite: takes one sample of float32, and {tensor.name} takes {got}; try "
+            "backend=onnx"
+        )
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A network as a float .tflite file.
+
+    Attributes:
+        names: the ONNX names of its activations, see `correspondence.find`.
+    """
+
+    content: bytes
+    names: Mapping[int, list[str]]
+
+
+def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> Converted:
+    """Return the network as a float .tflite file; the cache keeps it.
+
+    Args:
+        samples: the file must return the same for the first of them.
+
+    Raises:
+        UnsupportedError: see `check` and `environment.find`; or onnx2tf cannot convert the
+            network, or its file returns something else.
+    """
+    check(model)
+    key: cache.Key = {
+        "network": files.sha256(model.onnx_path),
+        **cache.made_with(__name__),
+    }
+
+    def make(folder: Path) -> None:
+        proto = prepare(onnx.load(model.onnx_path))
+        written = _call(proto, runtime.cache_root)
+        count = min(PARITY_SAMPLES, max(PARITY_BYTES // samples.sample_bytes, 1), len(samples))
+        batch = np.concatenate([*samples.take(np.arange(count)).batches(count)])
+        try:
+            content = _check(written, open_runner(str(model.onnx_path))(batch), batch, model.final)
+        except ParityError as error:
+            raise UnsupportedError(f"backend=tflite: {error}") from None
+        names = correspondence.find(content, model.onnx_path, batch[: correspondence.SAMPLES])
+        (folder / FILE).write_bytes(content)
+        (folder / NAMES).write_text(json.dumps(names))
+
+    folder = cache.entry(runtime.cache_root, "tflite", key, make)
+    names = json.loads((folder / NAMES).read_text())
+    return Converted((folder / FILE).read_bytes(), {int(index): names[index] for index in names})
+
+
+def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the graph for one sample, with names and operators that onnx2tf takes, in place."""
+    graph = proto.graph
+    default = [entry for entry in proto.opset_import if not entry.domain]
+    del proto.opset_import[:]
+    proto.opset_import.extend(default)  # onnx2tf takes no other, used or not
+    del graph.value_info[:]
+    for value in (*graph.input, *graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+        _rename(graph, value, re.sub(r"\W", "_", value.name))
+    inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+    _to_dense_layers(inferred.graph)
+    return inferred
+
+
+def _rename(graph: onnx.GraphProto, value: onnx.ValueInfoProto, name: str) -> None:
+    """Rename an input or output: onnx2tf changes other names, and then lays the input out anew."""
+    old = value.name
+    taken = {name for node in graph.node for name in (*node.input, *node.output)} - {old}
+    while name in taken:
+        name += "_"
+    value.name = name
+    for node in graph.node:
+        node.input[:] = [name if tensor == old else tensor for tensor in node.input]
+        node.output[:] = [name if tensor == old else tensor for tensor in node.output]
+
+
+def _to_dense_layers(graph: onnx.GraphProto) -> None:
+    """Turn each MatMul with weights, and a bias added to it, into a Gemm, in place.
+
+    TFLite's product of matrices has one scale for all channels and no bias; its dense layer, which
+    a Gemm becomes, has both.
+    """
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    values = (*graph.input, *graph.value_info, *graph.output)
+    shapes = {v.name: [dim.dim_value for dim in v.type.tensor_type.shape.dim] for v in values}
+    nodes, merged = [], set[str]()
+    for node in graph.node:
+        weights = constants.get(node.input[1]) if node.op_type == "MatMul" else None
+        if weights is None or len(weights.dims) != 2:
+            nodes += [node] if merged.isdisjoint(node.output) else []
+            continue
+        out, bias = node.output[0], list[str]()
+        behind = consumers(graph, out)
+        if len(behind) == 1 and behind[0].op_type == "Add":
+            length = weights.dims[1:]
+            bias = [n for n in behind[0].input if n in constants and constants[n].dims == length]
+        if bias:
+            out = behind[0].output[0]
+            merged.add(out)
+        nodes += _dense_layer(graph, node, weights.dims[0], bias, out, shapes[out])
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _dense_layer(
+    graph: onnx.GraphProto,
+    node: onnx.NodeProto,
+    channels: int,
+    bias: list[str],
+    out: str,
+    shape: list[int],
+) -> list[onnx.NodeProto]:
+    """Return a MatMul of samples [1, ..., channels] as a Gemm of rows, between two Reshapes."""
+    rows, product = f"{out}__rows", f"{out}__product"
+    for name, sizes in ((f"{rows}_shape", [-1, channels]), (f"{product}_shape", shape)):
+        graph.initializer.append(numpy_helper.from_array(np.array(sizes, np.int64), name))
+    return [
+        helper.make_node("Reshape", [node.input[0], f"{rows}_shape"], [rows], rows),
+        helper.make_node("Gemm", [rows, node.input[1], *bias], [product], product),
+        helper.make_node("Reshape", [product, f"{product}_shape"], [out], f"{out}__shape"),
+    ]
+
+
+def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
+    """Return the file that onnx2tf makes of a graph, in a process without network."""
+    python = environment.find(cache_root)
+    if not confinement.limits_writes():
+        log.warning("the converter can write files elsewhere: the kernel has no Landlock")
+    name = environment.CONVERTER
+    crashed = UnsupportedError(f"backend=tflite: {name} ended while it converted the network")
+    with waiting(f"Converting by {name}"):
+        content = proto.SerializeToString()
+        return isolation.call(_run, python, content, crashed=crashed)
+
+
+def _run(python: Path, content: bytes) -> bytes:
+    """Run onnx2tf on an ONNX file's content; it writes to a temporary folder only."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, parent = Path(name), os.getpid()
+        source = folder / _SOURCE
+        source.write_bytes(content)
+        (names,) = [[value.name for value in onnx.load(source).graph.input]]
+
+        def confine() -> None:
+            confinement.die_with(parent)
+            confinement.write_only_to(folder)
+
+        here = dict.fromkeys(("HOME", "TMPDIR"), name)  # libraries keep files in both
+        words = [str(python), "-I", "-c", _CODE, str(source), name, *names]
+        done = environment.run(words, env=here, before=confine)
+        written = folder / _WRITTEN
+        if done.returncode or not written.is_file():
+            raise UnsupportedError(
+                f"backend=tflite: {environment.CONVERTER} cannot convert the network "
+                f"({environment.last_line(done)}); try backend=onnx"
+            )
+        return written.read_bytes()
+
+
+def _check(
+    content: bytes, expected: Sequence[NDArray[Any]], batch: NDArray[Any], final: str
+) -> bytes:
+    """Return the file with its outputs as the network has them.
+
+    Raises:
+        ParityError: it returns something else.
+    """
+    label, run = environment.CONVERTER, predictor.open_run(content, 1)
+    some = run(batch[:1])
+    if len(some) != len(expected):
+        raise ParityError(f"{label}: returns {len(some)} outputs, the network {len(expected)}")
+    model = contents.read(content)
+    for number, (output, wanted) in enumerate(zip(some, expected, strict=True)):
+        axes = _find_axes(output, wanted[:1])
+        if axes is not None and axes != tuple(range(output.ndim)):
+            contents.transpose_output(model, number, axes)
+    aligned = contents.write(model)
+    outputs = list(predictor.open_run(aligned, 1)(batch))
+    compare(outputs, list(expected), final, label)
+    return aligned
+
+
+def _find_axes(output: NDArray[Any], wanted: NDArray[Any]) -> tuple[int, ...] | None:
+    """Return the order of the axes in which an output is nearest to the wanted one, if any fits."""
+    orders = itertools.permutations(range(output.ndim))
+    fitting = [axes for axes in orders if output.transpose(axes).shape == wanted.shape]
+    distances = [float(np.abs(output.transpose(axes) - wanted).max(initial=0)) for axes in fitting]
+    return fitting[int(np.argmin(distances))] if fitting else None

@@ -1,0 +1,252 @@
+"""TFLite files of networks that TensorFlow's converter does not take."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from resnet8ptq.backends.tflite import (
+    contents,
+    correspondence,
+    edge_quantizer,
+    environment,
+    onnx_converter,
+    predictor,
+)
+from resnet8ptq.core import cache
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.experiment.settings import settle
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.models.contract import Contract, Tensor
+from resnet8ptq.models.model import Fp32Model
+from tests.helpers import transformers
+from tests.helpers.configs import make_config
+from tests.helpers.factories import quantizer_of
+from tests.helpers.quantized import Quantize
+
+ASKS = "RESNET8PTQ_TEST_ONNX2TF"  # set: install onnx2tf in the user's cache
+USERS_CACHE = cache.folder(None)  # before the tests have one of their own
+PIXELS = Tensor("pixels", (3, 8, 6), "float32")
+
+
+@pytest.fixture(scope="session")
+def converter(cache_root: Path) -> None:
+    """The environment of onnx2tf in the tests' cache, if the user has one or asks for it."""
+    made = environment.path_of(USERS_CACHE)
+    if not made.exists() and ASKS not in os.environ:
+        pytest.skip(f"onnx2tf is not installed in {USERS_CACHE}; {ASKS}=1 does")
+    environment.find(USERS_CACHE)
+    link = environment.path_of(cache_root)
+    link.parent.mkdir(exist_ok=True)
+    if not link.exists():
+        link.symlink_to(made)
+
+
+@pytest.fixture
+def batch(shapes: Dataset) -> np.ndarray:
+    return next(iter(shapes.test.batches(20)))
+
+
+@pytest.fixture
+def content(quantize: Quantize) -> bytes:
+    """The float file of the embedded network, as another converter wrote it."""
+    return quantize("backend=tflite", "dtype=fp32").artifact.path.read_bytes()
+
+
+# The converter's environment
+
+
+def test_without_a_suitable_python_it_is_unsupported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "VERSIONS", ("3.0",))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnsupportedError, match=r"needs Python 3\.0 with venv, or uv; got neither"):
+        environment.find(tmp_path)
+
+
+def test_a_failed_installation_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Python says that it is 3.0, makes a folder and then finds no network."""
+    fake = tmp_path / "python3.0"
+    fake.write_text(
+        '#!/bin/sh\ncase "$*" in *ensurepip*) echo 3.0;;'
+        ' *) mkdir -p "$4"; echo "no network" >&2; exit 1;; esac\n'
+    )
+    fake.chmod(0o755)
+    monkeypatch.setattr(environment, "VERSIONS", ("3.0",))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(UnsupportedError, match=r"cannot be installed \(no network\)"):
+        environment.find(tmp_path / "cache")
+    left = [path.name for path in (tmp_path / "cache" / "environments").iterdir()]
+    assert all(name.endswith(".lock") for name in left)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("contract", "reason"),
+    [
+        (Contract((PIXELS, replace(PIXELS, name="size")), ()), r"has 2 \(pixels, size\)"),
+        (Contract((replace(PIXELS, shape=(None,)),), ()), r"pixels \[\?\] float32 has a free"),
+        (Contract((replace(PIXELS, dtype="int64"),), ()), "pixels takes int64"),
+        (Contract((PIXELS,), (), batch=4), "pixels takes 4 samples"),
+    ],
+)
+def test_inputs_that_a_file_cannot_have(
+    contract: Contract, reason: str, shapes_model: Fp32Model
+) -> None:
+    record = replace(shapes_model.conversion, contract=contract)
+    quantizer = quantizer_of(make_config("backend=tflite", "backend.flow=onnx2tf"))
+    with pytest.raises(UnsupportedError, match=f"^backend=tflite: .*{reason}.*try backend=onnx$"):
+        quantizer.fit(replace(shapes_model, conversion=record))
+
+
+@pytest.mark.parametrize("override", ["dtype=w4a8", "method=dynamic", "float_output=true"])
+def test_settings_that_it_lacks(override: str) -> None:
+    config = make_config("backend=tflite", "backend.flow=onnx2tf", override)
+    with pytest.raises(UnsupportedError, match=r"onnx2tf|8 bits"):
+        quantizer_of(config).resolve()
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "flow"),
+    [
+        ("a.onnx", "int8", "onnx2tf"),
+        ("a.tflite", "int8", "onnx2tf"),
+        ("a.tflite", "fp32", "convert"),  # as it is
+        ("a.h5", "int8", "convert"),
+    ],
+)
+def test_the_network_decides_who_converts(name: str, dtype: str, flow: str, tmp_path: Path) -> None:
+    magic = {".h5": b"\x89HDF\r\n\x1a\n", ".tflite": b"\0\0\0\0TFL3"}
+    path = tmp_path / name
+    path.write_bytes(magic.get(path.suffix, b"onnx"))
+    words = ("data=shapes", "backend=tflite", f"dtype={dtype}", f"model.path={path}")
+    assert settle(make_config(*words)).config.backend.flow == flow
+
+
+# The graph that onnx2tf gets
+
+
+def test_prepared_graphs_compute_the_same() -> None:
+    """Layers of matrices become Gemms, with their biases; products of attention stay."""
+    proto = transformers.build()
+    onnx.checker.check_model(proto)
+    sample = np.random.default_rng(0).random((1, 3, 8, 6), np.float32)
+    expected = open_runner(proto)(sample)
+    prepared = onnx_converter.prepare(proto)
+    kinds = [node.op_type for node in prepared.graph.node]
+    assert (kinds.count("Gemm"), kinds.count("MatMul")) == (8, 2)
+    [up] = [node for node in prepared.graph.node if "up.w" in node.input]
+    assert list(up.input[2:]) == ["up.b"]
+    for got, wanted in zip(open_runner(prepared)(sample), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+# Tensors of the file and of the graph
+
+
+def test_tensors_are_matched_by_their_values(
+    content: bytes, shapes_model: Fp32Model, batch: np.ndarray
+) -> None:
+    names = correspondence.find(content, shapes_model.onnx_path, batch[:2])
+    model, graph = contents.read(content), onnx.load(shapes_model.onnx_path).graph
+    [taken], [given] = model.subgraphs[0].inputs, model.subgraphs[0].outputs
+    assert (names[taken][0], names[given][-1]) == (graph.input[0].name, graph.output[0].name)
+    made = [int(operator.outputs[0]) for code, operator in contents.operators(model)]
+    kinds = {name: node.op_type for node in graph.node for name in node.output}
+    codes = {"CONV_2D": ("Conv", "Relu"), "ADD": ("Add", "Relu"), "FULLY_CONNECTED": ("Gemm",)}
+    for index, (code, _) in zip(made, contents.operators(model), strict=True):
+        if code in codes:
+            assert kinds[names[index][-1]] in codes[code]
+    other = correspondence.find(content, shapes_model.onnx_path, batch[:1] * 0 + 7)
+    assert other.keys() == names.keys()  # whatever the samples
+
+
+def quantize_all(
+    content: bytes, model: Fp32Model, batch: np.ndarray, skipped: list[str], **options: object
+) -> bytes:
+    """Quantize with ranges from -1 to 3 everywhere."""
+    file, graph = contents.read(content), onnx.load(model.onnx_path).graph
+    names = correspondence.find(content, model.onnx_path, batch[:2])
+    operators = edge_quantizer.find_quantized(file, names, graph, skipped)
+    ranges = dict.fromkeys(names, (-1.0, 3.0))
+    scheme = edge_quantizer.Scheme(per_channel=True, **options)
+    return edge_quantizer.quantize(file, operators, ranges, scheme)
+
+
+def test_ranges_and_float_layers_are_those_asked_for(
+    content: bytes, shapes_model: Fp32Model, batch: np.ndarray
+) -> None:
+    nodes = [n.name for n in onnx.load(shapes_model.onnx_path).graph.node if n.op_type == "Conv"]
+    written = contents.read(quantize_all(content, shapes_model, batch, nodes[:1]))
+    layers = list(contents.layers(written))
+    assert [layer.weights.quantization.scale is not None for layer in layers[:2]] == [False, True]
+    for layer in layers[1:]:
+        assert layer.output.quantization.scale == np.float32(4 / 255)
+        assert len(layer.weights.quantization.scale) == layer.weights.shape[0]
+
+
+@pytest.mark.parametrize("integer", [False, True])
+def test_its_inputs_and_outputs_are_as_asked(
+    integer: bool, content: bytes, shapes_model: Fp32Model, batch: np.ndarray
+) -> None:
+    written = quantize_all(content, shapes_model, batch, [], integer_io=integer)
+    interpreter = predictor.open_interpreter(written, 1)
+    ends = interpreter.get_input_details() + interpreter.get_output_details()
+    assert {end["dtype"] for end in ends} == {np.int8 if integer else np.float32}
+
+
+def test_nothing_to_quantize_is_an_error(
+    content: bytes, shapes_model: Fp32Model, batch: np.ndarray
+) -> None:
+    every = [node.name for node in onnx.load(shapes_model.onnx_path).graph.node]
+    with pytest.raises(QuantizationError, match="no operator"):
+        quantize_all(content, shapes_model, batch, every)
+
+
+def test_a_file_of_one_sample_takes_batches(content: bytes, batch: np.ndarray) -> None:
+    model = contents.read(content)
+    for tensor in model.subgraphs[0].tensors:
+        tensor.shapeSignature = None
+    free, fixed = (predictor.open_run(file, 1) for file in (content, contents.write(model)))
+    np.testing.assert_allclose(fixed(batch)[0], free(batch)[0], atol=1e-6)
+
+
+def test_an_output_is_transposed(content: bytes, batch: np.ndarray) -> None:
+    model = contents.read(content)
+    contents.transpose_output(model, 0, [1, 0])
+    plain, turned = (predictor.open_run(f, 1) for f in (content, contents.write(model)))
+    np.testing.assert_array_equal(turned(batch[:1])[0], plain(batch[:1])[0].T)
+
+
+# With onnx2tf
+
+
+def test_a_transformer_with_channels_first(
+    converter: None, shapes_model: Fp32Model, shapes: Dataset, tmp_path: Path
+) -> None:
+    """The file takes and returns what the network does; its layers of weights are in 8 bits."""
+    path = tmp_path / "folded.onnx"
+    onnx.save(transformers.build(), path)
+    pixels = np.random.default_rng(0).random((24, 3, 8, 6), np.float32)
+    samples = replace(shapes.train.take(np.arange(24)), images=pixels)
+    contract = Contract((PIXELS,), (Tensor("head", (3,), "float32"),))
+    record = replace(shapes_model.conversion, contract=contract, final="logits")
+    model = replace(shapes_model, onnx_path=path, conversion=record)
+    expected = open_runner(str(path))(pixels)[0]
+    words = ("backend=tflite", "backend.flow=onnx2tf", "per_channel=true")
+    for dtype, tolerance in (("fp32", 1e-5), ("int8", 0.1)):
+        quantizer = quantizer_of(make_config("data=shapes", *words, f"dtype={dtype}"))
+        artifact = quantizer.quantize(model, samples, tmp_path)
+        [logits] = quantizer.load(artifact.path, 1).predict(pixels)
+        np.testing.assert_allclose(logits, expected, atol=tolerance * np.abs(expected).max())
+    assert artifact.quantized_layers == 8
+    assert quantizer.count_kernels(artifact.path) == (8, 2)  # attention's products in float
