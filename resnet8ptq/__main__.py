@@ -24,7 +24,7 @@ RUN = "run"
 COMMANDS = {
     "init": "resnet8ptq.starter.folder:main",
     "ui": "resnet8ptq.server.ui:main",
-    "advise": "resnet8ptq.experiment.advising:main",
+    "advise": "resnet8ptq.experiment.ladder.advising:main",
     "deploy": "resnet8ptq.deploy.deploying:main",
     "report": "resnet8ptq.report.page:main",
     "verdict": "resnet8ptq.results.continuous_integration:main",

@@ -10,7 +10,15 @@ from onnx import helper, numpy_helper, parser
 from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.kernels import saturates
 from resnet8ptq.core import machine
-from resnet8ptq.experiment.candidates import CANNOT, SLOW, TRY, WRONG, advise, describe_cpu, sweeps
+from resnet8ptq.experiment.ladder.candidates import (
+    CANNOT,
+    SLOW,
+    TRY,
+    WRONG,
+    advise,
+    describe_cpu,
+    sweeps,
+)
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.summary import summarize
 from tests.helpers.calling import QUICK, call, call_beside

@@ -15,11 +15,12 @@ from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import running
-from resnet8ptq.experiment.diagnosis import changes, measuring
+from resnet8ptq.experiment.diagnosis import measuring
 from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult
 from resnet8ptq.experiment.diagnosis.diagnosis_table import to_markdown
 from resnet8ptq.experiment.diagnosis.findings import saturated_sum, wrong_preprocessing
 from resnet8ptq.experiment.diagnosis.measuring import Noise, Spread, TensorMeasurements
+from resnet8ptq.experiment.ladder import changes
 from resnet8ptq.experiment.settings import settle
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.experiment.diagnosis.changes import Outcome
 from resnet8ptq.experiment.diagnosis.findings import Finding
 from resnet8ptq.experiment.diagnosis.measuring import TensorMeasurements
+from resnet8ptq.experiment.diagnosis.outcomes import Outcome
 from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.contract import Metric
 

@@ -13,13 +13,14 @@ from resnet8ptq.backends.contract import refuse_others
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
 from resnet8ptq.experiment import preparation, preprocessing_check
-from resnet8ptq.experiment.diagnosis import changes, diagnosis_table, findings, measuring
+from resnet8ptq.experiment.diagnosis import diagnosis_table, findings, measuring, outcomes
 from resnet8ptq.experiment.diagnosis.conclusion import (
     ACTIVATIONS,
     WEIGHTS,
     DiagnosisResult,
     Halves,
 )
+from resnet8ptq.experiment.ladder import changes
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.experiment.settings import Settings
@@ -79,15 +80,15 @@ def _diagnose(config: RunConfig, variants: "_Variants") -> DiagnosisResult:
     if halves.costs_more == WEIGHTS:
         answers += changes.correct(config)
     once = {change.words: change for change in answers}
-    outcomes = changes.attempt(
+    tried = outcomes.attempt(
         config, list(once.values()), compared, evaluator.task, variants.attempt
     )
     return DiagnosisResult(
         "ok",
         measured=measured,
         findings=tuple(problems),
-        outcomes=tuple(outcomes),
-        before=changes.unchanged(compared),
+        outcomes=tuple(tried),
+        before=outcomes.unchanged(compared),
         halves=halves,
         metric=evaluator.task.metric,
         fp32_value=fp32.value,
@@ -137,14 +138,14 @@ class _Variants:
             WEIGHTS: qdq.with_weights_rounded(exact, weights),
             ACTIVATIONS: qdq.with_activations_rounded(fp32, activations),
         }
-        outcomes = {}
+        halves = {}
         for name, proto in protos.items():
             path = self.scratch / "half.onnx"
             onnx.save(proto, path)
             compared = self.compare(config, path, f"Rounding the {name} alone")
             words = f"({name} alone)"
-            outcomes[name] = changes.weigh(words, compared, reference, evaluator.task)
-        return Halves(outcomes[WEIGHTS], outcomes[ACTIVATIONS])
+            halves[name] = outcomes.weigh(words, compared, reference, evaluator.task)
+        return Halves(halves[WEIGHTS], halves[ACTIVATIONS])
 
     def compare(self, config: RunConfig, path: Path, label: str = "Evaluating") -> Comparison:
         """Compare an artifact with FP32 on the tuning samples."""

@@ -13,9 +13,9 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.core.text import plain, printable, show
-from resnet8ptq.experiment.diagnosis.changes import Outcome
 from resnet8ptq.experiment.diagnosis.conclusion import DiagnosisResult
 from resnet8ptq.experiment.diagnosis.measuring import Activation, TensorMeasurements, Weight
+from resnet8ptq.experiment.diagnosis.outcomes import Outcome
 from resnet8ptq.tasks.contract import Metric
 
 SHOWN = 8  # tensors of each kind in the terminal; diagnosis.csv has all of them

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
-from resnet8ptq.experiment.diagnosis.changes import (
+from resnet8ptq.experiment.diagnosis.measuring import Activation, Spread, TensorMeasurements, to_db
+from resnet8ptq.experiment.ladder.changes import (
     PER_CHANNEL,
     REDUCE_RANGE,
     UINT8,
@@ -18,7 +19,6 @@ from resnet8ptq.experiment.diagnosis.changes import (
     calibrate_with,
     leave_in_float,
 )
-from resnet8ptq.experiment.diagnosis.measuring import Activation, Spread, TensorMeasurements, to_db
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
 UNLIKE = 64  # ranges that differ by 100 times, measured in octaves on both sides

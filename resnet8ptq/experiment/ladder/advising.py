@@ -14,7 +14,7 @@ from resnet8ptq.config import limits
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, command, machine
 from resnet8ptq.core.console import print_table, say, stdout
-from resnet8ptq.experiment import candidates
+from resnet8ptq.experiment.ladder import candidates
 from resnet8ptq.models.network_path import locate
 from resnet8ptq.models.summary import Summary, summarize
 

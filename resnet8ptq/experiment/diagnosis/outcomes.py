@@ -1,104 +1,18 @@
-"""Changes of one setting that may win back what quantization costs, and what each came to."""
+"""What changes of settings come to on held-out samples, beside the settings as they are."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from resnet8ptq.config.schema import DTYPES, DtypeConfig, RunConfig
-from resnet8ptq.core import machine
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.text import printable
+from resnet8ptq.experiment.ladder.changes import Change
 from resnet8ptq.tasks.contract import Comparison, Metric, Task
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 
 HELPS_DB = 1.0  # of the output's SQNR: less may be luck
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change of one setting.
-
-    Attributes:
-        words: what to type.
-        apply: makes the changed settings.
-    """
-
-    words: str
-    apply: Callable[[RunConfig], RunConfig]
-
-
-PER_CHANNEL = Change("per_channel=true", lambda config: replace(config, per_channel=True))
-REDUCE_RANGE = Change("reduce_range=true", lambda config: replace(config, reduce_range=True))
-UINT8 = Change("dtype=uint8", lambda config: replace(config, dtype=DtypeConfig("uint8")))
-BIAS = Change(
-    "corrections.bias_correction=true",
-    lambda config: replace(config, corrections=replace(config.corrections, bias_correction=True)),
-)
-LEARN = Change(
-    "corrections.adaround=true corrections.adaround_iterations=500 "
-    "corrections.bias_correction=true",
-    lambda config: replace(
-        config,
-        corrections=replace(
-            config.corrections, adaround=True, adaround_iterations=500, bias_correction=True
-        ),
-    ),
-)
-FLOAT_OUTPUT = Change("float_output=true", lambda config: replace(config, float_output=True))
-
-
-def calibrate(method: str) -> Change:
-    """Return another way to choose ranges from the calibration samples."""
-    return Change(
-        f"calib={method}",
-        lambda config: replace(config, calib=replace(config.calib, name=method, table=None)),
-    )
-
-
-def calibrate_with(samples_per_class: int) -> Change:
-    """Return another number of calibration samples."""
-    return Change(
-        f"calib.samples_per_class={samples_per_class}",
-        lambda config: replace(
-            config, calib=replace(config.calib, samples_per_class=samples_per_class, table=None)
-        ),
-    )
-
-
-def leave_in_float(config: RunConfig, nodes: Sequence[str]) -> Change:
-    """Return more nodes that stay in float, beside those that do already."""
-    every = list(dict.fromkeys([*config.nodes_to_exclude, *nodes]))
-    return Change(
-        f"nodes_to_exclude=[{','.join(every)}]",
-        lambda config: replace(config, nodes_to_exclude=every),
-    )
-
-
-def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
-    """Return the changes that are worth a trial whatever was found.
-
-    Args:
-        worst: nodes of the layer that loses most by itself; none where no layer is known.
-    """
-    changes = [] if config.per_channel else [PER_CHANNEL]
-    changes += [calibrate(name) for name in ("percentile", "minmax") if name != config.calib.name]
-    if DTYPES[config.dtype.name][1] == "int8":
-        changes.append(UINT8)
-        if not (config.reduce_range or machine.has_vnni()):
-            changes.append(REDUCE_RANGE)
-    if worst:
-        changes.append(leave_in_float(config, worst))
-    return changes if config.float_output else [*changes, FLOAT_OUTPUT]
-
-
-def correct(config: RunConfig) -> list[Change]:
-    """Return what helps where rounding the weights costs more than rounding the activations.
-
-    Nothing where each layer has one scale, or where rounding is learned already.
-    """
-    learned = config.corrections.adaround or config.corrections.reconstruction
-    return [BIAS, LEARN] if config.per_channel and not learned else []
 
 
 @dataclass(frozen=True)

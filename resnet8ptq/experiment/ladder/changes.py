@@ -1,0 +1,131 @@
+"""Changes of settings that may win back what quantization costs, each by its words."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+from resnet8ptq.config import words
+from resnet8ptq.config.schema import DTYPES, RunConfig
+from resnet8ptq.core import machine
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of settings.
+
+    Attributes:
+        settings: each as typed on the command line.
+    """
+
+    settings: tuple[str, ...]
+
+    @property
+    def words(self) -> str:
+        """All settings in one line."""
+        return " ".join(self.settings)
+
+    def apply(self, config: RunConfig) -> RunConfig:
+        """Return the changed settings; other calibration does not read `calib.table`."""
+        for setting in self.settings:
+            override = words.parse(setting)
+            path = override.key_or_group.split(".")
+            config = _set(config, path, override.value())
+            if path[0] == "calib":
+                config = replace(config, calib=replace(config.calib, table=None))
+        return config
+
+
+def change(words: str) -> Change:
+    """Return the change of settings without spaces, typed in one line.
+
+    >>> change("calib=mse per_channel=true").settings
+    ('calib=mse', 'per_channel=true')
+    """
+    return Change(tuple(words.split()))
+
+
+def _set(owner: Any, path: Sequence[str], value: Any) -> Any:
+    first, *rest = path
+    old = getattr(owner, first)
+    if rest:
+        value = _set(old, rest, value)
+    elif is_dataclass(old):  # an option of a group
+        value = replace(old, name=value)  # type: ignore[type-var]
+    return replace(owner, **{first: value})
+
+
+PER_CHANNEL = change("per_channel=true")
+REDUCE_RANGE = change("reduce_range=true")
+UINT8 = change("dtype=uint8")
+BIAS = change("corrections.bias_correction=true")
+LEARN = change(
+    "corrections.adaround=true corrections.adaround_iterations=500 corrections.bias_correction=true"
+)
+BLOCKS = change(
+    "corrections.reconstruction=true corrections.reconstruction_iterations=500 "
+    "corrections.bias_correction=true"
+)
+SMOOTH = change("corrections.smooth_quant=true")
+FLOAT_OUTPUT = change("float_output=true")
+# An average pool in 8 bits takes the range of its input, which is much too large for its output.
+POOLS_IN_FLOAT = change("op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPool]")
+ONLY_LAYERS = change("op_types=[Conv,Gemm,MatMul]")
+
+
+def as_list(names: Iterable[str]) -> str:
+    """Return names as Hydra's grammar takes a list.
+
+    >>> as_list(["conv2d_1/BiasAdd", "a;b"])
+    "[conv2d_1/BiasAdd,'a;b']"
+    """
+    return f"[{','.join(map(_quote, names))}]"
+
+
+def _quote(name: str) -> str:
+    if re.fullmatch(r"[\w./:-]+", name):
+        return name
+    escaped = name.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def calibrate(method: str) -> Change:
+    """Return another way to choose ranges from the calibration samples."""
+    return change(f"calib={method}")
+
+
+def calibrate_with(samples_per_class: int) -> Change:
+    """Return another number of calibration samples."""
+    return change(f"calib.samples_per_class={samples_per_class}")
+
+
+def leave_in_float(config: RunConfig, nodes: Sequence[str]) -> Change:
+    """Return more nodes that stay in float, beside those that do already."""
+    every = list(dict.fromkeys([*config.nodes_to_exclude, *nodes]))
+    return Change((f"nodes_to_exclude={as_list(every)}",))
+
+
+def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
+    """Return the changes that are worth a trial whatever was found.
+
+    Args:
+        worst: nodes of the layer that loses most by itself; none where no layer is known.
+    """
+    changes = [] if config.per_channel else [PER_CHANNEL]
+    changes += [calibrate(name) for name in ("percentile", "minmax") if name != config.calib.name]
+    if DTYPES[config.dtype.name][1] == "int8":
+        changes.append(UINT8)
+        if not (config.reduce_range or machine.has_vnni()):
+            changes.append(REDUCE_RANGE)
+    if worst:
+        changes.append(leave_in_float(config, worst))
+    return changes if config.float_output else [*changes, FLOAT_OUTPUT]
+
+
+def correct(config: RunConfig) -> list[Change]:
+    """Return what helps where rounding the weights costs more than rounding the activations.
+
+    Nothing where each layer has one scale, or where rounding is learned already.
+    """
+    learned = config.corrections.adaround or config.corrections.reconstruction
+    return [BIAS, LEARN] if config.per_channel and not learned else []
