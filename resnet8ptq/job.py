@@ -138,7 +138,7 @@ def _settle_choice(cfg: DictConfig, jobs: int | None) -> None:
     Args:
         jobs: of the sweep; None if only Hydra knows the number.
     """
-    if cfg.evaluate.choice == "auto" and jobs == 1:
+    if cfg.evaluate.choice == "auto" and cfg.evaluate.split != "choice" and jobs == 1:
         cfg.evaluate.choice = "none"
     if cfg.evaluate.stop == "decided" and cfg.evaluate.models is None:
         cfg.evaluate.models = jobs

@@ -208,10 +208,11 @@ def _check_analysis(config: RunConfig, named: bool) -> None:
     if analysis == "sensitivity":
         require("nodes_to_quantize", chosen, chosen is None, f"null {with_it}")
         require("nodes_to_exclude", excluded, not excluded, f"[] {with_it}")
-    elif config.analysis.mode != AnalysisConfig.mode:
-        raise ConfigError("analysis.mode: has no effect without +analysis=sensitivity")
-    if analysis != "plan_test" and config.analysis.changed is not None:
-        raise ConfigError("analysis.changed: has no effect without +analysis=plan_test")
+    owners = {"mode": "sensitivity", "changed": "plan_test", "try_changes": "diagnose"}
+    for key, owner in owners.items():
+        default = getattr(AnalysisConfig, key)
+        if analysis != owner and getattr(config.analysis, key) != default:
+            raise ConfigError(f"analysis.{key}: has no effect without +analysis={owner}")
     if analysis in ("diagnose", "profile"):
         require("nodes_to_exclude", excluded, named, f"a list of names {with_it}")
     if analysis == "profile":

@@ -314,7 +314,7 @@ class EvaluateConfig:
     """The evaluation of the model."""
 
     batch_size: int | None = limited(None, *limits.COUNT)
-    split: str = limited("test", one_of("test", "held_out"))
+    split: str = limited("test", one_of("test", "held_out", "choice"))
     choice: str = limited("auto", one_of("auto", "held_out", "half", "none"))
     stop: str = limited("all", one_of("all", "decided"))
     models: int | None = limited(None, *limits.COUNT, only=_with("evaluate.stop", "decided"))
@@ -383,6 +383,7 @@ class AnalysisConfig:
     )
     mode: str = limited("one_at_a_time", one_of("one_at_a_time", "all_but_one"))
     changed: float | None = limited(None, limits.SHARE)
+    try_changes: bool = True
 
 
 @dataclass

@@ -29,6 +29,7 @@ from resnet8ptq.experiment import (
     preprocessing_check,
 )
 from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
+from resnet8ptq.experiment.ladder.properties import find_properties
 from resnet8ptq.experiment.preparation import Preparation, Workspace
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw
@@ -61,13 +62,14 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     memory = PeakMemory()
     settings.quantizer.resolve()  # an unsupported combination is known before any work
     data, network = load(settings)
-    run.log_params(network.describe())
+    graph = onnx.load(network.onnx_path).graph
+    run.log_params(network.describe() | {"properties": ", ".join(find_properties(graph))})
     settings = fit_settings(settings, network)
     config, resolved = settings.config, settings.quantizer.resolve()
     _warn_of_saturation(resolved, network)
     _warn_of_depthwise(config, resolved, network)
     if config.backend.name != "file":
-        attention_report.report(config, onnx.load(network.onnx_path).graph)
+        attention_report.report(config, graph)
     training = f"the training samples of {data.name}"
     check = partial(make_task, config.task, data, network, name=training)
     samples = draw(config, data, preparation.tunes(config), check)

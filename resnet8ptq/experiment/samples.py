@@ -96,7 +96,10 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
         taken.append(tuning)
     drawn = draw_calibration(data, config.calib.samples_per_class, config.seed, taken)
     samples = Samples(data, drawn, tuning)
-    return samples if config.evaluate.split == "held_out" else _choose(config, samples, check)
+    if config.evaluate.split == "held_out":
+        return samples
+    samples = _choose(config, samples, check)
+    return _report_choosing(samples) if config.evaluate.split == "choice" else samples
 
 
 def draw_to_analyse(config: RunConfig, data: Dataset) -> Samples:
@@ -152,6 +155,24 @@ def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
     )
     data = replace(data, test=rest)
     return replace(samples, data=data, choosing=choosing, chosen_from="of the test samples")
+
+
+def _report_choosing(samples: Samples) -> Samples:
+    """Return the samples with the choosing ones in place of the reported ones.
+
+    Everything else is drawn as for `evaluate.split=test`, so that the same settings calibrate with
+    the same samples there.
+
+    Raises:
+        ConfigError: none choose.
+    """
+    if samples.choosing is None:
+        raise ConfigError(
+            f"evaluate.split: got choice, but {samples.data.name} has too few samples to choose by "
+            "some and report on others; try evaluate.split=test"
+        )
+    data = replace(samples.data, test=samples.choosing)
+    return replace(samples, data=data, choosing=None)
 
 
 def _passes(check: Check, split: Split) -> bool:

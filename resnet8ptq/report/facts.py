@@ -140,6 +140,8 @@ def title(records: Sequence[RunRecord]) -> str:
 
 def images_of(records: Sequence[RunRecord]) -> str:
     """Return the kind of images that the runs were scored on."""
+    if any(record.split == "choice" for record in records):
+        return "selection"
     return "held-out training" if any(record.held_out for record in records) else "test"
 
 

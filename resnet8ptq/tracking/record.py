@@ -142,8 +142,8 @@ class RunRecord:
 
     @property
     def held_out(self) -> bool:
-        """Whether the run was scored on held-out training images, not on test images."""
-        return self.split == "held_out"
+        """Whether the run was scored on samples for choices, not on those of the report."""
+        return self.split in ("held_out", "choice")
 
     @property
     def grouped(self) -> bool:

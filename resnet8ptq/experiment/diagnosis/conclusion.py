@@ -1,5 +1,6 @@
 """What a diagnosis comes to: which findings cost something, and what helps most."""
 
+import json
 import math
 from dataclasses import dataclass
 
@@ -119,8 +120,26 @@ class DiagnosisResult(RunResult):
         told = best.say(self.before, self.metric)
         return f"what helps: {best.words} (measured: {told}; {where})"
 
+    def to_json(self) -> str:
+        """Return the findings and the changes that answer them, for programs.
+
+        A list of objects with `name`, `tensor` and `changes`, the settings of each.
+        """
+        rows = [
+            {
+                "name": finding.name,
+                "tensor": finding.tensors[0] if finding.tensors else "",
+                "changes": [change.settings for change in finding.changes],
+            }
+            for finding in self.findings
+        ]
+        return json.dumps(rows)
+
     def summary(self) -> str:
         """Return the outcome in one line."""
+        if not self.outcomes:
+            names = ", ".join(finding.name for finding in self.findings) or "nothing found"
+            return f"{names}; {self.halves.say()}"
         found = ", ".join(f"{each.name} in {each.tensors[0]}" for each in self.reasons)
         best = next((each for each in self.outcomes if each.helps), None)
         helps = "nothing tried helps" if best is None else f"{best.words} helps most"

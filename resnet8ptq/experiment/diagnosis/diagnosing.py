@@ -51,10 +51,11 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     evaluator, samples = open_subject(settings, run)
     with tempfile.TemporaryDirectory() as scratch:
         result = _diagnose(config, _Variants(evaluator, samples, Path(scratch), run))
-    params = {**resolved.to_params(), **samples.digests}
+    params = {**resolved.to_params(), **samples.digests, "findings": result.to_json()}
     result = replace(result, notes=tuple(notes), resolved=params)
     diagnosis_table.write(folder, config, result)
-    diagnosis_table.print_tables(result, diagnosis_table.describe(config))
+    if config.analysis.try_changes:  # otherwise a ladder reads the findings
+        diagnosis_table.print_tables(result, diagnosis_table.describe(config))
     return result
 
 
@@ -79,7 +80,7 @@ def _diagnose(config: RunConfig, variants: "_Variants") -> DiagnosisResult:
     answers += changes.usual(config, findings.worst_layer(measured))
     if halves.costs_more == WEIGHTS:
         answers += changes.correct(config)
-    once = {change.words: change for change in answers}
+    once = {change.words: change for change in answers if config.analysis.try_changes}
     tried = outcomes.attempt(
         config, list(once.values()), compared, evaluator.task, variants.attempt
     )

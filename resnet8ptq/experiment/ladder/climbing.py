@@ -1,0 +1,290 @@
+"""The ladder: from the steps that were tried to the ones that are next, without running anything.
+
+`next_steps` depends on its arguments alone, so that a ladder that was interrupted is climbed again
+from its finished runs.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from resnet8ptq.config import words
+from resnet8ptq.experiment.ladder import changes, rungs
+from resnet8ptq.experiment.ladder.changes import Change
+from resnet8ptq.experiment.ladder.rungs import Proposal, Seen
+
+GOALS = ("fastest", "smallest", "best")
+START, DIAGNOSIS, FEWER_BITS, CONFIRM = "start", "diagnosis", "fewer bits", "confirm"
+FINALISTS = 3  # models that are confirmed on the reported samples, one after the other
+SAME_SIZE = 1.03  # budgets that differ by less are not told apart
+FEWEST = 0.35  # of the bytes of 8 bits: 2 or 3 bits a weight
+_EXCLUDE = "nodes_to_exclude"
+NARROWER = ("onnx", "tflite")  # backends that store weights below 8 bits
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the ladder is asked for.
+
+    Attributes:
+        goal: `fastest`: the first models that pass, by latency; `smallest`: by bytes, with fewer
+            than 8 bits; `best`: the least loss.
+        backends: as chosen by `backend=`.
+        limit: the largest loss that passes, in the unit of the loss.
+        fixed: keys that the user has set; no step changes them.
+        vnni: this CPU sums 8-bit products exactly.
+    """
+
+    goal: str
+    backends: tuple[str, ...]
+    limit: float
+    fixed: frozenset[str] = frozenset()
+    vnni: bool = True
+
+
+@dataclass(frozen=True)
+class Step:
+    """A configuration to try.
+
+    Attributes:
+        rung: the kind of step.
+        settings: by key, each as typed; without those that the user has set.
+        why: the reason in one line.
+        words: the change against the best configuration so far, to print.
+        cost: expected time in units of the plain run.
+    """
+
+    backend: str
+    rung: str
+    settings: Mapping[str, str]
+    why: str
+    words: str
+    cost: float = 1.0
+
+    @property
+    def overrides(self) -> list[str]:
+        """The settings of the step's job, beside those of the user."""
+        return list(self.settings.values())
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A step that has run, measured on the choosing samples.
+
+    Attributes:
+        status: ok, unsupported or failed; `reason` says why.
+        loss: against FP32, in the unit of the limit.
+        bound: the upper end of its 95% interval; None where the samples bound nothing.
+        noise: distance of the outputs from FP32's: the criterion between models of equal loss.
+        properties, findings, named: what the job saw, see `rungs.Seen`; findings as JSON.
+        weights_db, activations_db: SQNR with only one of them rounded.
+    """
+
+    step: Step
+    status: str = "ok"
+    reason: str = ""
+    loss: float = math.nan
+    bound: float | None = None
+    noise: float = math.inf
+    size_bytes: float = math.inf
+    latency_ms: float | None = None
+    seconds: float = 0.0
+    properties: tuple[str, ...] = ()
+    findings: str = "[]"
+    weights_db: float | None = None
+    activations_db: float | None = None
+    named: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """Whether the step has a model to compare; a search for layers has its next step's."""
+        searches = self.step.settings.get(_EXCLUDE) == f"{_EXCLUDE}=auto"
+        return self.status == "ok" and not math.isnan(self.loss) and not searches
+
+    def passes(self, limit: float) -> bool:
+        """Whether the loss is shown to be within the limit."""
+        return self.measured and self.bound is not None and self.bound <= limit
+
+
+def closest(tried: Sequence[Tried]) -> Tried:
+    """Return the model whose outputs are nearest to FP32's among those of the least loss.
+
+    The loss of one model is known to half of its interval. Models whose loss is within that of the
+    least one are told apart by the noise, which varies far less from sample to sample.
+    """
+    least = min(tried, key=lambda each: each.loss)
+    slack = 0.0 if least.bound is None else max(least.bound - least.loss, 0.0)
+    near = [each for each in tried if each.loss <= least.loss + slack]
+    return min(near, key=lambda each: (each.noise, each.loss))
+
+
+def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
+    """Return the models in the order in which they are confirmed.
+
+    First those that pass on the choosing samples, by the goal. If none does, the closest to FP32,
+    then the next closest: these samples are too few, or all lose too much.
+    """
+    left = [each for each in tried if each.measured]
+    passing = [each for each in left if each.passes(asked.limit)]
+    if not passing or asked.goal == "best":
+        return _by_closeness(passing or left)
+    if asked.goal == "smallest":
+        return sorted(passing, key=lambda each: (each.size_bytes, each.noise))
+    return sorted(passing, key=lambda each: (each.latency_ms or math.inf, each.noise))
+
+
+def _by_closeness(tried: Sequence[Tried]) -> list[Tried]:
+    left, ordered = list(tried), []
+    while left:
+        ordered.append(closest(left))
+        left.remove(ordered[-1])
+    return ordered
+
+
+def next_steps(asked: Asked, tried: Sequence[Tried]) -> list[Step]:
+    """Return the steps to run next, of each backend; empty at the end of the ladder."""
+    steps = []
+    for backend in asked.backends:
+        own = [each for each in tried if each.step.backend == backend]
+        steps += _climb(asked, backend, own)
+    return steps
+
+
+def confirm(step: Step) -> Step:
+    """Return the step that measures a model on the reported samples."""
+    settings = {**step.settings, "evaluate.split": "evaluate.split=test"}
+    settings["latency.enabled"] = "latency.enabled=true"
+    why = "the best so far, on samples that nothing was chosen on"
+    return replace(step, rung=CONFIRM, settings=settings, why=why, words=say(step.settings))
+
+
+def say(settings: Mapping[str, str]) -> str:
+    """Return settings in one line, without those of the ladder itself."""
+    hidden = ("evaluate.split", "latency.enabled")
+    return " ".join(word for key, word in settings.items() if key not in hidden)
+
+
+def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
+    if not own:
+        plain = Proposal(rungs.start(Seen(backend, asked.vnni, asked.limit)), "plain 8 bits")
+        return [_step(asked, _base(asked, backend), START, plain)]
+    if not any(each.measured for each in own):
+        return []  # the backend or the network cannot
+    if asked.goal != "best" and any(each.passes(asked.limit) for each in own):
+        return _narrow(asked, own) if asked.goal == "smallest" else []
+    order = rungs.order(_see(asked, own, own), asked.goal)
+    above = [rung.__name__ for rung in order]
+    for rung in order:
+        before = [each for each in own if each.step.rung not in above]
+        above.remove(rung.__name__)
+        base = closest([each for each in before if each.measured]).step
+        proposals = rung(_see(asked, own, before))
+        steps = [_step(asked, base.settings, rung.__name__, each) for each in proposals]
+        if rung is rungs.answers:
+            steps = _diagnose(own) or steps
+        if left := [step for step in steps if not _is_tried(step, own)]:
+            return left
+    return []
+
+
+def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
+    """Return what is known: of the network from all steps, of the settings from those before."""
+    first = next(each for each in own if each.measured)
+    diagnosed = next((each for each in own if each.step.rung == DIAGNOSIS), None)
+    left = [each.named for each in own if each.named and each.named != "[]"]
+    base = closest([each for each in before if each.measured]).step
+    return Seen(
+        backend=base.backend,
+        vnni=asked.vnni,
+        limit=asked.limit,
+        properties=first.properties,
+        settings=dict(base.settings),
+        findings=() if diagnosed is None else _read_findings(diagnosed.findings),
+        costs_more="" if diagnosed is None else _costs_more(diagnosed),
+        named=left[0] if left else "",
+    )
+
+
+def _read_findings(text: str) -> tuple[tuple[str, Change], ...]:
+    """Return the first change that answers each finding; other ranges are tried anyway."""
+    pairs = []
+    for finding in json.loads(text):
+        for settings in finding["changes"][:1]:
+            if not settings[0].startswith("calib="):
+                pairs.append((f"{finding['name']} in {finding['tensor']}", Change(tuple(settings))))
+    return tuple(pairs[:3])
+
+
+def _costs_more(diagnosed: Tried) -> str:
+    weights, activations = diagnosed.weights_db, diagnosed.activations_db
+    if weights is None or activations is None or abs(weights - activations) < 3:  # twice the noise
+        return ""
+    return rungs.WEIGHTS if weights < activations else rungs.ACTIVATIONS
+
+
+def _diagnose(own: Sequence[Tried]) -> list[Step]:
+    """Return the diagnosis of the first step; nothing if it has run, or no graph can be read."""
+    first = own[0].step
+    if first.backend != "onnx" or any(each.step.rung == DIAGNOSIS for each in own):
+        return []
+    settings = {**first.settings, "format": "format=qdq", "slim": "slim=false"}
+    settings.pop("evaluate.split")  # it measures on training samples
+    for word in ("+analysis=diagnose", "analysis.try_changes=false"):
+        settings[word.partition("=")[0]] = word
+    why = "which tensors lose most, and whether by weights or by activations"
+    return [Step("onnx", DIAGNOSIS, settings, why, "+analysis=diagnose", 3)]
+
+
+def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
+    """Return a budget of bytes between the smallest model that passes and the largest that fails.
+
+    The bits of each layer follow from the budget; rounding is learned.
+    """
+    eight = [each for each in own if each.passes(asked.limit) and each.step.rung != FEWER_BITS]
+    backend = own[0].step.backend
+    if backend not in NARROWER or not eight:
+        return []
+    best = min(eight, key=lambda each: each.size_bytes)
+    below = [each for each in own if each.step.rung == FEWER_BITS]
+    high = min(e.size_bytes for e in own if e.passes(asked.limit))
+    failed = [_budget(each.step) for each in below if not each.passes(asked.limit)]
+    low = max([FEWEST * best.size_bytes, *failed])
+    if high <= low * SAME_SIZE:
+        return []
+    budget = round(math.sqrt(low * high), -2)
+    words = (
+        f"dtype=w4a8 precision.plan=auto precision.max_bytes={budget:.0f} "
+        f"{changes.LEARN.words} corrections.reconstruction=false"
+    )
+    if backend == "onnx":
+        words += " reduce_range=true"
+    why = f"8 bits pass: fewer bits, {budget / best.size_bytes:.0%} of the bytes"
+    proposal = Proposal(changes.change(words), why, 15)
+    step = _step(asked, best.step.settings, FEWER_BITS, proposal)
+    return [] if _is_tried(step, own) else [step]
+
+
+def _budget(step: Step) -> float:
+    return float(step.settings["precision.max_bytes"].partition("=")[2])
+
+
+def _base(asked: Asked, backend: str) -> dict[str, str]:
+    """Return the settings of every trial: it runs the choosing samples only."""
+    settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
+    if asked.goal != "fastest":
+        settings["latency.enabled"] = "latency.enabled=false"
+    return settings
+
+
+def _step(asked: Asked, base: Mapping[str, str], rung: str, proposal: Proposal) -> Step:
+    changed = {words.parse(word).key_or_group: word for word in proposal.change.settings}
+    kept = {key: word for key, word in changed.items() if key not in asked.fixed}
+    backend = base["backend"].partition("=")[2]
+    return Step(
+        backend, rung, {**base, **kept}, proposal.why, " ".join(kept.values()), proposal.cost
+    )
+
+
+def _is_tried(step: Step, own: Sequence[Tried]) -> bool:
+    return any(dict(step.settings) == dict(each.step.settings) for each in own)

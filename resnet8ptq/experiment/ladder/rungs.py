@@ -1,0 +1,176 @@
+"""The steps of the ladder in their order, each with the reason to try it.
+
+The first rung of each backend is its plain 8-bit configuration. Each later rung changes the best
+configuration of the rungs before it. Costs are times in units of the plain run, for a first guess:
+studies/ship.md.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from resnet8ptq.experiment.ladder import changes
+from resnet8ptq.experiment.ladder.changes import Change, change
+from resnet8ptq.experiment.ladder.properties import (
+    ATTENTION,
+    DEPTHWISE,
+    POOLS,
+    SILU,
+    UNLIKE_CHANNELS,
+)
+
+WEIGHTS, ACTIVATIONS = "weights", "activations"
+_CALIBRATIONS = ("minmax", "percentile", "mse")
+ONNX_GRAPHS = ("onnx", "openvino")  # backends whose operators in float are ours to choose
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known when a rung is climbed.
+
+    Attributes:
+        backend: as chosen by `backend=`.
+        vnni: this CPU sums 8-bit products exactly.
+        properties: of the network, see `properties`.
+        settings: of the best configuration so far, by key.
+        findings: the changes that answer what a diagnosis found, by the name of the finding.
+        costs_more: `WEIGHTS` or `ACTIVATIONS`; empty where unknown, or where both cost alike.
+        named: nodes that `nodes_to_exclude=auto` left in float; empty where none.
+        limit: the largest loss.
+    """
+
+    backend: str
+    vnni: bool
+    limit: float
+    properties: tuple[str, ...] = ()
+    settings: dict[str, str] | None = None
+    findings: tuple[tuple[str, Change], ...] = ()
+    costs_more: str = ""
+    named: str = ""
+
+    def has(self, *names: str) -> bool:
+        """Whether the network has one of the properties."""
+        return not set(names).isdisjoint(self.properties)
+
+    def is_set(self, key: str, value: str) -> bool:
+        """Whether the best configuration so far has a setting."""
+        return (self.settings or {}).get(key) == f"{key}={value}"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A change to try, and why."""
+
+    change: Change
+    why: str
+    cost: float = 1.0
+
+
+Rung = Callable[[Seen], Iterator[Proposal]]
+
+
+def start(seen: Seen) -> Change:
+    """Return the plain 8-bit configuration of a backend on this CPU, per channel.
+
+    As of `experiment=flagship_quick`, but with 8-bit weights where their sums do not saturate.
+    """
+    narrow = () if seen.vnni else ("reduce_range=true",)
+    plain = ("calib=minmax", "per_channel=true")
+    if seen.backend == "onnx":
+        small = ("format=auto", "float_output=true", "slim=true")
+        return Change(("dtype=u8s8", *plain, *small, *narrow))
+    if seen.backend == "openvino":
+        return Change(("dtype=int8", *plain, *narrow))
+    pools = changes.POOLS_IN_FLOAT.settings if seen.backend == "torch" else ()
+    return Change(("dtype=int8", *plain, *pools))
+
+
+def calibrations(seen: Seen) -> Iterator[Proposal]:
+    """Other ranges of the activations."""
+    for method in _CALIBRATIONS:
+        if not seen.is_set("calib", method):
+            why = "other ranges from the statistics that are there"
+            yield Proposal(changes.calibrate(method), why, 0.8)
+
+
+def operators(seen: Seen) -> Iterator[Proposal]:
+    """Operators in float, by properties of the network."""
+    if seen.backend not in ONNX_GRAPHS:
+        return
+    if seen.has(SILU):
+        why = "one scale for each step of SiLU loses much: only layers with weights in 8 bits"
+        yield Proposal(changes.ONLY_LAYERS, why)
+    elif seen.has(POOLS):
+        why = "an average pool takes the range of its input, which is too large for its output"
+        yield Proposal(changes.POOLS_IN_FLOAT, why)
+
+
+def answers(seen: Seen) -> Iterator[Proposal]:
+    """The changes that answer the findings of the diagnosis."""
+    for name, answer in seen.findings:
+        yield Proposal(answer, f"the diagnosis found: {name}")
+
+
+def quick_corrections(seen: Seen) -> Iterator[Proposal]:
+    """Corrections that take seconds."""
+    if seen.has(ATTENTION):
+        why = "attention: outliers in few channels before matrix products"
+        yield Proposal(changes.SMOOTH, why, 3)
+    if seen.has(UNLIKE_CHANNELS):
+        why = "depthwise channels of very different scale"
+        yield Proposal(change("corrections.equalization=true"), why, 2)
+    why = "rounding shifts the mean of the channels"
+    if seen.has(DEPTHWISE):
+        why += ", most in depthwise convolutions"
+    yield Proposal(changes.BIAS, why, 2)
+
+
+def float_layers(seen: Seen) -> Iterator[Proposal]:
+    """As few layers in float as half of the limit needs."""
+    auto = change(f"nodes_to_exclude=auto max_drop={seen.limit / 2:g}")
+    why = "some layers may cost most: as few as possible in float"
+    if seen.costs_more == ACTIVATIONS:
+        why = "rounding the activations costs more than the weights: some layers in float"
+    yield Proposal(auto, why, 10)
+
+
+def named_layers(seen: Seen) -> Iterator[Proposal]:
+    """The layers that the rung before found, by name: no search is needed to make it again."""
+    if seen.named:
+        named = Change((f"nodes_to_exclude={seen.named}",))
+        yield Proposal(named, "the layers that the search has left in float, by name")
+
+
+def learned_rounding(seen: Seen) -> Iterator[Proposal]:
+    """AdaRound with bias correction."""
+    why = "the rounding of the weights can be learned"
+    if seen.costs_more == WEIGHTS:
+        why = "rounding the weights costs more than the activations: it can be learned"
+    yield Proposal(changes.LEARN, why, 12)
+
+
+def learned_blocks(seen: Seen) -> Iterator[Proposal]:
+    """Rounding and activation ranges, block by block."""
+    yield Proposal(changes.BLOCKS, "rounding and ranges can be learned block by block", 40)
+
+
+def weights_alone(seen: Seen) -> Iterator[Proposal]:
+    """Weights in blocks, activations in float: for matrix products."""
+    if seen.backend == "onnx" and seen.has(ATTENTION):
+        for dtype in ("w4", "w8"):
+            words = f"method=weight_only dtype={dtype} format=null"
+            why = "transformers: weights in blocks, activations in float"
+            yield Proposal(change(words), why)
+
+
+def order(seen: Seen, goal: str) -> Sequence[Rung]:
+    """Return the rungs above the first one, the cheap ones first.
+
+    Learned rounding comes before layers in float, unless the activations cost more or the network
+    is a detector's kind, with SiLU: no rounding of weights wins that back.
+    """
+    costly: list[Rung] = [learned_rounding, float_layers, named_layers]
+    if seen.costs_more == ACTIVATIONS or seen.has(SILU):
+        costly = [float_layers, named_layers, learned_rounding]
+    last: list[Rung] = [weights_alone] if goal != "fastest" else []
+    last += [learned_blocks] if goal == "best" else []
+    return [operators, calibrations, answers, quick_corrections, *costly, *last]
