@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -19,8 +20,8 @@ NO_RUN = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--i
 loading.register_schemas()
 
 
-def run(cfg: DictConfig) -> float | list[float] | None:
-    """Run one job; return the values that a search optimizes."""
+def run(cfg: DictConfig) -> Any:
+    """Run one job; return the values that a search optimizes, or a ladder's record."""
     settings = HydraConfig.get()
     importing.allow(Path(settings.runtime.cwd))  # a launcher may start the job in another folder
     folder = Path(settings.runtime.output_dir)
@@ -29,7 +30,9 @@ def run(cfg: DictConfig) -> float | list[float] | None:
             record = job.run_alone(cfg, folder, settings.overrides.task)
     else:
         record = job.run_in_sweep(cfg, folder, settings)
-    return None if record is None else to_return_value(record, cfg.objectives)
+    if record is None or callback.is_ladder(settings.sweeper):
+        return record
+    return to_return_value(record, cfg.objectives)
 
 
 def start() -> None:

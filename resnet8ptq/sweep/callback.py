@@ -50,6 +50,7 @@ class RunningSweep:
     limits: ReportConfig  # of a recommended model
     lock: "FileLock"  # on the sweep's folder, held while the sweep runs
     jobs: int | None = None  # the largest number of jobs, if known
+    is_ladder: bool = False  # `experiment=auto`
     begun_s: float = field(default_factory=time.monotonic)
 
     def seconds_left(self, job: int) -> float | None:
@@ -287,7 +288,12 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
         store, parent_id = background.result(begun)
         return Sweep(store, parent_id, folder, worker, config.sweep.resume, count)
 
-    return RunningSweep(open_sweep, worker, limits, held, count)
+    return RunningSweep(open_sweep, worker, limits, held, count, is_ladder(config.hydra.sweeper))
+
+
+def is_ladder(sweeper: Any) -> bool:
+    """Whether jobs are the steps of a ladder, which takes the records of the ones before."""
+    return str(sweeper.get("_target_", "")).endswith(".LadderSweeper")
 
 
 def _find_swept(sweeper: DictConfig) -> list[Override]:
@@ -302,6 +308,8 @@ def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | Non
     """
     if "n_trials" in sweeper:  # a search
         return int(sweeper.n_trials)
+    if is_ladder(sweeper):
+        return None
     last = {override.key_or_group: override for override in overrides}
     swept = [override for override in last.values() if override.is_sweep_override()]
     try:

@@ -1,0 +1,1 @@
+"""Sweepers, in Hydra's namespace for plugins."""

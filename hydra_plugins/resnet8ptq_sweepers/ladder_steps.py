@@ -1,0 +1,69 @@
+"""The sweeper of `experiment=auto`: hands the steps of the ladder to the launcher."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from resnet8ptq.config import words
+
+
+class LadderSweeper(Sweeper):
+    """Asks the ladder for steps, runs them, and tells it their records."""
+
+    config: DictConfig
+    launcher: Launcher
+
+    def __init__(self, goal: str, minutes: float) -> None:
+        self.goal, self.minutes = goal, minutes
+        self.jobs = 0  # launched so far
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Store the arguments of Hydra, and make the launcher."""
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Climb the ladder with these settings of the user."""
+        # Hydra imports this module at each start, for --help too.
+        from resnet8ptq.core import machine
+        from resnet8ptq.experiment.ladder.climbing import Asked, Step
+        from resnet8ptq.sweep import callback, ladder
+
+        OmegaConf.save(self.config, Path(self.config.hydra.sweep.dir) / "multirun.yaml")
+        typed = {override.key_or_group: override for override in map(words.parse, arguments)}
+        backends = words.values(typed["backend"]) if "backend" in typed else ["onnx"]
+        shared = [word for word in arguments if words.parse(word).key_or_group != "backend"]
+
+        def launch(steps: Sequence[Step]) -> list[Any]:
+            batch = [[*shared, *step.overrides] for step in steps]
+            self.validate_batch_is_legal(batch)
+            results = self.launcher.launch(batch, initial_job_idx=self.jobs)
+            self.jobs += len(batch)
+            return [_outcome(result) for result in results]
+
+        asked = Asked(self.goal, tuple(backends), 0.0, frozenset(typed), machine.has_vnni())
+        running = callback.find_current()
+        assert running is not None  # started by the callback
+        at_once = running.worker.at_once if running.worker else 1
+        ladder.Ladder(asked, launch, running.limits, 60 * self.minutes, at_once).climb()
+
+
+def _outcome(result: JobReturn) -> Any:
+    """Return the record of a job, or its error."""
+    return result._return_value if result.status == JobStatus.COMPLETED else _error(result)
+
+
+def _error(result: JobReturn) -> Exception:
+    error = result._return_value
+    return error if isinstance(error, Exception) else RuntimeError("the job left no result")

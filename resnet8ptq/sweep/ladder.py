@@ -1,0 +1,177 @@
+"""Climbs the ladder of `experiment=auto`: runs its steps within the time, then confirms the best.
+
+`experiment.ladder.climbing` chooses the steps. Here they run, by whatever launches jobs, and their
+records become what the next choice is made of.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.core import console
+from resnet8ptq.core.text import printable
+from resnet8ptq.experiment.ladder import climbing
+from resnet8ptq.experiment.ladder.climbing import Asked, Step, Tried
+from resnet8ptq.tasks.contract import BASELINE, Metric
+from resnet8ptq.tracking.record import RunRecord
+
+log = logging.getLogger(__name__)
+
+SKIPPED = "skipped"  # the status of a step that did not fit into the time
+Launch = Callable[[Sequence[Step]], Sequence[RunRecord | Exception]]
+
+
+@dataclass
+class Ladder:
+    """A ladder that is climbed once.
+
+    Attributes:
+        launch: runs steps as jobs; returns the record of each, or its error, in the same order.
+        limits: of a model that passes.
+        seconds: for all jobs together.
+        at_once: the largest number of jobs at the same time.
+        clock: the time in seconds.
+    """
+
+    asked: Asked
+    launch: Launch
+    limits: ReportConfig
+    seconds: float
+    at_once: int = 1
+    clock: Callable[[], float] = time.monotonic
+    tried: list[Tried] = field(default_factory=list)
+    confirmed: list[Tried] = field(default_factory=list)
+
+    def climb(self) -> None:
+        """Try steps until the goal is met, none is left or the time is up; confirm the best.
+
+        Raises:
+            Exception: of the first job, if no step could be measured.
+        """
+        begun_s = self.clock()
+
+        def left_s() -> float:
+            return self.seconds - (self.clock() - begun_s)
+
+        while steps := climbing.next_steps(self.asked, self.tried):
+            fitting = [step for step in steps if self._fits(step, left_s())]
+            self._run(fitting[: self.at_once])
+        ranked = climbing.rank(self.asked, self.tried)
+        for finalist in ranked[: climbing.FINALISTS]:
+            if self.confirmed and self._expect(finalist.step) > left_s():
+                _say(f"not confirmed: {climbing.say(finalist.step.settings)}; the time is up")
+                return
+            [done] = self._run([climbing.confirm(finalist.step)], self.confirmed)
+            if done.passes(self.asked.limit) or not finalist.passes(self.asked.limit):
+                return
+
+    def _fits(self, step: Step, left_s: float) -> bool:
+        """Whether a step and a confirmation fit into the time; if not, it counts as skipped."""
+        ranked = climbing.rank(self.asked, self.tried)
+        expected_s = self._expect(step)
+        if not self.tried or expected_s + (ranked[0].seconds if ranked else 0) <= left_s:
+            return True
+        self.tried.append(Tried(step, SKIPPED))
+        _say(
+            f"not tried: {step.words}: about {expected_s:.0f} s, and {max(left_s, 0):.0f} s of "
+            "minutes= are left, with the confirmation to come"
+        )
+        return False
+
+    def _expect(self, step: Step) -> float:
+        """Return the expected seconds of a step, from those measured."""
+        measured = [each for each in self.tried if each.status == "ok"]
+        own = [each for each in measured if each.step.backend == step.backend] or measured
+        alike = [each.seconds for each in own if each.step.rung == step.rung]
+        plain = [each.seconds / max(each.step.cost, 1) for each in own]
+        return max(alike) if alike else step.cost * min(plain, default=0)
+
+    def _run(self, steps: Sequence[Step], into: list[Tried] | None = None) -> list[Tried]:
+        """Run steps, and say what they came to."""
+        for step in steps:
+            _say(f"{step.backend}: {step.words}: {step.why}")
+        begun_s, results = self.clock(), self.launch(steps) if steps else []
+        seconds = (self.clock() - begun_s) / max(len(steps), 1)
+        done = []
+        for step, result in zip(steps, results, strict=True):
+            done.append(self._measure(step, result, seconds))
+        if steps and not self.tried and all(each.status == "failed" for each in done):
+            raise next(result for result in results if isinstance(result, Exception))
+        (self.tried if into is None else into).extend(done)
+        for each in done:
+            _say(f"  {self._outcome(each)}")
+        return done
+
+    def _measure(self, step: Step, result: RunRecord | Exception, seconds: float) -> Tried:
+        if isinstance(result, Exception):
+            return Tried(step, "failed", printable(str(result)), seconds=seconds)
+        if result.status == "ok" and not result.is_analysis:
+            limit = result.task.metric.limit(self.limits)
+            self.asked = replace(self.asked, limit=limit)
+        return measure(step, result, seconds)
+
+    def _outcome(self, tried: Tried) -> str:
+        """Return what a step came to, in one line."""
+        if tried.status != "ok":
+            return f"{tried.status}: {tried.reason}"
+        if tried.step.rung == climbing.DIAGNOSIS:
+            return tried.reason
+        if tried.step.settings.get("nodes_to_exclude") == "nodes_to_exclude=auto":
+            return f"in float: {tried.named or 'none'}"
+        bound = "unknown" if tried.bound is None else f"{tried.bound:.4f}"
+        passes = "within" if tried.passes(self.asked.limit) else "not shown to be within"
+        return (
+            f"loss {tried.loss:.4f} (at most {bound}), {passes} {self.asked.limit:g}; "
+            f"noise {tried.noise:.2g}; {tried.size_bytes / 1000:.1f} kB"
+        )
+
+
+def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
+    """Return what a step's run says for the next choice."""
+    shared = Tried(step, record.status, record.reason, seconds=seconds)
+    if record.is_analysis:
+        return replace(
+            shared,
+            reason=record.tags.get("mlflow.note.content", ""),
+            findings=record.params.get("findings", "[]"),
+            weights_db=record.metrics.get("diagnosis/weights_alone_sqnr_db"),
+            activations_db=record.metrics.get("diagnosis/activations_alone_sqnr_db"),
+        )
+    if record.drop is None:
+        return shared
+    metric = record.task.metric
+    return replace(
+        shared,
+        loss=record.drop,
+        bound=_bound(record, metric),
+        noise=noise(record),
+        size_bytes=record.size_bytes or shared.size_bytes,
+        latency_ms=record.latency_ms,
+        properties=tuple(filter(None, record.params.get("properties", "").split(", "))),
+        named=record.params.get("excluded_nodes", ""),
+    )
+
+
+def noise(record: RunRecord) -> float:
+    """Return the distance of a model's outputs from FP32's: the criterion between equal losses.
+
+    The Kullback-Leibler divergence where outputs are classes, else noise divided by signal.
+    """
+    if (divergence := record.metrics.get("kl_divergence")) is not None:
+        return divergence
+    sqnr_db = record.metrics.get("sqnr_db")
+    return 0.0 if sqnr_db is None else float(10 ** (-sqnr_db / 10))  # None: equal outputs
+
+
+def _bound(record: RunRecord, metric: Metric) -> float | None:
+    """Return the upper end of the loss's 95% interval, in the unit of the loss."""
+    ends, baseline = record.interval("delta"), record.value(metric, BASELINE)
+    if ends is None:
+        return None
+    return max(metric.drop(end, baseline or 0.0) for end in ends)
+
+
+def _say(line: str) -> None:
+    console.say(console.stderr(), line)
