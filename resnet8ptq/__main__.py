@@ -2,6 +2,7 @@
 
     resnet8ptq init       write the first files of a project of your own
     resnet8ptq run        quantize, evaluate and track: a run, or a sweep with -m
+    resnet8ptq ship       one command to a model that passes, in at most some minutes
     resnet8ptq ui         browse the runs: MLflow on 127.0.0.1
     resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
     resnet8ptq deploy     export a run's model as a folder for other machines, verified
@@ -20,7 +21,7 @@ from pkgutil import resolve_name
 
 from resnet8ptq.core import importing
 
-RUN = "run"
+RUN, SHIP = "run", "ship"
 COMMANDS = {
     "init": "resnet8ptq.starter.folder:main",
     "ui": "resnet8ptq.server.ui:main",
@@ -48,7 +49,9 @@ def call(words: list[str]) -> None:
     if name in ("-h", "--help"):
         print(invocation.adapt(__doc__))
     elif name not in COMMANDS:
-        raise ConfigError(f"{name}: no such command; takes {or_nearest(name, [RUN, *COMMANDS])}")
+        raise ConfigError(
+            f"{name}: no such command; takes {or_nearest(name, [RUN, SHIP, *COMMANDS])}"
+        )
     else:
         resolve_name(COMMANDS[name])(others)
 
@@ -58,6 +61,10 @@ def main() -> int:
     importing.allow(Path.cwd())  # before other imports: with `-m`, Python searches there first
     from resnet8ptq.core import command
 
+    if sys.argv[1:2] == [SHIP]:
+        from resnet8ptq.sweep import shipping
+
+        sys.argv[1:] = [RUN, *shipping.to_run(sys.argv[2:])]
     if sys.argv[1:2] == [RUN]:
         del sys.argv[1]  # Hydra reads the words from there
         return int(resolve_name("resnet8ptq.run:main")())

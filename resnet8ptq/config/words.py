@@ -77,6 +77,11 @@ def values(override: Override) -> list[Any]:
     ]
 
 
+def is_group(key: str) -> bool:
+    """Return whether a key chooses an option of a config group."""
+    return key in (*_GROUPS, "model") or "/" in key
+
+
 def _no_such_flag(word: str, parser: argparse.ArgumentParser) -> str:
     """Return the message for an unknown option of Hydra, with the closest match, if any."""
     near = nearest(word, parser._option_string_actions)

@@ -51,7 +51,7 @@ def _explain(selected: Selection, choices: Sequence[Recommendation]) -> Answer:
     verdict = say_verdict(selected, first.choice, first.judged)
     if first.key == BEST:
         verdict += say_luck(selected, first.choice)
-    facts = _facts(selected, first.choice)
+    facts = say_facts(selected, first.choice)
     return Answer(uses, first.label, first.judged.outcome, verdict, facts, first.command)
 
 
@@ -98,7 +98,7 @@ def say_luck(selected: Selection, best: Cell) -> str:
     return f" Chosen on {samples}; a model with a better {metric.title} here may owe it to luck."
 
 
-def _facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
+def say_facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
     """Return the measured metric, size and latency as texts with units."""
     record, metric = cell.record, selected.family.metric
     lines, value = [], record.value(metric)

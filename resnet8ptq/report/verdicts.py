@@ -18,6 +18,7 @@ from resnet8ptq.tasks.contract import CHOICE, TOTAL, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Z95, Interval, Margin, holm
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
+EXIT_CODES = {PASS: 0, FAIL: 3, UNDECIDED: 4, VOID: 4}
 OUTCOMES = (PASS, FAIL, UNDECIDED, VOID)
 MARGIN = 0.5  # of the limit: the largest loss against the best model of one that is as good
 MOST_NEEDED = 1_000_000  # samples: larger sizes are not shown

@@ -8,13 +8,13 @@ from typing import Any
 
 from resnet8ptq.core import templates
 from resnet8ptq.core.text import escape_markdown, printable
+from resnet8ptq.report import verdicts
 from resnet8ptq.report.table import VOID
-from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
 from resnet8ptq.tasks.contract import Metric
 
 SCHEMA = 1  # raised when a field is removed or changes its meaning
-EXIT_CODES = {PASS: 0, FAIL: 3, UNDECIDED: 4, VOID: 4, UNSUPPORTED: 4}
+EXIT_CODES = {**verdicts.EXIT_CODES, UNSUPPORTED: 4}
 
 
 @dataclass(frozen=True)

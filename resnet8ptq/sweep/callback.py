@@ -82,10 +82,12 @@ class RunningSweep:
         Raises:
             TrackingError: the store is unavailable, and the runs are in the sweep's folder; or the
                 report failed, and the sweep's run is closed.
+            SystemExit: with the code of a verdict other than pass on a ladder's winner.
         """
         # matplotlib is imported here, while the last runs are uploaded.
         from resnet8ptq.report import terminal
         from resnet8ptq.report.table import Judged
+        from resnet8ptq.sweep import winner
         from resnet8ptq.tracking import sync
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
@@ -99,13 +101,13 @@ class RunningSweep:
             status = "failed" if status == "ok" else status
         try:
             records += background.ask(_collect, self.sweep)
-            chosen = self._report(records, timed=status != "killed")
+            chosen = self._report(records, timed=status != "killed" and not self.is_ladder)
         except Exception as error:  # raised after the sweep is closed
             failure = error
         if status == "killed":
             print(_how_far(records or sync.load_records(folder), self.jobs), file=sys.stderr)
         # A search continues after a failed job, and its sweeper does not report it.
-        if status == "ok" and any(r.status == "failed" for r in records):
+        if status == "ok" and not self.is_ladder and any(r.status == "failed" for r in records):
             status = "failed"
         if away := background.ask(_end_parent, store, parent_id, status, folder):
             terminal.print_runs(sync.load_records(folder), judged=Judged(limits=self.limits))
@@ -116,12 +118,15 @@ class RunningSweep:
             )
         if records:
             terminal.print_paths(folder, store)
-            terminal.print_answers(chosen)
+            if not self.is_ladder:
+                terminal.print_answers(chosen)
         if failure is not None:
             again = invocation.command("report", f"run_id={parent_id}", *store.words)
             raise TrackingError(
                 f"the report could not be made ({one_line(failure)}); try `{again}`"
             ) from failure
+        if self.is_ladder and status == "ok" and (code := winner.announce(chosen, folder)):
+            raise SystemExit(code)
         return status
 
     def _report(self, records: "list[RunRecord]", timed: bool) -> "list[Selection]":
@@ -250,7 +255,7 @@ class SweepCallback(Callback):
 def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> RunningSweep:
     """Check the settings before the first job, and start to open the store."""
     from resnet8ptq.report import reference
-    from resnet8ptq.sweep import identity
+    from resnet8ptq.sweep import identity, ladder
     from resnet8ptq.tracking import sender
     from resnet8ptq.tracking.sweep_file import Sweep
 
@@ -263,10 +268,12 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
         reference.load(limits.reference)  # reports a wrong name before the sweep
     overrides = list(config.hydra.overrides.task)
     typed = [words.parse(word) for word in overrides]
+    if is_ladder(config.hydra.sweeper):
+        ladder.check(config.hydra.sweeper, typed)
     swept = _find_swept(config.hydra.sweeper)
     count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
     # No log is set up yet. The imports that follow take a second, or several from a cold disk.
-    console.say(console.stderr(), f"{count or 'unknown number of'} jobs: {folder}")
+    console.say(console.stderr(), f"{_say_jobs(config.hydra.sweeper, count)}: {folder}")
     for line in words.find_idle(config, typed, swept):
         log.warning("%s", line)
     tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
@@ -289,6 +296,13 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
         return Sweep(store, parent_id, folder, worker, config.sweep.resume, count)
 
     return RunningSweep(open_sweep, worker, limits, held, count, is_ladder(config.hydra.sweeper))
+
+
+def _say_jobs(sweeper: DictConfig, count: int | None) -> str:
+    """Return the number of jobs in words; of a ladder, its goal and its time."""
+    if is_ladder(sweeper):
+        return f"goal={sweeper.goal}, at most {sweeper.minutes:g} minutes"
+    return f"{count or 'unknown number of'} jobs"
 
 
 def is_ladder(sweeper: Any) -> bool:

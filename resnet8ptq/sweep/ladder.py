@@ -4,20 +4,23 @@
 records become what the next choice is made of.
 """
 
-import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
+
+from resnet8ptq.config import limits
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import console
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import printable
 from resnet8ptq.experiment.ladder import climbing
 from resnet8ptq.experiment.ladder.climbing import Asked, Step, Tried
 from resnet8ptq.tasks.contract import BASELINE, Metric
 from resnet8ptq.tracking.record import RunRecord
-
-log = logging.getLogger(__name__)
 
 SKIPPED = "skipped"  # the status of a step that did not fit into the time
 Launch = Callable[[Sequence[Step]], Sequence[RunRecord | Exception]]
@@ -29,7 +32,7 @@ class Ladder:
 
     Attributes:
         launch: runs steps as jobs; returns the record of each, or its error, in the same order.
-        limits: of a model that passes.
+        allowed: the limits of a model that passes.
         seconds: for all jobs together.
         at_once: the largest number of jobs at the same time.
         clock: the time in seconds.
@@ -37,7 +40,7 @@ class Ladder:
 
     asked: Asked
     launch: Launch
-    limits: ReportConfig
+    allowed: ReportConfig
     seconds: float
     at_once: int = 1
     clock: Callable[[], float] = time.monotonic
@@ -108,7 +111,7 @@ class Ladder:
         if isinstance(result, Exception):
             return Tried(step, "failed", printable(str(result)), seconds=seconds)
         if result.status == "ok" and not result.is_analysis:
-            limit = result.task.metric.limit(self.limits)
+            limit = result.task.metric.limit(self.allowed)
             self.asked = replace(self.asked, limit=limit)
         return measure(step, result, seconds)
 
@@ -126,6 +129,27 @@ class Ladder:
             f"loss {tried.loss:.4f} (at most {bound}), {passes} {self.asked.limit:g}; "
             f"noise {tried.noise:.2g}; {tried.size_bytes / 1000:.1f} kB"
         )
+
+
+def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
+    """Check the settings of the ladder, before the store is opened.
+
+    Raises:
+        ConfigError: a wrong goal or time, several values, or a setting that the ladder makes.
+    """
+    limits.require("goal", sweeper.goal, sweeper.goal in climbing.GOALS, " | ".join(climbing.GOALS))
+    minutes = sweeper.minutes
+    is_time = isinstance(minutes, int | float) and 0 < minutes < math.inf
+    limits.require("minutes", minutes, is_time, "a number > 0")
+    for override in typed:
+        key, several = override.key_or_group, override.is_sweep_override()
+        if several and key != "backend":
+            raise ConfigError(f"{key}: got several values, takes one with experiment=auto")
+        if key in _LADDERS:
+            raise ConfigError(f"{key}: got {override.value()}, but experiment=auto sets it itself")
+
+
+_LADDERS = ("evaluate.split", "evaluate.choice", "objectives", "analysis")
 
 
 def measure(step: Step, record: RunRecord, seconds: float) -> Tried:

@@ -1,0 +1,41 @@
+"""One command to a model that passes the limit on its loss, in at most some minutes.
+
+    resnet8ptq ship                                    the embedded example, in ONNX Runtime
+    resnet8ptq ship model.path=FILE data=folder data.root=DIR preprocess=unit
+    resnet8ptq ship backend=onnx,torch goal=smallest minutes=20 report.max_drop=0.005
+
+goal=fastest (default): the first model of each backend that passes, by latency
+goal=smallest: by bytes, with fewer than 8 bits where they pass
+goal=best: the least loss
+minutes=10: for all jobs; a job that is not expected to fit is not started
+
+It starts with plain 8 bits, looks at what went wrong, tries what answers it, and confirms the best
+on the test samples, which choose nothing. It says what it tries and why; the winner is one
+`resnet8ptq run` line. All settings of `resnet8ptq run` hold in every step, see `resnet8ptq run
+--help`; the command is short for `resnet8ptq run experiment=auto`. Ctrl-C prints how to go on.
+
+Exit codes: 0 the winner passes; 3 no model passes: the closest fails; 4 undecided, nothing is
+proven; 2 wrong input; 1 an error; 130 interrupted. More: docs/ship.md.
+"""
+
+from collections.abc import Sequence
+
+from resnet8ptq.core import invocation
+
+_OWN = ("goal", "minutes")  # settings of the sweeper
+
+
+def to_run(words: Sequence[str]) -> list[str]:
+    """Return the words of `resnet8ptq run` for those of `resnet8ptq ship`.
+
+    Raises:
+        SystemExit: after `--help` is printed.
+
+    >>> to_run(["goal=best", "data=shapes"])
+    ['experiment=auto', 'hydra.sweeper.goal=best', 'data=shapes']
+    """
+    if {"-h", "--help"} & set(words):
+        print(invocation.adapt(__doc__ or ""))
+        raise SystemExit(0)
+    owned = [f"hydra.sweeper.{w}" if w.partition("=")[0] in _OWN else w for w in words]
+    return ["experiment=auto", *owned]

@@ -1,0 +1,103 @@
+"""The winner of a ladder: its verdict, the command that makes it again, and the same as a file."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from resnet8ptq.config import words
+from resnet8ptq.core import files, invocation
+from resnet8ptq.core.console import say, stdout
+from resnet8ptq.report.answer import explain_cell
+from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.recommend import Selection, command_of
+from resnet8ptq.report.verdicts import EXIT_CODES, PASS
+
+FILE = "winner.yaml"  # in the sweep's folder
+_LADDERS = ("experiment", "evaluate.split", "latency.enabled", "sweep.resume", "hydra")
+_NOTHING = 4  # the exit code of a ladder that has confirmed no model, as of `undecided`
+
+
+@dataclass(frozen=True)
+class Winner:
+    """The model that a ladder has confirmed.
+
+    Attributes:
+        cell: its run on the reported samples.
+    """
+
+    selected: Selection
+    cell: Cell
+
+    @property
+    def outcome(self) -> str:
+        """The verdict on the reported samples."""
+        return self.selected.outcome(self.cell)
+
+    @property
+    def settings(self) -> list[str]:
+        """The settings that make the model again, in one run."""
+        record = self.cell.record
+        kept = [word for word in shlex.split(record.job_overrides) if not _is_ladders(word)]
+        if "of the test samples" in record.chosen_by:  # report on the same half
+            kept.append("evaluate.choice=half")
+        return kept
+
+
+def find(chosen: Sequence[Selection]) -> Winner | None:
+    """Return the last confirmed model that passes, else the first confirmed; None without any.
+
+    Models are confirmed one after the other, until one passes.
+    """
+    confirmed = [
+        Winner(selected, cell)
+        for selected in chosen
+        for cell in selected.family.measured
+        if not cell.record.held_out
+    ]
+    passing = [winner for winner in confirmed if winner.outcome == PASS]
+    return next(iter([*reversed(passing), *confirmed]), None)
+
+
+def announce(chosen: Sequence[Selection], folder: Path) -> int:
+    """Print the winner, write its settings as a config; return the exit code, as of `verdict`."""
+    console, winner = stdout(None, 240), find(chosen)
+    if winner is None:
+        say(console, "\nNo model was confirmed: no step could be measured.")
+        return _NOTHING
+    answer = explain_cell(winner.selected, winner.cell)
+    title = "Winner" if winner.outcome == PASS else "Nothing passes; the closest to FP32"
+    again = invocation.command("run", *winner.settings)
+    files.write_text(folder / FILE, to_yaml(winner.settings))
+    say(console, f"\n{title}: {winner.cell.label}. {answer.verdict}")
+    say(console, f"  {'; '.join(answer.facts)}")
+    say(console, f"  make it again: {again}")
+    say(console, f"  the same as a config, for conf/experiment/: {folder / FILE}")
+    say(console, f"  {command_of(winner.cell)}")
+    return EXIT_CODES[winner.outcome]
+
+
+def to_yaml(settings: Sequence[str]) -> str:
+    """Return settings as an option of `conf/experiment/`."""
+    defaults, values = [], OmegaConf.create()
+    for override in map(words.parse, settings):
+        key, value = override.key_or_group, override.value()
+        if words.is_group(key):
+            defaults.append({f"override /{key}": value})
+        else:
+            OmegaConf.update(values, key, _plain(value), force_add=True)
+    content: dict[str, Any] = {"defaults": defaults} if defaults else {}
+    head = "# @package _global_\n# The winner of experiment=auto.\n"
+    return head + OmegaConf.to_yaml(OmegaConf.merge(content, values))
+
+
+def _plain(value: Any) -> Any:
+    return value.text if hasattr(value, "text") else value
+
+
+def _is_ladders(word: str) -> bool:
+    key = word.lstrip("+~").partition("=")[0]
+    return key in _LADDERS or key.startswith("hydra")
