@@ -151,9 +151,11 @@ class RunningSweep:
             with console.waiting("Comparing the runs"):
                 chosen = page.select(families, self.limits)
                 judged = verdicts.in_words(families, self.limits, [s.judged for s in chosen])
-            terminal.print_runs(records, judged=judged)
-            if mlperf_tiny.is_suite(records):
-                mlperf_tiny.print_suite(records)
+            # A ladder has said what each step came to.
+            shown = [r for r in records if not (self.is_ladder and r.held_out)]
+            terminal.print_runs(shown, judged=judged)
+            if mlperf_tiny.is_suite(shown):
+                mlperf_tiny.print_suite(shown)
             timings = final_timing.run(chosen, folder) if timed else [None] * len(families)
             chosen = [replace(s, timing=t) for s, t in zip(chosen, timings, strict=True)]
             with console.waiting("Drawing the report"):

@@ -123,11 +123,12 @@ class Ladder:
             return tried.reason
         if tried.step.settings.get("nodes_to_exclude") == "nodes_to_exclude=auto":
             return f"in float: {tried.named or 'none'}"
-        bound = "unknown" if tried.bound is None else f"{tried.bound:.4f}"
-        passes = "within" if tried.passes(self.asked.limit) else "not shown to be within"
+        show = tried.show_loss
+        bound = "unknown" if tried.bound is None else f"at most {show(tried.bound)}"
+        passes = "passes" if tried.passes(self.asked.limit) else "not shown to pass"
         return (
-            f"loss {tried.loss:.4f} (at most {bound}), {passes} {self.asked.limit:g}; "
-            f"noise {tried.noise:.2g}; {tried.size_bytes / 1000:.1f} kB"
+            f"loss {show(tried.loss)} ({bound}): {passes}; noise {tried.noise:.2g}; "
+            f"{tried.size_bytes / 1000:.1f} kB"
         )
 
 
@@ -169,6 +170,7 @@ def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
     return replace(
         shared,
         loss=record.drop,
+        show_loss=metric.show_drop,
         bound=_bound(record, metric),
         noise=noise(record),
         size_bytes=record.size_bytes or shared.size_bytes,

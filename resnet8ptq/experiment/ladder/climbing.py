@@ -6,7 +6,7 @@ from its finished runs.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from resnet8ptq.config import words
@@ -79,6 +79,7 @@ class Tried:
         noise: distance of the outputs from FP32's: the criterion between models of equal loss.
         properties, findings, named: what the job saw, see `rungs.Seen`; findings as JSON.
         weights_db, activations_db: SQNR with only one of them rounded.
+        show_loss: returns a loss as text, in the unit of the metric.
     """
 
     step: Step
@@ -95,6 +96,7 @@ class Tried:
     weights_db: float | None = None
     activations_db: float | None = None
     named: str = ""
+    show_loss: Callable[[float], str] = str
 
     @property
     def measured(self) -> bool:
