@@ -126,6 +126,11 @@ class Selection:
         """See `recommend`."""
         return recommend(self)
 
+    @property
+    def on_selection(self) -> bool:
+        """Whether the runs were scored on the samples that choose, and not on the reported ones."""
+        return any(cell.record.split == "choice" for cell in self.family.cells)
+
     def outcome(self, cell: Cell) -> str:
         """Return the outcome of the verdict on a cell."""
         return self.judged[cell.record.run_id].outcome
@@ -179,6 +184,8 @@ def finalists(selected: Selection) -> list[Cell]:
 
 def why_none(selected: Selection) -> list[str]:
     """Return the reason why no model is recommended, and remedies."""
+    if selected.on_selection:
+        return ["These samples only choose: models are recommended by the reported samples."]
     family, limits = selected.family, selected.limits
     metric, measured = family.metric, family.measured
     least = least_of(metric, limits)
@@ -209,10 +216,11 @@ def why_none(selected: Selection) -> list[str]:
 def recommend(selected: Selection) -> list[Recommendation]:
     """Return one recommendation for each use; none without candidates.
 
-    The balanced, the smallest and the fastest are chosen among the models within the limit.
+    None of runs that were scored on the samples that choose only: the steps of a ladder, whose
+    best models have runs on the reported samples. The balanced, the smallest and the fastest are chosen among the models within the limit.
     """
     candidates = selected.candidates
-    if not candidates:
+    if not candidates or selected.on_selection:
         return []
     title = selected.family.metric.title
     best = _best(selected, f"best {title}", candidates)

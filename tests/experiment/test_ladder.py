@@ -1,0 +1,188 @@
+"""The ladder's choice of steps, without running anything: tried steps in, next steps out."""
+
+from dataclasses import replace
+from itertools import cycle
+
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import parser
+
+from resnet8ptq.config import words
+from resnet8ptq.experiment.ladder import changes, climbing, properties, rungs
+from resnet8ptq.experiment.ladder.changes import Change
+from resnet8ptq.experiment.ladder.climbing import DIAGNOSIS, FEWER_BITS, Asked, Tried, next_steps
+from tests.helpers.configs import make_config
+
+ASKED = Asked("fastest", ("onnx",), limit=0.01)
+LOST = Tried(step=None, loss=0.1, bound=0.12, noise=1.0, size_bytes=100_000, seconds=1.0)
+PASSED = replace(LOST, loss=0.001, bound=0.004, noise=0.1)
+
+
+def climb(asked, outcome, most=60):
+    """Run a ladder to its end; `outcome` returns the `Tried` of a step."""
+    tried = []
+    while steps := next_steps(asked, tried):
+        tried += [replace(outcome(step), step=step) for step in steps]
+        assert len(tried) < most
+    return tried
+
+
+def rungs_of(tried):
+    return list(dict.fromkeys(each.step.rung for each in tried))
+
+
+def test_the_first_model_that_passes_ends_the_ladder():
+    [only] = climb(ASKED, lambda step: PASSED)
+    assert only.step.rung == "start"
+    assert {"backend=onnx", "dtype=u8s8", "per_channel=true"} <= set(only.step.overrides)
+
+
+def test_cheap_steps_come_first_and_each_changes_the_best_so_far():
+    def outcome(step):
+        return replace(LOST, loss=0.05) if "calib=mse" in step.overrides else LOST
+
+    tried = climb(ASKED, outcome)
+    assert rungs_of(tried) == [
+        *("start", "calibrations", DIAGNOSIS, "quick_corrections"),
+        *("learned_rounding", "float_layers"),
+    ]
+    assert "calib=mse" in tried[-1].step.overrides
+
+
+def test_findings_decide_the_next_steps():
+    found = '[{"name": "outlier weight", "tensor": "w", "changes": [["nodes_to_exclude=[a]"]]}]'
+
+    def outcome(step):
+        if step.rung == DIAGNOSIS:
+            return replace(LOST, findings=found, weights_db=30.0, activations_db=20.0)
+        return replace(LOST, named="[b,c]") if step.rung == "float_layers" else LOST
+
+    tried = climb(ASKED, outcome)
+    assert rungs_of(tried)[3:] == [
+        *("answers", "quick_corrections", "float_layers", "named_layers", "learned_rounding"),
+    ]
+    by_rung = {each.step.rung: each.step for each in tried}
+    assert "nodes_to_exclude=[a]" in by_rung["answers"].overrides
+    assert "outlier weight in w" in by_rung["answers"].why
+    assert "nodes_to_exclude=[b,c]" in by_rung["named_layers"].overrides
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        (properties.ATTENTION, "corrections.smooth_quant=true"),
+        (properties.SILU, changes.ONLY_LAYERS.words),
+        (properties.POOLS, changes.POOLS_IN_FLOAT.words),
+        (properties.UNLIKE_CHANNELS, "corrections.equalization=true"),
+    ],
+)
+def test_a_property_of_the_network_brings_its_answer(name, word):
+    def all_words(tried):
+        return {word for each in tried for word in each.step.overrides}
+
+    assert word in all_words(climb(ASKED, lambda step: replace(LOST, properties=(name,))))
+    assert word not in all_words(climb(ASKED, lambda step: LOST))
+
+
+def test_settings_of_the_user_are_never_changed():
+    asked = replace(ASKED, goal="best", fixed=frozenset({"calib", "per_channel"}))
+    tried = climb(asked, lambda step: LOST)
+    assert not any(
+        word.startswith(("calib=", "per_ch")) for t in tried for word in t.step.overrides
+    )
+    assert "calibrations" not in rungs_of(tried)
+
+
+def test_a_backend_that_cannot_is_left_and_the_other_goes_on():
+    asked = replace(ASKED, backends=("tflite", "torch"))
+    refused = replace(LOST, status="unsupported", loss=float("nan"))
+    tried = climb(asked, lambda step: refused if step.backend == "tflite" else LOST)
+    assert [each.step.backend for each in tried].count("tflite") == 1
+    assert rungs_of(each for each in tried if each.step.backend == "torch")[-1] == "float_layers"
+
+
+def test_smallest_narrows_the_budget_between_pass_and_fail():
+    """Budgets of at least 60 kB pass: the search ends within 3% of that."""
+
+    def outcome(step):
+        if step.rung != FEWER_BITS:
+            return PASSED
+        budget = climbing._budget(step)
+        return replace(PASSED if budget >= 60_000 else LOST, size_bytes=budget)
+
+    tried = climb(replace(ASKED, goal="smallest"), outcome)
+    winner = climbing.rank(replace(ASKED, goal="smallest"), tried)[0]
+    assert 60_000 <= winner.size_bytes <= 60_000 * climbing.SAME_SIZE
+    assert len(tried) < 8
+
+
+def test_models_of_equal_loss_are_ranked_by_noise_and_passing_ones_by_the_goal():
+    first, *_ = next_steps(ASKED, [])
+    a = replace(PASSED, step=first, loss=0.001, noise=0.3, size_bytes=9, latency_ms=3.0)
+    b = replace(a, loss=0.002, noise=0.1, size_bytes=8, latency_ms=4.0)
+    c = replace(a, loss=0.02, bound=0.03, noise=0.01, size_bytes=1, latency_ms=1.0)
+    assert climbing.closest([a, b, c]) is b  # the loss of c is more by more than luck
+
+    def order(goal):
+        return climbing.rank(replace(ASKED, goal=goal), [a, b, c])
+
+    assert order("fastest") == [a, b]
+    assert order("smallest") == [b, a]
+    assert order("best") == [b, a]
+
+
+outcomes = st.sampled_from(
+    [LOST, PASSED, replace(LOST, status="failed"), replace(LOST, named="[a]")]
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from(climbing.GOALS), st.lists(outcomes, min_size=1, max_size=20))
+def test_every_ladder_ends_and_tries_nothing_twice(goal, results):
+    given_out = cycle(results)
+    asked = replace(ASKED, goal=goal, backends=("onnx", "torch"))
+    tried = climb(asked, lambda step: next(given_out))
+    steps = [tuple(sorted(each.step.overrides)) for each in tried]
+    assert len(set(steps)) == len(steps)
+
+
+@pytest.mark.parametrize("goal", climbing.GOALS)
+@pytest.mark.parametrize("backend", ["onnx", "torch", "tflite", "executorch", "openvino"])
+def test_every_step_is_a_valid_configuration(goal, backend):
+    known = (properties.ATTENTION, properties.DEPTHWISE, properties.UNLIKE_CHANNELS)
+    asked = replace(ASKED, goal=goal, backends=(backend,))
+    for each in climb(asked, lambda step: replace(LOST, properties=known)):
+        make_config(*each.step.overrides)
+
+
+def test_the_flagships_are_presets_of_the_ladder():
+    """The recipes of conf/experiment/ take the same settings as its steps on a CPU without VNNI."""
+    seen = rungs.Seen("onnx", vnni=False, limit=0.01)
+    quick = rungs.start(seen).settings
+    learned = (*quick, *changes.LEARN.settings)
+    recipe, ours = make_config("experiment=flagship"), make_config("backend=onnx", *learned)
+    for key in map(words.parse, learned):
+        part = key.key_or_group.split(".")[0]
+        assert getattr(recipe, part) == getattr(ours, part)
+
+
+def test_a_change_of_settings_applies_its_own_words():
+    config = make_config("calib.table=null")
+    changed = Change(("calib=mse", "corrections.adaround=true", "op_types=[Conv]")).apply(config)
+    assert (changed.calib.name, changed.corrections.adaround) == ("mse", True)
+    assert changed.op_types == ["Conv"] and config.op_types is None
+
+
+def test_properties_of_a_graph():
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        "g (float[1, 2, 4, 4] x) => (float[1, 2, 1, 1] y) "
+        "<float[2, 1, 1, 1] w = {1.0, 100.0}> {"
+        "c = Conv <group = 2> (x, w) s = Sigmoid(c) m = Mul(c, s) y = GlobalAveragePool(m) }"
+    )
+    onnx.checker.check_model(proto)
+    assert properties.find_properties(proto.graph) == [
+        *(properties.DEPTHWISE, properties.UNLIKE_CHANNELS, properties.POOLS, properties.SILU)
+    ]
