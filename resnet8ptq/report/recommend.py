@@ -217,7 +217,8 @@ def recommend(selected: Selection) -> list[Recommendation]:
     """Return one recommendation for each use; none without candidates.
 
     None of runs that were scored on the samples that choose only: the steps of a ladder, whose
-    best models have runs on the reported samples. The balanced, the smallest and the fastest are chosen among the models within the limit.
+    best models have runs on the reported samples. The balanced, the smallest and the fastest are
+    chosen among the models within the limit.
     """
     candidates = selected.candidates
     if not candidates or selected.on_selection:

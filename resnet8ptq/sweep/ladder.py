@@ -22,7 +22,6 @@ from resnet8ptq.experiment.ladder.climbing import Asked, Step, Tried
 from resnet8ptq.tasks.contract import BASELINE, Metric
 from resnet8ptq.tracking.record import RunRecord
 
-SKIPPED = "skipped"  # the status of a step that did not fit into the time
 Launch = Callable[[Sequence[Step]], Sequence[RunRecord | Exception]]
 
 
@@ -76,7 +75,7 @@ class Ladder:
         expected_s = self._expect(step)
         if not self.tried or expected_s + (ranked[0].seconds if ranked else 0) <= left_s:
             return True
-        self.tried.append(Tried(step, SKIPPED))
+        self.tried.append(Tried(step, climbing.SKIPPED))
         _say(
             f"not tried: {step.words}: about {expected_s:.0f} s, and {max(left_s, 0):.0f} s of "
             "minutes= are left, with the confirmation to come"
@@ -123,7 +122,12 @@ class Ladder:
             return tried.reason
         if tried.step.settings.get("nodes_to_exclude") == "nodes_to_exclude=auto":
             return f"in float: {tried.named or 'none'}"
-        show = tried.show_loss
+        if tried.doubt:
+            return f"void: {tried.doubt}"
+
+        def show(loss: float) -> str:
+            return tried.show_loss(round(loss, 4))
+
         bound = "unknown" if tried.bound is None else f"at most {show(tried.bound)}"
         passes = "passes" if tried.passes(self.asked.limit) else "not shown to pass"
         return (
@@ -169,6 +173,7 @@ def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
     metric = record.task.metric
     return replace(
         shared,
+        doubt=record.doubt,
         loss=record.drop,
         show_loss=metric.show_drop,
         bound=_bound(record, metric),

@@ -75,7 +75,6 @@ def test_findings_decide_the_next_steps():
         (properties.ATTENTION, "corrections.smooth_quant=true"),
         (properties.SILU, changes.ONLY_LAYERS.words),
         (properties.POOLS, changes.POOLS_IN_FLOAT.words),
-        (properties.UNLIKE_CHANNELS, "corrections.equalization=true"),
     ],
 )
 def test_a_property_of_the_network_brings_its_answer(name, word):
@@ -151,7 +150,7 @@ def test_every_ladder_ends_and_tries_nothing_twice(goal, results):
 @pytest.mark.parametrize("goal", climbing.GOALS)
 @pytest.mark.parametrize("backend", ["onnx", "torch", "tflite", "executorch", "openvino"])
 def test_every_step_is_a_valid_configuration(goal, backend):
-    known = (properties.ATTENTION, properties.DEPTHWISE, properties.UNLIKE_CHANNELS)
+    known = (properties.ATTENTION, properties.DEPTHWISE, properties.POOLS)
     asked = replace(ASKED, goal=goal, backends=(backend,))
     for each in climb(asked, lambda step: replace(LOST, properties=known)):
         make_config(*each.step.overrides)
@@ -184,5 +183,5 @@ def test_properties_of_a_graph():
     )
     onnx.checker.check_model(proto)
     assert properties.find_properties(proto.graph) == [
-        *(properties.DEPTHWISE, properties.UNLIKE_CHANNELS, properties.POOLS, properties.SILU)
+        *(properties.DEPTHWISE, properties.POOLS, properties.SILU)
     ]

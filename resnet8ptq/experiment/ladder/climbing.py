@@ -15,6 +15,7 @@ from resnet8ptq.experiment.ladder.changes import Change
 from resnet8ptq.experiment.ladder.rungs import Proposal, Seen
 
 GOALS = ("fastest", "smallest", "best")
+SKIPPED = "skipped"  # the status of a step that did not fit into the time
 START, DIAGNOSIS, FEWER_BITS, CONFIRM = "start", "diagnosis", "fewer bits", "confirm"
 FINALISTS = 3  # models that are confirmed on the reported samples, one after the other
 SAME_SIZE = 1.03  # budgets that differ by less are not told apart
@@ -73,7 +74,8 @@ class Tried:
     """A step that has run, measured on the choosing samples.
 
     Attributes:
-        status: ok, unsupported or failed; `reason` says why.
+        status: ok, unsupported, failed or skipped; `reason` says why.
+        doubt: why FP32 itself is broken, and every verdict void; empty where it is not.
         loss: against FP32, in the unit of the limit.
         bound: the upper end of its 95% interval; None where the samples bound nothing.
         noise: distance of the outputs from FP32's: the criterion between models of equal loss.
@@ -85,6 +87,7 @@ class Tried:
     step: Step
     status: str = "ok"
     reason: str = ""
+    doubt: str = ""
     loss: float = math.nan
     bound: float | None = None
     noise: float = math.inf
@@ -145,8 +148,13 @@ def _by_closeness(tried: Sequence[Tried]) -> list[Tried]:
 
 
 def next_steps(asked: Asked, tried: Sequence[Tried]) -> list[Step]:
-    """Return the steps to run next, of each backend; empty at the end of the ladder."""
-    steps = []
+    """Return the steps to run next, of each backend; empty at the end of the ladder.
+
+    No step mends an FP32 network that is in doubt.
+    """
+    steps: list[Step] = []
+    if any(each.doubt for each in tried):
+        return steps
     for backend in asked.backends:
         own = [each for each in tried if each.step.backend == backend]
         steps += _climb(asked, backend, own)
@@ -252,7 +260,7 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     high = min(e.size_bytes for e in own if e.passes(asked.limit))
     failed = [_budget(each.step) for each in below if not each.passes(asked.limit)]
     low = max([FEWEST * best.size_bytes, *failed])
-    if high <= low * SAME_SIZE:
+    if high <= low * SAME_SIZE or any(each.status == SKIPPED for each in below):
         return []
     budget = round(math.sqrt(low * high), -2)
     words = (

@@ -15,7 +15,6 @@ from resnet8ptq.experiment.ladder.properties import (
     DEPTHWISE,
     POOLS,
     SILU,
-    UNLIKE_CHANNELS,
 )
 
 WEIGHTS, ACTIVATIONS = "weights", "activations"
@@ -111,13 +110,10 @@ def answers(seen: Seen) -> Iterator[Proposal]:
 
 
 def quick_corrections(seen: Seen) -> Iterator[Proposal]:
-    """Corrections that take seconds."""
+    """Corrections that take seconds; equalization gains nothing beside a scale per channel."""
     if seen.has(ATTENTION):
         why = "attention: outliers in few channels before matrix products"
         yield Proposal(changes.SMOOTH, why, 3)
-    if seen.has(UNLIKE_CHANNELS):
-        why = "depthwise channels of very different scale"
-        yield Proposal(change("corrections.equalization=true"), why, 2)
     why = "rounding shifts the mean of the channels"
     if seen.has(DEPTHWISE):
         why += ", most in depthwise convolutions"

@@ -1,0 +1,158 @@
+"""The ladder climbed by made-up jobs: time, errors, confirmation; then once in earnest."""
+
+import shlex
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.core.errors import DataError
+from resnet8ptq.experiment.ladder.climbing import CONFIRM, Asked
+from resnet8ptq.sweep.ladder import Ladder, measure, noise
+from resnet8ptq.sweep.shipping import to_run
+from resnet8ptq.sweep.winner import to_yaml
+from resnet8ptq.tracking.record import RunRecord
+from tests.helpers.calling import NO_REAL_FILES, call
+from tests.helpers.configs import make_config
+
+
+def record(loss: float, half_width: float = 0.002, **more: Any) -> RunRecord:
+    metrics = {"accuracy": 0.9 - loss, "baseline/accuracy": 0.9, "drop": loss, "size_bytes": 1e5}
+    metrics |= {"ci95/delta_low": -loss - half_width, "ci95/delta_high": -loss + half_width}
+    return RunRecord("id", {"dtype": "u8s8"}, metrics | {"kl_divergence": loss}, {"status": "ok"})
+
+
+@dataclass
+class Jobs:
+    """Jobs that take time and return what `outcome` says; `at` is the clock."""
+
+    outcome: Any
+    seconds: Any = lambda step: step.cost
+    at: float = 0.0
+    steps: list[Any] = field(default_factory=list)
+
+    def launch(self, steps: Any) -> list[Any]:
+        self.steps += steps
+        self.at += sum(map(self.seconds, steps))
+        return [self.outcome(step) for step in steps]
+
+    def climb(self, seconds: float = 1000, goal: str = "fastest", **more: Any) -> Ladder:
+        asked = Asked(goal, ("onnx",), 0.0)
+        ladder = Ladder(asked, self.launch, ReportConfig(), seconds, clock=lambda: self.at, **more)
+        ladder.climb()
+        return ladder
+
+    @property
+    def rungs(self) -> list[str]:
+        return [step.rung for step in self.steps]
+
+
+def test_a_first_model_that_passes_is_confirmed_at_once():
+    jobs = Jobs(lambda step: record(0.001))
+    jobs.climb()
+    assert jobs.rungs == ["start", CONFIRM]
+    assert "evaluate.split=test" in jobs.steps[-1].overrides
+
+
+def test_a_step_that_is_not_expected_to_fit_is_not_started(capsys):
+    """Learned rounding takes 12 plain runs: with the confirmation it does not fit into 16."""
+    jobs = Jobs(lambda step: record(0.05))
+    jobs.climb(seconds=16)
+    assert "learned_rounding" not in jobs.rungs and jobs.rungs[-1] == CONFIRM
+    assert jobs.at <= 16
+    assert "not tried: corrections.adaround=true" in capsys.readouterr().err
+
+
+def test_the_next_finalist_is_confirmed_where_the_first_does_not_pass():
+    def outcome(step):
+        lucky = step.rung != CONFIRM or "calib=mse" in step.overrides
+        return record(0.001 if lucky else 0.02)
+
+    jobs = Jobs(outcome)
+    jobs.climb(goal="best")
+    confirmed = [step for step in jobs.steps if step.rung == CONFIRM]
+    assert 1 < len(confirmed) <= 3
+
+
+def test_where_nothing_passes_the_closest_is_confirmed_alone():
+    jobs = Jobs(lambda step: record(0.02 if "calib=percentile" in step.overrides else 0.05))
+    ladder = jobs.climb()
+    assert jobs.rungs.count(CONFIRM) == 1
+    assert "calib=percentile" in jobs.steps[-1].overrides
+    assert not ladder.confirmed[0].passes(0.01)
+
+
+def test_the_error_of_the_first_job_ends_the_ladder_and_a_later_one_does_not():
+    with pytest.raises(DataError, match="no such file"):
+        Jobs(lambda step: DataError("no such file")).climb()
+
+    def outcome(step):
+        return DataError("too few") if step.rung == "calibrations" else record(0.05)
+
+    jobs = Jobs(outcome)
+    jobs.climb()
+    assert jobs.rungs[-1] == CONFIRM
+
+
+def test_jobs_run_at_once_where_a_launcher_can():
+    batches = []
+    jobs = Jobs(lambda step: record(0.05))
+    launch = jobs.launch
+    jobs.launch = lambda steps: batches.append(len(steps)) or launch(steps)
+    jobs.climb(at_once=4)
+    assert max(batches) == 2  # the calibrations
+
+
+def test_fp32_in_doubt_ends_the_ladder():
+    doubtful = record(0.0)
+    doubtful.params["doubt"] = "FP32 is near chance"
+    jobs = Jobs(lambda step: doubtful)
+    jobs.climb(goal="best")
+    assert jobs.rungs == ["start", CONFIRM]
+
+
+def test_a_record_is_measured_by_its_interval_and_its_divergence():
+    done = measure(None, record(0.004), 1.0)
+    assert (done.loss, round(done.bound, 6)) == (0.004, 0.006)
+    assert done.noise == 0.004
+    assert noise(RunRecord("id", {}, {"sqnr_db": 20.0}, {})) == pytest.approx(0.01)
+
+
+def test_settings_become_a_config_of_conf_experiment():
+    settings = ["data=shapes", "backend=torch", "calib=mse", "calib.num_bins=512"]
+    settings += ["corrections.bias_correction=true", "op_types=[Conv,Gemm]", "threads=1"]
+    loaded = OmegaConf.create(to_yaml(settings))
+    assert {"override /calib": "mse"} in loaded.defaults
+    assert loaded.corrections.bias_correction is True and loaded.op_types == ["Conv", "Gemm"]
+    assert loaded.calib == {"num_bins": 512}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("goal=fast",), "goal: got 'fast', takes fastest | smallest | best"),
+        (("minutes=0",), "minutes: got 0, takes a number > 0"),
+        (("seed=1,2",), "seed: got several values, takes one with experiment=auto"),
+        (("evaluate.split=test",), "evaluate.split: got test, but experiment=auto sets it itself"),
+    ],
+)
+def test_wrong_settings_are_one_line_before_any_work(tmp_path, words, message):
+    done = call(tmp_path, *to_run(words))
+    assert (done.code, done.errors) == (2, [f"error: {message}"])
+
+
+def test_ship_ends_with_a_verdict_and_a_line_that_makes_the_winner_again(tmp_path):
+    """A goal that the first job meets; the exit code is the verdict's."""
+    quick = ("data=shapes", "latency.repeats=3", "latency.batch_repeats=1", "threads=1")
+    limits = ("report.max_drop=0.05", "hydra.sweep.dir=sweep", "calib.samples_per_class=20")
+    done = call(tmp_path, *to_run([*quick, *limits]), **NO_REAL_FILES)
+    assert done.code == 0, done.err
+    assert [run.data.params["evaluate.split"] for run in done.children] == ["choice", "test"]
+    assert "Winner: onnx u8s8 minmax per channel." in done.out
+    [line] = [line for line in done.out.splitlines() if "make it again" in line]
+    again = shlex.split(line.partition(": ")[2])[2:]  # python run.py
+    assert make_config(*again).calib.samples_per_class == 20
+    winner = OmegaConf.load(tmp_path / "sweep" / "winner.yaml")
+    assert winner.calib.samples_per_class == 20 and winner.float_output
