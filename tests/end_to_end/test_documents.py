@@ -30,6 +30,7 @@ from resnet8ptq.deploy import deploying
 from resnet8ptq.experiment.settings import check_names
 from resnet8ptq.judge import Arguments
 from resnet8ptq.server import server
+from resnet8ptq.sweep.shipping import to_run
 from resnet8ptq.tasks.detection.heads import HEADS
 from tests.helpers.calling import REPO
 from tests.helpers.configs import make_config
@@ -216,7 +217,7 @@ def test_settings_shown_are_taken(words: tuple[str, ...], page: str) -> None:
     assert (
         not NO_SETTINGS.isdisjoint(words)
         or is_taken(words)
-        or any(is_parsed(name, *words) for name in beside.COMMANDS)
+        or any(is_parsed(name, *words) for name in ("ship", *beside.COMMANDS))
         or any(is_taken([*needed, *words]) for needed in NEEDS)
     )
 
@@ -233,6 +234,8 @@ def is_taken(words: Sequence[str]) -> bool:
 
 def is_parsed(*words: str) -> bool:
     """Tell whether `python -m resnet8ptq` takes them."""
+    if words[:1] == ("ship",):
+        return is_taken(to_run(words[1:]))
     with mock.patch.object(command, "parse_words", parse_only), suppress(PtqError):
         try:
             beside.call([*words])
