@@ -62,7 +62,7 @@ class Ladder:
             self._run(fitting[: self.at_once])
         ranked = climbing.rank(self.asked, self.tried)
         for finalist in ranked[: climbing.FINALISTS]:
-            if self.confirmed and self._expect(finalist.step) > left_s():
+            if self.confirmed and _warm_s(finalist) > left_s():
                 _say(f"not confirmed: {climbing.say(finalist.step.settings)}; the time is up")
                 return
             [done] = self._run([climbing.confirm(finalist.step)], self.confirmed)
@@ -73,7 +73,8 @@ class Ladder:
         """Whether a step and a confirmation fit into the time; if not, it counts as skipped."""
         ranked = climbing.rank(self.asked, self.tried)
         expected_s = self._expect(step)
-        if not self.tried or expected_s + (ranked[0].seconds if ranked else 0) <= left_s:
+        confirm_s = _warm_s(ranked[0]) if ranked else 0.0
+        if not self.tried or expected_s + confirm_s <= left_s:
             return True
         self.tried.append(Tried(step, climbing.SKIPPED))
         _say(
@@ -86,9 +87,9 @@ class Ladder:
         """Return the expected seconds of a step, from those measured."""
         measured = [each for each in self.tried if each.status == "ok"]
         own = [each for each in measured if each.step.backend == step.backend] or measured
-        alike = [each.seconds for each in own if each.step.rung == step.rung]
-        plain = [each.seconds / max(each.step.cost, 1) for each in own]
-        return max(alike) if alike else step.cost * min(plain, default=0)
+        if alike := [_warm_s(each) for each in own if each.step.rung == step.rung]:
+            return max(alike)
+        return step.cost * max((_warm_s(each) / max(each.step.cost, 1) for each in own), default=0)
 
     def _run(self, steps: Sequence[Step], into: list[Tried] | None = None) -> list[Tried]:
         """Run steps, and say what they came to."""
@@ -154,6 +155,7 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
             raise ConfigError(f"{key}: got {override.value()}, but experiment=auto sets it itself")
 
 
+_TIMES = ("quantize_s", "evaluate_s")
 _LADDERS = ("evaluate.split", "evaluate.choice", "objectives", "analysis")
 
 
@@ -178,6 +180,7 @@ def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
         show_loss=metric.show_drop,
         bound=_bound(record, metric),
         noise=noise(record),
+        own_seconds=sum(record.metrics.get(f"system/{key}", 0.0) for key in _TIMES),
         size_bytes=record.size_bytes or shared.size_bytes,
         latency_ms=record.latency_ms,
         properties=tuple(filter(None, record.params.get("properties", "").split(", "))),
@@ -194,6 +197,17 @@ def noise(record: RunRecord) -> float:
         return divergence
     sqnr_db = record.metrics.get("sqnr_db")
     return 0.0 if sqnr_db is None else float(10 ** (-sqnr_db / 10))  # None: equal outputs
+
+
+def _warm_s(tried: Tried) -> float:
+    """Return the seconds of a step that another of its kind would take.
+
+    The first job also converts the network and measures FP32: of its time, twice the seconds of
+    quantization and evaluation count.
+    """
+    if tried.step.rung != climbing.START or not tried.own_seconds:
+        return tried.seconds
+    return min(tried.seconds, 2 * tried.own_seconds)
 
 
 def _bound(record: RunRecord, metric: Metric) -> float | None:

@@ -57,7 +57,7 @@ def test_a_first_model_that_passes_is_confirmed_at_once():
 
 
 def test_a_step_that_is_not_expected_to_fit_is_not_started(capsys):
-    """Learned rounding takes 12 plain runs: with the confirmation it does not fit into 16."""
+    """Learned rounding takes many plain runs: it does not fit beside the confirmation."""
     jobs = Jobs(lambda step: record(0.05))
     jobs.climb(seconds=16)
     assert "learned_rounding" not in jobs.rungs and jobs.rungs[-1] == CONFIRM

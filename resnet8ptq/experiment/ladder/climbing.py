@@ -80,6 +80,8 @@ class Tried:
         bound: the upper end of its 95% interval; None where the samples bound nothing.
         noise: distance of the outputs from FP32's: the criterion between models of equal loss.
         properties, findings, named: what the job saw, see `rungs.Seen`; findings as JSON.
+        seconds: of the job.
+        own_seconds: of its quantization and evaluation alone.
         weights_db, activations_db: SQNR with only one of them rounded.
         show_loss: returns a loss as text, in the unit of the metric.
     """
@@ -94,6 +96,7 @@ class Tried:
     size_bytes: float = math.inf
     latency_ms: float | None = None
     seconds: float = 0.0
+    own_seconds: float = 0.0
     properties: tuple[str, ...] = ()
     findings: str = "[]"
     weights_db: float | None = None
@@ -270,7 +273,7 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     if backend == "onnx":
         words += " reduce_range=true"
     why = f"8 bits pass: fewer bits, {budget / best.size_bytes:.0%} of the bytes"
-    proposal = Proposal(changes.change(words), why, 15)
+    proposal = Proposal(changes.change(words), why, 30)
     step = _step(asked, best.step.settings, FEWER_BITS, proposal)
     return [] if _is_tried(step, own) else [step]
 
@@ -282,7 +285,7 @@ def _budget(step: Step) -> float:
 def _base(asked: Asked, backend: str) -> dict[str, str]:
     """Return the settings of every trial: it runs the choosing samples only."""
     settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
-    if asked.goal != "fastest":
+    if asked.goal != "fastest" or len(asked.backends) == 1:  # no latencies to compare
         settings["latency.enabled"] = "latency.enabled=false"
     return settings
 

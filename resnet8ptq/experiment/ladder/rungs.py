@@ -113,7 +113,7 @@ def quick_corrections(seen: Seen) -> Iterator[Proposal]:
     """Corrections that take seconds; equalization gains nothing beside a scale per channel."""
     if seen.has(ATTENTION):
         why = "attention: outliers in few channels before matrix products"
-        yield Proposal(changes.SMOOTH, why, 3)
+        yield Proposal(changes.SMOOTH, why, 2)
     why = "rounding shifts the mean of the channels"
     if seen.has(DEPTHWISE):
         why += ", most in depthwise convolutions"
@@ -141,12 +141,12 @@ def learned_rounding(seen: Seen) -> Iterator[Proposal]:
     why = "the rounding of the weights can be learned"
     if seen.costs_more == WEIGHTS:
         why = "rounding the weights costs more than the activations: it can be learned"
-    yield Proposal(changes.LEARN, why, 12)
+    yield Proposal(changes.LEARN, why, 30)
 
 
 def learned_blocks(seen: Seen) -> Iterator[Proposal]:
     """Rounding and activation ranges, block by block."""
-    yield Proposal(changes.BLOCKS, "rounding and ranges can be learned block by block", 40)
+    yield Proposal(changes.BLOCKS, "rounding and ranges can be learned block by block", 90)
 
 
 def weights_alone(seen: Seen) -> Iterator[Proposal]:
