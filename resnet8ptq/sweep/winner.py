@@ -11,10 +11,12 @@ from omegaconf import OmegaConf
 from resnet8ptq.config import words
 from resnet8ptq.core import files, invocation
 from resnet8ptq.core.console import say, stdout
+from resnet8ptq.core.text import printable
 from resnet8ptq.report.answer import explain_cell
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import Selection, command_of
-from resnet8ptq.report.verdicts import EXIT_CODES, PASS
+from resnet8ptq.report.table import VOID
+from resnet8ptq.report.verdicts import EXIT_CODES, FAIL, PASS, reaches_least
 
 FILE = "winner.yaml"  # in the sweep's folder
 _LADDERS = ("experiment", "evaluate.split", "latency.enabled", "sweep.resume", "hydra")
@@ -34,8 +36,10 @@ class Winner:
 
     @property
     def outcome(self) -> str:
-        """The verdict on the reported samples."""
-        return self.selected.outcome(self.cell)
+        """The verdict on the reported samples; fail also below `report.min_accuracy`."""
+        outcome, selected = self.selected.outcome(self.cell), self.selected
+        reaches = reaches_least(selected.family.metric, self.cell, selected.limits)
+        return outcome if reaches or outcome == VOID else FAIL
 
     @property
     def settings(self) -> list[str]:
@@ -70,7 +74,7 @@ def announce(chosen: Sequence[Selection], folder: Path) -> int:
         return _NOTHING
     answer = explain_cell(winner.selected, winner.cell)
     title = "Winner" if winner.outcome == PASS else "Nothing passes; the closest to FP32"
-    again = invocation.command("run", *winner.settings)
+    again = printable(invocation.command("run", *winner.settings))
     files.write_text(folder / FILE, to_yaml(winner.settings))
     say(console, f"\n{title}: {winner.cell.label}. {answer.verdict}")
     say(console, f"  {'; '.join(answer.facts)}")

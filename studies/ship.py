@@ -1,0 +1,190 @@
+"""`resnet8ptq ship` on several networks: `python -m studies.ship [key=value ...]`.
+
+    python -m studies.ship                          every network, and the tables
+    python -m studies.ship networks=kws,vit         some of them
+    python -m studies.ship report=true              only the tables, from ship.csv
+
+Each network is shipped by one command, in a folder of its own; beside it runs the plain 8-bit
+configuration. What was measured is kept in ship.csv, and not measured again. SHARED names the
+folder of networks and data; a network whose files are not there is left out. `folder=` keeps the
+runs.
+"""
+
+import csv
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks.setting import REPO
+from benchmarks.tables import table
+from resnet8ptq.core import command, files
+from resnet8ptq.results import RunSummary, load_run, load_sweep
+from resnet8ptq.tracking import sync
+from resnet8ptq.tracking.record import RunRecord
+from studies.recipes import NETWORKS as RECIPES_ON
+
+RECORD = REPO / "studies" / "ship.csv"
+SHARED = os.environ.get("SHARED", "")
+NETWORKS: dict[str, tuple[str, ...]] = {
+    **{name: words for name, words in RECIPES_ON.items() if name != "shapes"},
+    "yolox_nano": (
+        *("data=coco", "task=detection", "preprocess=yolox"),
+        *(f"data.images={SHARED}/coco/images", f"data.annotations={SHARED}/coco/instances.json"),
+        f"model.path={SHARED}/detectors/yolox_nano.onnx",
+    ),
+    "vit": ("data=cifar10", "preprocess=unit", f"model.path={SHARED}/vit/vit_cifar10.onnx"),
+    "minilm": (
+        *("data=arrays", f"data.root={SHARED}/text/tokens.npz"),
+        f"model.path={SHARED}/text/minilm_banking77.onnx",
+    ),
+}
+PLAIN = ("backend=onnx", "dtype=int8", "per_channel=true")
+HELPS = 0.8  # of the noise of the plain step: a step with less has helped
+
+
+@dataclass
+class Arguments:
+    """What `python -m studies.ship` takes, as key=value; networks with commas."""
+
+    networks: str = ""
+    minutes: float = 10
+    goal: str = "fastest"
+    folder: str = "runs/ship"
+    report: bool = False
+
+
+def main() -> int:
+    """Ship what is not in the table yet, then print the tables."""
+    asked = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
+    rows = read()
+    known = {row["network"] for row in rows}
+    chosen = asked.networks.split(",") if asked.networks else list(NETWORKS)
+    for network in [] if asked.report else chosen:
+        if network not in known:
+            rows.append(measure(network, asked))
+            names = list(rows[0])
+            files.write_text(RECORD, files.to_csv([names, *([r[n] for n in names] for r in rows)]))
+    print(render(rows))
+    return 0
+
+
+def measure(network: str, asked: Arguments) -> dict[str, Any]:
+    """Ship a network, run its plain configuration, and return both as a row."""
+    folder = Path(asked.folder).absolute() / network
+    words, store = NETWORKS[network], f"tracking.root={folder.parent / 'mlruns'}"
+    took = {"minutes": "", "cpu_minutes": ""}
+    if not (folder / "winner.yaml").exists():
+        ship = ("ship", *words, f"goal={asked.goal}", f"minutes={asked.minutes:g}")
+        took = call(*ship, store, f"hydra.sweep.dir={folder}")
+    steps = sync.load_records(folder)
+    runs = load_sweep(folder=folder).runs
+    winner = [run for run in runs if run.samples_from == "test"][-1]
+    halved = any("of the test samples" in step.chosen_by for step in steps)
+    half = ("evaluate.choice=half",) if halved else ()
+    plain = folder.parent / f"{network}_plain"
+    if not plain.exists():
+        call("run", *words, *PLAIN, *half, store, f"hydra.run.dir={plain}")
+    return {
+        "date": date.today().isoformat(),
+        "network": network,
+        "properties": next(filter(None, (s.params.get("properties") for s in steps)), ""),
+        "steps": len(steps),
+        "helped": "; ".join(helped(steps)),
+        "winner": " ".join(changed(steps[-1], steps[0])) or "the first step",
+        **describe("winner", winner),
+        **describe("plain", load_run(folder=plain)),
+        **took,
+    }
+
+
+def call(*words: str) -> dict[str, str]:
+    """Call a command; return its minutes, by the clock and of the CPU."""
+    begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "resnet8ptq", *words], check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    minutes = (time.monotonic() - begun) / 60
+    return {"minutes": f"{minutes:.1f}", "cpu_minutes": f"{cpu_s / 60:.1f}"}
+
+
+def describe(name: str, run: RunSummary) -> dict[str, Any]:
+    """Return what a run came to, as columns."""
+    return {
+        f"{name}_samples": run.samples,
+        f"{name}_metric": run.metric.name,
+        f"{name}_fp32": run.fp32_value,
+        f"{name}_value": run.value,
+        f"{name}_loss": run.loss,
+        f"{name}_bound": run.loss_upper_bound,
+        f"{name}_verdict": run.verdict,
+        f"{name}_bytes": run.size_bytes,
+        f"{name}_speedup": run.speedup,
+    }
+
+
+def helped(steps: Sequence[RunRecord]) -> list[str]:
+    """Return the changes whose outputs were nearer to FP32's than those of the first step."""
+    tried = [step for step in steps if step.held_out and step.drop is not None]
+    return [
+        f"{' '.join(changed(step, tried[0]))} ({noise(step) / noise(tried[0]):.2f})"
+        for step in tried[1:]
+        if noise(step) < HELPS * noise(tried[0])
+    ]
+
+
+def noise(step: RunRecord) -> float:
+    """Return the divergence from FP32, or noise divided by signal."""
+    if (divergence := step.metrics.get("kl_divergence")) is not None:
+        return divergence
+    return float(10 ** (-step.metrics.get("sqnr_db", 200.0) / 10))
+
+
+def changed(step: RunRecord, first: RunRecord) -> list[str]:
+    """Return the settings of a step that the first one has not."""
+    ours, theirs = (each.job_overrides.split() for each in (step, first))
+    hidden = ("evaluate.", "latency.", "max_drop=")
+    return [word for word in ours if word not in theirs and not word.startswith(hidden)]
+
+
+def read() -> list[dict[str, Any]]:
+    """Return what was measured before."""
+    if not RECORD.exists():
+        return []
+    with RECORD.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def render(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the tables of `ship.md`: what came of it, and what helped."""
+    ends, known = [], []
+    for row in rows:
+        both = [cells(row, name) for name in ("winner", "plain")]
+        took = f"{row['minutes']} ({row['cpu_minutes']})"
+        ends.append([row["network"], row["winner_samples"], *both[0], took, *both[1]])
+        known.append([row["network"], row["properties"], row["winner"], row["helped"]])
+    heads = ["loss", "verdict", "kB", "speed"]
+    first = table(["network", "samples", *heads, "minutes (CPU)", *heads], ends)
+    return f"{first}\n\n{table(['network', 'properties', 'winner', 'helped (noise)'], known)}"
+
+
+def cells(row: dict[str, Any], name: str) -> list[str]:
+    """Return loss, verdict, size and speed of a model."""
+    loss, size, speed = (row[f"{name}_{key}"] for key in ("loss", "bytes", "speedup"))
+    scale = 100 if row[f"{name}_metric"] in ("accuracy", "agreement") else 1
+    return [
+        f"{scale * float(loss):.2f}" if loss not in ("", None) else "",
+        row[f"{name}_verdict"] or "",
+        f"{float(size) / 1000:.1f}" if size not in ("", None) else "",
+        f"{float(speed):.2f}" if speed not in ("", None) else "",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
