@@ -289,6 +289,8 @@ def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:
     counted = all("expected_accuracy" in cell.record.metrics for cell in family.measured)
     if limits.reference is None or not family.measured or not counted or family.stopped:
         return []
+    if not reference.fits(limits.reference, family):
+        return []
     return reference.rank(family, reference.load(limits.reference))
 
 

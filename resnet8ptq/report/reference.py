@@ -44,9 +44,9 @@ def load(name: str) -> list[Entry]:
     Raises:
         ConfigError: the file is missing, or a line lacks a column.
     """
-    shipped = Path(__file__).with_name("references")
-    path = shipped / f"{name}.csv" if (shipped / f"{name}.csv").is_file() else Path(name)
-    names = " | ".join(sorted(file.stem for file in shipped.glob("*.csv")))
+    shipped = _shipped(name)
+    path = shipped if shipped.is_file() else Path(name)
+    names = " | ".join(sorted(file.stem for file in shipped.parent.glob("*.csv")))
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file))
@@ -55,6 +55,10 @@ def load(name: str) -> list[Entry]:
             f"report.reference: got {name} ({error}), takes {names} or a CSV file"
         ) from error
     return [_entry(path, number, line) for number, line in enumerate(lines, 2)]
+
+
+def _shipped(name: str) -> Path:
+    return Path(__file__).with_name("references") / f"{name}.csv"
 
 
 def _entry(path: Path, number: int, line: dict[str, str]) -> Entry:
@@ -72,6 +76,16 @@ def _entry(path: Path, number: int, line: dict[str, str]) -> Entry:
         raise ConfigError(
             f"report.reference: {path}, line {number}: {error}; takes {', '.join(COLUMNS)}"
         ) from error
+
+
+def fits(name: str, family: Family) -> bool:
+    """Whether figures are of a family's network and data set, which shipped ones are named after.
+
+    A named sweep such as `experiment=flagship` keeps its reference on other networks.
+    """
+    if not _shipped(name).is_file():
+        return True
+    return all(f"{record.model}_{record.dataset}" == name for record in family.records)
 
 
 def rank(family: Family, references: Sequence[Entry]) -> list[Entry]:
