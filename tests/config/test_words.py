@@ -152,7 +152,7 @@ def test_a_wrong_input_leaves_no_run(tmp_path: Path, typed: list[str]) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["depoly"], "depoly: no such command; takes run | init | ui | advise | deploy | "
+        (["depoly"], "depoly: no such command; takes run | ship | init | ui | advise | deploy | "
          "report | verdict | judge | sync | server (nearest: deploy)"),
         (["report", "abc"], "abc: got a word without a key, takes experiment= | run_id= | "),
         (["deploy", "uze=smallest"], "(nearest: use=)"),

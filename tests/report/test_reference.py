@@ -79,8 +79,8 @@ def test_any_bytes_are_read_or_refused_in_one_line(
 
 
 def test_a_shipped_reference_stands_beside_its_own_network_only() -> None:
-    name = "resnet8_cifar10"
-    on = {"model": "resnet8", "dataset": "cifar10"}
-    assert reference.fits(name, sweep(("a", predictions(lost=1), on)))
-    assert not reference.fits(name, sweep(("a", predictions(lost=1), {**on, "model": "vit"})))
-    assert reference.fits("own.csv", sweep(("a", predictions(lost=1), {**on, "model": "vit"})))
+    found = sweep(("a", predictions(lost=1), {}))
+    assert not reference.fits("resnet8_cifar10", found)
+    assert reference.fits("own.csv", found)
+    found.records[0].params.update(model="resnet8", dataset="cifar10")
+    assert reference.fits("resnet8_cifar10", found)

@@ -126,7 +126,7 @@ def float_layers(seen: Seen) -> Iterator[Proposal]:
     why = "some layers may cost most: as few as possible in float"
     if seen.costs_more == ACTIVATIONS:
         why = "rounding the activations costs more than the weights: some layers in float"
-    yield Proposal(auto, why, 10)
+    yield Proposal(auto, why, 5)
 
 
 def named_layers(seen: Seen) -> Iterator[Proposal]:
@@ -161,12 +161,17 @@ def weights_alone(seen: Seen) -> Iterator[Proposal]:
 def order(seen: Seen, goal: str) -> Sequence[Rung]:
     """Return the rungs above the first one, the cheap ones first.
 
-    Learned rounding comes before layers in float, unless the activations cost more or the network
-    is a detector's kind, with SiLU: no rounding of weights wins that back.
+    Learned rounding comes before layers in float, unless the activations cost more: no rounding of
+    weights wins that back. SiLU's activations do, so that layers come before the diagnosis there.
     """
-    costly: list[Rung] = [learned_rounding, float_layers, named_layers]
-    if seen.costs_more == ACTIVATIONS or seen.has(SILU):
-        costly = [float_layers, named_layers, learned_rounding]
+    layers: list[Rung] = [float_layers, named_layers]
+    middle: list[Rung] = [answers, quick_corrections]
+    if seen.has(SILU):
+        costly = [*layers, *middle, learned_rounding]
+    elif seen.costs_more == ACTIVATIONS:
+        costly = [*middle, *layers, learned_rounding]
+    else:
+        costly = [*middle, learned_rounding, *layers]
     last: list[Rung] = [weights_alone] if goal != "fastest" else []
     last += [learned_blocks] if goal == "best" else []
-    return [operators, calibrations, answers, quick_corrections, *costly, *last]
+    return [calibrations, operators, *costly, *last]
