@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import parser
 
 from resnet8ptq.backends.contract import check_same
-from resnet8ptq.backends.onnx import dynamic
+from resnet8ptq.backends.onnx import dynamic, slim
 from resnet8ptq.backends.onnx import quantizer as onnx_quantizer
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
@@ -354,3 +355,14 @@ def test_given_ranges_win_and_suffice(
     artifact = quantizer_of(cell.config).quantize(shapes_model, nothing, tmp_path, given)
     assert artifact.ranges == given
     assert artifact.path.read_bytes() != cell.artifact.path.read_bytes()
+
+
+def test_slim_keeps_a_constant_that_equals_one_that_nothing_reads() -> None:
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1] x) => (float[1] y) '
+        "<float[1] unread = {2.0}, float[1] read = {2.0}> { y = Mul(x, read) }"
+    )
+    small = slim.slim(proto)
+    onnx.checker.check_model(small)
+    [constant] = small.graph.initializer
+    assert constant.name in small.graph.node[0].input

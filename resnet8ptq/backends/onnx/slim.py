@@ -37,7 +37,8 @@ def _merge_constants(graph: onnx.GraphProto) -> None:
     QLinearConv takes one zero point for all channels, or one for each.
     """
     used = {name for node in graph.node for name in node.input}
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in kept}
     for node in graph.node:
         if node.op_type == "QLinearConv":
             zero_points = constants[node.input[5]]
@@ -52,9 +53,7 @@ def _merge_constants(graph: onnx.GraphProto) -> None:
         node.input[:] = [names.get(name, name) for name in node.input]
     del graph.initializer[:]
     graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(constants[name]), name)
-        for name in first.values()
-        if name in used
+        numpy_helper.from_array(np.asarray(constants[name]), name) for name in first.values()
     )
 
 
