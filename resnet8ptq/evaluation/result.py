@@ -21,6 +21,8 @@ class Measurement:
         single: the comparison at batch 1, for dynamic quantization alone: its activation ranges,
             and so its result, depend on the batch size.
         choice: the comparison on the samples that a sweep chooses by; None without such samples.
+        p_within: one-sided p-value of a loss at the limit of `report` or above, of this run alone;
+            None for FP32 and where samples of a group were scored one by one.
         choose_s: all of these samples, in seconds.
         preparation: metrics of the choices before quantization, by MLflow name.
         prepare_s: fine-tuning, corrections and choices, in seconds; None if there were none.
@@ -39,6 +41,7 @@ class Measurement:
     latency: Latency | None = None
     single: Comparison | None = None
     choice: Comparison | None = None
+    p_within: float | None = None
     choose_s: float | None = None
     preparation: dict[str, float] = field(default_factory=dict)
     prepare_s: float | None = None
@@ -75,6 +78,7 @@ class RunResult:
             return {}
         metrics: dict[str, float | None] = {
             **measured.task.metrics(measured.comparison),
+            "paired/p_within": measured.p_within,
             "size_bytes": measured.size_bytes,
             f"{BASELINE}size_bytes": measured.baseline_size_bytes,
             "counts/quantized_layers": measured.quantized_layers,

@@ -41,7 +41,7 @@ from resnet8ptq.graph.layers import attribute
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.summary import quantized_operators
 from resnet8ptq.precision.plan import Selection, find_float_nodes
-from resnet8ptq.tasks.contract import GROUPED, Task
+from resnet8ptq.tasks.contract import GROUPED, Comparison, Task
 from resnet8ptq.tasks.sequential import Plan
 
 log = logging.getLogger(__name__)
@@ -152,10 +152,26 @@ def _measure(
         latency=_time(evaluator, config, quantized, reported),
         single=None if single is None else single.comparison,
         choice=None if choice is None else choice.comparison,
+        p_within=_test_limit(config, evaluator.task, compared.comparison, reported),
         choose_s=None if choice is None else choice.evaluation.seconds,
         preparation=prepared.metrics,
         prepare_s=prepared.seconds,
     )
+
+
+def _test_limit(
+    config: RunConfig, task: Task, comparison: Comparison, samples: Split
+) -> float | None:
+    """Return the p-value of a loss at the limit or above, for this run alone."""
+    if config.dtype.name == "fp32" or _is_grouped(samples, task):
+        return None
+    limit, paired = task.metric.limit(config.report), comparison.paired
+    return paired.margin(task.metric, limit, comparison.model.total).p_within
+
+
+def _is_grouped(samples: Split, task: Task) -> bool:
+    groups = samples.groups
+    return groups is not None and not task.joins_groups and len(np.unique(groups)) < len(groups)
 
 
 def _time(
@@ -178,8 +194,8 @@ def _time(
 
 def _describe_samples(samples: Samples, task: Task) -> dict[str, str]:
     """Return params on samples that belong together, and on those that a sweep chooses by."""
-    params, groups = {}, samples.reported.groups
-    if groups is not None and not task.joins_groups and len(np.unique(groups)) < len(groups):
+    params = {}
+    if _is_grouped(samples.reported, task):
         params[GROUPED] = "true"
     if samples.choosing is not None:
         params["chosen_by"] = f"{len(samples.choosing)} {samples.chosen_from}"

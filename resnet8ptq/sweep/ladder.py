@@ -20,6 +20,7 @@ from resnet8ptq.core.text import printable
 from resnet8ptq.experiment.ladder import climbing
 from resnet8ptq.experiment.ladder.climbing import Asked, Step, Tried
 from resnet8ptq.tasks.contract import BASELINE, Metric
+from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.record import RunRecord
 
 Launch = Callable[[Sequence[Step]], Sequence[RunRecord | Exception]]
@@ -66,7 +67,7 @@ class Ladder:
                 _say(f"not confirmed: {climbing.say(finalist.step.settings)}; the time is up")
                 return
             [done] = self._run([climbing.confirm(finalist.step)], self.confirmed)
-            if done.passes(self.asked.limit) or not finalist.passes(self.asked.limit):
+            if done.passes or not finalist.passes:
                 return
 
     def _fits(self, step: Step, left_s: float) -> bool:
@@ -126,15 +127,9 @@ class Ladder:
         if tried.doubt:
             return f"void: {tried.doubt}"
 
-        def show(loss: float) -> str:
-            return tried.show_loss(round(loss, 4))
-
-        bound = "unknown" if tried.bound is None else f"at most {show(tried.bound)}"
-        passes = "passes" if tried.passes(self.asked.limit) else "not shown to pass"
-        return (
-            f"loss {show(tried.loss)} ({bound}): {passes}; noise {tried.noise:.2g}; "
-            f"{tried.size_bytes / 1000:.1f} kB"
-        )
+        shown = tried.show_loss(round(tried.loss, 4))
+        passes = "passes" if tried.passes else "not shown to pass"
+        return f"loss {shown}: {passes}; noise {tried.noise:.2g}; {tried.size_bytes / 1000:.1f} kB"
 
 
 def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
@@ -178,7 +173,8 @@ def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
         doubt=record.doubt,
         loss=record.drop,
         show_loss=metric.show_drop,
-        bound=_bound(record, metric),
+        error=_error(record, metric),
+        within=record.p_within is not None and record.p_within <= SIGNIFICANCE,
         noise=noise(record),
         own_seconds=sum(record.metrics.get(f"system/{key}", 0.0) for key in _TIMES),
         size_bytes=record.size_bytes or shared.size_bytes,
@@ -210,12 +206,14 @@ def _warm_s(tried: Tried) -> float:
     return min(tried.seconds, 2 * tried.own_seconds)
 
 
-def _bound(record: RunRecord, metric: Metric) -> float | None:
-    """Return the upper end of the loss's 95% interval, in the unit of the loss."""
+def _error(record: RunRecord, metric: Metric) -> float:
+    """Return half of the loss's 95% interval, in the unit of the loss; 0 where it is unknown."""
     ends, baseline = record.interval("delta"), record.value(metric, BASELINE)
+    if ends is None and metric.bounded:  # FP32 is the reference itself
+        ends = record.interval("value")
     if ends is None:
-        return None
-    return max(metric.drop(end, baseline or 0.0) for end in ends)
+        return 0.0
+    return abs(metric.drop(ends[1] - ends[0], baseline or 0.0)) / 2
 
 
 def _say(line: str) -> None:

@@ -97,6 +97,7 @@ class RunRecord:
     stopped_loss_high = _metric(f"{STOPPED_LOSS}_high")
     drop = _metric("drop")  # how much worse than FP32; lower is better
     p_value = _metric("paired/p_value")
+    p_within = _metric("paired/p_within")  # of a loss at the limit or above, uncorrected
     size_bytes = _metric("size_bytes")
     baseline_size_bytes = _metric(f"{BASELINE}size_bytes")
     latency_ms = _metric("latency_p50_ms")

@@ -16,8 +16,8 @@ from resnet8ptq.experiment.ladder.climbing import DIAGNOSIS, FEWER_BITS, Asked, 
 from tests.helpers.configs import make_config
 
 ASKED = Asked("fastest", ("onnx",), limit=0.01)
-LOST = Tried(step=None, loss=0.1, bound=0.12, noise=1.0, size_bytes=100_000, seconds=1.0)
-PASSED = replace(LOST, loss=0.001, bound=0.004, noise=0.1)
+LOST = Tried(step=None, loss=0.1, error=0.002, noise=1.0, size_bytes=100_000, seconds=1.0)
+PASSED = replace(LOST, loss=0.001, within=True, noise=0.1)
 
 
 def climb(asked, outcome, most=60):
@@ -121,7 +121,7 @@ def test_models_of_equal_loss_are_ranked_by_noise_and_passing_ones_by_the_goal()
     first, *_ = next_steps(ASKED, [])
     a = replace(PASSED, step=first, loss=0.001, noise=0.3, size_bytes=9, latency_ms=3.0)
     b = replace(a, loss=0.002, noise=0.1, size_bytes=8, latency_ms=4.0)
-    c = replace(a, loss=0.02, bound=0.03, noise=0.01, size_bytes=1, latency_ms=1.0)
+    c = replace(a, loss=0.02, within=False, noise=0.01, size_bytes=1, latency_ms=1.0)
     assert climbing.closest([a, b, c]) is b  # the loss of c is more by more than luck
 
     def order(goal):

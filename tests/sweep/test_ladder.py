@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import DataError
+from resnet8ptq.experiment.ladder import climbing
 from resnet8ptq.experiment.ladder.climbing import CONFIRM, Asked
 from resnet8ptq.sweep.ladder import Ladder, measure, noise
 from resnet8ptq.sweep.shipping import to_run
@@ -20,6 +21,7 @@ from tests.helpers.configs import make_config
 
 def record(loss: float, half_width: float = 0.002, **more: Any) -> RunRecord:
     metrics = {"accuracy": 0.9 - loss, "baseline/accuracy": 0.9, "drop": loss, "size_bytes": 1e5}
+    metrics |= {"paired/p_within": 0.01 if loss + half_width <= 0.01 else 0.5}
     metrics |= {"ci95/delta_low": -loss - half_width, "ci95/delta_high": -loss + half_width}
     return RunRecord("id", {"dtype": "u8s8"}, metrics | {"kl_divergence": loss}, {"status": "ok"})
 
@@ -81,7 +83,7 @@ def test_where_nothing_passes_the_closest_is_confirmed_alone():
     ladder = jobs.climb()
     assert jobs.rungs.count(CONFIRM) == 1
     assert "calib=percentile" in jobs.steps[-1].overrides
-    assert not ladder.confirmed[0].passes(0.01)
+    assert not ladder.confirmed[0].passes
 
 
 def test_the_error_of_the_first_job_ends_the_ladder_and_a_later_one_does_not():
@@ -114,8 +116,9 @@ def test_fp32_in_doubt_ends_the_ladder():
 
 
 def test_a_record_is_measured_by_its_interval_and_its_divergence():
-    done = measure(None, record(0.004), 1.0)
-    assert (done.loss, round(done.bound, 6)) == (0.004, 0.006)
+    step = climbing.next_steps(Asked("best", ("onnx",), 0.0), [])[0]
+    done = measure(step, record(0.004), 1.0)
+    assert (done.loss, round(done.error, 6), done.passes) == (0.004, 0.002, True)
     assert done.noise == 0.004
     assert noise(RunRecord("id", {}, {"sqnr_db": 20.0}, {})) == pytest.approx(0.01)
 

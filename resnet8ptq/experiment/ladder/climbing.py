@@ -77,7 +77,8 @@ class Tried:
         status: ok, unsupported, failed or skipped; `reason` says why.
         doubt: why FP32 itself is broken, and every verdict void; empty where it is not.
         loss: against FP32, in the unit of the limit.
-        bound: the upper end of its 95% interval; None where the samples bound nothing.
+        error: half of its 95% interval, 0 where unknown.
+        within: the loss is shown to be within the limit.
         noise: distance of the outputs from FP32's: the criterion between models of equal loss.
         properties, findings, named: what the job saw, see `rungs.Seen`; findings as JSON.
         seconds: of the job.
@@ -91,7 +92,8 @@ class Tried:
     reason: str = ""
     doubt: str = ""
     loss: float = math.nan
-    bound: float | None = None
+    error: float = 0.0
+    within: bool = False
     noise: float = math.inf
     size_bytes: float = math.inf
     latency_ms: float | None = None
@@ -110,9 +112,10 @@ class Tried:
         searches = self.step.settings.get(_EXCLUDE) == f"{_EXCLUDE}=auto"
         return self.status == "ok" and not math.isnan(self.loss) and not searches
 
-    def passes(self, limit: float) -> bool:
-        """Whether the loss is shown to be within the limit."""
-        return self.measured and self.bound is not None and self.bound <= limit
+    @property
+    def passes(self) -> bool:
+        """Whether the step has a model that is shown to be within the limit."""
+        return self.measured and self.within
 
 
 def closest(tried: Sequence[Tried]) -> Tried:
@@ -122,8 +125,7 @@ def closest(tried: Sequence[Tried]) -> Tried:
     least one are told apart by the noise, which varies far less from sample to sample.
     """
     least = min(tried, key=lambda each: each.loss)
-    slack = 0.0 if least.bound is None else max(least.bound - least.loss, 0.0)
-    near = [each for each in tried if each.loss <= least.loss + slack]
+    near = [each for each in tried if each.loss <= least.loss + least.error]
     return min(near, key=lambda each: (each.noise, each.loss))
 
 
@@ -134,7 +136,7 @@ def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
     then the next closest: these samples are too few, or all lose too much.
     """
     left = [each for each in tried if each.measured]
-    passing = [each for each in left if each.passes(asked.limit)]
+    passing = [each for each in left if each.passes]
     if not passing or asked.goal == "best":
         return _by_closeness(passing or left)
     if asked.goal == "smallest":
@@ -184,7 +186,7 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
         return [_step(asked, _base(asked, backend), START, plain)]
     if not any(each.measured for each in own):
         return []  # the backend or the network cannot
-    if asked.goal != "best" and any(each.passes(asked.limit) for each in own):
+    if asked.goal != "best" and any(each.passes for each in own):
         return _narrow(asked, own) if asked.goal == "smallest" else []
     order = rungs.order(_see(asked, own, own), asked.goal)
     above = [rung.__name__ for rung in order]
@@ -254,14 +256,14 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
 
     The bits of each layer follow from the budget; rounding is learned.
     """
-    eight = [each for each in own if each.passes(asked.limit) and each.step.rung != FEWER_BITS]
+    eight = [each for each in own if each.passes and each.step.rung != FEWER_BITS]
     backend = own[0].step.backend
     if backend not in NARROWER or not eight:
         return []
     best = min(eight, key=lambda each: each.size_bytes)
     below = [each for each in own if each.step.rung == FEWER_BITS]
-    high = min(e.size_bytes for e in own if e.passes(asked.limit))
-    failed = [_budget(each.step) for each in below if not each.passes(asked.limit)]
+    high = min(e.size_bytes for e in own if e.passes)
+    failed = [_budget(each.step) for each in below if not each.passes]
     low = max([FEWEST * best.size_bytes, *failed])
     if high <= low * SAME_SIZE or any(each.status == SKIPPED for each in below):
         return []
