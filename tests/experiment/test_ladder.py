@@ -123,6 +123,8 @@ def test_models_of_equal_loss_are_ranked_by_noise_and_passing_ones_by_the_goal()
     b = replace(a, loss=0.002, noise=0.1, size_bytes=8, latency_ms=4.0)
     c = replace(a, loss=0.02, within=False, noise=0.01, size_bytes=1, latency_ms=1.0)
     assert climbing.closest([a, b, c]) is b  # the loss of c is more by more than luck
+    half = replace(b, noise=0.12, size_bytes=4)
+    assert climbing.closest([a, b, half]) is half  # twice the bytes for little less noise
 
     def order(goal):
         return climbing.rank(replace(ASKED, goal=goal), [a, b, c])

@@ -18,7 +18,8 @@ GOALS = ("fastest", "smallest", "best")
 SKIPPED = "skipped"  # the status of a step that did not fit into the time
 START, DIAGNOSIS, FEWER_BITS, CONFIRM = "start", "diagnosis", "fewer bits", "confirm"
 FINALISTS = 3  # models that are confirmed on the reported samples, one after the other
-SAME_SIZE = 1.03  # budgets that differ by less are not told apart
+SAME_SIZE = 1.03  # sizes that differ by less are not told apart
+SAME_NOISE = 1.25
 FEWEST = 0.35  # of the bytes of 8 bits: 2 or 3 bits a weight
 _EXCLUDE = "nodes_to_exclude"
 NARROWER = ("onnx", "tflite")  # backends that store weights below 8 bits
@@ -122,11 +123,16 @@ def closest(tried: Sequence[Tried]) -> Tried:
     """Return the model whose outputs are nearest to FP32's among those of the least loss.
 
     The loss of one model is known to half of its interval. Models whose loss is within that of the
-    least one are told apart by the noise, which varies far less from sample to sample.
+    least one are told apart by the noise, which varies far less from sample to sample; models of
+    about equal noise by their bytes.
     """
     least = min(tried, key=lambda each: each.loss)
     near = [each for each in tried if each.loss <= least.loss + least.error]
-    return min(near, key=lambda each: (each.noise, each.loss))
+    quietest = min(each.noise for each in near)
+    quiet = [each for each in near if each.noise <= SAME_NOISE * quietest]
+    smallest = min(each.size_bytes for each in quiet)
+    small = [each for each in quiet if each.size_bytes <= SAME_SIZE * smallest]
+    return min(small, key=lambda each: (each.noise, each.loss))
 
 
 def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
