@@ -51,6 +51,11 @@ def test_cheap_steps_come_first_and_each_changes_the_best_so_far():
     assert "calib=mse" in tried[-1].step.overrides
 
 
+def test_where_nothing_is_lost_but_samples_are_too_few_the_cheap_steps_suffice():
+    tried = climb(ASKED, lambda step: replace(LOST, loss=0.0))
+    assert rungs_of(tried) == ["start", "calibrations"]
+
+
 def test_findings_decide_the_next_steps():
     found = '[{"name": "outlier weight", "tensor": "w", "changes": [["nodes_to_exclude=[a]"]]}]'
 

@@ -200,6 +200,8 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
         before = [each for each in own if each.step.rung not in above]
         above.remove(rung.__name__)
         base = closest([each for each in before if each.measured]).step
+        if asked.goal != "best" and rung is not rungs.calibrations and _loses_nothing(before):
+            return []
         proposals = rung(_see(asked, own, before))
         steps = [_step(asked, base.settings, rung.__name__, each) for each in proposals]
         if rung is rungs.answers:
@@ -207,6 +209,11 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
         if left := [step for step in steps if not _is_tried(step, own)]:
             return left
     return []
+
+
+def _loses_nothing(tried: Sequence[Tried]) -> bool:
+    """Whether no loss was measured: no step makes samples decide that are too few to show it."""
+    return closest([each for each in tried if each.measured]).loss <= 0
 
 
 def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
