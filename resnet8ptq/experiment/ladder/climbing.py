@@ -182,7 +182,7 @@ def confirm(step: Step) -> Step:
 
 def say(settings: Mapping[str, str]) -> str:
     """Return settings in one line, without those of the ladder itself."""
-    hidden = ("evaluate.split", "latency.enabled")
+    hidden = ("backend", "evaluate.split", "latency.enabled")
     return " ".join(word for key, word in settings.items() if key not in hidden)
 
 
