@@ -177,9 +177,11 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
 def cells(row: dict[str, Any], name: str) -> list[str]:
     """Return loss, verdict, size and speed of a model."""
     loss, size, speed = (row[f"{name}_{key}"] for key in ("loss", "bytes", "speedup"))
-    scale = 100 if row[f"{name}_metric"] in ("accuracy", "agreement") else 1
+    points = row[f"{name}_metric"] in ("accuracy", "agreement")
     return [
-        f"{scale * float(loss):.2f}" if loss not in ("", None) else "",
+        (f"{100 * float(loss):.2f}" if points else f"{float(loss):.3f}")
+        if loss not in ("", None)
+        else "",
         row[f"{name}_verdict"] or "",
         f"{float(size) / 1000:.1f}" if size not in ("", None) else "",
         f"{float(speed):.2f}" if speed not in ("", None) else "",
