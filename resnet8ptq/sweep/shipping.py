@@ -1,6 +1,6 @@
 """One command to a model that passes the limit on its loss, in at most some minutes.
 
-    resnet8ptq ship                                    the embedded example, in ONNX Runtime
+    resnet8ptq ship                                    ResNet8 on CIFAR-10, in ONNX Runtime
     resnet8ptq ship model.path=FILE data=folder data.root=DIR preprocess=unit
     resnet8ptq ship backend=onnx,torch goal=smallest minutes=20 report.max_drop=0.005
 
