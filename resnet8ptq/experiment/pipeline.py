@@ -3,7 +3,6 @@
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,8 +29,7 @@ from resnet8ptq.experiment import (
     preprocessing_check,
 )
 from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
-from resnet8ptq.experiment.ladder.changes import ONLY_LAYERS
-from resnet8ptq.experiment.ladder.properties import SILU, find_properties
+from resnet8ptq.experiment.ladder.properties import find_properties
 from resnet8ptq.experiment.preparation import Preparation, Workspace
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw
@@ -65,13 +63,11 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     settings.quantizer.resolve()  # an unsupported combination is known before any work
     data, network = load(settings)
     graph = onnx.load(network.onnx_path).graph
-    properties = find_properties(graph)
-    run.log_params(network.describe() | {"properties": ", ".join(properties)})
+    run.log_params(network.describe() | {"properties": ", ".join(find_properties(graph))})
     settings = fit_settings(settings, network)
     config, resolved = settings.config, settings.quantizer.resolve()
     _warn_of_saturation(resolved, network)
     _warn_of_depthwise(config, resolved, network)
-    _warn_of_silu(config, resolved, properties)
     if config.backend.name != "file":
         attention_report.report(config, graph)
     training = f"the training samples of {data.name}"
@@ -162,8 +158,13 @@ def _measure(
 def _test_limit(
     config: RunConfig, task: Task, comparison: Comparison, samples: Split
 ) -> float | None:
-    """Return the p-value of a loss at the limit or above, for this run alone."""
-    if config.dtype.name == "fp32" or _is_grouped(samples, task):
+    """Return the p-value of a loss at the limit or above, for this run alone.
+
+    None where it would not hold: samples of a group count one by one, or their number was not
+    fixed before.
+    """
+    stops = config.evaluate.stop != "all"
+    if config.dtype.name == "fp32" or stops or _is_grouped(samples, task):
         return None
     limit, paired = task.metric.limit(config.report), comparison.paired
     return paired.margin(task.metric, limit, comparison.model.total).p_within
@@ -279,17 +280,6 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, fp32: Fp32Model) -
             "channels, and much accuracy may be lost; corrections.bias_correction=true takes "
             "seconds, experiment=flagship learns the rounding",
             *(resolved.weight_bits, grouped),
-        )
-
-
-def _warn_of_silu(config: RunConfig, resolved: Resolved, properties: Sequence[str]) -> None:
-    """Warn where each step of SiLU is quantized: of any recipe, that loses most on detectors."""
-    whole = config.op_types is None and config.nodes_to_quantize is None
-    if SILU in properties and whole and resolved.activation_bits and config.method == "static":
-        log.warning(
-            "SiLU: one scale for each of its steps loses much; %s leaves them in float, and "
-            "experiment=auto finds what else helps",
-            ONLY_LAYERS.words,
         )
 
 

@@ -151,7 +151,7 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
 
 
 _TIMES = ("quantize_s", "evaluate_s")
-_LADDERS = ("evaluate.split", "evaluate.choice", "objectives", "analysis")
+_LADDERS = ("evaluate.split", "evaluate.choice", "evaluate.stop", "objectives", "analysis")
 
 
 def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
