@@ -96,7 +96,7 @@ def operators(seen: Seen) -> Iterator[Proposal]:
     if seen.backend not in ONNX_GRAPHS:
         return
     if seen.has(SILU):
-        why = "each step of SiLU has one scale, which may lose much: only layers with weights in 8 bits"
+        why = "each step of SiLU has one scale: only layers with weights in 8 bits"
         yield Proposal(changes.ONLY_LAYERS, why)
     elif seen.has(POOLS):
         why = "an average pool takes the range of its input, which is too large for its output"
