@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from resnet8ptq.config import limits
+from resnet8ptq.config import limits, words
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import console
 from resnet8ptq.core.errors import ConfigError
@@ -146,6 +146,8 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
         key, several = override.key_or_group, override.is_sweep_override()
         if several and key != "backend":
             raise ConfigError(f"{key}: got several values, takes one with experiment=auto")
+        if key == "backend" and "file" in words.values(override):
+            raise ConfigError("backend: got file, which quantizes nothing; try resnet8ptq judge")
         if key in _LADDERS:
             raise ConfigError(f"{key}: got {override.value()}, but experiment=auto sets it itself")
 

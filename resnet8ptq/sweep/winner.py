@@ -12,9 +12,9 @@ from resnet8ptq.config import words
 from resnet8ptq.core import files, invocation
 from resnet8ptq.core.console import say, stdout
 from resnet8ptq.core.text import printable
-from resnet8ptq.report.answer import explain_cell
+from resnet8ptq.report.answer import say_facts, say_verdict
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.recommend import Selection, command_of
+from resnet8ptq.report.recommend import Recommendation, Selection
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import EXIT_CODES, FAIL, PASS, reaches_least
 
@@ -40,6 +40,11 @@ class Winner:
         outcome, selected = self.selected.outcome(self.cell), self.selected
         reaches = reaches_least(selected.family.metric, self.cell, selected.limits)
         return outcome if reaches or outcome == VOID else FAIL
+
+    @property
+    def verdict(self) -> str:
+        """The verdict as a sentence."""
+        return say_verdict(self.selected, self.cell, self.selected.judged[self.cell.record.run_id])
 
     @property
     def settings(self) -> list[str]:
@@ -72,15 +77,14 @@ def announce(chosen: Sequence[Selection], folder: Path) -> int:
     if winner is None:
         say(console, "\nNo model was confirmed: no step could be measured.")
         return _NOTHING
-    answer = explain_cell(winner.selected, winner.cell)
     title = "Winner" if winner.outcome == PASS else "Nothing passes; the closest to FP32"
     again = printable(invocation.command("run", *winner.settings))
     files.write_text(folder / FILE, to_yaml(winner.settings))
-    say(console, f"\n{title}: {winner.cell.label}. {answer.verdict}")
-    say(console, f"  {'; '.join(answer.facts)}")
+    say(console, f"\n{title}: {winner.cell.label}. {winner.verdict}")
+    say(console, f"  {'; '.join(say_facts(winner.selected, winner.cell))}")
     say(console, f"  make it again: {again}")
     say(console, f"  the same as a config, for conf/experiment/: {folder / FILE}")
-    say(console, f"  {command_of(winner.cell)}")
+    say(console, f"  {Recommendation('', winner.cell.label, '', winner.cell).command}")
     return EXIT_CODES[winner.outcome]
 
 

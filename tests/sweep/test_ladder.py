@@ -138,6 +138,7 @@ def test_settings_become_a_config_of_conf_experiment():
         (("goal=fast",), "goal: got 'fast', takes fastest | smallest | best"),
         (("minutes=0",), "minutes: got 0, takes a number > 0"),
         (("seed=1,2",), "seed: got several values, takes one with experiment=auto"),
+        (("backend=file",), "backend: got file, which quantizes nothing; try resnet8ptq judge"),
         (("evaluate.split=test",), "evaluate.split: got test, but experiment=auto sets it itself"),
     ],
 )
