@@ -99,7 +99,7 @@ def calibrate(method: str, model: Path) -> None:
     split = Split(draw_pictures(), labels, "drawn", steps, layout=(2, 0, 1))
     with tempfile.TemporaryDirectory() as folder:
         runtime = cache.runtime(folder, None)
-        found = Activations(model, split, CalibConfig(method), runtime).find_around([], fused=True)
+        found = Activations(model, split, CalibConfig(method), runtime).find_around([])
     print(len(found))
 
 

@@ -22,7 +22,7 @@ from resnet8ptq.core import cache, files, memory
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import float_inputs, float_tensors, fused_tensors
+from resnet8ptq.graph.layers import float_inputs, float_tensors
 from resnet8ptq.graph.session import Runner, between, expose, fit, group, keep_apart, open_runner
 
 Stats = dict[str, TensorStats]
@@ -56,64 +56,43 @@ class Activations:
             QuantizationError: an activation is NaN or infinite.
         """
         names, ranges = list(names), dict(self.preset)
-        wanted = [name for name in names if name not in ranges]
-        if wanted and find_method(self.calib.name).choose:
-            ranges = {**self._load_ranges(wanted), **ranges}
+        if find_method(self.calib.name).choose and not ranges.keys() >= set(names):
+            ranges = {**self._load_ranges(), **ranges}
         return {name: ranges[name] for name in names if name in ranges}
 
-    def find_around(self, skipped: Collection[str], fused: bool = False) -> dict[str, Range]:
-        """Return the range of the input and of each float tensor around nodes not in `skipped`.
-
-        Args:
-            fused: leave out tensors within a fused layer, before its Relu or Clip.
+    def find_around(self, skipped: Collection[str]) -> dict[str, Range]:
+        """Return the ranges of the input and of each float tensor around nodes not in `skipped`.
 
         Raises:
             QuantizationError: see `find_ranges`.
         """
         proto = onnx.load(self.onnx_path)
         nodes = {node.name for node in proto.graph.node} - set(skipped)
-        inner = {
-            name
-            for name, node in fused_tensors(proto.graph).items()
-            if fused and node.name in nodes
-        }
-        names = [*float_inputs(proto.graph), *float_tensors(proto, nodes)]
-        return self.find_ranges(name for name in names if name not in inner)
+        return self.find_ranges([*float_inputs(proto.graph), *float_tensors(proto, nodes)])
 
-    def _load_ranges(self, names: Collection[str]) -> dict[str, Range]:
-        """Return the ranges of all tensors in `names`, and of others."""
+    def _load_ranges(self) -> dict[str, Range]:
         calib = self.calib
-        method, inner = find_method(calib.name), frozenset[str]()
-        if method.histogram:  # these take most of the time
-            fused = frozenset(fused_tensors(onnx.load(self.onnx_path).graph))
-            inner = fused if fused.isdisjoint(names) else inner
 
         def make(folder: Path) -> None:
-            stats = self._load_statistics(method.histogram, inner)
+            stats = self._load_statistics(find_method(calib.name).histogram)
             ranges = {name: find_range(stat, calib) for name, stat in stats.items()}
             (folder / "ranges.json").write_text(json.dumps(ranges))
 
-        described = json.dumps(describe_method(calib), sort_keys=True)
-        key: cache.Key = {"method": described, "all_tensors": not inner}
-        folder = self._entry("activation_ranges", key, make)
+        method = json.dumps(describe_method(calib), sort_keys=True)
+        folder = self._entry("activation_ranges", {"method": method}, make)
         ranges = json.loads((folder / "ranges.json").read_text())
         return {name: (low, high) for name, (low, high) in ranges.items()}
 
-    def _load_statistics(self, histograms: bool, left_out: Collection[str]) -> Stats:
-        """Return the statistics of the float tensors not in `left_out`, from the cache if there."""
+    def _load_statistics(self, histograms: bool) -> Stats:
+        """Return the statistics of every float tensor, from the cache if possible."""
         calib = self.calib
         # moving_average needs the range of each batch.
         key, make = {"batch_size": calib.batch_size}, partial(self._observe, "ranges", {})
         with np.load(self._entry("activation_batches", key, make) / "ranges.npz") as kept:
             ranges = zip(kept["names"], kept["batches"], strict=True)
-            stats = {
-                str(name): TensorStats.of_batches(batches)
-                for name, batches in ranges
-                if name not in left_out
-            }
+            stats = {str(name): TensorStats.of_batches(batches) for name, batches in ranges}
         if histograms:
-            key = {"num_bins": calib.num_bins, "all_tensors": not left_out}
-            make = partial(self._observe, "histograms", stats)
+            key, make = {"num_bins": calib.num_bins}, partial(self._observe, "histograms", stats)
             folder = self._entry("activation_histograms", key, make)
             with np.load(folder / "histograms.npz") as kept:
                 counted = zip(stats.values(), kept["counts"], kept["zeros"], strict=True)
@@ -125,9 +104,9 @@ class Activations:
         """Run all images, and write the statistics of the pass `stage`."""
         proto = onnx.load(self.onnx_path)
         inputs, names = float_inputs(proto.graph), float_tensors(proto)
+        parts = group(proto, names)
         stats = stats or {name: TensorStats() for name in [*inputs, *names]}
-        parts = group(proto, [name for name in names if name in stats])
-        runs, at_once = self._open(proto, parts, names)
+        runs, at_once = self._open(proto, parts)
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy releases the GIL
             for samples, first in run_pass(stage, self.calibration, self.calib, at_once):
                 observe = partial(
@@ -147,21 +126,17 @@ class Activations:
         )
 
     def _open(
-        self, proto: onnx.ModelProto, parts: Sequence[Sequence[str]], names: Sequence[str]
+        self, proto: onnx.ModelProto, parts: Sequence[Sequence[str]]
     ) -> tuple[list[Runner], int]:
-        """Return a runner for each part of the tensors, and the number of samples at once.
-
-        Args:
-            names: of all float tensors: none is fused away, so that all have the same bits.
-        """
+        """Return a runner for each part of the tensors, and the number of samples at once."""
         threads = self.runtime.threads
         if len(parts) == 1:
-            run = open_runner(keep_apart(expose(proto, parts[0]), names), threads)
+            run = open_runner(expose(proto, parts[0]), threads)
             (sample,) = self.calibration.take(np.arange(1)).batches(1)
             return [run], fit([run], sample)
         # The tensors of one sample exceed the memory budget.
         memory.return_large_blocks()
-        source = proto.graph.input[0].name
+        source, names = proto.graph.input[0].name, [name for part in parts for name in part]
         graphs = [keep_apart(between(proto, source, part), names) for part in parts]
         return [open_runner(graph, threads, arena=False) for graph in graphs], 1
 

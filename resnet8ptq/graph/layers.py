@@ -101,20 +101,6 @@ def fused_activations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return [node for node in nodes if len(consumers(graph, node.input[0])) == 1]
 
 
-def fused_tensors(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """Map each tensor within a fused layer to the Relu or Clip that takes it, and nothing else.
-
-    Of several in a row, none counts.
-    """
-    nodes = {node.input[0]: node for node in fused_activations(graph)}
-    made = {node.output[0] for node in nodes.values()} | {value.name for value in graph.output}
-    return {
-        name: node
-        for name, node in nodes.items()
-        if name not in made and node.output[0] not in nodes
-    }
-
-
 def find_tail(
     graph: onnx.GraphProto, layers: Collection[str] = LAYERS
 ) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:

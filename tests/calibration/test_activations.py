@@ -20,7 +20,6 @@ from resnet8ptq.core import memory
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.graph.layers import fused_tensors
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of, runtime_of
@@ -75,22 +74,6 @@ def test_ranges_do_not_depend_on_what_was_found_before(
         alone = configure(tmp_path / method, f"calib={method}")
         shared = configure(tmp_path / "shared", f"calib={method}")
         assert find(shapes_model, split, shared) == find(shapes_model, split, alone)
-
-
-def test_a_tensor_within_a_fused_layer_needs_no_range(
-    shapes_model: Fp32Model, split: Split, tmp_path: Path
-) -> None:
-    config = configure(tmp_path, "calib=percentile", "dtype=u8s8")
-    every = find(shapes_model, split, config)
-    files = []
-    for name, preset in (("all", every), ("some", {})):
-        (folder := tmp_path / name).mkdir()
-        made = quantizer_of(config).quantize(shapes_model, split, folder, preset)
-        files.append(made.path.read_bytes())
-    inner = fused_tensors(onnx.load(shapes_model.onnx_path).graph).keys()
-    assert inner
-    assert made.ranges == {name: every[name] for name in every if name not in inner}
-    assert files[0] == files[1]
 
 
 def test_torch_rounds_to_the_ranges_of_onnx(quantize) -> None:

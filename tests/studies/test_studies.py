@@ -15,7 +15,7 @@ PAGES = sorted(set(REPO.glob("studies/*.md")) - {REPO / "studies/README.md"})
 def test_a_study_has_a_date_and_the_command_that_repeats_it(page: Path) -> None:
     start = page.read_text().split("\n## ")[0]
     assert re.search(r"^Measured 20\d\d-\d\d-\d\d", start, re.M)
-    assert re.search(r"^ {4}python ", start, re.M)
+    assert re.search(r"^ {4}(SHARED=FOLDER )?python ", start, re.M)
 
 
 def test_every_study_is_in_the_index() -> None:

@@ -36,7 +36,7 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import attention_products, find_attention
 from resnet8ptq.graph.embeddings import find_tables, quantize_tables
-from resnet8ptq.graph.layers import LAYERS, RECURRENT, fused_tensors, weight_layers
+from resnet8ptq.graph.layers import LAYERS, RECURRENT, weight_layers
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
@@ -176,9 +176,7 @@ class OnnxQuantizer:
                     skipped += [name for name in outputs if name not in skipped]
                 settings = config.calib, self.runtime, ranges or {}
                 activations = Activations(model.onnx_path, calibration, *settings)
-                # With zero points, ONNX Runtime quantizes a layer after its Relu or Clip alone.
-                fused = not config.symmetric.activations
-                calibrated = activations.find_around(skipped, fused)
+                calibrated = activations.find_around(skipped)
                 float_outputs = self._leaves_outputs_in_float(proto.graph)
                 self._quantize_static(source, temporary, skipped, calibrated, float_outputs)
             written = onnx.load(temporary)
@@ -236,9 +234,6 @@ class OnnxQuantizer:
     ) -> None:
         """Quantize `source`, in a folder where files may be written, into `path`."""
         config = self.config
-        fused = fused_tensors(onnx.load(source).graph).items()
-        last = {name: node.output[0] for name, node in fused}
-        ranges = {name: ranges[end] for name, end in last.items() if end in ranges} | ranges
         activations = dynamic.INTEGERS[DTYPES[config.dtype.name][0]]
         # Weights below 8 bits are written afterwards.
         weights = dynamic.INTEGERS.get(DTYPES[config.dtype.name][1], QuantType.QInt8)
