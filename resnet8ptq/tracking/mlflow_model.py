@@ -108,7 +108,7 @@ def _pyfunc(path: Path, code: str, config: dict[str, Any]) -> dict[str, Any]:
         "artifacts": {"model": str(path)},
         "model_config": {key: config[key] for key in ("outputs", "engine", "inputs")},
     }
-    if code == "torch_model.py":
+    if code in ("torch_model.py", "executorch_model.py"):
         name = mlflow.pyfunc.__name__
         settings |= {
             "flavor": _Unchecked,
