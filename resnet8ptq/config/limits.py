@@ -100,7 +100,7 @@ def _is_plan(got: Any) -> bool:
 FLOAT_BITS = 32
 BITS = (2, 3, 4, 8, FLOAT_BITS)  # of weights
 BLOCKS = (16, 32, 64, 128, 256)  # weights that share a scale
-MEMORY = (at_least(1), at_most(2**20))  # gigabytes
+MEMORY = Limit("1 or more gigabytes", lambda got: 1 <= got <= 2**20)
 COUNT = (at_least(1), at_most(2**31 - 1))
 SEED = Limit("0 <= seed < 2**32", lambda got: 0 <= got < 2**32)
 FRACTION = Limit("a fraction, 0 to 1", lambda got: 0 <= got <= 1)

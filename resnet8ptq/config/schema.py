@@ -472,7 +472,7 @@ class RunConfig(QuantizationConfig):
     qat: QatConfig = limited(QatConfig, only={**_QUANTIZED, **_with("method", "qat")})
     seed: int = limited(42, limits.SEED)
     threads: int | None = limited(None, *_THREADS)
-    memory_gb: float | None = limited(None, *limits.MEMORY)
+    memory_gb: float | None = limited(None, limits.MEMORY)
     cache_dir: str | None = None
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     latency: LatencyConfig = field(default_factory=LatencyConfig)
