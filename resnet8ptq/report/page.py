@@ -31,6 +31,7 @@ from resnet8ptq.report import (
     notes,
     pareto,
     plots,
+    pooled,
     reference,
     spread,
     table,
@@ -122,6 +123,7 @@ def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
     text = templates.load("resnet8ptq.report", "report.md.j2").render(
         title="; ".join(titles),
         note=notes.FAMILIES_NOTE.format(count=len(families)),
+        pooled=_render_pooled(chosen),
         sections=[(heading, _render(part, figures, prefix)) for heading, part, prefix in parts],
     )
     return templates.tidy(text)
@@ -137,7 +139,17 @@ def to_html(chosen: Sequence[Selection], panels: Sequence[list[Panel]], figures:
     families = [selected.family for selected in chosen]
     parts = zip(chosen, _prefixes(families), strict=True)
     details = [_render(selected, figures, prefix, page=True) for selected, prefix in parts]
-    return web_page.to_html(_headings(families), chosen, panels, details, figures)
+    heads, over = _headings(families), _render_pooled(chosen)
+    return web_page.to_html(heads, chosen, panels, details, figures, over)
+
+
+def _render_pooled(chosen: Sequence[Selection]) -> str:
+    """Return the verdicts over several families in Markdown; empty without any."""
+    limits = chosen[0].limits if chosen else ReportConfig()
+    pools = pooled.judge([selected.family for selected in chosen], limits)
+    return templates.load("resnet8ptq.report", "pooled.md.j2").render(
+        pools=pools, limits=limits, heads=pooled.HEADS
+    )
 
 
 def _headings(families: Sequence[Family]) -> list[str]:

@@ -9,6 +9,7 @@ from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.report import notes, table
 from resnet8ptq.report.answer import explain
 from resnet8ptq.report.facts import group, headings
+from resnet8ptq.report.pooled import HEADS, Pool
 from resnet8ptq.report.recommend import Selection, why_none
 from resnet8ptq.report.table import NOTHING_JUDGED, Judged
 from resnet8ptq.tracking.record import RunRecord
@@ -58,6 +59,16 @@ def _print_family(
         say(console, f"report.columns: got {', '.join(sorted(unknown))}, expected {ALL} or {known}")
     for note in notes.collect(records, judged, whole):
         say(console, note)
+
+
+def print_pools(pools: Sequence[Pool]) -> None:
+    """Print the verdicts over several data sets, one line for each configuration."""
+    for pool in pools:
+        lines = [row.cells(pool.metric) for row in pool.configurations]
+        console = stdout(None, PIPE_WIDTH)
+        print_table(console, HEADS, lines, title=pool.title, right=[1, 5], compact=True)
+        if pool.left_out:
+            say(console, f"Not measured exactly once on every data set: {pool.left_out} more.")
 
 
 def print_paths(folder: Path, store: Store) -> None:

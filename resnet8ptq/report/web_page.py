@@ -69,12 +69,14 @@ def to_html(
     panels: Sequence[list[Panel]],
     details: Sequence[str],
     images: Mapping[str, bytes],
+    pooled: str = "",
 ) -> str:
     """Return the page.
 
     Args:
         headings, chosen, panels, details: of each family; the details in Markdown.
         images: the PNG files that the details name.
+        pooled: the verdicts over several families, in Markdown.
     """
     parts = zip(headings, chosen, panels, details, strict=True)
     sections = [
@@ -86,6 +88,7 @@ def to_html(
     return templates.load("resnet8ptq.report", "report.html.j2").render(
         title="; ".join(headings),
         sections=sections,
+        pooled=render(pooled, {}),
         width=trade_off.WIDTH,
         height=trade_off.HEIGHT,
         script=script,

@@ -135,7 +135,7 @@ class RunningSweep:
         If `timed`, time the best models against each other first.
         """
         from resnet8ptq.evaluation import paired_latency
-        from resnet8ptq.report import comparison, mlperf_tiny, page, terminal, verdicts
+        from resnet8ptq.report import comparison, mlperf_tiny, page, pooled, terminal, verdicts
         from resnet8ptq.report.table import Judged
         from resnet8ptq.sweep import final_timing
         from resnet8ptq.tracking import upload
@@ -154,6 +154,7 @@ class RunningSweep:
             # A ladder has said what each step came to.
             shown = [r for r in records if not (self.is_ladder and r.held_out)]
             terminal.print_runs(shown, judged=judged)
+            terminal.print_pools(pooled.judge(families, self.limits))
             if mlperf_tiny.is_suite(shown):
                 mlperf_tiny.print_suite(shown)
             timings = final_timing.run(chosen, folder) if timed else [None] * len(families)
