@@ -18,6 +18,10 @@ from resnet8ptq.tracking.store import Store
 PIPE_WIDTH = 240  # of the widest table
 REPORT = "report.html"
 ALL = "all"  # in `report.columns`
+POOLED_NOTE = (
+    "pooled: the verdict on the mean loss; every data set has the same weight. on all: whether "
+    "every data set keeps the limit. Losses below 0 are gains."
+)
 _NARROW = 100  # characters of a line, below which the table of six columns is compact
 
 
@@ -67,6 +71,7 @@ def print_pools(pools: Sequence[Pool]) -> None:
         lines = [row.cells(pool.metric) for row in pool.configurations]
         console = stdout(None, PIPE_WIDTH)
         print_table(console, HEADS, lines, title=pool.title, right=[1, 5], compact=True)
+        say(console, POOLED_NOTE)
         if pool.left_out:
             say(console, f"Not measured exactly once on every data set: {pool.left_out} more.")
 

@@ -1,0 +1,128 @@
+"""One verdict on a network over several data sets."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.report import page, pooled, terminal, verdicts
+from resnet8ptq.report.comparison import Family
+from resnet8ptq.report.pooled import Stratum
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, tango, tango_interval
+from tests.helpers.cells import predictions, sweep
+from tests.helpers.pages import to_page
+
+LIMITS = ReportConfig()
+COUNTS = st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(200, 3000))
+STRATA = st.lists(COUNTS.map(lambda counts: Stratum(*counts)), min_size=1, max_size=4)
+Models = dict[str, np.ndarray]  # predictions by calibration
+
+
+def on(data: str, models: Models, **params: str) -> Family:
+    """Return the runs of a network on one data set."""
+    family = sweep(
+        *((f"{data} {calib}", model, {"calib": calib}) for calib, model in models.items())
+    )
+    for record in family.records:
+        record.params.update({"model.path": "net.onnx", "data": data, **params})
+    return family
+
+
+@given(COUNTS, st.floats(-0.05, 0.05))
+def test_one_data_set_has_the_margin_of_its_own_test(
+    counts: tuple[int, int, int], limit: float
+) -> None:
+    alone, own = pooled.stratified([Stratum(*counts)], limit), tango(*counts, limit)
+    assert alone.z == pytest.approx(own.z, abs=1e-6)
+    assert alone.correction == pytest.approx(own.correction, rel=1e-6)
+    assert pooled.hold_on_all([own]) == (own.p_within, own.p_beyond)
+    lost, won, total = counts
+    baseline, model = np.arange(total) < lost, (np.arange(total) - lost) % total < won
+    low, high = tango_interval(baseline, model)
+    assert pooled.mean_interval([Stratum(lost, won, total)]) == pytest.approx((low, high), abs=1e-6)
+
+
+@given(STRATA, st.floats(-0.05, 0.05))
+def test_order_does_not_matter_and_twice_the_samples_tell_more(
+    strata: list[Stratum], limit: float
+) -> None:
+    once, twice = (pooled.stratified(times * strata, limit) for times in (1, 2))
+    turned = pooled.stratified(strata[::-1], limit)
+    assert turned.z == pytest.approx(once.z, abs=1e-6)
+    if math.isfinite(once.correction):
+        assert twice.z == pytest.approx(once.z * math.sqrt(2), abs=1e-6)
+        assert twice.correction == pytest.approx(once.correction / math.sqrt(2))
+
+
+@given(STRATA, COUNTS)
+def test_another_data_set_never_makes_a_pass_on_all(
+    strata: list[Stratum], more: tuple[int, int, int]
+) -> None:
+    margins = [pooled.stratified([stratum], 0.01) for stratum in strata]
+    within, _ = pooled.hold_on_all(margins)
+    assert (within <= SIGNIFICANCE) == all(m.p_within <= SIGNIFICANCE for m in margins)
+    assert pooled.hold_on_all([*margins, pooled.stratified([Stratum(*more)], 0.01)])[0] >= within
+
+
+def test_a_gain_hides_a_loss_in_the_mean_and_not_on_all() -> None:
+    first = {"minmax": predictions(lost=40), "mse": predictions(won=1)}
+    second = {"minmax": predictions(won=60), "mse": predictions(lost=6)}
+    (pool,) = pooled.judge([on("a", first), on("b", second)], LIMITS)
+    hidden, near = pool.configurations
+    assert (hidden.pooled, hidden.on_all) == (PASS, FAIL)
+    assert (hidden.worst, hidden.worst_loss) == ("a", 0.04)
+    assert hidden.loss == pytest.approx(-0.01)
+    assert (near.pooled, near.on_all, near.worst) == (PASS, UNDECIDED, "b")
+
+
+def test_verdicts_on_equal_data_sets_are_no_weaker_than_those_of_each() -> None:
+    models = {f"m{lost}": predictions(lost=lost) for lost in (0, 5, 12, 40)}
+    first, second = on("a", models), on("b", models)
+    each = [verdict.outcome for verdict in verdicts.judge(first, LIMITS).values()]
+    (pool,) = pooled.judge([first, second], LIMITS)
+    for own, row in zip(each, pool.configurations, strict=True):
+        assert own in (UNDECIDED, row.pooled)
+        assert row.on_all in (UNDECIDED, own)
+
+
+def test_only_the_same_network_on_different_data_sets_is_pooled() -> None:
+    models = {"minmax": predictions()}
+    here = on("a", models)
+    for other in (
+        on("a", models),  # the same data set, other samples of it
+        on("b", models, **{"model.path": "other.onnx"}),
+        on("b", models, seed="7"),
+        on("b", models, model="another"),
+    ):
+        assert pooled.judge([here, other], LIMITS) == []
+    own = {"model.path": "null"}  # the networks that come with the data sets
+    assert pooled.judge([on("a", models, **own), on("b", models, **own)], LIMITS) == []
+
+
+def test_a_broken_fp32_voids_and_groups_decide_nothing() -> None:
+    models = {"minmax": predictions()}
+    for change, expected in ({"doubt": "near chance"}, VOID), ({"grouped": "true"}, UNDECIDED):
+        (pool,) = pooled.judge([on("a", models), on("b", models, **change)], LIMITS)
+        assert [(row.pooled, row.on_all) for row in pool.configurations] == [(expected, expected)]
+
+
+def test_the_report_and_the_terminal_show_one_line_for_each_configuration(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = {"minmax": predictions(lost=40), "mse": predictions()}
+    families = [on("a<b>", first), on("c", {"minmax": predictions(won=60)})]
+    chosen = page.select(families, LIMITS)
+    text = page.to_markdown(chosen, [])
+    section = text.split("## Several data sets: net on ")[1].split("\n## ")[0]
+    assert "-1.00 |" in section and "| pass |" in section and "| fail |" in section
+    assert "1 configuration was not measured exactly once" in section
+    html = page.to_html(chosen, [[], []], {})
+    assert html.count("Several data sets: net on a&lt;b&gt;, c") == 1
+    terminal.print_pools(pooled.judge(families, LIMITS))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "onnx int8" in line)
+    assert "minmax" in line and "pass" in line and "fail" in line
+    assert "Several data sets" not in to_page(families[0])
