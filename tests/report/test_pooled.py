@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from resnet8ptq.config.schema import ReportConfig
@@ -56,6 +56,16 @@ def test_order_does_not_matter_and_twice_the_samples_tell_more(
     if math.isfinite(once.correction):
         assert twice.z == pytest.approx(once.z * math.sqrt(2), abs=1e-6)
         assert twice.correction == pytest.approx(once.correction / math.sqrt(2))
+
+
+@given(STRATA)
+def test_each_data_set_has_the_variance_of_its_own_loss(strata: list[Stratum]) -> None:
+    variance = sum(((s.lost + s.won) / s.total - s.loss**2) / s.total for s in strata)
+    assume(variance > 1e-9)
+    margin = pooled.stratified(strata, pooled.mean_loss(strata))
+    assert margin.z == pytest.approx(0, abs=1e-6)
+    half_step = 0.5 / min(s.total for s in strata)
+    assert margin.correction == pytest.approx(half_step / math.sqrt(variance), rel=1e-6)
 
 
 @given(STRATA, COUNTS)
