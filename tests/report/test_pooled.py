@@ -1,6 +1,7 @@
 """One verdict on a network over several data sets."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from resnet8ptq.report import page, pooled, terminal, verdicts
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.pooled import Stratum
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, tango, tango_interval
+from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.sequential import Plan
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, tango, tango_interval
 from tests.helpers.cells import predictions, sweep
 from tests.helpers.pages import to_page
 
@@ -78,6 +81,14 @@ def test_another_data_set_never_makes_a_pass_on_all(
     assert pooled.hold_on_all([*margins, pooled.stratified([Stratum(*more)], 0.01)])[0] >= within
 
 
+def test_configurations_are_corrected_and_of_data_sets_only_a_failure() -> None:
+    assert pooled.decide([(0.03, 1.0)]) == [PASS]
+    assert pooled.decide([(0.03, 1.0), (0.03, 1.0), (1.0, 0.01)]) == [UNDECIDED, UNDECIDED, FAIL]
+    margins = [Margin(-2.0), Margin(1.8), Margin(1.5)]
+    _, beyond = pooled.hold_on_all(margins)
+    assert beyond == pytest.approx(3 * margins[1].p_beyond)
+
+
 def test_a_gain_hides_a_loss_in_the_mean_and_not_on_all() -> None:
     first = {"minmax": predictions(lost=40), "mse": predictions(won=1)}
     second = {"minmax": predictions(won=60), "mse": predictions(lost=6)}
@@ -111,6 +122,19 @@ def test_only_the_same_network_on_different_data_sets_is_pooled() -> None:
         assert pooled.judge([here, other], LIMITS) == []
     own = {"model.path": "null"}  # the networks that come with the data sets
     assert pooled.judge([on("a", models, **own), on("b", models, **own)], LIMITS) == []
+
+
+def test_data_sets_of_one_name_are_told_apart_and_stopped_runs_left_out() -> None:
+    models = {"minmax": predictions()}
+    here, there = (on("arrays", models, **{"data.root": f"{name}/x.npz"}) for name in "ab")
+    for family, digest in (here, "1"), (there, "2"):
+        family.records[0].tags["test_digest"] = digest * 64
+    (pool,) = pooled.judge([here, there], LIMITS)
+    assert pool.data_sets == tuple(f"arrays, digest {digest * 16}…" for digest in "12")
+    (cell,) = there.cells
+    assert cell.paired is not None and isinstance(cell.paired.model, Hits)
+    early = replace(cell.paired, model=cell.paired.model.until(Plan(2000, 0.01, 0.05)))
+    assert pooled.judge([here, Family((replace(cell, paired=early),))], LIMITS) == []
 
 
 def test_a_broken_fp32_voids_and_groups_decide_nothing() -> None:
