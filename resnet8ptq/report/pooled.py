@@ -121,8 +121,8 @@ class Pool:
 
     @property
     def title(self) -> str:
-        """The network and its data sets."""
-        return f"{self.network} on {', '.join(self.data_sets)}"
+        """The network, its data sets and the metric."""
+        return f"{self.network} on {', '.join(self.data_sets)}: {self.metric.title}"
 
 
 def mean_loss(strata: Sequence[Stratum]) -> float:

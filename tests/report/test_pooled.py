@@ -155,7 +155,7 @@ def test_the_report_and_the_terminal_show_one_line_for_each_configuration(
     assert "-1.00 |" in section and "| pass |" in section and "| fail |" in section
     assert "1 configuration was not measured exactly once" in section
     html = page.to_html(chosen, [[], []], {})
-    assert html.count("Several data sets: net on a&lt;b&gt;, c") == 1
+    assert html.count("Several data sets: net on a&lt;b&gt;, c: accuracy</h2>") == 1
     terminal.print_pools(pooled.judge(families, LIMITS))
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "onnx int8" in line)
     assert "minmax" in line and "pass" in line and "fail" in line
