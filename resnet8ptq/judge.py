@@ -21,13 +21,15 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from resnet8ptq import run
+from resnet8ptq.config import words as grammar
 from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import or_nearest
 from resnet8ptq.report.facts import LIMITS
-from resnet8ptq.results import SweepSummary, load_sweep
+from resnet8ptq.results import RunSummary, load_sweep
 from resnet8ptq.results.continuous_integration import judge_run
 from resnet8ptq.results.document import EXIT_CODES, Answer, describe, to_json, to_markdown
 from resnet8ptq.results.summaries import UNSUPPORTED
@@ -56,8 +58,8 @@ class Arguments:
         Raises:
             ConfigError: no file, or an unknown format.
         """
-        settings = [word for word in words if "=" in word or word.startswith(("-", "+", "~"))]
-        files = [word for word in words if word not in settings]
+        files = [word for word in words if _is_file(word)]
+        settings = [word for word in words if not _is_file(word)]
         chosen = [word.partition("=")[2] for word in settings if word.startswith("format=")]
         parsed = cls(
             files,
@@ -80,9 +82,9 @@ class Arguments:
 
     def to_sweep(self) -> list[str]:
         """Return the words of the sweep that scores the files."""
-        network = [] if self.names_network else [f"model.path={_quote(self.files[0])}"]
+        network = [] if self.names_network else [f"model.path={grammar.quote(self.files[0])}"]
         judged = self.files if self.names_network else self.files[1:]
-        paths = ",".join(map(_quote, judged))
+        paths = ",".join(map(grammar.quote, judged))
         fixed = ("-m", "backend=file", "evaluate.choice=none")
         return [*fixed, *network, f"backend.path={paths}", *self.settings]
 
@@ -104,16 +106,19 @@ def main(words: list[str]) -> None:
         begun = callback.find_current()
         if begun is None or code not in (0, 1):
             raise SystemExit(code or 1)
-        answers = [_answer(sweep, i) for sweep in [load_sweep(folder=begun.sweep.folder)]
-                   for i in range(len(sweep.runs))]  # fmt: skip
+        answers = [_answer(judged) for judged in load_sweep(folder=begun.sweep.folder).runs]
     _print(asked.format, answers)
     worst = max((answer.exit_code for answer in answers), key=_badness, default=1)
     raise SystemExit(1 if code else worst)
 
 
-def _answer(sweep: SweepSummary, index: int) -> Answer:
+def _is_file(word: str) -> bool:
+    """Tell paths from settings; a path may hold `=` too."""
+    return not word.startswith(("-", "+", "~")) and ("=" not in word or Path(word).is_file())
+
+
+def _answer(judged: RunSummary) -> Answer:
     """Return the verdict on a run; one that was not measured is unsupported, or failed."""
-    judged = sweep.runs[index]
     try:
         return judge_run(judged)
     except TrackingError:
@@ -128,8 +133,8 @@ def _print(form: str, answers: Sequence[Answer]) -> None:
     else:
         print()
         for answer in answers:
-            ended = answer.run is None or answer.run.status in ("ok", UNSUPPORTED)
-            verdict = answer.verdict if ended else "error"
+            assert answer.run is not None  # see `_answer`
+            verdict = answer.verdict if answer.run.status in ("ok", UNSUPPORTED) else "error"
             print(f"{verdict}: {describe(answer)}")
 
 
@@ -141,9 +146,3 @@ def _badness(code: int) -> int:
 def _of_report(word: str) -> str:
     """Return a limit of `resnet8ptq verdict` as the setting of a run."""
     return f"report.{word}" if word.partition("=")[0] in LIMITS else word
-
-
-def _quote(path: str) -> str:
-    """Return a path as Hydra's grammar takes any text."""
-    escaped = path.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

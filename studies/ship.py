@@ -6,8 +6,7 @@
 
 Each network is shipped by one command, in a folder of its own; beside it runs the plain 8-bit
 configuration. What was measured is kept in ship.csv, and not measured again. SHARED names the
-folder of networks and data; a network whose files are not there is left out. `folder=` keeps the
-runs.
+folder of networks and data. `folder=` keeps the runs.
 """
 
 import csv
@@ -25,7 +24,9 @@ from typing import Any
 from benchmarks.setting import REPO
 from benchmarks.tables import table
 from resnet8ptq.core import command, files
+from resnet8ptq.report.verdicts import PASS
 from resnet8ptq.results import RunSummary, load_run, load_sweep
+from resnet8ptq.sweep.ladder import noise
 from resnet8ptq.tracking import sync
 from resnet8ptq.tracking.record import RunRecord
 from studies.recipes import NETWORKS as RECIPES_ON
@@ -85,7 +86,9 @@ def measure(network: str, asked: Arguments) -> dict[str, Any]:
         took = call(*ship, store, f"hydra.sweep.dir={folder}")
     steps = sync.load_records(folder)
     runs = load_sweep(folder=folder).runs
-    winner = [run for run in runs if run.samples_from == "test"][-1]
+    confirmed = [run for run in runs if run.samples_from == "test"]
+    winner = next((run for run in reversed(confirmed) if run.verdict == PASS), confirmed[0])
+    [step] = [step for step in steps if step.run_id == winner.run_id]
     halved = any("of the test samples" in step.chosen_by for step in steps)
     half = ("evaluate.choice=half",) if halved else ()
     plain = folder.parent / f"{network}_plain"
@@ -97,7 +100,7 @@ def measure(network: str, asked: Arguments) -> dict[str, Any]:
         "properties": next(filter(None, (s.params.get("properties") for s in steps)), ""),
         "steps": len(steps),
         "helped": "; ".join(helped(steps)),
-        "winner": " ".join(changed(steps[-1], steps[0])) or "the first step",
+        "winner": " ".join(changed(step, steps[0])) or "the first step",
         **describe("winner", winner),
         **describe("plain", load_run(folder=plain)),
         **took,
@@ -137,13 +140,6 @@ def helped(steps: Sequence[RunRecord]) -> list[str]:
         for step in tried[1:]
         if noise(step) < HELPS * noise(tried[0])
     ]
-
-
-def noise(step: RunRecord) -> float:
-    """Return the divergence from FP32, or noise divided by signal."""
-    if (divergence := step.metrics.get("kl_divergence")) is not None:
-        return divergence
-    return float(10 ** (-step.metrics.get("sqnr_db", 200.0) / 10))
 
 
 def changed(step: RunRecord, first: RunRecord) -> list[str]:

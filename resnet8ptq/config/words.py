@@ -7,7 +7,8 @@ after Hydra has composed the config.
 
 import argparse
 import os
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,22 @@ def values(override: Override) -> list[Any]:
 def is_group(key: str) -> bool:
     """Return whether a key chooses an option of a config group."""
     return key in (*_GROUPS, "model") or "/" in key
+
+
+def quote(text: str) -> str:
+    """Return any text as Hydra's grammar takes it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def as_list(names: Iterable[str]) -> str:
+    """Return names as Hydra's grammar takes a list.
+
+    >>> as_list(["conv2d_1/BiasAdd", "a;b"])
+    "[conv2d_1/BiasAdd,'a;b']"
+    """
+    plain = re.compile(r"[\w./:-]+")
+    return f"[{','.join(n if plain.fullmatch(n) else quote(n) for n in names)}]"
 
 
 def _no_such_flag(word: str, parser: argparse.ArgumentParser) -> str:

@@ -35,7 +35,7 @@ from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import make_plan
-from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.layers import is_grouped
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.summary import quantized_operators
 from resnet8ptq.precision.plan import Selection, find_float_nodes
@@ -66,8 +66,8 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     run.log_params(network.describe() | {"properties": ", ".join(find_properties(graph))})
     settings = fit_settings(settings, network)
     config, resolved = settings.config, settings.quantizer.resolve()
-    _warn_of_saturation(resolved, network)
-    _warn_of_depthwise(config, resolved, network)
+    _warn_of_saturation(resolved, graph)
+    _warn_of_depthwise(config, resolved, graph)
     if config.backend.name != "file":
         attention_report.report(config, graph)
     training = f"the training samples of {data.name}"
@@ -249,9 +249,9 @@ def _float_operators(prepared: Preparation) -> dict[str, str]:
     return {"float_operators": listed}
 
 
-def _warn_of_saturation(resolved: Resolved, network: Fp32Model) -> None:
+def _warn_of_saturation(resolved: Resolved, graph: onnx.GraphProto) -> None:
     """Warn where this CPU's kernels may compute something else than the quantized network says."""
-    operators = {node.op_type for node in onnx.load(network.onnx_path).graph.node}
+    operators = {node.op_type for node in graph.node}
     if kernels.saturates(resolved, operators, machine.cpu()[1]):
         log.warning(
             "this CPU has no VNNI: 16-bit sums of %s activations and %s weights may saturate, and "
@@ -261,7 +261,7 @@ def _warn_of_saturation(resolved: Resolved, network: Fp32Model) -> None:
         )
 
 
-def _warn_of_depthwise(config: RunConfig, resolved: Resolved, fp32: Fp32Model) -> None:
+def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -> None:
     """Warn where few bits shift the outputs of depthwise convolutions, and nothing corrects them.
 
     A channel sums few products there, nine mostly, so that rounding errors do not average out: its
@@ -272,8 +272,7 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, fp32: Fp32Model) -
     elsewhere = config.method in ("qat", "weight_only")  # trained, or in float
     if corrected or elsewhere or (resolved.weight_bits or 8) >= 8:
         return
-    nodes = onnx.load(fp32.onnx_path).graph.node
-    grouped = sum(node.op_type == "Conv" and attribute(node, "group", 1) > 1 for node in nodes)
+    grouped = sum(map(is_grouped, graph.node))
     if grouped:
         log.warning(
             "%d-bit weights in %d depthwise convolutions: rounding shifts the mean of their "

@@ -133,6 +133,11 @@ def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
     return onnx.helper.get_attribute_value(matching[0]) if matching else default
 
 
+def is_grouped(node: onnx.NodeProto) -> bool:
+    """Tell convolutions in groups, such as depthwise ones."""
+    return node.op_type == "Conv" and attribute(node, "group", 1) > 1
+
+
 def channel_axis(node: onnx.NodeProto) -> int:
     """Return the axis of a layer's weights that counts its output channels."""
     if node.op_type == "Conv":

@@ -17,7 +17,7 @@ from resnet8ptq.core import cache, code, isolation, machine
 from resnet8ptq.core.console import print_table, say, stdout, waiting
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.attention import left_by_attention
-from resnet8ptq.graph.layers import RECURRENT, attribute
+from resnet8ptq.graph.layers import RECURRENT, is_grouped
 from resnet8ptq.graph.pruning import find_all
 from resnet8ptq.models import sources
 from resnet8ptq.models.batch_axis import static_tensors
@@ -138,7 +138,7 @@ def summarize(
         opset=opset(proto),
         operators=dict(Counter(computing).most_common()),
         layers=sum(1 for _ in gate.find_weights(graph)),
-        depthwise=sum(n.op_type == "Conv" and attribute(n, "group", 1) > 1 for n in graph.node),
+        depthwise=sum(map(is_grouped, graph.node)),
         parameters=sum(math.prod(t.dims) for t in find_all(graph, onnx.TensorProto)),
         quantized={backend: quantized_operators(backend) for backend in backends},
         final=makers.get(graph.output[0].name, ""),

@@ -1,7 +1,7 @@
 """Climbs the ladder of `experiment=auto`: runs its steps within the time, then confirms the best.
 
-`experiment.ladder.climbing` chooses the steps. Here they run, by whatever launches jobs, and their
-records become what the next choice is made of.
+`experiment.ladder.climbing` chooses the steps. This module runs them through Hydra's launcher, and
+turns their records into the input of the next choice.
 """
 
 import math
@@ -19,6 +19,8 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import printable
 from resnet8ptq.experiment.ladder import climbing
 from resnet8ptq.experiment.ladder.climbing import Asked, Step, Tried
+from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.verdicts import reaches_least
 from resnet8ptq.tasks.contract import BASELINE, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.record import RunRecord
@@ -66,7 +68,7 @@ class Ladder:
             if self.confirmed and _warm_s(finalist) > left_s():
                 _say(f"not confirmed: {climbing.say(finalist.step.settings)}; the time is up")
                 return
-            [done] = self._run([climbing.confirm(finalist.step)], self.confirmed)
+            [done] = self._run([climbing.confirm(self.asked, finalist.step)], self.confirmed)
             if done.passes or not finalist.passes:
                 return
 
@@ -79,8 +81,8 @@ class Ladder:
             return True
         self.tried.append(Tried(step, climbing.SKIPPED))
         _say(
-            f"not tried: {step.words}: about {expected_s:.0f} s, and {max(left_s, 0):.0f} s of "
-            "minutes= are left, with the confirmation to come"
+            f"not tried: {step.words}: it takes about {expected_s:.0f} s and the confirmation "
+            f"{confirm_s:.0f} s, but {max(left_s, 0):.0f} s are left; try a larger minutes="
         )
         return False
 
@@ -114,7 +116,11 @@ class Ladder:
         if result.status == "ok" and not result.is_analysis:
             limit = result.task.metric.limit(self.allowed)
             self.asked = replace(self.asked, limit=limit)
-        return measure(step, result, seconds)
+            reaches = reaches_least(result.task.metric, Cell(result, ""), self.allowed)
+        else:
+            reaches = True
+        done = measure(step, result, seconds)
+        return replace(done, within=done.within and reaches)
 
     def _outcome(self, tried: Tried) -> str:
         """Return what a step came to, in one line."""
@@ -148,16 +154,27 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
             raise ConfigError(f"{key}: got several values, takes one with experiment=auto")
         if key == "backend" and "file" in words.values(override):
             raise ConfigError("backend: got file, which quantizes nothing; try resnet8ptq judge")
+        value = override.value()
+        if isinstance(value, str) and (mend := _REFUSED.get((key, value))):
+            raise ConfigError(f"{key}: got {value} with experiment=auto; {mend}")
         if key in _LADDERS:
             raise ConfigError(f"{key}: got {override.value()}, but experiment=auto sets it itself")
 
 
 _TIMES = ("quantize_s", "evaluate_s")
+_REFUSED = {
+    ("method", "dynamic"): "try resnet8ptq run method=dynamic",
+    ("method", "weight_only"): "goal=best tries it for transformers",
+    ("nodes_to_exclude", "auto"): "it searches for layers itself; leave the setting out",
+}
 _LADDERS = ("evaluate.split", "evaluate.choice", "evaluate.stop", "objectives", "analysis")
 
 
 def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
-    """Return what a step's run says for the next choice."""
+    """Return the measurements of a step's run, for the next choice.
+
+    A step that an earlier sweep has run returns at once: the time that it took then counts.
+    """
     shared = Tried(step, record.status, record.reason, seconds=seconds)
     if record.is_analysis:
         return replace(
@@ -170,8 +187,10 @@ def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
     if record.drop is None:
         return shared
     metric = record.task.metric
+    spent_s = sum(record.metrics.get(f"system/{key}", 0.0) for key in (*_TIMES, "prepare_s"))
     return replace(
         shared,
+        seconds=max(seconds, spent_s),
         doubt=record.doubt,
         loss=record.drop,
         show_loss=metric.show_drop,

@@ -9,10 +9,11 @@ goal=smallest: by bytes, with fewer than 8 bits where they pass
 goal=best: the least loss
 minutes=10: for all jobs; a job that is not expected to fit is not started
 
-It starts with plain 8 bits, looks at what went wrong, tries what answers it, and confirms the best
-on the test samples, which choose nothing. It says what it tries and why; the winner is one
-`resnet8ptq run` line. All settings of `resnet8ptq run` hold in every step, see `resnet8ptq run
---help`; the command is short for `resnet8ptq run experiment=auto`. Ctrl-C prints how to go on.
+It starts with plain 8 bits, finds the causes of the loss, tries settings against them, and confirms
+the best model on the test samples. These samples choose nothing. It prints each step with its
+reason, and the winner as one `resnet8ptq run` line. All settings of `resnet8ptq run` hold in every
+step, see `resnet8ptq run --help`; the command is short for `resnet8ptq run experiment=auto`. Ctrl-C
+prints the command to continue.
 
 Exit codes: 0 the winner passes; 3 no model passes: the closest fails; 4 undecided, nothing is
 proven; 2 wrong input; 1 an error; 130 interrupted. More: docs/ship.md.
@@ -20,7 +21,8 @@ proven; 2 wrong input; 1 an error; 130 interrupted. More: docs/ship.md.
 
 from collections.abc import Sequence
 
-from resnet8ptq.core import invocation
+from resnet8ptq.core import command, invocation
+from resnet8ptq.core.errors import ConfigError
 
 _OWN = ("goal", "minutes")  # settings of the sweeper
 
@@ -29,7 +31,7 @@ def to_run(words: Sequence[str]) -> list[str]:
     """Return the words of `resnet8ptq run` for those of `resnet8ptq ship`.
 
     Raises:
-        SystemExit: after `--help` is printed.
+        SystemExit: after `--help` is printed, or another experiment is refused.
 
     >>> to_run(["goal=best", "data=shapes"])
     ['experiment=auto', 'hydra.sweeper.goal=best', 'data=shapes']
@@ -37,5 +39,10 @@ def to_run(words: Sequence[str]) -> list[str]:
     if {"-h", "--help"} & set(words):
         print(invocation.adapt(__doc__ or ""))
         raise SystemExit(0)
+    for word in words:
+        key, _, name = word.lstrip("+").partition("=")
+        if key == "experiment" and name != "auto":
+            error = ConfigError(f"experiment: got {name}, takes auto with ship; try run {word}")
+            raise SystemExit(command.report(error))
     owned = [f"hydra.sweeper.{w}" if w.partition("=")[0] in _OWN else w for w in words]
     return ["experiment=auto", *owned]

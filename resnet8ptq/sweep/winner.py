@@ -16,11 +16,10 @@ from resnet8ptq.report.answer import say_facts, say_verdict
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import Recommendation, Selection
 from resnet8ptq.report.table import VOID
-from resnet8ptq.report.verdicts import EXIT_CODES, FAIL, PASS, reaches_least
+from resnet8ptq.report.verdicts import EXIT_CODES, FAIL, PASS, UNDECIDED, reaches_least
 
 FILE = "winner.yaml"  # in the sweep's folder
-_LADDERS = ("experiment", "evaluate.split", "latency.enabled", "sweep.resume", "hydra")
-_NOTHING = 4  # the exit code of a ladder that has confirmed no model, as of `undecided`
+_LEFT_OUT = ("experiment", "evaluate.split", "sweep.resume")
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def announce(chosen: Sequence[Selection], folder: Path) -> int:
     console, winner = stdout(None, 240), find(chosen)
     if winner is None:
         say(console, "\nNo model was confirmed: no step could be measured.")
-        return _NOTHING
+        return EXIT_CODES[UNDECIDED]
     title = "Winner" if winner.outcome == PASS else "Nothing passes; the closest to FP32"
     again = printable(invocation.command("run", *winner.settings))
     files.write_text(folder / FILE, to_yaml(winner.settings))
@@ -96,16 +95,12 @@ def to_yaml(settings: Sequence[str]) -> str:
         if words.is_group(key):
             defaults.append({f"override /{key}": value})
         else:
-            OmegaConf.update(values, key, _plain(value), force_add=True)
+            OmegaConf.update(values, key, value, force_add=True)
     content: dict[str, Any] = {"defaults": defaults} if defaults else {}
     head = "# @package _global_\n# The winner of experiment=auto.\n"
     return head + OmegaConf.to_yaml(OmegaConf.merge(content, values))
 
 
-def _plain(value: Any) -> Any:
-    return value.text if hasattr(value, "text") else value
-
-
 def _is_ladders(word: str) -> bool:
     key = word.lstrip("+~").partition("=")[0]
-    return key in _LADDERS or key.startswith("hydra")
+    return key in _LEFT_OUT or key.startswith("hydra") or word == "latency.enabled=true"

@@ -163,6 +163,30 @@ def test_every_step_is_a_valid_configuration(goal, backend):
         make_config(*each.step.overrides)
 
 
+@pytest.mark.parametrize("backend", climbing.NARROWER)
+def test_every_budget_of_bytes_is_a_valid_configuration(backend):
+    asked = replace(ASKED, goal="smallest", backends=(backend,))
+    tried = climb(asked, lambda step: LOST if step.rung == FEWER_BITS else PASSED)
+    assert FEWER_BITS in rungs_of(tried)
+    for each in tried:
+        make_config(*each.step.overrides)
+
+
+def test_a_setting_of_the_user_leaves_out_the_steps_about_it():
+    fixed = frozenset(["nodes_to_exclude", "corrections.adaround", "latency.enabled"])
+    tried = climb(replace(ASKED, fixed=fixed), lambda step: LOST)
+    assert {"float_layers", "learned_rounding"}.isdisjoint(rungs_of(tried))
+    last = climbing.confirm(replace(ASKED, fixed=fixed), tried[-1].step)
+    assert not any("latency" in word for each in tried for word in each.step.overrides)
+    assert not any("latency" in word for word in last.overrides)
+
+
+def test_layers_of_any_name_are_left_in_float():
+    named = words.as_list(["conv;1", "b=2"])
+    tried = climb(ASKED, lambda step: replace(LOST, named=named))
+    assert make_config(*tried[-1].step.overrides).nodes_to_exclude == ["conv;1", "b=2"]
+
+
 def test_the_flagships_are_presets_of_the_ladder():
     """The recipes of conf/experiment/ take the same settings as its steps on a CPU without VNNI."""
     seen = rungs.Seen("onnx", vnni=False, limit=0.01)

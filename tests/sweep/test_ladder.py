@@ -58,6 +58,26 @@ def test_a_first_model_that_passes_is_confirmed_at_once():
     assert "evaluate.split=test" in jobs.steps[-1].overrides
 
 
+def test_a_model_below_the_least_accuracy_does_not_pass():
+    jobs = Jobs(lambda step: record(0.001))
+    asked = Asked("fastest", ("onnx",), 0.0)
+    Ladder(asked, jobs.launch, ReportConfig(min_accuracy=0.95), 1000, clock=lambda: jobs.at).climb()
+    assert "calibrations" in jobs.rungs
+
+
+def test_a_step_that_an_earlier_sweep_has_run_counts_with_its_own_time():
+    step = Jobs(lambda step: record(0.1)).climb().tried[-1].step
+    done = record(0.1)
+    done.metrics["system/prepare_s"] = 90.0
+    assert measure(step, done, 0.1).seconds == 90
+
+
+def test_ship_takes_no_other_experiment(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        to_run(["experiment=qat"])
+    assert "experiment: got qat, takes auto with ship" in capsys.readouterr().err
+
+
 def test_a_step_that_is_not_expected_to_fit_is_not_started(capsys):
     """Learned rounding takes many plain runs: it does not fit beside the confirmation."""
     jobs = Jobs(lambda step: record(0.05))
@@ -139,6 +159,11 @@ def test_settings_become_a_config_of_conf_experiment():
         (("minutes=0",), "minutes: got 0, takes a number > 0"),
         (("seed=1,2",), "seed: got several values, takes one with experiment=auto"),
         (("backend=file",), "backend: got file, which quantizes nothing; try resnet8ptq judge"),
+        (
+            ("nodes_to_exclude=auto",),
+            "nodes_to_exclude: got auto with experiment=auto; it searches for layers itself; leave "
+            "the setting out",
+        ),
         (("evaluate.split=test",), "evaluate.split: got test, but experiment=auto sets it itself"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What changes of settings come to on held-out samples, beside the settings as they are."""
+"""Outcomes of changed settings on held-out samples, beside the unchanged settings."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,1 +1,1 @@
-"""What is known to help a quantized network, and the order in which it is tried."""
+"""Changes that help quantized networks, and the order in which they are tried."""

@@ -1,4 +1,4 @@
-"""What is worth trying on this CPU, before any sweep: nothing is run or quantized.
+"""Configurations worth trying on this CPU, before any sweep; nothing is run or quantized.
 
     resnet8ptq advise                       whatever the network is
     resnet8ptq advise FILE                  for this network (or model.path=FILE)

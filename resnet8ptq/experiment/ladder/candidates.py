@@ -38,7 +38,7 @@ class Candidate:
 
 
 def advise(flags: Collection[str], network: Summary | None = None) -> list[Candidate]:
-    """Return what is known, what to try first.
+    """Return the known configurations, those to try first.
 
     Args:
         flags: of the CPU, see `machine.cpu`.

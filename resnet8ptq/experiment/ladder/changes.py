@@ -1,7 +1,6 @@
-"""Changes of settings that may win back what quantization costs, each by its words."""
+"""Changes of settings that may reduce the loss of quantization, each by its words."""
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
@@ -73,22 +72,6 @@ POOLS_IN_FLOAT = change("op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPoo
 ONLY_LAYERS = change("op_types=[Conv,Gemm,MatMul]")
 
 
-def as_list(names: Iterable[str]) -> str:
-    """Return names as Hydra's grammar takes a list.
-
-    >>> as_list(["conv2d_1/BiasAdd", "a;b"])
-    "[conv2d_1/BiasAdd,'a;b']"
-    """
-    return f"[{','.join(map(_quote, names))}]"
-
-
-def _quote(name: str) -> str:
-    if re.fullmatch(r"[\w./:-]+", name):
-        return name
-    escaped = name.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
-
-
 def calibrate(method: str) -> Change:
     """Return another way to choose ranges from the calibration samples."""
     return change(f"calib={method}")
@@ -102,7 +85,7 @@ def calibrate_with(samples_per_class: int) -> Change:
 def leave_in_float(config: RunConfig, nodes: Sequence[str]) -> Change:
     """Return more nodes that stay in float, beside those that do already."""
     every = list(dict.fromkeys([*config.nodes_to_exclude, *nodes]))
-    return Change((f"nodes_to_exclude={as_list(every)}",))
+    return Change((f"nodes_to_exclude={words.as_list(every)}",))
 
 
 def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:

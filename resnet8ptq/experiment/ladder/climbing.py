@@ -172,10 +172,11 @@ def next_steps(asked: Asked, tried: Sequence[Tried]) -> list[Step]:
     return steps
 
 
-def confirm(step: Step) -> Step:
+def confirm(asked: Asked, step: Step) -> Step:
     """Return the step that measures a model on the reported samples."""
     settings = {**step.settings, "evaluate.split": "evaluate.split=test"}
-    settings["latency.enabled"] = "latency.enabled=true"
+    if "latency.enabled" not in asked.fixed:
+        settings["latency.enabled"] = "latency.enabled=true"
     why = "the best so far, on samples that nothing was chosen on"
     return replace(step, rung=CONFIRM, settings=settings, why=why, words=say(step.settings))
 
@@ -202,7 +203,8 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
         base = closest([each for each in before if each.measured]).step
         if asked.goal != "best" and rung is not rungs.calibrations and _loses_nothing(before):
             return []
-        proposals = rung(_see(asked, own, before))
+        seen = rung(_see(asked, own, before))
+        proposals = [each for each in seen if not _is_fixed(asked, each)]
         steps = [_step(asked, base.settings, rung.__name__, each) for each in proposals]
         if rung is rungs.answers:
             steps = _diagnose(own) or steps
@@ -227,7 +229,7 @@ def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
         vnni=asked.vnni,
         limit=asked.limit,
         properties=first.properties,
-        settings=dict(base.settings),
+        settings=base.settings,
         findings=() if diagnosed is None else _read_findings(diagnosed.findings),
         costs_more="" if diagnosed is None else _costs_more(diagnosed),
         named=left[0] if left else "",
@@ -300,7 +302,8 @@ def _budget(step: Step) -> float:
 def _base(asked: Asked, backend: str) -> dict[str, str]:
     """Return the settings of every trial: it runs the choosing samples only."""
     settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
-    if asked.goal != "fastest" or len(asked.backends) == 1:  # no latencies to compare
+    compares = asked.goal == "fastest" and len(asked.backends) > 1  # latencies
+    if not compares and "latency.enabled" not in asked.fixed:
         settings["latency.enabled"] = "latency.enabled=false"
     return settings
 
@@ -312,6 +315,11 @@ def _step(asked: Asked, base: Mapping[str, str], rung: str, proposal: Proposal) 
     return Step(
         backend, rung, {**base, **kept}, proposal.why, " ".join(kept.values()), proposal.cost
     )
+
+
+def _is_fixed(asked: Asked, proposal: Proposal) -> bool:
+    """Whether the user has set the main setting of a proposal, which is its first."""
+    return words.parse(proposal.change.settings[0]).key_or_group in asked.fixed
 
 
 def _is_tried(step: Step, own: Sequence[Tried]) -> bool:

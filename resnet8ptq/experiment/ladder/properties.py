@@ -3,7 +3,7 @@
 import onnx
 
 from resnet8ptq.graph.attention import find_attention
-from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.layers import is_grouped
 
 ATTENTION, DEPTHWISE, POOLS, SILU = "attention", "depthwise", "average pool", "SiLU"
 
@@ -16,15 +16,11 @@ def find_properties(graph: onnx.GraphProto) -> list[str]:
     attention = bool(find_attention(graph))
     present = {
         ATTENTION: attention,
-        DEPTHWISE: any(map(_is_depthwise, graph.node)),
+        DEPTHWISE: any(map(is_grouped, graph.node)),
         POOLS: not attention and not operators.isdisjoint(_POOLS),
         SILU: "HardSwish" in operators or _has_silu(graph),
     }
     return [name for name, holds in present.items() if holds]
-
-
-def _is_depthwise(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Conv" and attribute(node, "group", 1) > 1
 
 
 def _has_silu(graph: onnx.GraphProto) -> bool:

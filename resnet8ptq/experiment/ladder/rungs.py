@@ -5,8 +5,8 @@ configuration of the rungs before it. Costs are times in units of the plain run,
 studies/ship.md.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from resnet8ptq.experiment.ladder import changes
 from resnet8ptq.experiment.ladder.changes import Change, change
@@ -41,7 +41,7 @@ class Seen:
     vnni: bool
     limit: float
     properties: tuple[str, ...] = ()
-    settings: dict[str, str] | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[tuple[str, Change], ...] = ()
     costs_more: str = ""
     named: str = ""
@@ -52,7 +52,7 @@ class Seen:
 
     def is_set(self, key: str, value: str) -> bool:
         """Whether the best configuration so far has a setting."""
-        return (self.settings or {}).get(key) == f"{key}={value}"
+        return self.settings.get(key) == f"{key}={value}"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration.statistics import Ranges
+from resnet8ptq.config import words
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.evaluation import latency
@@ -76,7 +77,7 @@ class Exclusion:
 
     def to_params(self) -> dict[str, str]:
         """Return the choice as `nodes_to_exclude` takes it on the command line."""
-        return {"excluded_nodes": f"[{','.join(self.nodes)}]"}
+        return {"excluded_nodes": words.as_list(self.nodes)}
 
     def summary(self) -> str:
         """Return the outcome in one line."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from resnet8ptq.config import words
 from resnet8ptq.core import files
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
@@ -87,7 +88,7 @@ def select(
     best = min(trials.steps, key=lambda step: step.drop)
     raise QuantizationError(
         f"max_drop: got {max_drop}, takes at least {best.drop:.5f} here: the smallest drop on "
-        f"held-out images of all that was tried, with [{','.join(best.nodes)}] in float"
+        f"held-out images of all that was tried, with {words.as_list(best.nodes)} in float"
     )
 
 
