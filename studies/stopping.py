@@ -24,8 +24,8 @@ from resnet8ptq.core import files
 from resnet8ptq.core.console import track
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.sequential import FAIL, FUTILE, LOOKS, PASS, Plan
-from resnet8ptq.tasks.statistics import PART, SIGNIFICANCE, tango
-from studies.decisions import Images
+from resnet8ptq.tasks.statistics import PART, SIGNIFICANCE, flips, tango
+from studies.decisions import Images, draw
 from studies.recipes import NETWORKS, SHARED
 
 TABLE = Path(__file__).with_name("stopping.csv")
@@ -145,14 +145,15 @@ def replay(name: str, pairs: Sequence[tuple[Right, Right]], orders: int, seed: i
     random, shares, equal, opposite = np.random.default_rng(seed), [], [], []
     for model, baseline in pairs:
         plan = Plan(len(model), LIMIT, SIGNIFICANCE)
-        whole = tango(
-            int((baseline & ~model).sum()), int((model & ~baseline).sum()), len(model), LIMIT
-        )
+        won, lost = flips(model, baseline)
+        whole = tango(lost, won, len(model), LIMIT)
         verdict = PASS if whole.p_within <= SIGNIFICANCE else FUTILE
         verdict = FAIL if whole.p_beyond <= SIGNIFICANCE else verdict
         for _ in range(orders):
             order = random.permutation(len(model))
-            lost, won = (flips[order].cumsum() for flips in (baseline & ~model, model & ~baseline))
+            lost, won = (
+                changed[order].cumsum() for changed in (baseline & ~model, model & ~baseline)
+            )
             for seen in plan.ends:
                 if outcome := plan.outcome(int(lost[seen - 1]), int(won[seen - 1]), seen):
                     break
@@ -175,12 +176,7 @@ def simulate_single_runs(images: Images, total: int, trials: int, seed: int) -> 
     scaled, random = images.scaled(LIMIT), np.random.default_rng([seed, total])
     some = 0
     for _ in range(trials):
-        count = random.multinomial(total, np.full(len(scaled.lost), 1 / len(scaled.lost)))
-        lost, won = (
-            random.binomial(count[seen], chances[seen], size=(RUNS, seen.sum())).sum(axis=1)
-            for chances in (scaled.lost, scaled.won)
-            for seen in [(chances > 0) & (count > 0)]
-        )
+        lost, won = draw(scaled, RUNS, total, random)
         margins = (tango(*pair, total, LIMIT) for pair in zip(lost, won, strict=True))
         some += any(margin.p_within <= SIGNIFICANCE for margin in margins)
     return some / trials

@@ -79,10 +79,8 @@ def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:
     """Return an evaluation of the samples of both, which one artifact has run."""
     if before is None:
         return after
-    outputs = before.outputs, after.outputs
-    joined = _join([part.values for part in outputs])
-    raw = tuple(map(np.concatenate, zip(*(part.raw for part in outputs), strict=True)))
-    whole = replace(after.outputs, values=joined, raw=raw)
+    joined = _join([part.outputs.values for part in (before, after)])
+    whole = replace(after.outputs, values=joined)  # hits have no raw outputs
     return replace(after, outputs=whole, seconds=before.seconds + after.seconds)
 
 

@@ -166,8 +166,7 @@ def _test_limit(
     stops = config.evaluate.stop != "all"
     if config.dtype.name == "fp32" or stops or _is_grouped(samples, task):
         return None
-    limit, paired = task.metric.limit(config.report), comparison.paired
-    return paired.margin(task.metric, limit, comparison.model.total).p_within
+    return comparison.p_within(task.metric.limit(config.report))
 
 
 def _is_grouped(samples: Split, task: Task) -> bool:

@@ -23,7 +23,7 @@ from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import draw
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.tasks.contract import Metric
-from resnet8ptq.tasks.statistics import POWER, SIGNIFICANCE, find_edge, tango
+from resnet8ptq.tasks.statistics import POWER, SIGNIFICANCE, find_edge, round_size, tango
 
 CHANGED = (0.005, 0.02, 0.05, 0.1)  # shares of predictions where none is measured
 HEADS = (
@@ -32,7 +32,7 @@ HEADS = (
     "fails from a loss of",
     "samples to pass without loss",
 )
-MOST = 10_000_000  # samples of a plan; more are beyond reason
+MOST = 10_000_000  # the largest sample size that is printed
 FILE = "test_plan.png"
 
 
@@ -171,10 +171,8 @@ def _print(result: PowerAnalysis, data: str) -> None:
 
 
 def _say_count(count: float) -> str:
-    """Return a sample size to two digits; in words beyond reason."""
-    if not count <= MOST:
-        return "beyond reason"
-    return f"about {int(round(count, 2 - len(str(int(count))))):,}"
+    """Return a sample size to two digits, at most `MOST`."""
+    return f"about {round_size(count):,}" if count <= MOST else f"more than {MOST:,}"
 
 
 NOTES: Sequence[str] = (

@@ -297,7 +297,7 @@ def _choose_bits(
     if max_bytes is None:
         for some in plans:
             with suppress(ConfigError):
-                level = bits_search.level_of(some)
+                level = bits_search.level_of(some) / len(plans)
                 return bits_search.choose(some, attempt, max_bytes, max_drop, level)
         exclusion.warn_of_luck("precision.plan=auto", "precision.max_drop", max_drop or 0.0)
     for some in plans[:-1]:

@@ -88,6 +88,12 @@ def varied(records: Sequence[RunRecord]) -> list[str]:
     return sorted(keys)
 
 
+def asked(record: RunRecord, keys: Sequence[str]) -> tuple[str | None, ...]:
+    """Return settings as asked for: bits that a run chose itself are `auto`."""
+    auto = record.params.get("precision.plan") == "auto"
+    return tuple("auto" if auto and k == "planned_bits" else record.params.get(k) for k in keys)
+
+
 def _is_settled(record: RunRecord, key: str) -> bool:
     """Tell whether a setting is the resolved one, not only the one asked for."""
     if record.status == "unsupported":

@@ -17,13 +17,14 @@ LIMIT_NOTE = (
     "limit: {limit} ({key}). pass: the upper one-sided 95% bound of the loss{several} is within "
     "it. fail: the lower bound is beyond it. undecided: neither; in brackets, the sample sizes "
     "for 80% power at losses one standard error off the measured one. No brackets: none can be "
-    "computed, or they are beyond reason. A verdict is about this file: another calibration draw "
+    "computed, or it exceeds a million. A verdict is about this file: another calibration draw "
     "(seed) makes another file, and experiment=spread judges the recipe."
 )
 LOOKS_NOTE = (
     "{count} earlier {runs} scored on these samples; verdicts do not correct for that. Each run is "
     "one more chance that a model beyond the limit passes by luck: with 30 single runs at the "
-    "limit, some passes in up to a third of the cases, not in 5%. New test samples confirm a pass."
+    "limit, at least one passes wrongly in up to 34% of simulated cases, instead of 5%. New test "
+    "samples confirm a pass."
 )
 STOP_NOTE = (
     "after N of M: evaluate.stop=decided scored the M samples in random order, and stopped after "

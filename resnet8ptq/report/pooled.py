@@ -20,20 +20,18 @@ from dataclasses import dataclass
 from typing import Self
 
 from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family
-from resnet8ptq.report.facts import varied
+from resnet8ptq.report.facts import asked, varied
 from resnet8ptq.report.table import VOID
-from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.statistics import (
     PART,
-    SIGNIFICANCE,
     UNKNOWN,
     Interval,
     Margin,
     find_edge,
-    flips,
     holm,
     tango,
 )
@@ -80,9 +78,8 @@ class Part:
         model, baseline = paired.model, paired.baseline
         if not isinstance(model, Hits) or not isinstance(baseline, Hits) or model.plan is not None:
             return None
-        won, lost = flips(model.right, baseline.right)
         source = record.settings("data", "dataset", "data.root")
-        return cls(source, cell, Stratum(lost, won, len(model.right)))
+        return cls(source, cell, Stratum(*model.changes(baseline)))
 
 
 @dataclass(frozen=True)
@@ -167,15 +164,6 @@ def hold_on_all(margins: Sequence[Margin]) -> tuple[float, float]:
     return max(margin.p_within for margin in margins), beyond
 
 
-def decide(p_values: Sequence[tuple[float, float]]) -> list[str]:
-    """Return the verdicts from the p-values within and beyond of each configuration (Holm)."""
-    within, beyond = (holm([pair[side] for pair in p_values]) for side in (0, 1))
-    return [
-        PASS if low <= SIGNIFICANCE else FAIL if high <= SIGNIFICANCE else UNDECIDED
-        for low, high in zip(within, beyond, strict=True)
-    ]
-
-
 def judge(families: Sequence[Family], limits: ReportConfig) -> list[Pool]:
     """Return a pool for each network and metric with several data sets; [] without any."""
     keys = varied([record for family in families for record in family.records])
@@ -186,7 +174,7 @@ def judge(families: Sequence[Family], limits: ReportConfig) -> list[Pool]:
         for part in filter(None, map(Part.of_cell, family.measured)):
             record = part.cell.record
             network = (family.metric, record.model, *record.settings(*_NETWORKS, *models))
-            configuration = (record.combination, *record.settings(*keys))
+            configuration = (record.combination, *asked(record, keys))
             networks.setdefault(network, {}).setdefault(configuration, []).append(part)
     pools = (_pool(list(rows.values()), limits) for rows in networks.values())
     return [pool for pool in pools if pool is not None]
@@ -219,9 +207,10 @@ def _judge(
 ) -> Iterator[Configuration]:
     """Yield the configurations, judged together; beside an FP32 in doubt they are void."""
     sound = [row for row in rows if not any(part.cell.record.doubt for part in row)]
-    margins = [_margin(row, limit) for row in sound]
-    pooled = decide([(margin.p_within, margin.p_beyond) for margin in margins])
-    on_all = decide([hold_on_all([_margin([part], limit) for part in row]) for row in sound])
+    whole = [_margin(row, limit) for row in sound]
+    each = [[_margin([part], limit) for part in row] for row in sound]
+    pooled = verdicts.outcomes([(margin.p_within, margin.p_beyond) for margin in whole])
+    on_all = verdicts.outcomes([hold_on_all(margins) for margins in each])
     outcomes = {id(row): pair for row, *pair in zip(sound, pooled, on_all, strict=True)}
     for row in rows:
         strata, worst = [part.stratum for part in row], max(row, key=lambda part: part.stratum.loss)

@@ -151,17 +151,23 @@ class Selection:
         best one. Of equal models it is the faster, and of equally fast ones the smaller.
         """
         metric, prefix = self.family.metric, CHOICE if self.apart and not reported else ""
-        costs = [metric.cost(cell.metric(prefix + metric.ranked_by)) for cell in cells]
-        least = min(costs)
-        equals = [c for c, cost in zip(cells, costs, strict=True) if cost - least <= ROUNDING]
+        costs = [_or_worst(metric.cost(cell.metric(prefix + metric.ranked_by))) for cell in cells]
+        most = min(costs) + ROUNDING
+        equals = [cell for cell, cost in zip(cells, costs, strict=True) if cost <= most]
         if self.criterion and not reported:
-            near = [cell for cell in cells if verdicts.is_near(equals[0], cell, metric, NEAR)]
-            values = [cell.metric(CHOICE + self.criterion.name) for cell in near]
+            first, others = equals[0], [cell for cell in cells if cell is not equals[0]]
+            near = [first, *(c for c in others if verdicts.is_near(first, c, metric, NEAR))]
+            values = [_or_worst(cell.metric(CHOICE + self.criterion.name)) for cell in near]
             most = min(values) * (1 + CLOSE) + ROUNDING
             equals = [cell for cell, value in zip(near, values, strict=True) if value <= most]
         slowest = min(map(_latency, _timed(equals)), default=math.inf) * (1 + SAME_SPEED)
         # A run without a latency is not known to be slower.
         return min((cell for cell in equals if not _latency(cell) > slowest), key=_bytes)
+
+
+def _or_worst(cost: float) -> float:
+    """Return a cost; infinite if the outputs of the network are not finite."""
+    return math.inf if math.isnan(cost) else cost
 
 
 def fp32_name(cell: Cell) -> str:
@@ -216,8 +222,8 @@ def why_none(selected: Selection) -> list[str]:
 def recommend(selected: Selection) -> list[Recommendation]:
     """Return one recommendation for each use; none without candidates.
 
-    None of runs that were scored on the samples that choose only: the steps of a ladder, whose
-    best models have runs on the reported samples. The balanced, the smallest and the fastest are
+    Empty if the runs were scored on the selection samples: these are steps of a ladder, which runs
+    its best models on the reported samples too. The balanced, the smallest and the fastest are
     chosen among the models within the limit.
     """
     candidates = selected.candidates
@@ -246,7 +252,7 @@ def recommend(selected: Selection) -> list[Recommendation]:
 
 
 def own_family(selected: Selection, chosen: Sequence[Recommendation]) -> Family:
-    """Return the recommended models that other samples than the reported ones chose."""
+    """Return the recommended models that the selection samples chose, see `Selection.own`."""
     apart = [r.choice for r in chosen if r.choice and r.key != BALANCED and selected.apart]
     return Family(tuple({cell.record.run_id: cell for cell in apart}.values()))
 

@@ -5,7 +5,6 @@ on the recipe needs several draws: the loss of each sample is averaged over them
 error counts samples and draws.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,8 +12,8 @@ import numpy as np
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
-from resnet8ptq.report.facts import varied
-from resnet8ptq.report.verdicts import Verdict, decide
+from resnet8ptq.report.facts import asked, varied
+from resnet8ptq.report.verdicts import Verdict, outcomes
 from resnet8ptq.tasks.statistics import CrossedMean, crossed_mean
 
 
@@ -43,18 +42,19 @@ def group_by_configuration(family: Family) -> list[list[Cell]]:
     groups: dict[tuple[object, ...], list[Cell]] = {}
     for cell in family.measured:
         record = cell.record
-        groups.setdefault((record.combination, *record.settings(*keys)), []).append(cell)
+        groups.setdefault((record.combination, *asked(record, keys)), []).append(cell)
     return list(groups.values())
 
 
 def measure(family: Family, limits: ReportConfig) -> list[Spread]:
     """Return the spread of each configuration that was run with more than one seed.
 
-    None of runs that stopped at different samples.
+    Empty if the runs stopped at different samples.
     """
     if family.stopped:
         return []
-    groups = [cells for cells in group_by_configuration(family) if len(_by_seed(cells)) > 1]
+    groups = [_by_seed(cells) for cells in group_by_configuration(family)]
+    groups = [cells for cells in groups if len(cells) > 1]
     return _judge([_measure(family, cells) for cells in groups], groups, family, limits)
 
 
@@ -62,7 +62,7 @@ def _measure(family: Family, cells: Sequence[Cell]) -> Spread:
     values = np.array([cell.metric(family.metric.name) for cell in cells])
     label, deviation = without_seed(cells[0]), float(values.std(ddof=1))
     ends = float(values.min()), float(values.max())
-    losses = [cell.paired.losses() for cell in _by_seed(cells) if cell.paired]
+    losses = [cell.paired.losses() for cell in cells if cell.paired]
     known = [values for values in losses if values is not None]
     crossed = None
     if len(known) == len(losses) and not any(c.record.grouped for c in cells):
@@ -87,8 +87,8 @@ def _judge(
     limit = family.metric.limit(limits)
     margins = [spread.loss.margin(limit) for spread in sound if spread.loss]
     # More samples alone do not decide: there is no sample size to name.
-    outcomes = [verdict.outcome for verdict in decide(margins, [1] * len(margins))]
-    judged = {id(s): Verdict(o, math.nan) for s, o in zip(sound, outcomes, strict=True)}
+    decided = outcomes([(margin.p_within, margin.p_beyond) for margin in margins])
+    judged = {id(s): Verdict(outcome) for s, outcome in zip(sound, decided, strict=True)}
     return [replace(spread, verdict=judged.get(id(spread))) for spread in spreads]
 
 

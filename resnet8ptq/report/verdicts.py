@@ -15,7 +15,15 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.table import VOID, Judged
 from resnet8ptq.tasks.contract import CHOICE, TOTAL, Metric
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Z95, Interval, Margin, holm
+from resnet8ptq.tasks.statistics import (
+    SIGNIFICANCE,
+    UNKNOWN,
+    Z95,
+    Interval,
+    Margin,
+    holm,
+    round_size,
+)
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
 EXIT_CODES = {PASS: 0, FAIL: 3, UNDECIDED: 4, VOID: 4}
@@ -42,8 +50,8 @@ class Verdict:
         low, high = self.between
         if not 0 < low <= MOST_NEEDED:
             return ""
-        begin = f"{round_needed(low):,}"
-        return f"{begin} or more" if high > MOST_NEEDED else f"{begin} to {round_needed(high):,}"
+        begin = f"{round_size(low):,}"
+        return f"{begin} or more" if high > MOST_NEEDED else f"{begin} to {round_size(high):,}"
 
 
 def in_words(
@@ -104,11 +112,26 @@ def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
 
 def decide(margins: Sequence[Margin], totals: Sequence[int]) -> list[Verdict]:
     """Return the verdicts on models that are judged together; `totals` are numbers of samples."""
-    within = holm([margin.p_within for margin in margins])
-    beyond = holm([margin.p_beyond for margin in margins])
+    decided = outcomes([(margin.p_within, margin.p_beyond) for margin in margins])
     level = SIGNIFICANCE / max(len(margins), 1)
-    columns = zip(margins, within, beyond, totals, strict=True)
-    return [_decide(*values, level) for values in columns]
+    columns = zip(decided, margins, totals, strict=True)
+    return [
+        _undecided(margin, total, level) if outcome == UNDECIDED else Verdict(outcome)
+        for outcome, margin, total in columns
+    ]
+
+
+def outcomes(p_values: Sequence[tuple[float, float]]) -> list[str]:
+    """Return the outcomes of models that are judged together (Holm).
+
+    Args:
+        p_values: of each model, of a loss at the limit or above, and at the limit or below.
+    """
+    within, beyond = (holm([pair[side] for pair in p_values]) for side in (0, 1))
+    return [
+        PASS if low <= SIGNIFICANCE else FAIL if high <= SIGNIFICANCE else UNDECIDED
+        for low, high in zip(within, beyond, strict=True)
+    ]
 
 
 def margin_of(metric: Metric, limits: ReportConfig) -> float:
@@ -148,8 +171,9 @@ def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float, total: i
 def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
     """Tell whether a model is within `errors` standard errors of the best one.
 
-    On the samples that the sweep chooses by: paired, unless the runs have different ones, as with
-    another calibration draw, which they lie apart from.
+    Measured on the selection samples. The comparison is paired if both runs have the same ones.
+    Another calibration draw leaves other selection samples; then the intervals of both runs give
+    the error.
     """
     assert best.choice is not None and cell.choice is not None
     if best.choice.same_samples(cell.choice):
@@ -169,17 +193,8 @@ def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
     return cell.choice.margin(metric, metric.limit(limits), total).p_within <= SIGNIFICANCE
 
 
-def _decide(margin: Margin, p_within: float, p_beyond: float, total: int, level: float) -> Verdict:
-    if p_within <= SIGNIFICANCE:
-        return Verdict(PASS)
-    if p_beyond <= SIGNIFICANCE:
-        return Verdict(FAIL)
+def _undecided(margin: Margin, total: int, level: float) -> Verdict:
     sizes = margin.items_needed(total, level), *margin.items_range(total, level)
     # No size is within the present one, which has not decided.
     needed, low, high = (total + 1.0 if size <= total else size for size in sizes)
     return Verdict(UNDECIDED, needed, (low, high))
-
-
-def round_needed(count: float) -> int:
-    """Round a sample size to two leading digits, as precise as the estimate is."""
-    return int(round(count, 2 - len(str(int(count)))))

@@ -51,7 +51,8 @@ class RunSummary:
         loss_upper_bound, loss_lower_bound: one-sided 95% bounds, see `bounds`.
         limit: the largest loss that passes.
         p_value: of the difference from FP32, corrected for the runs of the sweep.
-        samples: the number of scored samples; `samples_from` is test or held-out training.
+        samples: the number of scored samples; `samples_from` is test, selection or
+            held-out training.
         samples_planned: those of a run that stopped when it was decided; else None.
         latency_ms: the median of one sample at a time; `batch_latency_ms` of a batch.
         artifact: path or address of the quantized file.
@@ -208,6 +209,7 @@ def summarize_sweep(
         artifacts: path or address of each run's quantized file, by the run's id.
     """
     runs = [run for selected in selections for run in summarize_runs(selected, artifacts)]
+    bounds = [measure(own_family(s, s.recommendations), s.limits) for s in selections]
     choices = [
         Choice(
             recommended.key,
@@ -217,9 +219,9 @@ def summarize_sweep(
             _ids(recommended.equals),
             _ids(recommended.unknown),
             _margin(selected, recommended.key),
-            _recommended(selected, recommended, runs),
+            _recommended(selected, recommended, runs, own),
         )
-        for selected in selections
+        for selected, own in zip(selections, bounds, strict=True)
         for recommended in selected.recommendations
     ]
     reasons = [line for s in selections if not s.recommendations for line in _why_none(s)]
@@ -235,16 +237,22 @@ def summarize_sweep(
 
 
 def _recommended(
-    selected: Selection, recommended: Recommendation, runs: Sequence[RunSummary]
+    selected: Selection,
+    recommended: Recommendation,
+    runs: Sequence[RunSummary],
+    own: Mapping[str, Bounds],
 ) -> RunSummary | None:
-    """Return the summary of a recommended run, judged and bounded as one."""
+    """Return the summary of a recommended run, judged and bounded as one.
+
+    Args:
+        own: bounds of the models of `own_family`, by the run's id.
+    """
     cell = recommended.choice
     if cell is None:
         return None
     run_id = cell.record.run_id
     [run] = [run for run in runs if run.run_id == printable(run_id)]
     run = replace(run, **_judge(selected, cell, recommended.judged))
-    own = measure(own_family(selected, selected.recommendations), selected.limits)
     if run_id not in own:
         return run
     bounds = own[run_id]

@@ -402,6 +402,10 @@ class Comparison:
         """The model's primary metric minus the baseline's."""
         return float(self.model.value - self.baseline.value)
 
+    def p_within(self, limit: float) -> float:
+        """Return the one-sided p-value of a loss at the limit or above."""
+        return self.paired.margin(self.metric, limit, self.model.total).p_within
+
     @property
     def fair_delta(self) -> float:
         """The same, adjusted for ties."""

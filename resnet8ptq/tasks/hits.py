@@ -78,14 +78,14 @@ class Hits(SampleValues):
         With a plan, both by its stage-wise ordering: corrected for the looks.
         """
         if self.plan is not None:
-            low, high = self.plan.interval(*self._changes(other))
-            equal = self.plan.margin(*self._changes(other), 0.0)
+            low, high = self.plan.interval(*self.changes(other))
+            equal = self.plan.margin(*self.changes(other), 0.0)
             return (-high, -low), min(1.0, 2 * min(equal.p_within, equal.p_beyond))
         return tango_interval(self.right, other.right), mcnemar(self.right, other.right)
 
     def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
         """Return Tango's margin of the accuracy, with a plan corrected for the looks."""
-        changes = self._changes(baseline)
+        changes = self.changes(baseline)
         return tango(*changes, drop) if self.plan is None else self.plan.margin(*changes, drop)
 
     def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
@@ -100,16 +100,16 @@ class Hits(SampleValues):
 
     def outcome(self, baseline: Self) -> str:
         """Return why scoring ends, see `Plan.outcome`."""
-        return "" if self.plan is None else self.plan.outcome(*self._changes(baseline))
+        return "" if self.plan is None else self.plan.outcome(*self.changes(baseline))
 
     def estimate(self, baseline: Self) -> tuple[float, Interval] | None:
         """Return the loss and its 95% interval, corrected for the looks; None without a plan."""
         if self.plan is None:
             return None
-        changes = self._changes(baseline)
+        changes = self.changes(baseline)
         return self.plan.estimate(*changes), self.plan.interval(*changes)
 
-    def _changes(self, baseline: Self) -> tuple[int, int, int]:
+    def changes(self, baseline: Self) -> tuple[int, int, int]:
         """Return how many samples the model lost and won, of how many."""
         won, lost = flips(self.right, baseline.right)
         return lost, won, len(self.right)

@@ -424,3 +424,12 @@ def binomial_tail(hits: int, total: int, chance: float) -> float:
     26.5.24).
     """
     return float(betainc(hits, total - hits + 1, chance)) if hits else 1.0
+
+
+def round_size(count: float) -> int:
+    """Round a sample size to two leading digits, as precise as an estimate is.
+
+    >>> round_size(12_345)
+    12000
+    """
+    return int(round(count, 2 - len(str(int(count)))))

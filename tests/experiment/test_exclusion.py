@@ -97,6 +97,13 @@ def test_a_lucky_choice_of_few_layers_is_not_tried_after_one_that_is_not_shown()
     assert len(select(lambda: NODES, tried, 1, LEVEL)) == 5
 
 
+def test_layers_are_quantized_again_until_the_first_that_is_not_shown() -> None:
+    """Trying the others too would accept the luckiest of them."""
+    accepted = {tuple(NODES[:5]), tuple(NODES[1:5]), (NODES[1], *NODES[3:5])}
+    tried = with_p(lambda nodes: 0.001 if nodes in accepted else 0.5)
+    assert select(lambda: NODES, tried, 1, LEVEL) == NODES[1:5]
+
+
 def test_where_nothing_is_shown_the_measured_drop_decides() -> None:
     tried = with_p(lambda nodes: 0.2, lambda nodes: 0 if len(nodes) > 1 else 3)
     assert select(lambda: NODES, tried, 1, LEVEL) == NODES[:2]

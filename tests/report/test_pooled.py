@@ -82,8 +82,12 @@ def test_another_data_set_never_makes_a_pass_on_all(
 
 
 def test_configurations_are_corrected_and_of_data_sets_only_a_failure() -> None:
-    assert pooled.decide([(0.03, 1.0)]) == [PASS]
-    assert pooled.decide([(0.03, 1.0), (0.03, 1.0), (1.0, 0.01)]) == [UNDECIDED, UNDECIDED, FAIL]
+    assert verdicts.outcomes([(0.03, 1.0)]) == [PASS]
+    assert verdicts.outcomes([(0.03, 1.0), (0.03, 1.0), (1.0, 0.01)]) == [
+        UNDECIDED,
+        UNDECIDED,
+        FAIL,
+    ]
     margins = [Margin(-2.0), Margin(1.8), Margin(1.5)]
     _, beyond = pooled.hold_on_all(margins)
     assert beyond == pytest.approx(3 * margins[1].p_beyond)
@@ -108,6 +112,16 @@ def test_verdicts_on_equal_data_sets_are_no_weaker_than_those_of_each() -> None:
     for own, row in zip(each, pool.configurations, strict=True):
         assert own in (UNDECIDED, row.pooled)
         assert row.on_all in (UNDECIDED, own)
+
+
+def test_bits_that_each_run_chose_itself_are_one_configuration() -> None:
+    models, auto = {"minmax": predictions()}, {"precision.plan": "auto"}
+    families = [
+        on(data, models, planned_bits=bits, **auto)
+        for data, bits in (("a", "{conv: 4}"), ("b", "{dense: 2}"))
+    ]
+    (pool,) = pooled.judge(families, LIMITS)
+    assert len(pool.configurations) == 1
 
 
 def test_only_the_same_network_on_different_data_sets_is_pooled() -> None:

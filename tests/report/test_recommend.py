@@ -1,6 +1,8 @@
 """The choices, from sweeps made by hand."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -458,14 +460,22 @@ def test_ties_at_the_top_are_told() -> None:
     assert found.why.startswith("90.00% (92.00% with ties at the top broken at random)")
 
 
+def by_kl(**values: float) -> list[tuple[str, np.ndarray, dict[str, Any]]]:
+    """Return runs with these KL divergences on the selection samples, by name."""
+    return [
+        (name, predictions(), {"choice/kl_divergence": kl, "calib": name})
+        for name, kl in values.items()
+    ]
+
+
+def test_outputs_that_are_not_finite_are_chosen_last() -> None:
+    cells = by_kl(broken=math.nan, whole=0.01)
+    assert chosen(recommend(select(sweep(*cells, choices=[predictions()] * 2)))[0]) == "whole"
+
+
 def test_of_models_near_the_best_the_one_closest_to_fp32_is_chosen() -> None:
     """Two standard errors: 5 more lost images of 5 are beyond them, 3 of 3 are not."""
-    kl = "choice/kl_divergence"
-    cells = [
-        ("lucky", predictions(), {kl: 0.02}),
-        ("close", predictions(), {kl: 0.01, "calib": "entropy"}),
-        ("worse", predictions(), {kl: 0.001, "calib": "mse"}),
-    ]
+    cells = by_kl(lucky=0.02, close=0.01, worse=0.001)
     choices = [predictions(won=5), predictions(won=2), predictions()]
     selected = select(sweep(*cells, choices=choices))
     assert chosen(recommend(selected)[0]) == "close"
@@ -503,12 +513,7 @@ def test_recommended_models_are_judged_as_a_family_of_their_own() -> None:
 
 def test_runs_with_other_samples_to_choose_by_are_compared_unpaired() -> None:
     """As with other calibration draws, from which these samples lie apart."""
-    kl = "choice/kl_divergence"
-    cells = [
-        ("best", predictions(), {kl: 0.03}),
-        ("near", predictions(), {kl: 0.02, "seed": "2"}),
-        ("far", predictions(), {kl: 0.01, "seed": "3"}),
-    ]
+    cells = by_kl(best=0.03, near=0.02, far=0.01)
     family = sweep(*cells, choices=[predictions(won=9), predictions(), predictions(lost=60)])
     others = [family.cells[0]]
     for cell in family.cells[1:]:

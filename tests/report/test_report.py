@@ -101,6 +101,15 @@ def test_spread_over_seeds_by_hand() -> None:
     assert group.verdict.outcome == UNDECIDED  # three draws whose losses are 0, 1 and 2 points
 
 
+def test_a_seed_that_ran_twice_is_one_draw() -> None:
+    losses = [("a", 0, "0"), ("b", 10, "1"), ("c", 10, "1")]
+    cells = [(name, predictions(lost=lost), {"seed": seed}) for name, lost, seed in losses]
+    (group,) = spread.measure(sweep(*cells), ReportConfig())
+    assert group.loss is not None
+    assert (group.draws, group.mean) == (2, pytest.approx(0.895))
+    assert group.loss.mean == pytest.approx(0.005)
+
+
 def test_seeds_are_no_separate_hypotheses() -> None:
     """Each of ten files is undecided among ten, and the recipe of which they are draws passes."""
     near = predictions(lost=4)

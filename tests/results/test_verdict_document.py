@@ -22,7 +22,7 @@ from resnet8ptq.results.document import Answer
 from resnet8ptq.results.summaries import SweepSummary
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.calling import REPO
-from tests.helpers.cells import predictions, sweep, unmeasured
+from tests.helpers.cells import predictions, record, sweep, unmeasured
 
 SCHEMA = json.loads((REPO / "docs/verdict.schema.json").read_text())
 PARENT = RunRecord("5eed", {}, {}, {"mlflow.runName": "sweep", "status": "ok", "kind": "sweep"})
@@ -58,6 +58,14 @@ def read(answer: Answer) -> dict[str, Any]:
 
 def judged(*cells: Any, limits: ReportConfig | None = None, use: str = "best") -> dict[str, Any]:
     return read(judge_sweep(summarize(sweep(*cells), limits=limits), use))
+
+
+@pytest.mark.parametrize("split", ["test", "held_out", "choice"])
+def test_the_schema_knows_each_kind_of_scored_samples(split: str) -> None:
+    kinds = SCHEMA["properties"]["samples"]["properties"]["from"]
+    assert (
+        facts.images_of([record("a", predictions(), **{"evaluate.split": split})]) in kinds["enum"]
+    )
 
 
 def test_the_schema_is_one() -> None:

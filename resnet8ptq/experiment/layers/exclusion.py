@@ -154,8 +154,7 @@ def p_of(comparison: Comparison, max_drop: float) -> float:
     """Return the one-sided p-value of "the drop is at the limit or above"."""
     if comparison.fair_drop > max_drop:
         return 1.0  # without a bootstrap
-    total = comparison.model.total
-    return comparison.paired.margin(comparison.metric, max_drop, total).p_within
+    return comparison.p_within(max_drop)
 
 
 def warn_of_luck(choice: str, key: str, limit: float) -> None:

@@ -79,7 +79,7 @@ def select(
         return []
     ranked = rank()
     if level is not None and (kept := _descend(ranked, trials, shown)):
-        return _take_back(kept, trials, shown)
+        return _take_back(kept, trials, shown, in_order=True)
     if measured(trials(())):
         return []
     for count in track(range(1, len(ranked)), "Leaving layers in float", "layers"):
@@ -109,8 +109,14 @@ def _descend(ranked: list[str], trials: Trials, keeps: Accept) -> list[str]:
     return ranked[:count]
 
 
-def _take_back(nodes: list[str], trials: Trials, keeps: Accept) -> list[str]:
-    """Quantize nodes again while one can be; first the one that costs the most bytes in float."""
+def _take_back(
+    nodes: list[str], trials: Trials, keeps: Accept, in_order: bool = False
+) -> list[str]:
+    """Quantize nodes again while one can be; first the one that costs the most bytes in float.
+
+    Args:
+        in_order: end at the first refusal, so that a wrong acceptance takes one wrong test.
+    """
     sizes = [trials(nodes[:count]).size_bytes for count in range(len(nodes) + 1)]
     cost = {node: sizes[place + 1] - sizes[place] for place, node in enumerate(nodes)}
     kept, again = nodes, True
@@ -121,6 +127,8 @@ def _take_back(nodes: list[str], trials: Trials, keeps: Accept) -> list[str]:
             if keeps(trials(rest)):
                 kept, again = rest, True  # a refused one may be possible now
                 break
+            if in_order:
+                return kept
     return kept
 
 
