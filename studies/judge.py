@@ -135,7 +135,8 @@ def main(folder: Path) -> None:
         by_nncf(fp32, images, folder)
     for name, breaks in BROKEN.items():
         onnx.save(breaks(onnx.load(folder / "ort_static_qdq.onnx")), folder / f"{name}.onnx")
-    names = " ".join(str(path) for path in sorted(folder.glob("*.onnx")) if path != fp32)
+    made = sorted(path for path in folder.iterdir() if path.suffix in (".onnx", ".xml"))
+    names = " ".join(str(path) for path in made if path != fp32)
     print(f"resnet8ptq judge {fp32} {names} data=cifar10")
 
 

@@ -145,8 +145,8 @@ def replay(name: str, pairs: Sequence[tuple[Right, Right]], orders: int, seed: i
     random, shares, equal, opposite = np.random.default_rng(seed), [], [], []
     for model, baseline in pairs:
         plan = Plan(len(model), LIMIT, SIGNIFICANCE)
-        won, lost = flips(model, baseline)
-        whole = tango(lost, won, len(model), LIMIT)
+        gained, dropped = flips(model, baseline)
+        whole = tango(dropped, gained, len(model), LIMIT)
         verdict = PASS if whole.p_within <= SIGNIFICANCE else FUTILE
         verdict = FAIL if whole.p_beyond <= SIGNIFICANCE else verdict
         for _ in range(orders):

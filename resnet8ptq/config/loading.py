@@ -200,7 +200,7 @@ def _check_analysis(config: RunConfig, named: bool) -> None:
     analysis, with_it = config.analysis.name, f"with analysis={config.analysis.name}"
     if analysis in ("sensitivity", "diagnose", "profile"):
         takes = f"a backend that quantizes {with_it}; +analysis=inspect takes a file"
-        require("backend.name", "file", config.backend.name != "file", takes)
+        require("backend.name", "file", config.backend.quantizes, takes)
         plan = config.precision.plan
         require("precision.plan", plan, plan != "auto", f"null | bits by layer {with_it}")
         dtypes = " | ".join(name for name in DTYPES if name != "fp32")

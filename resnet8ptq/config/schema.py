@@ -4,7 +4,7 @@ Hydra checks names and types against these classes, `limits.check` the values.
 """
 
 from dataclasses import Field, dataclass, field, fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 from omegaconf import MISSING
 
@@ -64,6 +64,7 @@ FILE_ENGINES = {
     ".onnx": "onnx",
     ".tflite": "tflite",
     ".xml": "openvino",
+    ".zip": "openvino",  # both files in one
     ".pte": "executorch",
     ".pt2": "torch",
 }
@@ -72,6 +73,8 @@ FILE_ENGINES = {
 @dataclass
 class BackendConfig:
     """The framework that quantizes; base class of the options of each backend."""
+
+    quantizes: ClassVar[bool] = True  # False: another program has made the artifact
 
     name: str = MISSING
     path: str | None = limited(None, only=_with("backend.name", "file"), is_path=True)
@@ -100,6 +103,8 @@ class TfliteConfig(BackendConfig):
 @dataclass
 class FileConfig(BackendConfig):
     """A file that another program has quantized."""
+
+    quantizes: ClassVar[bool] = False
 
     name: str = "file"
     inputs: Any = None  # a dict, untyped: Hydra adds no keys to typed dicts

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from resnet8ptq.config.loading import CONFIG_FILE, load_config
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import FileConfig, RunConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import ConfigError, PtqError, QuantizationError, TrackingError
 from resnet8ptq.core.text import one_line, printable
@@ -163,6 +163,11 @@ def fetch(
         raise ConfigError(f"run_id: run {record.run_id} is {record.status}; takes one that is ok")
     if record.doubt:
         raise ConfigError(f"run_id: run {record.run_id} is void: {printable(record.doubt)}")
+    if record.backend == FileConfig.name:
+        raise ConfigError(
+            f"run_id: run {record.run_id} has judged a file that another program has made; takes a "
+            "run that quantized a network"
+        )
     names = {item.path for item in store.client.list_artifacts(record.run_id)}
     models = sorted(name for name in names if name in {f"model{end}" for end in SUFFIXES})
     if len(models) != 1 or CONFIG_FILE not in names:
@@ -186,9 +191,4 @@ def fetch(
             "you trust its author, add trust=true"
         )
     config = load_config(folder / CONFIG_FILE, trusted)
-    if config.backend.name == "file":
-        raise ConfigError(
-            f"run_id: run {record.run_id} has judged {config.backend.path}, which another program "
-            "has made; takes a run that quantized a network"
-        )
     return Source(record, config, artifact, use, verdict, trusted)

@@ -1,4 +1,4 @@
-"""Names why a file of another program is far from its FP32 network, as far as that shows.
+"""Names causes of the loss of a file that another program has made.
 
 Tried on training samples, never on those that are reported: other preprocessing of the file's
 inputs, another order of the classes, the ranges of the file's inputs and of its tensors.
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from resnet8ptq.backends.file import reading
 from resnet8ptq.backends.file.contents import Contents
-from resnet8ptq.config.schema import FileConfig, RunConfig
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator, loader
@@ -38,8 +39,8 @@ COARSE = 8.0  # an input whose range is so many times its values
 
 def check(
     config: RunConfig, evaluator: Evaluator, data: Dataset, path: Path, comparison: Comparison
-) -> str | None:
-    """Warn where a file is far from FP32; return the causes that were found, in words.
+) -> dict[str, str]:
+    """Warn where a file is far from FP32; return the causes that were found, as a param.
 
     Args:
         config: fitted to the network.
@@ -48,10 +49,8 @@ def check(
     """
     sqnr = comparison.sqnr_db
     near = sqnr is None or sqnr >= FAR_DB
-    if not isinstance(config.backend, FileConfig) or not len(data.train):
-        return None
-    if near and comparison.drop <= config.report.max_drop:
-        return None
+    if not len(data.train) or (near and comparison.drop <= config.report.max_drop):
+        return {}
     chosen = np.linspace(0, len(data.train) - 1, min(SAMPLES, len(data.train)))
     tried = _Trial.of(config, evaluator, data.train.take(chosen.astype(np.int64)), path)
     causes = [*tried.input_ranges(), *tried.preprocessing(config), *tried.class_order()]
@@ -60,9 +59,9 @@ def check(
     what = f"the file is far from FP32 (loss {comparison.drop:.4g}{shown})"
     if not causes:
         log.warning("%s: no cause found by its inputs, class order and ranges", what)
-        return None
+        return {}
     log.warning("%s: %s", what, "; ".join(causes))
-    return "; ".join(causes)
+    return {"cause": "; ".join(causes)}
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,10 @@ class _Trial:
             )
 
     def _sqnr(self, split: Split) -> float:
-        return _sqnr(self.reference, _outputs(self.run, split))
+        try:
+            return _sqnr(self.reference, _outputs(self.run, split))
+        except ModelError:  # an input of integers without a scale takes whole numbers only
+            return -math.inf
 
 
 def _sqnr(reference: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> float:

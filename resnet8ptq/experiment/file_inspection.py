@@ -1,4 +1,4 @@
-"""`+analysis=inspect backend=file`: what a quantized file of another program is; runs no sample."""
+"""`+analysis=inspect backend=file`: describes a quantized file; scores no sample."""
 
 from collections import Counter
 from pathlib import Path

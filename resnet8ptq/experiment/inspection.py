@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.backends.file import reading
+from resnet8ptq.config.schema import FileConfig, RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ModelError, PtqError
 from resnet8ptq.core.records import names_of
@@ -38,8 +39,8 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
     """
     config = settle_suite(config)
     cache_root = cache.folder(config.cache_dir)
-    if config.backend.path is not None:
-        return file_inspection.run_inspection(Path(config.backend.path).expanduser(), cache_root)
+    if isinstance(config.backend, FileConfig):
+        return file_inspection.run_inspection(reading.find_path(config.backend), cache_root)
     path = locate(config.model, config.data.name)
     samples = _find_samples(config, cache_root)
     sample = None if isinstance(samples, str) else samples.one

@@ -68,7 +68,7 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     config, resolved = settings.config, settings.quantizer.resolve()
     _warn_of_saturation(resolved, graph)
     _warn_of_depthwise(config, resolved, graph)
-    if config.backend.name != "file":
+    if config.backend.quantizes:
         attention_report.report(config, graph)
     training = f"the training samples of {data.name}"
     check = partial(make_task, config.task, data, network, name=training)
@@ -97,15 +97,16 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     doubt = preprocessing_check.check(config, evaluator, samples.data, fp32)
     if doubt is not None:
         run.log_params({"doubt": doubt})
-    _warn_of_noise(config, measurement.comparison.sqnr_db)
     compared = quantized.path, measurement.comparison
-    if doubt is None and (cause := file_check.check(config, evaluator, samples.data, *compared)):
-        params["cause"] = cause
+    if config.backend.quantizes:
+        _warn_of_noise(config, measurement.comparison.sqnr_db)
+    elif doubt is None:
+        params |= file_check.check(config, evaluator, samples.data, *compared)
     params |= _describe_artifact(quantizer, quantized)
     params |= _describe_timing(config, samples, measurement)
     result = RunResult("ok", measurement=measurement, resolved=params)
     outputs.write(folder, config, result, quantized.artifact, samples, network)
-    if config.backend.name != "file":  # the inputs of others' files are their own
+    if config.backend.quantizes:  # the inputs of others' files are their own
         run.log_model(quantized.path, _shapes(network), resolved.engine)
     return result
 
@@ -238,7 +239,7 @@ def _float_operators(prepared: Preparation) -> dict[str, str]:
     """
     config = prepared.config
     without = config.dtype.name == "fp32" or config.method in ("dynamic", "weight_only")
-    if not config.float_tail or without or config.backend.name == "file":
+    if not config.float_tail or without or not config.backend.quantizes:
         return {}
     graph = onnx.load(prepared.network.onnx_path).graph
     left = {*find_float_nodes(graph, Selection.of(config))}
@@ -283,8 +284,6 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphP
 
 def _warn_of_noise(config: RunConfig, sqnr_db: float | None) -> None:
     """Warn where the quantized network's outputs are far from FP32's, whatever it is scored by."""
-    if config.backend.name == "file":  # see `file_check`
-        return
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
         finest = config.per_channel or config.method == "weight_only"
         settings = "nodes_to_exclude=auto" if finest else "per_channel=true"

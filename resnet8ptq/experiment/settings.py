@@ -52,7 +52,7 @@ def settle(asked: RunConfig) -> Settings:
         PtqError: a file is missing, or a name is unknown.
     """
     config = settle_data(settle_suite(asked))
-    if config.backend.name != "file":  # of a sweep that has both
+    if config.backend.quantizes:  # the path is of a sweep that has both
         config = replace(config, backend=replace(config.backend, path=None))
     source = network_path.locate(config.model, config.data.name)
     if config.model.module is None:

@@ -102,7 +102,10 @@ def rounded_activations(
         name = node.input[0].removesuffix(_AT_OUTPUT) if node.op_type == "QuantizeLinear" else ""
         if name not in producers and name not in inputs:
             continue
-        scale, zero = (numpy_helper.to_array(stored[key]).item() for key in node.input[1:3])
+        keys = node.input[1:3]
+        if len(keys) < 2 or any(k not in stored or np.prod(stored[k].dims) != 1 for k in keys):
+            continue  # of other programs: computed, by channel, or without a zero point
+        scale, zero = (numpy_helper.to_array(stored[key]).item() for key in keys)
         levels = np.iinfo(numpy_helper.to_array(stored[node.input[2]]).dtype)
         layer = producers.get(name)
         if layer is not None and layer.op_type in FUSED:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from resnet8ptq.backends.file import reading
 from resnet8ptq.core import code, files, machine
 from resnet8ptq.data import registry
 from resnet8ptq.experiment import running
@@ -39,7 +40,7 @@ def find(settings: Settings) -> str:
     network = network_path.digest(config.model, network_path.locate(config.model, images.name))
     hashed["model"] = {**hashed["model"], "path": network, "state_dict": None}
     if config.backend.path is not None:
-        hashed["backend"] |= {"path": files.sha256(Path(config.backend.path).expanduser())}
+        hashed["backend"] |= {"path": reading.digest(Path(config.backend.path).expanduser())}
     if config.calib.table is not None:
         hashed["calib"] |= {"table": files.sha256(Path(config.calib.table))}
     hashed["task"] |= {"own_code": tasks.fingerprint(config.task)}

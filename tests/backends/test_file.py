@@ -16,9 +16,12 @@ from resnet8ptq.backends.file.contents import Contents, Port, rounded
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.openvino.library import core, is_installed, library
 from resnet8ptq.config.schema import BackendConfig, TfliteConfig
+from resnet8ptq.core import code, files
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.evaluation.evaluator import as_fp32
+from resnet8ptq.graph.qdq import rounded_activations
 from resnet8ptq.models.contract import Tensor
+from resnet8ptq.models.gates.onnx import read_quantized
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
@@ -130,7 +133,7 @@ def test_kinds_of_onnx_files(
     assert (method == "dynamic") is dynamic
 
 
-# What is refused
+# Refusals
 
 
 def small(weights: str = "own.bin", domain: str = "") -> onnx.ModelProto:
@@ -200,6 +203,46 @@ def test_other_files_are_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_changed_gate_admits_files_anew() -> None:
+    behind = code.closure("resnet8ptq.backends.file.reading")
+    readers = {name.rpartition(".")[2] for name in behind if name.endswith("_file")}
+    assert {"onnx_file", "tflite_file", "openvino_file", "executorch_file"} <= readers
+    assert {f"resnet8ptq.models.gates.{gate}" for gate in ("onnx", "exported_program")} <= behind
+
+
+def test_data_beside_a_file_are_read_once_and_part_of_its_hash(tmp_path, monkeypatch) -> None:
+    values = [numpy_helper.from_array(np.full((4, 4), n, np.float32), f"w{n}") for n in range(3)]
+    nodes = [helper.make_node("MatMul", [f"t{n}", f"w{n}"], [f"t{n + 1}"]) for n in range(3)]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4]) for n in ("t0", "t3")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], values)
+    path = tmp_path / "a.onnx"
+    onnx.save(
+        helper.make_model(graph), path, save_as_external_data=True, location="w", size_threshold=0
+    )
+    reads = []
+    monkeypatch.setattr(
+        files, "read_bytes", lambda path, most: reads.append(path.name) or path.read_bytes()
+    )
+    whole = onnx.load_from_string(read_quantized(path))
+    assert numpy_helper.to_array(whole.graph.initializer[2])[0, 0] == 2
+    assert reads == ["a.onnx", "w"]
+    before = reading.digest(path)
+    (tmp_path / "w").write_bytes(bytes(200))
+    assert reading.digest(path) != before
+
+
+def test_scales_of_other_programs_may_be_computed(quantize: Quantize) -> None:
+    """Or have no zero point, or one for each channel."""
+    made = onnx.load(quantize("dtype=u8s8").artifact.path)
+    fp32 = made.graph
+    rounded_before = rounded_activations(fp32, made.graph)
+    quantizing = [node for node in made.graph.node if node.op_type == "QuantizeLinear"]
+    del quantizing[0].input[2:]
+    quantizing[1].input[1] = "computed"
+    left = rounded_activations(fp32, made.graph)
+    assert len(left) == len(rounded_before) - 2
+
+
 def test_the_file_to_score_is_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"^backend\.path: got null, takes a quantized file"):
         quantizer_of(make_config("backend=file")).resolve()
@@ -238,6 +281,7 @@ def test_matches_outputs_by_shape() -> None:
     matched = match_outputs(tensors, ports, {"scores": "a"}, "a")
     assert matched["boxes"] == {"name": "b", "axes": [1, 0]}
     assert matched["scores"] == {"name": "a", "axes": None, "shape": [50]}
+    assert [*matched] == ["boxes", "scores"]  # outputs are compared in the network's order
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,13 @@ def test_a_setting_may_name_the_network() -> None:
     assert asked.format == "json"
 
 
+def test_a_path_may_hold_an_equals_sign(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("dtype=int8").mkdir()
+    Path("dtype=int8", "a.onnx").touch()
+    assert Arguments.parse(["fp32.onnx", "dtype=int8/a.onnx"]).files[1:] == ["dtype=int8/a.onnx"]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

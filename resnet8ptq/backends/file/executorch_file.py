@@ -24,20 +24,21 @@ def fetch(path: Path) -> bytes:
 
     Raises:
         UnsupportedError: ExecuTorch is not installed.
-        ModelError: damaged, or with operators that are neither torch's nor XNNPACK's.
     """
     check_installed()
-    content = files.read_bytes(path, _MAX_BYTES)
-    with errors_as(ModelError, f"{path}: not an ExecuTorch program for XNNPACK"):
-        kinds = [operator.kind for operator in executorch.read(content)]
-    if strange := [kind for kind in kinds if not _KNOWN.fullmatch(kind)]:
-        raise ModelError(f"{path}: operator {strange[0]!r}; takes torch's and XNNPACK's")
-    return content
+    return files.read_bytes(path, _MAX_BYTES)
 
 
 def read(content: bytes, path: Path) -> Contents:
-    """Return the facts of what `fetch` returned."""
-    operators = executorch.read(content)
+    """Return the facts of a program.
+
+    Raises:
+        ModelError: damaged, or with operators that are neither torch's nor XNNPACK's.
+    """
+    with errors_as(ModelError, f"{path}: not an ExecuTorch program for XNNPACK"):
+        operators = executorch.read(content)
+    if strange := [each.kind for each in operators if not _KNOWN.fullmatch(each.kind)]:
+        raise ModelError(f"{path}: operator {strange[0]!r}; takes torch's and XNNPACK's")
     meta = Network(content, 1).metadata
     inputs = [meta.input_tensor_meta(number) for number in range(meta.num_inputs())]
     outputs = [meta.output_tensor_meta(number) for number in range(meta.num_outputs())]

@@ -48,7 +48,9 @@ def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, 
 def _pair(
     key: str, tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, path: Any
 ) -> Match:
-    """Return the pairs: those that are set, of one name, of one kind, and the last one left."""
+    """Return the pairs in the network's order: first those that are set, then equal names, then
+    shapes that fit, then a single pair.
+    """
     matched = {name: _read(key, name, value) for name, value in (asked or {}).items()}
     names = [tensor.name for tensor in tensors]
     for name, one in matched.items():
@@ -74,7 +76,7 @@ def _pair(
             alone = sum(t is tensor for t, _ in pairs) == sum(p is port for _, p in pairs) == 1
             if alone:
                 matched.setdefault(tensor.name, {})["name"] = port.name
-    return {name: one for name, one in matched.items() if one.get("name") is not None}
+    return {name: matched[name] for name in names if matched.get(name, {}).get("name") is not None}
 
 
 def _read(key: str, name: str, value: Any) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def fetch(path: Path) -> bytes:
 
 
 def read(content: bytes, path: Path) -> Contents:
-    """Return the facts of what `fetch` returned."""
+    """Return the facts of a file's content."""
     proto = onnx.ModelProto.FromString(content)
     graph = _Graph.of(proto.graph)
     main = max((o.version for o in proto.opset_import if o.domain in gate.ONNX_DOMAINS), default=0)
@@ -207,4 +207,7 @@ def _port(value: onnx.ValueInfoProto, triple: tuple[float, int, str] | None) -> 
     shape = tuple(dim.dim_value if dim.dim_value > 0 else None for dim in _dims(value))[1:]
     dtype = _dtype(value.type.tensor_type.elem_type)
     port = Port(value.name, shape, dtype)
-    return port if triple is None or triple[2] not in _ROUNDED else rounded(port, *triple)
+    if triple is None or triple[2] not in _ROUNDED:
+        return port
+    scale, zero_point, levels = triple
+    return rounded(port, scale, zero_point, dtype if dtype in _ROUNDED else levels)

@@ -23,7 +23,7 @@ def fetch(path: Path) -> bytes:
 
 
 def read(content: bytes, path: Path) -> Contents:
-    """Return the facts of what `fetch` returned."""
+    """Return the facts of a file's content."""
     program = _load(content)
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     signature = program.graph_signature

@@ -7,6 +7,7 @@ network runs in the framework of the file, where that framework takes it.
 import logging
 import shutil
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
@@ -18,7 +19,7 @@ from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import CORRECTIONS, FILE_ENGINES, FileConfig, QuantizationConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import ConfigError, UnsupportedError
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
@@ -94,11 +95,13 @@ class FileQuantizer:
     def load(self, path: Path, threads: int) -> Predictor:
         """Load the copy; `fit` has matched its inputs and outputs."""
         options = self._options
-        admitted = reading.admit(path, self.runtime.cache_root)
+        admitted = self._admitted  # the copy is equal, or admitted by itself
+        if files.sha256(path) != files.sha256(admitted.path):
+            admitted = reading.admit(path, self.runtime.cache_root)
         return predictor.load(admitted, options.inputs or {}, options.outputs or {}, threads)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count as the framework of the file does."""
+        """Count the kernels of ONNX Runtime; of others, the layers that are stored as integers."""
         if self._engine == "onnx":
             from resnet8ptq.backends.onnx.profiler import count_kernels
 
@@ -118,16 +121,13 @@ class FileQuantizer:
 
     @property
     def _path(self) -> Path:
-        if self._options.path is None:
-            takes = " | ".join(FILE_ENGINES)
-            raise ConfigError(f"backend.path: got null, takes a quantized file: {takes}")
-        return Path(self._options.path).expanduser()
+        return reading.find_path(self._options)
 
     @property
     def _engine(self) -> str:
         return FILE_ENGINES[find_suffix(self._path)]
 
-    @property
+    @cached_property
     def _admitted(self) -> Admitted:
         return reading.admit(self._path, self.runtime.cache_root)
 

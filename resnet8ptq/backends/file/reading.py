@@ -14,21 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.file.contents import Contents, Port, RawRun
-from resnet8ptq.config.schema import FILE_ENGINES
+from resnet8ptq.config.schema import FILE_ENGINES, FileConfig
 from resnet8ptq.core import cache, files, isolation
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ConfigError, ModelError, errors_as
 
-# By suffix: the module that reads and runs it.
+# By suffix: what reads a file; its module runs it too.
 _READERS = {
-    ".onnx": "onnx_file",
-    ".tflite": "tflite_file",
-    ".xml": "openvino_file",
-    ".zip": "openvino_file",
-    ".pte": "executorch_file",
-    ".pt2": "program_file",
+    ".onnx": "resnet8ptq.backends.file.onnx_file:fetch",
+    ".tflite": "resnet8ptq.backends.file.tflite_file:fetch",
+    ".xml": "resnet8ptq.backends.file.openvino_file:fetch",
+    ".zip": "resnet8ptq.backends.file.openvino_file:fetch",
+    ".pte": "resnet8ptq.backends.file.executorch_file:fetch",
+    ".pt2": "resnet8ptq.backends.file.program_file:fetch",
 }
 _FREE = 8  # tried where a file leaves a size free
+_SUFFIXES = " | ".join(FILE_ENGINES)
 _CODE = (".pt", ".pth", ".jit", ".ptl")
 
 
@@ -50,6 +51,17 @@ class Admitted:
         return run
 
 
+def find_path(options: FileConfig) -> Path:
+    """Return the file that the settings name.
+
+    Raises:
+        ConfigError: they name none.
+    """
+    if options.path is None:
+        raise ConfigError(f"backend.path: got null, takes a quantized file: {_SUFFIXES}")
+    return Path(options.path).expanduser()
+
+
 def find_suffix(path: Path) -> str:
     """Return the suffix of a file that can be scored.
 
@@ -57,7 +69,7 @@ def find_suffix(path: Path) -> str:
         ConfigError: its format is unknown, or code.
     """
     suffix = path.suffix.lower()
-    takes = f"takes {' | '.join(FILE_ENGINES)}"
+    takes = f"takes {_SUFFIXES}"
     if suffix in _CODE:
         raise ConfigError(
             f"backend.path: got {path}: TorchScript and pickles are code, which no check makes "
@@ -72,18 +84,16 @@ def admit(path: Path, cache_root: Path) -> Admitted:
     """Check and describe a file; the cache keeps both.
 
     Raises:
-        ConfigError: the file is missing, unsafe, damaged, or cannot be run.
+        ConfigError: the file is missing, unsafe, damaged, or cannot be run at its fixed sizes.
         UnsupportedError: the library that runs it is not installed.
     """
     suffix = find_suffix(path)
-    if not path.is_file():
-        raise ConfigError(f"backend.path: got {path} (not there), takes a file that exists")
-    key: cache.Key = {"files": _digest(path), "suffix": suffix, **cache.made_with(__name__)}
+    key: cache.Key = {"files": digest(path), "suffix": suffix, **cache.made_with(__name__)}
 
     def make(folder: Path) -> None:
         crashed = ModelError(f"{path}: reading it ended the process that read it")
         with waiting("Reading the file"):
-            content, facts = isolation.call(_read, path, suffix, crashed=crashed)
+            content, facts = isolation.call(_read, path, crashed=crashed)
         (folder / f"model{_kept(suffix)}").write_bytes(content)
         (folder / "contents.json").write_text(json.dumps(facts))
 
@@ -100,8 +110,14 @@ def _kept(suffix: str) -> str:
     return ".zip" if suffix == ".xml" else suffix
 
 
-def _digest(path: Path) -> str:
-    """Return a hash of a file, and the state of those beside it that hold its data."""
+def digest(path: Path) -> str:
+    """Return a hash of a file, and the state of those beside it that hold its data.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if not path.is_file():
+        raise ConfigError(f"backend.path: got {path} (not there), takes a file that exists")
     digest = files.sha256(path)
     if path.suffix.lower() == ".xml":
         weights = path.with_suffix(".bin")
@@ -114,14 +130,14 @@ def _digest(path: Path) -> str:
 
 
 def _reader(path: Path) -> Any:
-    return import_module(f"{__package__}.{_READERS[path.suffix.lower()]}")
+    return import_module(_READERS[path.suffix.lower()].partition(":")[0])
 
 
-def _read(path: Path, suffix: str) -> tuple[bytes, dict[str, Any]]:
+def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Return the content of a file in one piece, and its facts; runs in its own process."""
-    reader = import_module(f"{__package__}.{_READERS[suffix]}")
-    content: bytes = reader.fetch(path)
+    reader = _reader(path)
     with errors_as(ModelError, f"{path}: cannot be read"):
+        content: bytes = reader.fetch(path)
         contents: Contents = reader.read(content, path)
     if not contents.narrowed:
         raise ModelError(
@@ -147,10 +163,8 @@ def _try(contents: Contents, opened: Any) -> Contents:
         except Exception as error:
             failure = error
             continue
-        shapes = [port.shape if free else array.shape[1:]
-                  for port, array in zip(contents.outputs, outputs, strict=True)]  # fmt: skip
-        ports = zip(contents.outputs, shapes, strict=True)
-        shaped = tuple(replace(port, shape=tuple(shape)) for port, shape in ports)
+        pairs = zip(contents.outputs, outputs, strict=True)
+        shaped = tuple(p if free else replace(p, shape=tuple(a.shape[1:])) for p, a in pairs)
         fixed = contents.batch if contents.batch not in (None, 1) else None if size == 2 else 1
         return replace(contents, batch=fixed, outputs=shaped)
     if free:

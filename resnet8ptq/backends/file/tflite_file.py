@@ -34,7 +34,7 @@ def fetch(path: Path) -> bytes:
 
 
 def read(content: bytes, path: Path) -> Contents:
-    """Return the facts of what `fetch` returned."""
+    """Return the facts of a file's content."""
     model = tflite.read(content)
     graph = model.subgraphs[0]
     names = [name for name, _ in tflite.operators(model)]

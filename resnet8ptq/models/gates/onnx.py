@@ -99,16 +99,18 @@ def read_quantized(path: Path) -> bytes:
     if proto.functions:
         raise ModelError(f"{path}: holds functions; takes an export with those inlined")
     outside = [t for t in find_all(proto, TensorProto) if t.external_data or _is_external(t)]
+    contents: dict[str, bytes] = {}  # of the files beside the model
     for tensor in outside:
-        _read_inside(tensor, path)
-    return proto.SerializeToString() if outside else content
+        _read_inside(tensor, path, contents)
+    with errors_as(ModelError, f"{path}: larger than 2 GiB with its data"):
+        return proto.SerializeToString() if outside else content
 
 
 def _is_external(tensor: TensorProto) -> bool:
     return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
-def _read_inside(tensor: TensorProto, path: Path) -> None:
+def _read_inside(tensor: TensorProto, path: Path, contents: dict[str, bytes]) -> None:
     """Replace a reference to a file beside `path` by the data there."""
     where = {entry.key: entry.value for entry in tensor.external_data}
     name = where.get("location", "")
@@ -119,7 +121,9 @@ def _read_inside(tensor: TensorProto, path: Path) -> None:
             "without a folder"
         )
     with errors_as(ModelError, f"{path}: the data of {tensor.name!r} cannot be read"):
-        whole = files.read_bytes(beside, MAX_BYTES)
+        if name not in contents:
+            contents[name] = files.read_bytes(beside, MAX_BYTES)
+        whole = contents[name]
         start = int(where.get("offset") or 0)
         size = int(where.get("length") or len(whole) - start)
         if not 0 <= start <= start + size <= len(whole):
