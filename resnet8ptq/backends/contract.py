@@ -6,16 +6,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.calibration.statistics import Range, Ranges
-from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY, QuantizationConfig
+from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY, BackendConfig, QuantizationConfig
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
+
+Options = TypeVar("Options", bound=BackendConfig)
 
 # Runs a network on a batch; returns its outputs.
 Run = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
@@ -222,6 +224,11 @@ def describe_execution(meant: str, on_integers: int, in_float: int) -> str:
         return meant
     kind = "mixed" if on_integers else "float"
     return f"{kind}, {in_float} of {on_integers + in_float} in float"
+
+
+def options_of(config: QuantizationConfig, kind: type[Options]) -> Options:
+    """Return the options of a backend; its defaults if the settings have none."""
+    return config.backend if isinstance(config.backend, kind) else kind()
 
 
 def refuse_others(config: QuantizationConfig, takes: Takes) -> None:

@@ -53,10 +53,11 @@ class Combination:
 
     @property
     def framework(self) -> str:
-        """The framework, followed by a flow other than the default (pt2e), or `file`."""
+        """The framework, followed by a flow other than the first (pt2e, onnx2tf), or `file`."""
         if self.backend == FileConfig.name:
             return f"{FILE_ENGINES.get(Path(self.path).suffix.lower(), '')} file".lstrip()
-        return f"{self.backend} {self.flow}" if self.flow == "pt2e" else self.backend
+        others = ("pt2e", "onnx2tf")
+        return f"{self.backend} {self.flow}" if self.flow in others else self.backend
 
     @property
     def baseline(self) -> str:

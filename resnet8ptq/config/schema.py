@@ -96,7 +96,7 @@ class TfliteConfig(BackendConfig):
     """TensorFlow Lite: TensorFlow's converter, or onnx2tf's."""
 
     name: str = "tflite"
-    flow: str = limited("convert", one_of("convert", "onnx2tf"))
+    flow: str | None = limited(None, one_of("convert", "onnx2tf"))
     integer_io: bool | None = None
 
 

@@ -47,7 +47,8 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
     suffix, preprocess, mode = Path(file).suffix, source.config.preprocess, ""
     if reads_pictures(source, vectors):
         mode = "L" if preprocess.channels == "grey" else "RGB"
-    lengths = [vectors.inputs.dtype[name] for name in names_of(vectors.inputs.dtype)]
+    texts, names = reads_texts(source), names_of(vectors.inputs.dtype)
+    first = vectors.inputs.dtype[names[0]] if texts and names else None
     # The result is code, so every value is a number, a checked name, or a text through `repr`.
     return templates.load("resnet8ptq.deploy", "example.py.j2").render(
         file=file,
@@ -56,14 +57,14 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         engine=check_engine(source.record.engine) if suffix == ".pt" else "",
         mode=mode,
         resizing=resizing(preprocess, mode) if mode else [],
-        inputs=names_of(vectors.inputs.dtype),
-        input_names=_listed(names_of(vectors.inputs.dtype)),
+        inputs=names,
+        input_names=_listed(names),
         steps=steps(vectors),
-        tokenizer=TOKENIZER if reads_texts(source) else "",
+        tokenizer=TOKENIZER if texts else "",
         max_tokens=getattr(source.config.data, "max_tokens", None),
         most_tokens=MAX_TOKENS,
-        length=lengths[0].shape[0] if lengths else 0,
-        integer=lengths[0].base.str if lengths else "",
+        length=first.shape[0] if first is not None else 0,
+        integer=first.base.str if first is not None else "",
         sample_shape=str(list(vectors.samples.shape[1:])),
         sample_dtype=vectors.samples.dtype.name,
         input_dtype=vectors.inputs.dtype.name,

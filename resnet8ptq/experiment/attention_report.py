@@ -20,7 +20,7 @@ def report(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
     if config.dtype.name == "fp32" or not find_attention(graph):
         return
     backend = config.backend
-    if isinstance(backend, TfliteConfig) and backend.flow == "convert":
+    if isinstance(backend, TfliteConfig) and backend.flow != "onnx2tf":
         if config.attention != "all":
             log.warning(
                 "attention=%s: TensorFlow's converter quantizes every operator, attention's too",

@@ -96,14 +96,14 @@ def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
 
 def _refuse_training(config: RunConfig, fp32: Fp32Model) -> None:
     """Raise `UnsupportedError` for methods that train a simulation of networks of one input."""
-    names = [tensor.name for tensor in fp32.contract.inputs]
+    contract = fp32.contract
     asked = {
         "method=qat": config.method == "qat",
         "corrections.reconstruction=true": config.corrections.reconstruction,
     }
     for setting, is_set in asked.items():
-        if is_set and len(names) > 1:
+        if is_set and len(contract.inputs) > 1:
             raise UnsupportedError(
-                f"{setting}: takes networks of one input; this one has {len(names)} "
-                f"({', '.join(names)}); try corrections.adaround=true"
+                f"{setting}: takes networks of one input; this one has {len(contract.inputs)} "
+                f"({contract.input_names}); try corrections.adaround=true"
             )

@@ -17,7 +17,7 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models import network_path, summary
-from resnet8ptq.models.sources import TFLITE_FORMATS, find_format
+from resnet8ptq.models.sources import format_name, is_tflites
 from resnet8ptq.tasks.registry import AUTO, TASKS
 
 log = logging.getLogger(__name__)
@@ -63,12 +63,11 @@ def settle(asked: RunConfig) -> Settings:
 def _with_converter(config: RunConfig, source: Path) -> BackendConfig:
     """Return the backend's settings; TFLite's with the converter that takes the network."""
     backend = config.backend
-    if not isinstance(backend, TfliteConfig) or backend.flow != "convert":
+    if not isinstance(backend, TfliteConfig) or backend.flow is not None:
         return backend
-    file_format = None if config.model.module else find_format(source)
-    name = file_format.name if file_format else "module"
-    is_baseline = name == "tflite" and config.dtype.name == "fp32"
-    return backend if name in TFLITE_FORMATS or is_baseline else replace(backend, flow="onnx2tf")
+    name = format_name(source, config.model.module is not None)
+    by_tensorflow = is_tflites(name, config.dtype.name == "fp32")
+    return replace(backend, flow="convert" if by_tensorflow else "onnx2tf")
 
 
 def settle_suite(asked: RunConfig) -> RunConfig:

@@ -61,6 +61,11 @@ class Contract:
     outputs: tuple[Tensor, ...]
     batch: int | None = None
 
+    @property
+    def input_names(self) -> str:
+        """Names of the inputs, for messages."""
+        return ", ".join(tensor.name for tensor in self.inputs)
+
 
 def read_contract(graph: onnx.GraphProto) -> Contract:
     """Return the inputs and outputs that an ONNX graph declares; a scalar has no axes.
@@ -129,10 +134,10 @@ def match(stored: Samples, steps: Preprocessing, contract: Contract) -> Match:
     names = names_of(stored.dtype)
     if not names:
         if len(contract.inputs) != 1:
-            listed = ", ".join(tensor.name for tensor in contract.inputs)
             raise ModelError(
-                f"takes {len(contract.inputs)} inputs ({listed}), the samples are one array; try "
-                f"data=arrays with an array for each, or {ask_for_values(contract.inputs[1:])}"
+                f"takes {len(contract.inputs)} inputs ({contract.input_names}), the samples are "
+                "one array; try data=arrays with an array for each, or "
+                f"{ask_for_values(contract.inputs[1:])}"
             )
         [tensor] = contract.inputs
         return Match(find_layout(stored.shape[1:], tensor), find_dtype(stored.dtype, steps, tensor))

@@ -15,7 +15,7 @@ from resnet8ptq.models import conversion
 from resnet8ptq.models.contract import Contract
 from resnet8ptq.models.network_path import digest as hash_source
 from resnet8ptq.models.network_path import locate
-from resnet8ptq.models.sources import Module, find_format
+from resnet8ptq.models.sources import Module, format_name
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ class Fp32Model:
         onnx_path: the converted graph, folded if `fold`; later the corrected or fine-tuned one.
         conversion: the record of the conversion.
         uncorrected: the converted graph, if `onnx_path` is a corrected or fine-tuned one.
+        is_module: the source holds weights of a torch module.
     """
 
     name: str
@@ -39,10 +40,16 @@ class Fp32Model:
     fold: bool
     conversion: conversion.Conversion
     uncorrected: Path | None = None
+    is_module: bool = False
 
     def with_weights_of(self, onnx_path: Path) -> "Fp32Model":
         """Return the network with the weights and biases of another graph."""
         return replace(self, onnx_path=onnx_path, uncorrected=self.uncorrected or self.onnx_path)
+
+    @property
+    def format(self) -> str:
+        """The name of the source's format."""
+        return format_name(self.source, self.is_module)
 
     @property
     def contract(self) -> Contract:
@@ -76,10 +83,9 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
     count = min(conversion.PARITY_SAMPLES, max(conversion.PARITY_BYTES // size, 1), len(split))
     checked = split.take(np.arange(count))  # the frameworks must agree on these samples
     module = module_of(config)
-    source_format = None if module else find_format(source)
     key: cache.Key = {
         "model": digest,
-        "format": source_format.name if source_format else "module",
+        "format": format_name(source, module is not None),
         "code": code.behind(conversion.__name__),
         "images": checked.digest,
         **machine.versions(),
@@ -102,6 +108,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         onnx_path=folder / (conversion.FOLDED if config.fold else conversion.UNFOLDED),
         fold=config.fold,
         conversion=conversion.read_record(folder),
+        is_module=module is not None,
     )
     _report(model)
     return model

@@ -121,7 +121,7 @@ def summarize(
     file_format = None if module else sources.find_format(path)
     if file_format is None and module is None:
         raise ModelError(f"model.path: {path} is not a model; {sources.TAKES}")
-    name = file_format.name if file_format else "module"
+    name = sources.format_name(path, module is not None)
     words = file_format.takes.split(" ", 1)[1] if file_format else ""
     proto = _export(path, name, cache_root, sample, module)
     graph, static = proto.graph, static_tensors(proto.graph)

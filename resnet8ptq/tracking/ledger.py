@@ -1,4 +1,4 @@
-"""How many earlier runs were scored on the same test samples.
+"""The number of earlier runs that were scored on the same test samples.
 
 Each run is one more chance of a wrong pass, and the correction of a sweep counts its own runs only.
 """
@@ -43,7 +43,7 @@ def count_earlier(store: Store, records: Sequence[RunRecord]) -> Looks:
         return NO_LOOKS
     try:
         check_answers(store.uri)
-        found = _find(store, scored)
+        before = _find(store, scored)
     except Exception as error:
         if not is_away(error):
             raise
@@ -52,11 +52,11 @@ def count_earlier(store: Store, records: Sequence[RunRecord]) -> Looks:
     own = {record.key for record in records}
     counted = [
         record
-        for record in found
+        for record in before
         if record.status == "ok" and record.quantized and not record.is_analysis
         if record.key not in own
     ]
-    return Looks(len(counted), len(found) >= MOST)
+    return Looks(len(counted), len(before) >= MOST)
 
 
 def _find(store: Store, scored: RunRecord) -> list[RunRecord]:

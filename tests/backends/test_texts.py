@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper, parser
 
 from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.core.errors import UnsupportedError
@@ -23,6 +22,7 @@ from resnet8ptq.models import model
 from resnet8ptq.tasks.distortion import sqnr_db
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of, runtime_of
+from tests.helpers.text_networks import write
 
 INSTALLED = {"openvino": is_installed(), "executorch": find_spec("executorch") is not None}
 BACKENDS = ("onnx", "torch", "torch_pt2e", *(name for name, there in INSTALLED.items() if there))
@@ -68,33 +68,21 @@ def test_outputs_do_not_depend_on_the_batch_size(phrases, backend, dtype, tmp_pa
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_mask_that_stays_an_integer_is_not_quantized(phrases, backend, tmp_path) -> None:
     data, fp32 = phrases
-    proto = parser.parse_model("""
-        <ir_version: 8, opset_import: ["" : 17]>
-        g (int64[N, L] input_ids, int64[N, L] attention_mask) => (float[N, 3] logits) {
-            rows = Gather(table, input_ids)
-            wide = Unsqueeze(attention_mask, two)
-            counted = Cast<to = 1>(wide)
-            kept = Mul(rows, counted)
-            sums = ReduceSum<keepdims = 0>(kept, one)
-            logits = MatMul(sums, weights)
-        }""")
-    for index, node in enumerate(proto.graph.node):
-        node.name = f"node{index}"
-    random, words = np.random.default_rng(0), int(data.test.images["input_ids"].max()) + 1
-    constants = {
-        "table": random.normal(size=(words, 8)).astype(np.float32),
-        "weights": random.normal(size=(8, 3)).astype(np.float32),
-        "one": np.array([1]),
-        "two": np.array([2]),
-    }
-    proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in constants.items())
-    onnx.save(proto, tmp_path / "masked.onnx")
+    nodes = """
+        wide = Unsqueeze(attention_mask, two)
+        counted = Cast<to = 1>(wide)
+        kept = Mul(rows, counted)
+        sums = ReduceSum<keepdims = 0>(kept, one)
+        logits = MatMul(sums, weights)"""
+    words = int(data.test.images["input_ids"].max()) + 1
+    names = {"ids": "input_ids", "mask": "int64[N, L] attention_mask"}
+    path = write(tmp_path / "masked.onnx", nodes, words, width=8, **names)
     config = make_config("data=phrases", f"backend={backend}", "dtype=int8", "per_channel=true")
     quantizer = quantizer_of(config)
-    network = replace(fp32, onnx_path=tmp_path / "masked.onnx")
+    network = replace(fp32, onnx_path=path)
     artifact = quantizer.quantize(network, draw_calibration(data, 10, 0).split, tmp_path)
     [batch] = data.test.take(np.arange(20)).batches(20)
-    [expected] = open_runner(proto)(batch)
+    [expected] = open_runner(str(path))(batch)
     [outputs] = quantizer.load(artifact.path, 1).predict(batch)
     assert sqnr_db([expected], [outputs]) > 20
 

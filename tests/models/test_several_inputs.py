@@ -4,16 +4,15 @@ import logging
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from onnx import numpy_helper, parser
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import pack
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import conversion
 from resnet8ptq.models.sources import Module
+from tests.helpers.text_networks import write
 
 COUNT, LONGEST, WORDS = 8, 6, 20
 RANDOM = np.random.default_rng(0)
@@ -38,25 +37,6 @@ UNMASKED = """
 """
 
 
-def write(path: Path, nodes: str, mask: str = "int64[N, L] mask") -> Path:
-    """Write a network that sums the rows of its words."""
-    proto = parser.parse_model(f"""
-        <ir_version: 8, opset_import: ["" : 17]>
-        g (int64[N, L] ids, {mask}) => (float[N, 3] logits) {{
-            rows = Gather(table, ids)
-            {nodes}
-        }}""")
-    constants = {
-        "table": RANDOM.normal(size=(WORDS, 4)).astype(np.float32),
-        "weights": RANDOM.normal(size=(4, 3)).astype(np.float32),
-        "one": np.array([1]),
-        "two": np.array([2]),
-    }
-    proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in constants.items())
-    onnx.save(proto, path)
-    return path
-
-
 def convert(path: Path, folder: Path, samples=TEXTS, module: Module | None = None):
     folder.mkdir()
     conversion.convert(path, folder, samples, module)
@@ -64,7 +44,7 @@ def convert(path: Path, folder: Path, samples=TEXTS, module: Module | None = Non
 
 
 def test_a_network_that_ignores_padding_takes_any_length(tmp_path: Path) -> None:
-    record = convert(write(tmp_path / "a.onnx", MASKED), tmp_path / "made")
+    record = convert(write(tmp_path / "a.onnx", MASKED, WORDS), tmp_path / "made")
     assert [tensor.shape for tensor in record.contract.inputs] == [(None,), (None,)]
     assert set(record.parity) == {
         *("onnx, unfolded", "onnx, folded", "torch, unfolded", "torch, folded")
@@ -76,14 +56,14 @@ def test_a_network_that_ignores_padding_takes_any_length(tmp_path: Path) -> None
 
 def test_a_network_that_counts_padding_keeps_the_stored_length(tmp_path: Path, caplog) -> None:
     with caplog.at_level(logging.WARNING):
-        record = convert(write(tmp_path / "a.onnx", UNMASKED), tmp_path / "made")
+        record = convert(write(tmp_path / "a.onnx", UNMASKED, WORDS), tmp_path / "made")
     assert [tensor.shape for tensor in record.contract.inputs] == [(LONGEST,), (LONGEST,)]
     assert "ids, mask: all samples are as long as the longest one" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", ["bool", "float16", "int32", "float"])
 def test_each_input_has_its_own_dtype(tmp_path: Path, dtype: str) -> None:
-    path = write(tmp_path / "a.onnx", MASKED, f"{dtype}[N, L] mask")
+    path = write(tmp_path / "a.onnx", MASKED, WORDS, mask=f"{dtype}[N, L] mask")
     record = convert(path, tmp_path / "made")
     assert record.contract.inputs[1].dtype == {"float": "float32"}.get(dtype, dtype)
 
@@ -92,7 +72,7 @@ def test_a_scalar_among_the_inputs_takes_a_fixed_value(tmp_path: Path) -> None:
     nodes = MASKED.replace(
         "kept = Mul(rows, wide)", "half = Mul(rows, rate) kept = Mul(half, wide)"
     )
-    path = write(tmp_path / "a.onnx", nodes, "int64[N, L] mask, float rate")
+    path = write(tmp_path / "a.onnx", nodes, WORDS, mask="int64[N, L] mask, float rate")
     with pytest.raises(
         ModelError, match=r"rate is a single number.*model\.inputs=\{rate: \.\.\.\}"
     ):
@@ -105,7 +85,7 @@ def test_a_scalar_among_the_inputs_takes_a_fixed_value(tmp_path: Path) -> None:
 
 def test_one_array_does_not_fill_two_inputs(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has 2 inputs .*and the samples are one array"):
-        convert(write(tmp_path / "a.onnx", MASKED), tmp_path / "made", IDS)
+        convert(write(tmp_path / "a.onnx", MASKED, WORDS), tmp_path / "made", IDS)
 
 
 class Network(torch.nn.Module):

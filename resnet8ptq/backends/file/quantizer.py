@@ -11,7 +11,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
-from resnet8ptq.backends.contract import Artifact, Predictor, Resolved, Takes, refuse_others
+from resnet8ptq.backends.contract import (
+    Artifact,
+    Predictor,
+    Resolved,
+    Takes,
+    options_of,
+    refuse_others,
+)
 from resnet8ptq.backends.file import predictor, reading
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.file.reading import Admitted, find_suffix
@@ -23,7 +30,7 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.models.sources import TFLITE_FORMATS, find_format
+from resnet8ptq.models.sources import is_tflites
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +123,7 @@ class FileQuantizer:
 
     @property
     def _options(self) -> FileConfig:
-        backend = self.config.backend
-        return backend if isinstance(backend, FileConfig) else FileConfig()
+        return options_of(self.config, FileConfig)
 
     @property
     def _path(self) -> Path:
@@ -135,8 +141,7 @@ class FileQuantizer:
         """Return the framework that runs the FP32 network: the file's, or ONNX Runtime."""
         if self._engine != "tflite":
             return self._engine
-        source = find_format(model.source)
-        if source is not None and source.name in (*TFLITE_FORMATS, "tflite") and model.fold:
+        if is_tflites(model.format, fp32=True) and model.fold:
             return "tflite"
         log.warning(
             "%s: TensorFlow's converter does not take %s: FP32 runs in ONNX Runtime, and the speed "

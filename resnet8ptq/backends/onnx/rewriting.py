@@ -182,8 +182,7 @@ def keep_sums_apart(proto: onnx.ModelProto) -> bool:
     """Make each Add before a layer normalization a Sum, in place; True if the graph changed.
 
     On loading, ONNX Runtime fuses such an Add with the normalization into a SkipLayerNormalization,
-    which takes longer on a CPU than both together. Without the fusion, MiniLM in 8 bits takes 0.81
-    of the time (ONNX Runtime 1.31, one thread, paired). No optimizer fuses a Sum.
+    which is slower on a CPU than both (docs/design.md). No optimizer fuses a Sum.
     """
     normalized = {
         node.input[0]

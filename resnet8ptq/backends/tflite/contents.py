@@ -83,11 +83,15 @@ def layers(model: Any) -> Iterator[Layer]:
             yield Layer(operator, code, data, weights, bias, tensors[operator.outputs[0]])
 
 
+def is_integer(model: Any, operator: Any) -> bool:
+    """Tell whether an operator returns 8 bits."""
+    return bool(model.subgraphs[0].tensors[operator.outputs[0]].type == TensorType.INT8)
+
+
 def count_integer(model: Any) -> str:
     """Return how many operators compute in 8 bits, without conversions, such as `20 of 31`."""
-    tensors = model.subgraphs[0].tensors
     kinds = [
-        tensors[operator.outputs[0]].type == TensorType.INT8
+        is_integer(model, operator)
         for code, operator in operators(model)
         if code not in ("QUANTIZE", "DEQUANTIZE")
     ]

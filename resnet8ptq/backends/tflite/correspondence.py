@@ -41,7 +41,7 @@ def find(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dict[int, list
 
 
 def _nearest(sketch: list[NDArray[np.float64]], known: Sketches) -> list[str]:
-    """Return the names of the tensors whose values are as near as those of the nearest."""
+    """Return the names of the nearest tensors, ties included."""
     wanted = np.stack(sketch)
     scale = np.abs(wanted[:, 1:]).max() or 1.0
     distances = {

@@ -1,7 +1,7 @@
 """The environment of onnx2tf, which needs Python 3.12 and other versions than this package.
 
 It is a virtual environment in the cache, made when a network first needs it. Its packages are
-pinned; only wheels are installed, which run no code while they are.
+pinned wheels, whose installation runs no code.
 """
 
 import hashlib
@@ -118,14 +118,14 @@ def _ways() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
 
     An environment may be moved afterwards, as long as only its interpreter is called.
     """
-    python = str(interpreter_of(Path("{}")))
+    made = str(interpreter_of(Path("{}")))
     wheels = ("--only-binary", ":all:", "--no-deps", *_PACKAGES)
-    for found in _interpreters():
-        pip = (python, "-I", "-m", "pip", "install", "-q", "--disable-pip-version-check", *wheels)
-        yield (found, "-I", "-m", "venv", "{}"), pip
+    for python in _interpreters():
+        pip = (made, "-I", "-m", "pip", "install", "-q", "--disable-pip-version-check", *wheels)
+        yield (python, "-I", "-m", "venv", "{}"), pip
     if uv := shutil.which("uv"):
         newest = (uv, "venv", "-q", "--python", VERSIONS[0], "{}")
-        yield newest, (uv, "pip", "install", "-q", "--python", python, *wheels)
+        yield newest, (uv, "pip", "install", "-q", "--python", made, *wheels)
 
 
 def _interpreters() -> Iterator[str]:
@@ -133,9 +133,9 @@ def _interpreters() -> Iterator[str]:
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
     listed = [str(p) for v in VERSIONS for p in sorted(pyenv.glob(f"{v}.*/bin/python"))]
     for candidate in [sys.executable, *(f"python{version}" for version in VERSIONS), *listed]:
-        found = shutil.which(candidate)  # pyenv has a shim of each version, which may refuse
-        if found and run([found, "-I", "-c", _CAN_MAKE]).stdout.strip() in VERSIONS:
-            yield found
+        python = shutil.which(candidate)  # pyenv has a shim of each version, which may refuse
+        if python and run([python, "-I", "-c", _CAN_MAKE]).stdout.strip() in VERSIONS:
+            yield python
 
 
 def _install(commands: Sequence[Sequence[str]], folder: Path) -> None:

@@ -5,13 +5,11 @@ channels last, and its transpositions stay inside the file. It takes one sample 
 """
 
 import itertools
-import json
 import logging
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +18,21 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from resnet8ptq.backends.tflite import contents, correspondence, environment, predictor
+from resnet8ptq.backends.tflite import contents, environment, predictor
 from resnet8ptq.core import cache, confinement, files, isolation
 from resnet8ptq.core.console import waiting
-from resnet8ptq.core.errors import ParityError, UnsupportedError
+from resnet8ptq.core.errors import ParityError, UnsupportedError, errors_as
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import consumers
 from resnet8ptq.graph.session import open_runner
+from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.conversion import PARITY_BYTES, compare
 from resnet8ptq.models.model import Fp32Model
 
 log = logging.getLogger(__name__)
 
-FILE, NAMES = "float.tflite", "names.json"
+FILE = "float.tflite"
 PARITY_SAMPLES = 100
 
 _SOURCE, _WRITTEN = "network.onnx", "network_float32.tflite"  # onnx2tf names its file so
@@ -50,10 +49,9 @@ def check(model: Fp32Model) -> None:
     """Raise `UnsupportedError` for a network whose inputs a converted file cannot have."""
     contract = model.contract
     if len(contract.inputs) != 1:
-        names = ", ".join(tensor.name for tensor in contract.inputs)
         raise UnsupportedError(
             f"backend=tflite: takes networks of one input; this one has {len(contract.inputs)} "
-            f"({names}); try backend=onnx"
+            f"({contract.input_names}); try backend=onnx"
         )
     [tensor] = contract.inputs
     if None in tensor.shape:
@@ -69,20 +67,8 @@ def check(model: Fp32Model) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Converted:
-    """A network as a float .tflite file.
-
-    Attributes:
-        names: the ONNX names of its activations, see `correspondence.find`.
-    """
-
-    content: bytes
-    names: Mapping[int, list[str]]
-
-
-def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> Converted:
-    """Return the network as a float .tflite file; the cache keeps it.
+def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
+    """Return the network as the content of a float .tflite file; the cache keeps it.
 
     Args:
         samples: the file must return the same for the first of them.
@@ -98,21 +84,19 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> Converted:
     }
 
     def make(folder: Path) -> None:
-        proto = prepare(onnx.load(model.onnx_path))
-        written = _call(proto, runtime.cache_root)
-        count = min(PARITY_SAMPLES, max(PARITY_BYTES // samples.sample_bytes, 1), len(samples))
-        batch = np.concatenate([*samples.take(np.arange(count)).batches(count)])
-        try:
-            content = _check(written, open_runner(str(model.onnx_path))(batch), batch, model.final)
-        except ParityError as error:
-            raise UnsupportedError(f"backend=tflite: {error}") from None
-        names = correspondence.find(content, model.onnx_path, batch[: correspondence.SAMPLES])
+        failed = f"backend=tflite: {environment.CONVERTER} cannot convert the network"
+        with errors_as(UnsupportedError, failed):
+            written = _call(prepare(onnx.load(model.onnx_path)), runtime.cache_root)
+            count = min(PARITY_SAMPLES, max(PARITY_BYTES // samples.sample_bytes, 1), len(samples))
+            batch = np.concatenate([*samples.take(np.arange(count)).batches(count)])
+            run = in_full_batches(open_runner(str(model.onnx_path)), model.contract.batch)
+            try:
+                content = _check(written, run(batch), batch, model.final)
+            except ParityError as error:
+                raise UnsupportedError(f"backend=tflite: {error}") from None
         (folder / FILE).write_bytes(content)
-        (folder / NAMES).write_text(json.dumps(names))
 
-    folder = cache.entry(runtime.cache_root, "tflite", key, make)
-    names = json.loads((folder / NAMES).read_text())
-    return Converted((folder / FILE).read_bytes(), {int(index): names[index] for index in names})
+    return (cache.entry(runtime.cache_root, "tflite", key, make) / FILE).read_bytes()
 
 
 def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -196,25 +180,25 @@ def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
         log.warning("the converter can write files elsewhere: the kernel has no Landlock")
     name = environment.CONVERTER
     crashed = UnsupportedError(f"backend=tflite: {name} ended while it converted the network")
+    inputs = [value.name for value in proto.graph.input]
     with waiting(f"Converting by {name}"):
         content = proto.SerializeToString()
-        return isolation.call(_run, python, content, crashed=crashed)
+        return isolation.call(_run, python, content, inputs, crashed=crashed)
 
 
-def _run(python: Path, content: bytes) -> bytes:
+def _run(python: Path, content: bytes, inputs: Sequence[str]) -> bytes:
     """Run onnx2tf on an ONNX file's content; it writes to a temporary folder only."""
     with tempfile.TemporaryDirectory() as name:
         folder, parent = Path(name), os.getpid()
         source = folder / _SOURCE
         source.write_bytes(content)
-        (names,) = [[value.name for value in onnx.load(source).graph.input]]
 
         def confine() -> None:
             confinement.die_with(parent)
             confinement.write_only_to(folder)
 
         here = dict.fromkeys(("HOME", "TMPDIR"), name)  # libraries keep files in both
-        words = [str(python), "-I", "-c", _CODE, str(source), name, *names]
+        words = [str(python), "-I", "-c", _CODE, str(source), name, *inputs]
         done = environment.run(words, env=here, before=confine)
         written = folder / _WRITTEN
         if done.returncode or not written.is_file():

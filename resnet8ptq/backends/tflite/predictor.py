@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor, Run
 from resnet8ptq.backends.tflite import contents
+from resnet8ptq.models.batch_axis import in_batches
 
 
 def load(path: Path, threads: int) -> Predictor:
@@ -40,8 +41,7 @@ def _run(interpreter: Any, batch: NDArray[np.float32]) -> tuple[NDArray[np.float
     """Run a batch of any size; integer inputs and outputs are scaled by the tensors' parameters."""
     (details,) = interpreter.get_input_details()
     if len(batch) > 1 and details["shape_signature"][0] == 1:  # the file fixes one sample
-        rows = [_run(interpreter, batch[n : n + 1]) for n in range(len(batch))]
-        return tuple(np.concatenate(parts) for parts in zip(*rows, strict=True))
+        return tuple(in_batches(lambda one: [*_run(interpreter, one)], batch, 1))
     if tuple(details["shape"]) != batch.shape:
         interpreter.resize_tensor_input(details["index"], batch.shape)
         interpreter.allocate_tensors()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+import numpy as np
 import onnx
 from ai_edge_litert.schema_py_generated import TensorType
 
@@ -28,11 +29,13 @@ from resnet8ptq.backends.contract import (
     Resolved,
     Takes,
     check_same,
+    options_of,
     refuse_others,
 )
 from resnet8ptq.backends.tflite import (
     contents,
     converter,
+    correspondence,
     edge_quantizer,
     onnx_converter,
     predictor,
@@ -49,7 +52,7 @@ from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.models.sources import TFLITE_FORMATS, find_format
+from resnet8ptq.models.sources import is_tflites
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 
@@ -131,11 +134,13 @@ class TfliteQuantizer:
     def fit(self, model: Fp32Model) -> QuantizationConfig:
         """Check that the converter takes the network's file; see `contract.Quantizer`."""
         if not model.fold:
-            raise UnsupportedError("model.fold=false: TFLite's converter always folds")
+            raise UnsupportedError(
+                "model.fold=false: backend=tflite always folds; try model.fold=true"
+            )
         if self._flow == "onnx2tf":
             onnx_converter.check(model)
         else:
-            self._find_format(model.source)
+            self._check_format(model)
         return self.config
 
     def quantize(
@@ -175,9 +180,8 @@ class TfliteQuantizer:
         """Count in the file, which LiteRT runs unchanged; products of computed tensors too."""
         model = contents.read(path.read_bytes())
         quantized, in_float = self._split(model)
-        tensors = model.subgraphs[0].tensors
         products = [
-            tensors[operator.outputs[0]].type == TensorType.INT8
+            contents.is_integer(model, operator)
             for code, operator in contents.operators(model)
             if code == "BATCH_MATMUL"
         ]
@@ -200,8 +204,7 @@ class TfliteQuantizer:
 
     @property
     def _options(self) -> TfliteConfig:
-        backend = self.config.backend
-        return backend if isinstance(backend, TfliteConfig) else TfliteConfig()
+        return options_of(self.config, TfliteConfig)
 
     @property
     def _plan(self) -> Plan:
@@ -209,25 +212,21 @@ class TfliteQuantizer:
 
     @property
     def _flow(self) -> str:
-        return self._options.flow
+        return self._options.flow or "convert"
 
-    def _find_format(self, source: Path) -> str:
-        """Return the name of the file's format; raise `UnsupportedError` for other formats."""
-        file_format = find_format(source)
-        name = file_format.name if file_format else "module"
-        is_baseline = name == "tflite" and self.config.dtype.name == "fp32"
-        if name not in TFLITE_FORMATS and not is_baseline:
+    def _check_format(self, model: Fp32Model) -> None:
+        """Raise `UnsupportedError` for formats that TensorFlow's converter does not take."""
+        if not is_tflites(model.format, self.config.dtype.name == "fp32"):
             raise UnsupportedError(
-                f"{source.name}: backend.flow={self._flow} takes a Keras file or a SavedModel; try "
-                "backend.flow=onnx2tf"
+                f"{model.source.name}: backend.flow=convert takes a Keras file or a "
+                "SavedModel; try backend.flow=onnx2tf"
             )
-        return name
 
     def _make_float(self, model: Fp32Model, samples: Split) -> bytes:
         """Return the network as a float file."""
         if self._flow == "onnx2tf":
-            return onnx_converter.convert(model, samples, self.runtime).content
-        if self._find_format(model.source) == "tflite":
+            return onnx_converter.convert(model, samples, self.runtime)
+        if model.format == "tflite":
             return model.source.read_bytes()
         return self._convert(model.source, samples)
 
@@ -236,15 +235,18 @@ class TfliteQuantizer:
     ) -> tuple[bytes, dict[str, Range]]:
         """Return the converted network in 8 bits, and the ranges by ONNX tensor name."""
         config, network = self.config, model.onnx_path
-        converted = onnx_converter.convert(model, calibration, self.runtime)
-        graph, file = onnx.load(network).graph, contents.read(converted.content)
+        content = onnx_converter.convert(model, calibration, self.runtime)
+        count = min(correspondence.SAMPLES, len(calibration))
+        some = np.concatenate([*calibration.take(np.arange(count)).batches(count)])
+        by_index = correspondence.find(content, network, some)
+        graph, file = onnx.load(network).graph, contents.read(content)
         rewriting.pools_to_means(file)
         skipped = find_float_nodes(graph, Selection.of(config))
-        operators = edge_quantizer.find_quantized(file, converted.names, graph, skipped)
+        operators = edge_quantizer.find_quantized(file, by_index, graph, skipped)
         around = edge_quantizer.tensors_around(file, operators)
-        names = {  # of equal tensors, the last one has what an activation leaves of its input
+        names = {  # the last of equal tensors lies behind a fused activation
             index: next((name for name in reversed(alike) if name in preset), alike[-1])
-            for index, alike in converted.names.items()
+            for index, alike in by_index.items()
             if index in around
         }
         activations = Activations(network, calibration, config.calib, self.runtime, preset)
@@ -283,24 +285,22 @@ class TfliteQuantizer:
         model = contents.read(content)
         quantized, in_float = self._split(model)
         if not quantized:
-            raise QuantizationError("TFLite's converter quantized nothing")
+            raise QuantizationError(f"backend.flow={self._flow} quantized nothing")
         per_channel = self.config.per_channel
         for weights in quantized:
             scales = len(weights.quantization.scale)
             channels = int(weights.shape[weights.quantization.quantizedDimension])
             if scales != (channels if per_channel else 1):
                 raise UnsupportedError(
-                    f"per_channel={str(per_channel).lower()}: this version of the converter gave "
+                    f"per_channel={str(per_channel).lower()}: backend.flow={self._flow} gave "
                     f"{contents.name_of(weights)} {scales} scales for {channels} channels"
                 )
-        if (
-            in_float and self._flow != "onnx2tf"
-        ):  # dynamic-range quantization skips weights of less than 1,024 values
-            count = in_float + len(quantized)
-            log.warning("TFLite's converter left %d of %d layers in float", in_float, count)
         details = {"float_layers": str(in_float)}
         if self._flow == "onnx2tf":
             details["operators_in_8_bits"] = contents.count_integer(model)
+        elif in_float:  # dynamic-range quantization skips weights of less than 1,024 values
+            count = in_float + len(quantized)
+            log.warning("TFLite's converter left %d of %d layers in float", in_float, count)
         return Artifact(path, len(quantized), _activation_ranges(model), details)
 
 

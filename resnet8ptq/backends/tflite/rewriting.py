@@ -281,8 +281,7 @@ def pools_to_means(model: Any) -> None:
 def _whole_pools(model: Any) -> list[Any]:
     tensors = model.subgraphs[0].tensors
     pools = [operator for code, operator in contents.operators(model) if code == "AVERAGE_POOL_2D"]
-    ends = [(pool, tensors[pool.inputs[0]], tensors[pool.outputs[0]]) for pool in pools]
-    return [pool for pool, *tensors in ends if _covers(pool, *tensors)]
+    return [p for p in pools if _covers(p, tensors[p.inputs[0]], tensors[p.outputs[0]])]
 
 
 def _covers(operator: Any, taken: Any, made: Any) -> bool:

@@ -21,6 +21,7 @@ from resnet8ptq.backends.contract import (
     Profiler,
     Resolved,
     Takes,
+    options_of,
     refuse_others,
 )
 from resnet8ptq.backends.torch import dynamic, fx, profiler, torchscript
@@ -186,6 +187,4 @@ class TorchQuantizer:
 
     @property
     def _options(self) -> TorchConfig:
-        backend = self.config.backend
-        assert isinstance(backend, TorchConfig)  # for mypy: the schema of backend=torch
-        return backend
+        return options_of(self.config, TorchConfig)

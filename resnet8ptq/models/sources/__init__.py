@@ -117,6 +117,17 @@ def find_format(path: Path) -> Format | None:
     return next((item for item in FORMATS if item.is_of(path)), None)
 
 
+def format_name(path: Path, is_module: bool = False) -> str:
+    """Return the name of a network's format; `module` for weights, which may look like Keras's."""
+    file_format = None if is_module else find_format(path)
+    return file_format.name if file_format else "module"
+
+
+def is_tflites(name: str, fp32: bool) -> bool:
+    """Tell whether TensorFlow makes a .tflite file of a format; a float one is its own baseline."""
+    return name in TFLITE_FORMATS or (fp32 and name == "tflite")
+
+
 def read(
     source: Path,
     sample: Sample,
