@@ -27,6 +27,7 @@ _VARY_BELOW = (
 def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """Return families of runs: those scored alike on the same images, in the order of the first.
 
+    Families of selection samples come last: they recommend nothing.
     Only runs of one family are ranked, tested and drawn together. A run without images joins the
     runs with the same settings of images, else the first family. No runs make one empty family.
     """
@@ -39,7 +40,7 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     for record in records:
         scored = _scored(record) if record.test_digest else asked.get(_asked(record), first)
         families.setdefault(scored, []).append(record)
-    return list(families.values()) or [[]]
+    return sorted(families.values(), key=lambda f: images_of(f) == "selection") or [[]]
 
 
 def _scored(record: RunRecord) -> tuple[str | None, ...]:

@@ -319,6 +319,15 @@ def test_titles_that_are_alike_have_the_digest() -> None:
 OPTIONS = {"data": ["a", "b"], "evaluate.split": ["test", "held_out"], "seed": ["1", "2"]}
 
 
+def test_the_reported_samples_come_before_those_that_chose() -> None:
+    choosing = record(**{"evaluate.split": "choice"})
+    step, reported = (
+        replace(one, tags={"status": "ok", "test_digest": digit * 64})
+        for one, digit in ((choosing, "1"), (OK, "2"))
+    )
+    assert facts.group([step, reported]) == [[reported], [step]]
+
+
 @given(
     st.lists(
         st.tuples(
