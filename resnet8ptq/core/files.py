@@ -108,3 +108,30 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_with_data(path: Path) -> str:
+    """Return the SHA-256 of a file; of an ONNX file also that of the data files that it names.
+
+    Exporters write the weights into a file beside the model (torch's do by default), which the
+    model names in entries `location: NAME`.
+    """
+    digest = sha256(path)
+    named = _find_named(path.read_bytes()) if path.suffix.lower() == ".onnx" else set()
+    beside = [path.parent / name for name in sorted(named) if Path(name).name == name]
+    hashes = [sha256(file) for file in beside if file.is_file()]
+    return hashlib.sha256(" ".join([digest, *hashes]).encode()).hexdigest() if hashes else digest
+
+
+def _find_named(content: bytes) -> set[str]:
+    """Return the values of all entries `location` in a protobuf message."""
+    names = set()
+    for found in _LOCATION.finditer(content):
+        start, size = found.end(), int.from_bytes(found[1][:1]) & 127
+        size += int.from_bytes(found[1][1:]) << 7
+        names.add(content[start : start + size].decode(errors="replace"))
+    return names
+
+
+# A StringStringEntryProto: its key, then the length of its value in one byte or two.
+_LOCATION = re.compile(rb"\n\x08location\x12([\x01-\x7f]|[\x80-\xff][\x01-\x7f])", re.DOTALL)

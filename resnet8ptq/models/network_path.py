@@ -66,7 +66,7 @@ def digest(config: ModelConfig, source: Path) -> str:
     """
     if source.is_dir():
         return _hash_all(source, "*")
-    file_hash = files.sha256(source)
+    file_hash = files.hash_with_data(source)
     if config.module is None:
         fixed = json.dumps(config.inputs, default=str) if config.inputs else ""
         return hashlib.sha256(f"{file_hash} {fixed}".encode()).hexdigest() if fixed else file_hash

@@ -22,13 +22,14 @@ from onnxruntime.quantization import (
 )
 
 from resnet8ptq.config.schema import ModelConfig
+from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.torch_module import load_torch_module
-from resnet8ptq.models import conversion, folding, model
+from resnet8ptq.models import conversion, folding, model, network_path
 from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.gates import onnx as gate
@@ -70,6 +71,20 @@ def refused(take: Take) -> Callable[[onnx.ModelProto | Path], str]:
 
 
 # What is taken
+
+
+def test_weights_in_a_file_beside_the_network_are_taken_and_count(take, tmp_path):
+    path = tmp_path / "network.onnx"
+    onnx.save(build(), path, save_as_external_data=True, location="w" * 130, size_threshold=0)
+    assert all(
+        len(w.raw_data) == 0 for w in onnx.load(path, load_external_data=False).graph.initializer
+    )
+    assert take(path).parity["onnx, folded"] < 1e-5
+    before = network_path.digest(ModelConfig(), path)
+    assert before != files.sha256(path)
+    weights = tmp_path / ("w" * 130)
+    weights.write_bytes(bytes(weights.stat().st_size))
+    assert network_path.digest(ModelConfig(), path) != before
 
 
 def test_the_graph_keeps_the_names_of_its_inputs_and_outputs(take, tmp_path):
@@ -556,8 +571,16 @@ def test_a_graph_without_layers_is_refused(refused):
 
 
 @pytest.mark.parametrize("inside", ["initializer", "attribute"])
-@pytest.mark.parametrize("location", ["/etc/passwd", "../weights", "weights", "*/_ORT_MEM_ADDR_/*"])
-def test_external_data_is_refused_wherever_it_lies(refused, location, inside):
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        ("/etc/passwd", "takes files beside the model, named without a folder"),
+        ("../weights", "takes files beside the model, named without a folder"),
+        ("*/_ORT_MEM_ADDR_/*", "takes files beside the model, named without a folder"),
+        ("weights", "cannot be read"),
+    ],
+)
+def test_external_data_outside_of_the_folder_are_refused(refused, location, says, inside):
     proto = build()
     tensor = proto.graph.initializer[0]
     if inside == "attribute":
@@ -568,7 +591,7 @@ def test_external_data_is_refused_wherever_it_lies(refused, location, inside):
     tensor.data_location = TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value=location)
     message = refused(proto)
-    assert "external data; takes one file" in message
+    assert says in message
 
 
 def test_operators_of_others_are_refused(refused):

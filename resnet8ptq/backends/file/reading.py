@@ -111,22 +111,16 @@ def _kept(suffix: str) -> str:
 
 
 def digest(path: Path) -> str:
-    """Return a hash of a file, and the state of those beside it that hold its data.
+    """Return a hash of a file and of those beside it that hold its data.
 
     Raises:
         ConfigError: there is no such file.
     """
     if not path.is_file():
         raise ConfigError(f"backend.path: got {path} (not there), takes a file that exists")
-    digest = files.sha256(path)
-    if path.suffix.lower() == ".xml":
-        weights = path.with_suffix(".bin")
-        return f"{digest} {files.sha256(weights) if weights.is_file() else ''}"
-    content = path.read_bytes() if path.suffix.lower() == ".onnx" else b""
-    if b"location" not in content:
-        return digest
-    named = sorted(f for f in path.parent.iterdir() if f.name.encode() in content and f.is_file())
-    return f"{digest} {[(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in named]}"
+    weights = path.with_suffix(".bin")
+    of_weights = path.suffix.lower() == ".xml" and weights.is_file()
+    return f"{files.hash_with_data(path)} {files.sha256(weights) if of_weights else ''}"
 
 
 def _reader(path: Path) -> Any:

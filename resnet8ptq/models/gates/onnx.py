@@ -59,21 +59,39 @@ def read(path: Path) -> onnx.ModelProto:
     """Parse and check a file.
 
     Raises:
-        ModelError: too large, damaged, with external data, with operators of other domains,
-            already quantized, optimized too far, or without a layer to quantize.
+        ModelError: too large, damaged, with data outside of the file's own folder, with operators
+            of other domains, already quantized, optimized too far, or without a layer to quantize.
     """
     if path.stat().st_size > MAX_BYTES:
-        raise ModelError(f"{path}: larger than 2 GiB; takes one file, within protobuf's limit")
+        raise ModelError(f"{path}: larger than 2 GiB; takes one within protobuf's limit")
+    proto = _parse(files.read_bytes(path, MAX_BYTES), path)
+    proto.ir_version = max(proto.ir_version, 4)  # some IR 3 files lack initializers as inputs
+    _read_outside(proto, path)
+    check(proto, path)
+    return proto
+
+
+def _parse(content: bytes, path: Path) -> onnx.ModelProto:
     proto = onnx.ModelProto()
     with errors_as(ModelError, f"{path}: not an ONNX model"):
-        proto.ParseFromString(path.read_bytes())
+        proto.ParseFromString(content)
         if not proto.graph.node:
             raise ValueError("holds no graph")
         if len(proto.graph.node) > MAX_NODES:
             raise ValueError(f"has {len(proto.graph.node):,} nodes, takes {MAX_NODES:,} at most")
-        proto.ir_version = max(proto.ir_version, 4)  # some IR 3 files lack initializers as inputs
-    check(proto, path)
     return proto
+
+
+def _read_outside(proto: onnx.ModelProto, path: Path) -> bool:
+    """Put the data that lie in files beside `path` into the model; return whether any do."""
+    outside = [t for t in find_all(proto, TensorProto) if t.external_data or _is_external(t)]
+    contents: dict[str, bytes] = {}  # of the files beside the model
+    for tensor in outside:
+        _read_inside(tensor, path, contents)
+    with errors_as(ModelError, f"{path}: larger than 2 GiB with its data"):
+        if proto.ByteSize() > MAX_BYTES:
+            raise ValueError(f"takes {MAX_BYTES} bytes, protobuf's limit")
+    return bool(outside)
 
 
 def read_quantized(path: Path) -> bytes:
@@ -84,11 +102,7 @@ def read_quantized(path: Path) -> bytes:
             outside of the file's own folder.
     """
     content = files.read_bytes(path, MAX_BYTES)
-    proto = onnx.ModelProto()
-    with errors_as(ModelError, f"{path}: not an ONNX model"):
-        proto.ParseFromString(content)
-        if not 0 < len(proto.graph.node) <= MAX_NODES:
-            raise ValueError(f"has {len(proto.graph.node):,} nodes, takes 1 to {MAX_NODES:,}")
+    proto = _parse(content, path)
     for node in find_all(proto, onnx.NodeProto):
         known = node.domain == "com.microsoft" and node.op_type in CONTRIBUTED | NARROWED
         if not known and node.domain not in ONNX_DOMAINS:
@@ -98,12 +112,7 @@ def read_quantized(path: Path) -> bytes:
             )
     if proto.functions:
         raise ModelError(f"{path}: holds functions; takes an export with those inlined")
-    outside = [t for t in find_all(proto, TensorProto) if t.external_data or _is_external(t)]
-    contents: dict[str, bytes] = {}  # of the files beside the model
-    for tensor in outside:
-        _read_inside(tensor, path, contents)
-    with errors_as(ModelError, f"{path}: larger than 2 GiB with its data"):
-        return proto.SerializeToString() if outside else content
+    return proto.SerializeToString() if _read_outside(proto, path) else content
 
 
 def _is_external(tensor: TensorProto) -> bool:
@@ -146,7 +155,7 @@ def check(proto: onnx.ModelProto, path: Path) -> None:
 def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
     tensors = list(find_all(proto, TensorProto))
     for tensor in tensors:
-        if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
+        if _is_external(tensor) or tensor.external_data:
             yield f"tensor {tensor.name!r} is external data; takes one file with all data in it"
     nodes = list(find_all(proto, onnx.NodeProto))
     if quantized := [node.op_type for node in nodes if _QUANTIZED.fullmatch(node.op_type)]:
