@@ -7,7 +7,7 @@ from resnet8ptq.core.text import escape_markdown
 from resnet8ptq.evaluation.paired_latency import typical
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import BEST, Recommendation, Selection, fp32_name
-from resnet8ptq.report.table import VOID
+from resnet8ptq.report.table import VOID, say_size
 from resnet8ptq.report.verdicts import FAIL, PASS, Verdict
 from resnet8ptq.tasks.contract import BASELINE, TOTAL
 
@@ -110,10 +110,7 @@ def say_facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
             text += f", FP32 {metric.show(baseline)}"
         lines.append(text)
     if record.size_bytes is not None:
-        text = f"{record.size_bytes / 1000:.1f} kB"
-        if record.size_reduction is not None:
-            text += f", {record.size_reduction:.1%} less than FP32"
-        lines.append(text)
+        lines.append(say_size(record.size_bytes, record.size_reduction))
     if speed := _speed(selected, cell):
         lines.append(speed)
     return tuple(lines)

@@ -18,7 +18,7 @@ from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, ratio, t
 from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.pareto import SAME_SIZE, SAME_SPEED
-from resnet8ptq.report.table import VOID, show_interval
+from resnet8ptq.report.table import VOID, say_size, show_interval
 from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
 from resnet8ptq.tasks.contract import BASELINE, CHOICE, Metric
 from resnet8ptq.tasks.statistics import ROUNDING
@@ -375,9 +375,8 @@ def _smallest(selected: Selection) -> Recommendation:
     metric = selected.family.metric
     least = min(map(_bytes, selected.within)) * (1 + SAME_SIZE)
     best = selected.best([cell for cell in selected.within if _bytes(cell) <= least])
-    size, saved = _bytes(best) / 1000, best.record.size_reduction
     value = metric.show(best.metric(metric.name))
-    why = f"{size:.1f} kB, {saved:.1%} less than FP32, at {value}"
+    why = f"{say_size(_bytes(best), best.record.size_reduction)}, at {value}"
     others = [cell for cell in selected.candidates if cell not in selected.within]
     left_out = [cell for cell in others if _bytes(cell) < _bytes(best)]
     if left_out:

@@ -180,6 +180,14 @@ def show_interval(metric: Metric, record: RunRecord) -> str:
     return "" if low == high else f"{metric.show_change(low)} to {metric.show_change(high)}"
 
 
+def say_size(size_bytes: int | float, reduction: float | None) -> str:
+    """Return a size in words, beside that of FP32 if `reduction`, the fraction saved, is known."""
+    size = f"{size_bytes / 1000:.1f} kB"
+    if reduction is None:
+        return size
+    return f"{size}, {abs(reduction):.1%} {'less' if reduction >= 0 else 'more'} than FP32"
+
+
 def _metric_cells(task: Task, record: RunRecord, prefix: str = "") -> list[str]:
     """Return the metric, room for `PAIRED`, and the task's other metrics."""
     values = [(metric, record.value(metric, prefix)) for metric in (task.metric, *task.beside)]

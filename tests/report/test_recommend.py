@@ -162,6 +162,11 @@ def test_the_smallest_names_those_within_a_twentieth_of_its_size() -> None:
     assert smallest.why == "100.0 kB, 66.7% less than FP32, at 90.00%"
 
 
+def test_a_file_larger_than_fp32_is_said_to_be() -> None:
+    smallest = by_use(("a", predictions(), {"size_bytes": 330_000.0}))["smallest"]
+    assert smallest.why == "330.0 kB, 10.0% more than FP32, at 90.00%"
+
+
 def test_where_nothing_passes_to_choose_by_the_summary_says_so() -> None:
     for lost, words in (
         (16, "with a measured loss within the limit"),

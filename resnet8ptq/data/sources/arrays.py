@@ -304,7 +304,8 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
         raise ConfigError(
             f"data.inputs: got null, and {root} holds {held}; takes the name of one, or one named "
             f"{' | '.join(INPUTS)}, or x_train and x_test with y_train and y_test, or "
-            "{input: name, ...} for a network of several inputs"
+            "{input: name, ...} for a network of several inputs, or data.labels=none if each array "
+            "is an input"
         )
     others = {name for name in arrays if name.lower() not in CLASSES}
     others -= {*_named(inputs, values=True), groups}
