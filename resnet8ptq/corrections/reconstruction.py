@@ -102,7 +102,7 @@ def reconstruct(
     torch.set_num_threads(setting.runtime.threads)
     proto, cut = onnx.load(path), onnx.load(path)
     end_at_logits(cut)
-    exact, simulated = (to_torch_module(cut, path) for _ in range(2))
+    exact, simulated = (to_torch_module(cut) for _ in range(2))
     roundings = {}
     for name, node in layers.find(proto.graph, setting.selection).items():
         weights, scheme = read_weights(proto.graph, node), setting.weights.scheme(name)

@@ -15,13 +15,14 @@ import onnx
 import torch
 from numpy.typing import NDArray
 
-from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import attribute, float_tensors
 
 _PASSING = ("OnnxCast", "OnnxSqueezeStaticAxes", "OnnxSqueezeDynamicAxes")  # of one number
+_RESIZE = ("roi", "scales", "sizes")  # its inputs behind the first
 _CONSTANTS = "initializers"  # onnx2torch's module of constants
 _OPSET = 17  # the newest in which onnx2torch supports every common operator
 
@@ -37,20 +38,20 @@ def load_torch_module(onnx_path: Path) -> Any:
     """Return the network as a `torch.fx.GraphModule` in evaluation mode, [N, ...] to [N, ...].
 
     Raises:
-        ModelError: onnx2torch does not support an operator of the graph.
+        UnsupportedError: onnx2torch does not support an operator of the graph.
     """
     # Not by its path: onnx2torch would write files next to it, into the cache.
-    return to_torch_module(onnx.load(onnx_path), onnx_path)
+    return to_torch_module(onnx.load(onnx_path))
 
 
-def to_torch_module(proto: onnx.ModelProto, source: Path) -> Any:
-    """Return a graph as `load_torch_module` does; errors name `source`."""
+def to_torch_module(proto: onnx.ModelProto) -> Any:
+    """Return a graph as `load_torch_module` does."""
     onnx2torch = _import_onnx2torch()
     try:
         module = onnx2torch.convert(_lower(proto))
     except Exception as error:  # NotImplementedError, KeyError, RuntimeError, its own
-        raise ModelError(
-            f"{source}: onnx2torch cannot convert it ({one_line(error)}); backend=onnx takes it"
+        raise UnsupportedError(
+            f"onnx2torch cannot convert the network ({one_line(error)}); backend=onnx takes it"
         ) from error
     floats = {*float_tensors(proto)}
     makers = {node.name for node in proto.graph.node if not floats.isdisjoint(node.output)}
@@ -166,15 +167,17 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
     """
     for node in list(module.graph.nodes):
         layer: Any = module.get_submodule(node.target) if node.op == "call_module" else None
+        # onnx2torch names the inputs of a Resize that follow an empty one.
+        named = ((1 + _RESIZE.index(name), argument) for name, argument in node.kwargs.items())
         constants = {
             index: attrgetter(argument.target)(module)
-            for index, argument in enumerate(node.args)
+            for index, argument in (*enumerate(node.args), *named)
             if layer is not None and argument.op == "get_attr"
         }
         kind, fixed = type(layer).__name__, None
         if kind == "OnnxReshape" and 1 in constants:
             fixed = _Reshape(shape=[int(size) for size in constants[1]])
-        elif kind == "OnnxResize" and len(constants) == len(node.args) - 1:
+        elif kind == "OnnxResize" and len(constants) == len(node.args) + len(node.kwargs) - 1:
             fixed = _fix_resize(layer, constants)
         elif kind == "OnnxSlice" and len(constants) == len(node.args) - 1:
             fixed = _fix_slice(constants)
@@ -188,11 +191,13 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
             fixed, node.args = _Positions(axis=counted[1]), counted[:1]
         if fixed is not None:
             module.set_submodule(node.target, fixed)
-            node.args = node.args[:1]
+            node.args, node.kwargs = node.args[:1], {}
         elif node.target in floats or any(c.is_floating_point() for c in constants.values()):
             operation = getattr(layer, "math_op_function", None)
             if getattr(operation, "__name__", "") == "_onnx_div":
                 layer.math_op_function = torch.div
+            if operation in (torch.add, torch.mul) and set(constants) == {0}:
+                node.args = node.args[::-1]  # quantized kernels give the first operand's shape
     module.graph.eliminate_dead_code()
     module.delete_all_unused_submodules()
     used = {node.target for node in module.graph.find_nodes(op="get_attr")}

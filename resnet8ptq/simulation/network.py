@@ -70,7 +70,7 @@ def load_logits(onnx_path: Path) -> Any:
     last = proto.graph.node[-1]
     if not end_at_logits(proto):
         raise UnsupportedError(f"method=qat: takes a network that ends in Softmax, not {last.name}")
-    return to_torch_module(proto, onnx_path)
+    return to_torch_module(proto)
 
 
 def prepare(

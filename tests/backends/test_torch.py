@@ -167,7 +167,7 @@ def test_what_depends_on_constants_alone_can_be_traced() -> None:
         <float half = {2.0}, int64[2] shape = {0, -1}>
         { parts = Div(x, half)  y = Reshape(parts, shape) }"""
     )
-    module = to_torch_module(proto, Path("network.onnx"))
+    module = to_torch_module(proto)
     traced = torch.fx.symbolic_trace(module)
     given = torch.arange(16.0).reshape(2, 4, 2)
     assert torch.equal(traced(given), given.reshape(2, 8) / 2)
@@ -191,6 +191,32 @@ def test_a_network_that_fx_cannot_trace_is_unsupported(
     config = make_config("data=shapes", "backend=torch")
     with pytest.raises(UnsupportedError, match=r"FX cannot trace the network .*torch_pt2e"):
         quantizer_of(config).quantize(shapes_model, draw_calibration(shapes, 1, 0).split, tmp_path)
+
+
+def test_transposed_convolutions_stay_in_float(
+    shapes_model: Fp32Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 3, 8, 8] y)
+        { wide = Conv(x, v)  y = ConvTranspose <strides = [2, 2]> (wide, w) }"""
+    )
+    for node in proto.graph.node:
+        node.name = node.op_type
+    random = np.random.default_rng(0)
+    for name, shape in (("v", (4, 2, 1, 1)), ("w", (4, 3, 2, 2))):
+        weights = random.normal(size=shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, name))
+    onnx.save(proto, tmp_path / "up.onnx")
+    model = replace(shapes_model, onnx_path=tmp_path / "up.onnx")
+    values = np.random.default_rng(1).normal(size=(20, 2, 4, 4)).astype(np.float32)
+    quantizer = quantizer_of(make_config("data=shapes", "backend=torch", "per_channel=true"))
+    artifact = quantizer.quantize(model, Split(values, None, "made"), tmp_path)
+    assert "transposed convolutions stay in float" in caplog.text
+    assert quantizer.count_kernels(artifact.path) == (1, 1)
+    [got] = quantizer.load(artifact.path, THREADS).predict(values)
+    expected = load_torch_module(model.onnx_path)(torch.from_numpy(values)).detach().numpy()
+    assert 0 < np.abs(got - expected).max() < 0.03 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(

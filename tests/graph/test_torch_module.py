@@ -1,7 +1,5 @@
 """The conversion of an ONNX graph to a torch module that FX and `torch.export` can trace."""
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import onnxruntime
@@ -17,7 +15,7 @@ HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
 
 def test_products_with_constant_weights_are_linear_layers() -> None:
     proto = transformers.build()
-    module = to_torch_module(proto, Path("network.onnx"))
+    module = to_torch_module(proto)
     linear = {n for n, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)}
     assert linear == set(transformers.LAYERS)  # without the products of computed tensors
     assert not [b for b in module.buffers() if b.ndim == 2]  # of which a file would hold copies
@@ -39,8 +37,30 @@ def test_a_product_with_a_vector_or_several_matrices_stays(shape: tuple[int, ...
     proto = onnx.parser.parse_model(f"{HEAD} {body}")
     proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
     values = torch.arange(2.0 * 15 * inner).reshape(2, 3, 5, inner)
-    found = to_torch_module(proto, Path("network.onnx"))(values)
+    found = to_torch_module(proto)(values)
     assert torch.equal(found, torch.matmul(values, torch.from_numpy(weights)))
+
+
+def test_a_resize_whose_first_optional_input_is_empty_can_be_traced() -> None:
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 1, 2, 2] x) => (float[N, 1, 4, 4] y)
+        <float[4] scales = {{1, 1, 2, 2}}>
+        {{ y = Resize <mode = "linear"> (x, , scales) }}"""
+    )
+    traced = torch.fx.symbolic_trace(to_torch_module(proto))
+    values = torch.arange(4.0).reshape(1, 1, 2, 2)
+    assert torch.equal(traced(values), torch.nn.Upsample(scale_factor=2, mode="bilinear")(values))
+
+
+def test_a_constant_is_the_second_factor() -> None:
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 2] x) => (float[N, 2] y) <float[1] two = {{2}}>
+        {{ y = Mul(two, x) }}"""
+    )
+    module = to_torch_module(proto)
+    (product,) = (node for node in module.graph.nodes if node.op == "call_module")
+    assert [argument.op for argument in product.args] == ["placeholder", "get_attr"]
+    assert module(torch.ones(1, 2)).tolist() == [[2, 2]]
 
 
 def divide(kind: str) -> torch.fx.GraphModule:
@@ -51,7 +71,7 @@ def divide(kind: str) -> torch.fx.GraphModule:
     )
     for node in proto.graph.node:
         node.name = node.op_type
-    return to_torch_module(proto, Path("network.onnx"))
+    return to_torch_module(proto)
 
 
 def test_a_division_of_computed_floats_can_be_traced() -> None:

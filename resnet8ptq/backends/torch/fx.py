@@ -1,5 +1,6 @@
 """FX graph mode quantization, for torch's integer kernels."""
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from torch.ao.quantization.observer import (
     UniformQuantizationObserverBase,
 )
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
-from torch.fx.proxy import TraceError
 
 from resnet8ptq.backends.contract import Takes
 from resnet8ptq.backends.torch.torchscript import known_warnings
@@ -29,6 +29,8 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import fused_activations
 from resnet8ptq.graph.torch_module import as_tensors, name_tensors
 from resnet8ptq.precision.grid import WeightScheme
+
+log = logging.getLogger(__name__)
 
 _PT2E = "backend.flow=pt2e (backend=torch_pt2e)"
 # Weights that torch's integer kernels take.
@@ -81,6 +83,9 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 _OBSERVERS = (RangeObserver, HistogramObserver)
+# oneDNN's kernel is wrong where the numbers of channels differ, FBGEMM's for 16 to 16 channels: by
+# more than the values themselves (torch 2.13). FX refuses them per channel.
+_TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
 _FIXED = (torch.nn.Softmax, torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.Hardsigmoid)
 
 
@@ -111,12 +116,16 @@ def quantize(
     qconfig = QConfig(_activation_observer(config.calib, scheme), weight_observer(config))
     mapping = get_default_qconfig_mapping(torch.backends.quantized.engine).set_global(qconfig)
     # Constants are quantized only with the node that takes them.
+    if any(isinstance(layer, _TRANSPOSED) for layer in module.modules()):
+        log.warning("transposed convolutions stay in float: torch's 8-bit kernels compute wrongly")
+        for kind in _TRANSPOSED:
+            mapping.set_object_type(kind, None)
     for name in [*skipped, "initializers"] if skipped else []:
         mapping.set_module_name(name, None)
     with known_warnings():
         try:
             prepared = prepare_fx(module, mapping, example)
-        except (TraceError, TypeError) as error:  # code that depends on values of tensors
+        except Exception as error:  # TraceError, TypeError, NotImplementedError, AssertionError
             why = f"FX cannot trace the network ({one_line(error)}); try {_PT2E}"
             raise UnsupportedError(why) from error
         _free_inputs(prepared, qconfig.activation)

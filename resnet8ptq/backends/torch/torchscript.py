@@ -155,7 +155,7 @@ def count_layers(path: Path) -> tuple[int, int]:
     """
     graph = str(_load(path).inlined_graph)
     names = r"_convolution|conv\dd|conv_transpose\dd|linear|matmul|addmm|bmm|mm"
-    integer = re.findall(r"= quantized::(?:conv\dd|linear)\w*\(", graph)
+    integer = re.findall(r"= quantized::(?:conv\dd|conv_transpose\dd|linear)\w*\(", graph)
     in_float = re.findall(rf"= (?:aten::(?:{names})|quantized::matmul)\(", graph)
     return len(integer), len(in_float)
 
