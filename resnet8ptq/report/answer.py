@@ -51,6 +51,7 @@ def _explain(selected: Selection, choices: Sequence[Recommendation]) -> Answer:
     verdict = say_verdict(selected, first.choice, first.judged)
     if first.key == BEST:
         verdict += say_luck(selected, first.choice)
+    verdict += say_no_gain(selected, first.choice)
     facts = say_facts(selected, first.choice)
     return Answer(uses, first.label, first.judged.outcome, verdict, facts, first.command)
 
@@ -111,19 +112,32 @@ def say_facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
         lines.append(text)
     if record.size_bytes is not None:
         lines.append(say_size(record.size_bytes, record.size_reduction))
-    if speed := _speed(selected, cell):
+    if speed := _say_speed(selected, cell):
         lines.append(speed)
     return tuple(lines)
 
 
-def _speed(selected: Selection, cell: Cell) -> str:
-    """Return latency and speedup, if possible of the timing in turns, which compares models."""
+def say_no_gain(selected: Selection, cell: Cell) -> str:
+    """Return a warning about a model that costs accuracy and gains nothing; empty for others."""
+    reduction, (_, speedup, _) = cell.record.size_reduction, _find_speed(selected, cell)
+    if reduction is None or speedup is None or reduction > 0 or speedup > 1:
+        return ""
+    return " It gains nothing over FP32, which is no larger, and no slower on this machine."
+
+
+def _say_speed(selected: Selection, cell: Cell) -> str:
+    ms, speedup, in_turns = _find_speed(selected, cell)
+    if ms is None:
+        return ""
+    times = "" if speedup is None else f", {speedup:.2f} times as fast as FP32"
+    return f"{ms:.3f} ms{times}{', timed in turns' if in_turns else ''}"
+
+
+def _find_speed(selected: Selection, cell: Cell) -> tuple[float | None, float | None, bool]:
+    """Return latency in ms, speedup, and whether both are of the timing in turns."""
     record, timing = cell.record, selected.timing
     times = {} if timing is None else timing.single
     if record.run_id in times and fp32_name(cell) in times:
         ms, fp32 = typical(times[record.run_id]), typical(times[fp32_name(cell)])
-        return f"{ms:.3f} ms, {fp32 / ms:.2f} times as fast as FP32, timed in turns"
-    if record.latency_ms is None:
-        return ""
-    text = f"{record.latency_ms:.3f} ms"
-    return text if record.speedup is None else f"{text}, {record.speedup:.2f} times as fast as FP32"
+        return ms, fp32 / ms, True
+    return record.latency_ms, record.speedup, False

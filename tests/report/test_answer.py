@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.report import answer, page
@@ -41,6 +43,16 @@ def test_finalists_have_the_latencies_of_the_timing_in_turns() -> None:
     (selected,) = page.select([family], LIMITS, [timing])
     facts = answer.explain(selected)[0].facts
     assert "1.000 ms, 2.00 times as fast as FP32, timed in turns" in facts
+
+
+@pytest.mark.parametrize(
+    ("size", "ms", "gains"), [(330_000, 2.0, False), (330_000, 1.9, True), (200_000, 2.1, True)]
+)
+def test_a_model_that_is_neither_smaller_nor_faster_is_told(size, ms, gains) -> None:
+    timing = PairedLatency({"a": [ms, ms], "onnx fp32": [2.0, 2.0]}, {}, 32, 1)
+    family = sweep(("a", predictions(won=2), {"size_bytes": float(size)}))
+    (selected,) = page.select([family], LIMITS, [timing])
+    assert ("It gains nothing over FP32" in answer.explain(selected)[0].verdict) != gains
 
 
 def test_one_model_for_several_uses_is_one_answer() -> None:
