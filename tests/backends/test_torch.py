@@ -193,6 +193,26 @@ def test_a_network_that_fx_cannot_trace_is_unsupported(
         quantizer_of(config).quantize(shapes_model, draw_calibration(shapes, 1, 0).split, tmp_path)
 
 
+def quantize_and_run(
+    proto: onnx.ModelProto, model: Fp32Model, folder: Path, weights: dict[str, tuple[int, ...]]
+) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[int, int]]:
+    """Quantize a graph of [N, 2, 4, 4] by FX; return outputs, those in float, and kernels."""
+    random = np.random.default_rng(0)
+    for name, shape in weights.items():
+        values = 3 * random.normal(size=shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    for number, node in enumerate(proto.graph.node):
+        node.name = f"{node.op_type}_{number}"
+    onnx.save(proto, folder / "network.onnx")
+    samples = random.normal(size=(20, 2, 4, 4)).astype(np.float32)
+    quantizer = quantizer_of(make_config("data=shapes", "backend=torch", "per_channel=true"))
+    at = replace(model, onnx_path=folder / "network.onnx")
+    path = quantizer.quantize(at, Split(samples, None, "made"), folder).path
+    [got] = quantizer.load(path, THREADS).predict(samples)
+    expected = load_torch_module(at.onnx_path)(torch.from_numpy(samples)).detach().numpy()
+    return got, expected, quantizer.count_kernels(path)
+
+
 def test_transposed_convolutions_stay_in_float(
     shapes_model: Fp32Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -201,22 +221,27 @@ def test_transposed_convolutions_stay_in_float(
         network (float[N, 2, 4, 4] x) => (float[N, 3, 8, 8] y)
         { wide = Conv(x, v)  y = ConvTranspose <strides = [2, 2]> (wide, w) }"""
     )
-    for node in proto.graph.node:
-        node.name = node.op_type
-    random = np.random.default_rng(0)
-    for name, shape in (("v", (4, 2, 1, 1)), ("w", (4, 3, 2, 2))):
-        weights = random.normal(size=shape).astype(np.float32)
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, name))
-    onnx.save(proto, tmp_path / "up.onnx")
-    model = replace(shapes_model, onnx_path=tmp_path / "up.onnx")
-    values = np.random.default_rng(1).normal(size=(20, 2, 4, 4)).astype(np.float32)
-    quantizer = quantizer_of(make_config("data=shapes", "backend=torch", "per_channel=true"))
-    artifact = quantizer.quantize(model, Split(values, None, "made"), tmp_path)
+    weights = {"v": (4, 2, 1, 1), "w": (4, 3, 2, 2)}
+    got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights)
     assert "transposed convolutions stay in float" in caplog.text
-    assert quantizer.count_kernels(artifact.path) == (1, 1)
-    [got] = quantizer.load(artifact.path, THREADS).predict(values)
-    expected = load_torch_module(model.onnx_path)(torch.from_numpy(values)).detach().numpy()
+    assert kernels == (1, 1)
     assert 0 < np.abs(got - expected).max() < 0.03 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("order", ["small, wide", "wide, small"])
+def test_a_tensor_keeps_its_range_beside_one_of_fixed_scale(
+    shapes_model: Fp32Model, tmp_path: Path, order: str
+) -> None:
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 8, 4, 4] y)
+        {{ wide = Conv(x, v)  other = Conv(x, w)  tanh = Tanh(other)
+           small = Transpose <perm = [0, 1, 3, 2]> (tanh)
+           joined = Concat <axis = 1> ({order})  y = Conv(joined, u) }}"""
+    )
+    weights = {"u": (8, 8, 1, 1), "v": (4, 2, 1, 1), "w": (4, 2, 1, 1)}
+    got, expected, _ = quantize_and_run(proto, shapes_model, tmp_path, weights)
+    assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import onnx
 import torch
 from torch.ao.nn.intrinsic import _FusedModule
 from torch.ao.quantization import QConfig, get_default_qconfig_mapping
+from torch.ao.quantization.fx.custom_config import PrepareCustomConfig
 from torch.ao.quantization.observer import (
     FixedQParamsObserver,
     HistogramObserver,
@@ -86,6 +87,8 @@ _OBSERVERS = (RangeObserver, HistogramObserver)
 # oneDNN's kernel is wrong where the numbers of channels differ, FBGEMM's for 16 to 16 channels: by
 # more than the values themselves (torch 2.13). FX refuses them per channel.
 _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+_FIXED_SCALES = ("Sigmoid", "Tanh", "HardSigmoid", "Softmax")
+_MOVING = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice")
 _FIXED = (torch.nn.Softmax, torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.Hardsigmoid)
 
 
@@ -124,7 +127,9 @@ def quantize(
         mapping.set_module_name(name, None)
     with known_warnings():
         try:
-            prepared = prepare_fx(module, mapping, example)
+            # FX quantizes a cat that it traced, whatever its settings.
+            opaque = PrepareCustomConfig().set_non_traceable_module_names(_find_mixed(graph))
+            prepared = prepare_fx(module, mapping, example, opaque)
         except Exception as error:  # TraceError, TypeError, NotImplementedError, AssertionError
             why = f"FX cannot trace the network ({one_line(error)}); try {_PT2E}"
             raise UnsupportedError(why) from error
@@ -141,6 +146,23 @@ def quantize(
             if isinstance(observer, RangeObserver)
         }
         return convert_fx(prepared), ranges
+
+
+def _find_mixed(graph: onnx.GraphProto) -> list[str]:
+    """Return the names of Concat nodes over an output with a fixed scale, such as a Sigmoid's.
+
+    torch joins quantized tensors in the scale of the first. Next to a Sigmoid, whose scale covers
+    0 to 1, that cuts the others off, or leaves it a few levels. They stay in float.
+    """
+    makers = {name: node for node in graph.node for name in node.output}
+
+    def is_fixed(name: str) -> bool:
+        node = makers.get(name)
+        while node is not None and node.op_type in _MOVING:
+            node = makers.get(node.input[0])
+        return node is not None and node.op_type in _FIXED_SCALES
+
+    return [n.name for n in graph.node if n.op_type == "Concat" and any(map(is_fixed, n.input))]
 
 
 def _free_inputs(prepared: Any, observer: Any) -> None:
