@@ -28,6 +28,8 @@ from resnet8ptq.data import locate
 from resnet8ptq.evaluation import paired_latency
 from resnet8ptq.models import model
 from resnet8ptq.sweep import callback
+from resnet8ptq.tasks import class_plots
+from tests.helpers import composing
 from tests.helpers.stores import copy_database
 
 if TYPE_CHECKING:  # most tests do without MLflow
@@ -100,6 +102,17 @@ class Called:
 
 
 @contextmanager
+def without_figures() -> Iterator[None]:
+    """Write empty pictures in the place of figures."""
+    blank = dict.fromkeys(("classes", "confusion"), lambda *_: Figure())
+    with (
+        mock.patch.object(figures, "to_png", lambda _: EMPTY),
+        mock.patch.multiple(class_plots, **blank),
+    ):
+        yield
+
+
+@contextmanager
 def handed_over_here() -> Iterator[None]:
     """Make the calls for the process beside in this one, pickled as for that one."""
 
@@ -121,9 +134,10 @@ def call(
 
     In this process, where everything is imported and loaded already. Its figures are empty pictures
     unless `drawn`: they take half a second each. Models race in 3 blocks and not in 10, for each of
-    which they are loaded again.
+    which they are loaded again. Hydra composes each choice of groups once (`composing`), which is
+    half of a short run; processes of their own compose as for a user.
     """
-    pictures = nullcontext() if drawn else mock.patch.object(figures, "to_png", lambda _: EMPTY)
+    pictures = nullcontext() if drawn else without_figures()
     here = mock.patch.object(background, "allowed", handed_over_here)
     with pictures, here, mock.patch.object(paired_latency, "BLOCKS", 3):
         if installed:
@@ -142,6 +156,7 @@ def _call(run: Callable[[], object], folder: Path, argv: list[str], env: dict[st
     out, err = io.StringIO(), io.StringIO()
     with (
         kept_globals(),
+        composing.once(),
         chdir(folder),
         mock.patch.dict(os.environ, clean_environment(**env), clear=True),
         mock.patch.object(sys, "argv", argv),
