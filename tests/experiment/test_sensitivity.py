@@ -148,7 +148,9 @@ def test_excluded_layer_keeps_float_weights(
 def test_chosen_layer_alone_is_quantized(
     quantize: Quantize, nodes: dict[str, str], backend: str
 ) -> None:
-    for name in ("conv2d_1", "conv2d_3_1", "dense_1"):
+    # Lowering to ExecuTorch takes five seconds; which node is in float is PT2E's part.
+    names = ("conv2d_1", "conv2d_3_1", "dense_1") if backend != "executorch" else ("conv2d_3_1",)
+    for name in names:
         config = choose(backend, "nodes_to_quantize", nodes[name])
         artifact = quantize(config)
         assert artifact.quantized_layers == 1
