@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from onnx import numpy_helper
@@ -186,7 +186,6 @@ def test_a_small_budget_does_not_change_the_statistics(
     ),
     bins=st.sampled_from([2, 64, 2048]),
 )
-@settings(deadline=None, max_examples=200)
 def test_counts_are_those_of_numpy_but_at_the_edges(values: np.ndarray, bins: int) -> None:
     threshold = float(np.abs(values).max()) or 1.0
     counts = np.zeros(bins, np.int64)

@@ -202,7 +202,6 @@ histograms = st.sampled_from([32, 33, 40, 47]).flatmap(
 
 @given(counts=histograms, levels=st.sampled_from([4, 8, 16]))
 @example(np.ones(32, np.int64), 16)
-@settings(deadline=None, max_examples=150)
 def test_entropy_is_the_least_divergence_of_all_candidates(counts, levels):
     middle = len(counts) // 2
     halves = range(levels // 2, middle + 1)
@@ -235,7 +234,7 @@ def test_a_histogram_with_too_many_empty_bins_has_no_divergence(bins, infinite):
     threshold=st.floats(0.01, 8),
 )
 @example(np.ones(6), (-1.0, 0.5), 2.0)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_the_squared_error_is_that_of_values_spread_evenly_in_their_bins(counts, ends, threshold):
     edges = np.linspace(-threshold, threshold, 7)
     points = edges[:-1, None] + (edges[1] - edges[0]) * (np.arange(4000) + 0.5) / 4000
@@ -248,7 +247,7 @@ def test_the_squared_error_is_that_of_values_spread_evenly_in_their_bins(counts,
 
 @given(st.floats(1 / 1024, 1), st.floats(1 / 1024, 1))
 @example(1.0, 1 / 1024)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_mse_finds_the_least_error_to_a_thousandth(low, high):
     def far_off(edges, counts, a, b):
         return (a + low) ** 2 + (b - 4 * high) ** 2
@@ -406,7 +405,6 @@ tensor = arrays.arrays(np.float32, st.integers(1, 60), elements=number)
 
 
 @given(values=tensor, config=method)
-@settings(deadline=None, max_examples=300)
 def test_a_range_lies_in_order_and_within_what_was_seen(values, config):
     stats = observe(values, bins=64)
     low, high = find_range(stats, config)
@@ -424,14 +422,14 @@ def test_a_range_far_from_zero_lies_in_order(config, sign):
 
 
 @given(values=tensor)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_minmax_is_exact(values):
     stats = observe(values, bins=64)
     assert find_range(stats, METHODS[0]) == (values.min(), values.max())
 
 
 @given(values=tensor)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_mse_costs_no_more_than_minmax(values):
     """Two bins of slack: an error is a distance to a level, and each value moves within its bin."""
     assume(values.min() < values.max())
@@ -444,7 +442,7 @@ def test_mse_costs_no_more_than_minmax(values):
 
 
 @given(values=tensor, power=st.integers(-6, 6))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_mse_goes_with_the_scale(values, power):
     config = make_config("mse", bins=64)
     scale = np.float32(2.0**power)
@@ -485,7 +483,7 @@ batches = st.lists(tensor, min_size=1, max_size=6)
 
 
 @given(values=batches)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_moving_average_with_constant_1_is_the_last_batch(values):
     config = CalibConfig(name="moving_average", averaging_constant=1.0)
     stats = observe(*values)
@@ -494,7 +492,7 @@ def test_moving_average_with_constant_1_is_the_last_batch(values):
 
 
 @given(values=batches, constant=st.floats(0.001, 1))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_moving_average_is_that_of_torch(values, constant):
     torch = pytest.importorskip("torch")
     from torch.ao.quantization.observer import MovingAverageMinMaxObserver
@@ -512,7 +510,6 @@ def test_moving_average_is_that_of_torch(values, constant):
 
 
 @given(values=tensor)
-@settings(deadline=None, max_examples=200)
 def test_percentile_100_is_minmax_but_for_a_bin(values):
     stats = observe(values, bins=64)
     width = 2 * stats.threshold / 64
@@ -522,7 +519,6 @@ def test_percentile_100_is_minmax_but_for_a_bin(values):
 
 
 @given(values=tensor, cuts=st.tuples(st.floats(50.01, 100), st.floats(50.01, 100)))
-@settings(deadline=None, max_examples=200)
 def test_a_higher_percentile_is_no_narrower(values, cuts):
     stats = observe(values, bins=64)
     narrow, wide = (
@@ -534,7 +530,6 @@ def test_a_higher_percentile_is_no_narrower(values, cuts):
 
 
 @given(values=tensor, data=st.data())
-@settings(deadline=None, max_examples=200)
 def test_statistics_do_not_depend_on_batches_or_order(values, data):
     whole = observe(values, bins=64)
     shuffled = np.array(data.draw(st.permutations(values.tolist())), dtype=np.float32)
@@ -546,7 +541,7 @@ def test_statistics_do_not_depend_on_batches_or_order(values, data):
 
 
 @given(values=batches, parts=st.integers(1, 4))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_ranges_of_batches_are_the_same_in_parts_and_from_their_ends(values, parts):
     stats, config = TensorStats(), CalibConfig()
     for batch in values:
@@ -562,7 +557,6 @@ def test_ranges_of_batches_are_the_same_in_parts_and_from_their_ends(values, par
 
 
 @given(values=tensor)
-@settings(deadline=None, max_examples=100)
 def test_a_histogram_counts_every_value_once(values):
     stats = observe(values, bins=64)
     assert stats.counts.sum() == values.size

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -161,7 +161,6 @@ def test_windows_are_what_the_convolution_multiplies(
     np.testing.assert_allclose(outputs, expected, atol=1e-5)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     scheme=st.builds(
         WeightScheme,

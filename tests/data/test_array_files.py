@@ -166,7 +166,6 @@ SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, max_side=4)
 @given(
     st.sampled_from(sorted(IDX_CODES)).flatmap(lambda dtype: hnp.arrays(np.dtype(dtype), SHAPES))
 )
-@settings(deadline=None)
 def test_any_idx_array_is_read_back(tmp_path_factory, array):
     found = unpack(pack_idx(array), tmp_path_factory.getbasetemp())
     assert (found.dtype, found.shape) == (array.dtype, array.shape)
@@ -174,7 +173,6 @@ def test_any_idx_array_is_read_back(tmp_path_factory, array):
 
 
 @given(st.integers(0, len(pack_idx(INPUTS)) - 1))
-@settings(deadline=None)
 def test_a_part_of_an_idx_file_is_refused(tmp_path_factory, cut):
     with pytest.raises((ValueError, struct.error)):
         unpack(pack_idx(INPUTS)[:cut], tmp_path_factory.getbasetemp())
@@ -288,7 +286,7 @@ def test_training_samples_may_lack_what_the_test_samples_have(tmp_path):
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.2, 0.5, 0.8]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_group_is_not_split(seed, fraction):
     random = np.random.default_rng(seed)
     clips = random.integers(0, 30, 200)

@@ -277,7 +277,7 @@ SMALL = make_dataset()
 
 
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 20))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_a_draw_takes_n_of_each_class_once(seed, count):
     drawn = draw_calibration(SMALL, count, seed)
     assert np.bincount(drawn.split.labels, minlength=3).tolist() == [count] * 3
@@ -348,7 +348,7 @@ def test_one_different_pixel_makes_another_image():
 
 
 @given(count=st.integers(0, 50), size=st.integers(1, 60))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_batches_hold_every_image_once_and_in_order(count, size):
     images = np.arange(count * 12, dtype=np.uint32).astype(np.uint8).reshape(count, 2, 2, 3)
     batches = Split(images, np.zeros(count, dtype=np.int64), "here").batches(size)
@@ -451,7 +451,7 @@ def pixels(split: Split) -> set[bytes]:
 
 
 @given(images=st.integers(1, 140), taken=st.integers(0, 30))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_held_out_images_are_as_even_as_the_classes_allow(images, taken):
     """Seven classes of 30, or the last of fewer."""
     data = make_dataset(per_class=30, classes=7)
@@ -530,7 +530,7 @@ def test_scored_images_are_those_of_the_split():
 
 
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 10))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_held_out_images_do_not_calibrate(seed, count):
     held_out = draw_held_out(SMALL, 30)
     drawn = draw_calibration(SMALL, count, seed, [held_out])

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq.config.schema import TableConfig
@@ -288,7 +288,6 @@ def samples(content, names, tmp_path_factory):
 
 
 @given(st.lists(st.lists(FLOATS, min_size=3, max_size=3), min_size=1, max_size=6))
-@settings(deadline=None)
 def test_numbers_come_out_as_they_are(tmp_path_factory, rows):
     names = ["a", "b", "c"]
     content = Table("t", pa.table(dict(zip(names, zip(*rows, strict=True), strict=True))))
@@ -296,7 +295,6 @@ def test_numbers_come_out_as_they_are(tmp_path_factory, rows):
 
 
 @given(st.lists(CELL, min_size=1, max_size=6))
-@settings(deadline=None)
 def test_any_column_is_taken_or_refused_in_one_line(tmp_path_factory, cells):
     path = tmp_path_factory.getbasetemp() / "any.csv"
     quoted = (f'"{cell}"'.replace("\0", "") if cell is not None else "" for cell in cells)
@@ -313,7 +311,6 @@ def test_any_column_is_taken_or_refused_in_one_line(tmp_path_factory, cells):
 
 
 @given(st.text(max_size=30))
-@settings(deadline=None)
 def test_no_path_leads_outside(tmp_path_factory, text):
     folder = tmp_path_factory.getbasetemp().resolve()
     content = Table("t", pa.table({"path": [text.encode("utf-8", "replace").decode()]}))

@@ -41,7 +41,7 @@ TAKES = st.lists(st.lists(st.integers(0, 10**6), min_size=1, max_size=60), max_s
 
 @pytest.mark.parametrize("store", ["from_files", "in_memory"])
 @given(takes=TAKES, size=st.integers(1, 70), end=st.integers(0, 70), hashed=st.booleans())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_taken_images_are_the_copied_ones(request, in_memory, store, takes, size, end, hashed):
     lazy, eager = replace(request.getfixturevalue(store)), in_memory
     if hashed:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq.core.errors import DataError
@@ -29,7 +29,6 @@ def table(tmp_path_factory):
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=60), st.floats(0.01, 0.99))
-@settings(deadline=None)
 def test_whatever_can_be_split_is(labels, test_fraction):
     labels, units = np.array(labels), np.arange(len(labels))
     train, test = stratify(labels, units, test_fraction, 0)

@@ -91,7 +91,6 @@ SCHEMES = st.builds(ActivationScheme, bits=st.sampled_from([7, 8]), symmetric=st
 
 @given(ENDS, ENDS, SCHEMES, st.lists(ENDS, min_size=1, max_size=50))
 @example(0.0, 3.2e-44, ActivationScheme(bits=7), [0.0])  # steps that float32 does not hold
-@settings(max_examples=100, deadline=None)
 def test_fake_quantization_has_as_many_levels_as_the_bits_and_zero_is_one(one, two, scheme, found):
     quantizer = FakeQuantize((min(one, two), max(one, two)), scheme)
     low, high = quantizer.range()
@@ -133,7 +132,6 @@ def test_gradients_are_those_of_torchs_own_learnable_quantization():
     st.floats(-3, 3),
     st.sampled_from([0.0, 1e-20, 1e-3, 1.0]),
 )
-@settings(max_examples=100, deadline=None)
 def test_a_learned_step_is_found_again_in_its_weights(seed, dtype, per_channel, growth, size):
     scheme = WeightScheme(dtype, per_channel)
     random = np.random.default_rng(seed)
@@ -367,7 +365,7 @@ def test_settings_that_cannot_be_fine_tuned_are_unsupported(few, shapes_model, t
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_augmentation_shifts_and_flips(seed):
     images = np.random.default_rng(seed).integers(0, 256, (3, 8, 6, 3), dtype=np.uint8)
     found = training.augment(images, np.random.default_rng(seed))

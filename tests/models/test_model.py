@@ -554,7 +554,7 @@ def test_the_gate_refuses_what_is_no_number_on_either_side():
         compare([wrong], [wrong], PROBABILITIES, "onnx")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(scale=st.floats(1e-3, 1e6), error=st.floats(0, 1e-2))
 def test_logits_and_values_are_compared_with_the_largest(scale, error):
     expected = (SURE * scale).astype(np.float32)

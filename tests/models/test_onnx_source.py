@@ -246,7 +246,7 @@ def test_a_batch_that_cannot_be_freed_stays_fixed_and_is_told(take, tmp_path):
     assert value.type.tensor_type.shape.dim[0].dim_value == 4
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(count=st.integers(1, 9), size=st.integers(1, 5))
 def test_any_number_of_samples_fills_up_a_fixed_batch(count, size):
     def run(samples: NDArray) -> list[NDArray]:
@@ -259,7 +259,7 @@ def test_any_number_of_samples_fills_up_a_fixed_batch(count, size):
     assert np.array_equal(summed, samples.sum(1))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     size=st.tuples(st.integers(3, 9), st.integers(3, 9)),
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
@@ -408,7 +408,7 @@ def test_a_graph_that_cannot_be_folded_can_be_taken_as_it_is(
     model._report(replace(failed, fold=False))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     steps=st.lists(st.sampled_from(["Mul", "Add"]), min_size=1, max_size=3),
     operator=st.sampled_from(["Gemm", "MatMul"]),

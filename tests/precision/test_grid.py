@@ -35,7 +35,6 @@ def test_levels_are_those_of_onnxruntime() -> None:
 
 
 @given(scheme, weights)
-@settings(deadline=None, max_examples=150)
 def test_a_grid_is_that_of_onnxruntime(scheme: WeightScheme, weights: NDArray[np.float32]) -> None:
     arguments = TYPES[scheme.dtype], scheme.symmetric, scheme.reduce_range
     zero_point, scale, levels = quantize_data(weights, *arguments)
@@ -58,7 +57,7 @@ def test_weights_of_one_sign_leave_zero_at_the_end(sign: int, zero_point: int) -
 
 
 @given(scheme, weights, st.integers(-3, 2))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_a_grid_of_channels_is_one_for_each(
     scheme: WeightScheme, weights: NDArray[np.float32], axis: int
 ) -> None:
@@ -71,7 +70,7 @@ def test_a_grid_of_channels_is_one_for_each(
 
 
 @given(scheme, weights, st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_a_value_on_the_grid_keeps_its_level(
     scheme: WeightScheme, weights: NDArray[np.float32], seed: int
 ) -> None:
@@ -95,7 +94,7 @@ def test_levels_below_8_bits_are_never_reduced() -> None:
 
 
 @given(st.sampled_from(["int4", "int3", "int2"]), st.booleans(), st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_below_8_bits_the_range_is_the_share_of_least_squared_error(
     dtype: str, per_channel: bool, seed: int
 ) -> None:

@@ -80,7 +80,7 @@ def test_interval_by_hand(correct, total, low, high):
 
 
 @given(few_scores)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_the_interval_holds_the_accuracy(scores):
     low, high = scores.hits.interval
     assert -1e-12 <= low <= scores.value + 1e-12
@@ -108,7 +108,6 @@ def test_ties_by_hand():
 
 
 @given(few_scores)
-@settings(deadline=None, max_examples=100)
 def test_expected_correct_is_the_mean_over_every_way_to_break_ties(scores):
     tops = [np.flatnonzero(row == row.max()).tolist() for row in scores.probabilities]
     ways = list(product(*tops))
@@ -135,7 +134,7 @@ def test_confusion_by_hand():
 
 
 @given(few_scores)
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_confusion_counts_every_image_once(scores):
     table = scores.confusion()
     assert table.sum(axis=1).tolist() == np.bincount(scores.labels, minlength=3).tolist()
@@ -179,7 +178,6 @@ def test_mcnemar_by_hand(worse, better, p):
 
 
 @given(twins)
-@settings(deadline=None, max_examples=100)
 def test_a_comparison_turned_round(comparison):
     turned = compare(comparison.baseline, comparison.model)
     assert turned.p_value == pytest.approx(comparison.p_value)
@@ -230,7 +228,6 @@ p_values = st.lists(st.floats(0, 1) | st.sampled_from([0.0, 0.01, 0.02, 0.5]), m
 
 @given(flips)
 @example((7, 8))  # the tails meet: without care, 1 - 1e-16
-@settings(deadline=None)
 def test_mcnemar_is_scipys_binomial_test(flips):
     ours, theirs = flips
     hits = np.repeat([True, False], flips)
@@ -242,7 +239,6 @@ def test_mcnemar_is_scipys_binomial_test(flips):
 @given(counts)
 @example((0, 10))  # without care, -3e-17
 @example((16, 16))  # 1 + 2e-16
-@settings(deadline=None)
 def test_wilson_is_scipys_interval(counts):
     expected = binomtest(*counts).proportion_ci(0.95, method="wilson")
     low, high = wilson(*counts)
@@ -253,7 +249,6 @@ def test_wilson_is_scipys_interval(counts):
 @given(counts, st.integers(2, 1000))
 @example((0, 10), 2)
 @example((10, 10), 2)
-@settings(deadline=None)
 def test_the_binomial_tail_is_scipys(counts, classes):
     expected = binomtest(*counts, 1 / classes, alternative="greater").pvalue
     assert binomial_tail(*counts, 1 / classes) == pytest.approx(expected, rel=1e-9, abs=1e-300)
@@ -279,7 +274,6 @@ def test_a_constant_answer_is_chance_however_often_it_hits():
 
 
 @given(p_values)
-@settings(deadline=None)
 def test_holm_is_statsmodels_correction(p_values):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gc.collect", int)  # statsmodels collects garbage in each call: 0.2 s here

@@ -567,7 +567,7 @@ def test_regression_agrees_with_scikit_learn():
     arrays.arrays(np.float64, 30, elements=st.sampled_from([0.0, 0.25, 0.5, 0.75])),
     arrays.arrays(np.bool_, 30).filter(lambda labels: 0 < labels.sum() < 30),
 )
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_auc_is_scikit_learns_with_ties(scores, positive):
     area = statistics.auc(scores, positive)
     assert area.value == pytest.approx(roc_auc_score(positive, scores))
@@ -764,7 +764,7 @@ def test_p_values_of_replicates_by_hand(differences, p_value):
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(100, 3000))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_a_p_value_falls_with_the_difference_without_a_jump(seed, resamples):
     """Also where the counted tail ends and the normal one begins."""
     replicates = np.random.default_rng(seed).normal(size=resamples)
@@ -810,7 +810,7 @@ def test_a_limit_that_is_a_fraction_is_as_uncertain_as_the_baseline():
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 def test_delong_agrees_with_a_bootstrap(seed):
     random = np.random.default_rng(seed)
     positive = np.arange(400) % 3 == 0
@@ -833,7 +833,7 @@ def test_delong_agrees_with_a_bootstrap(seed):
     arrays.arrays(np.float64, (2, 12), elements=st.sampled_from([0.0, 0.25, 0.5, 0.75])),
     st.integers(1, 11),
 )
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_delong_s_variance_is_that_of_the_structural_components(scores, positives):
     """By all pairs of a positive and a negative; the variance of a single value counts as 0."""
 
@@ -905,7 +905,7 @@ def test_the_bootstrap_is_scipys(shift):
 
 
 @given(arrays.arrays(np.float32, (9, 3), elements=st.floats(-2, 2, width=32)), st.floats(0.01, 1))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_sqnr_of_several_outputs_is_that_of_the_mean_noise(values, noise):
     """By hand: noise that is a fraction f of every value has f**2 of the signal's power."""
     if not np.abs(values).max() > 1e-3:
