@@ -97,15 +97,21 @@ def test_programs_survive_another_number_of_threads(quantize: Quantize) -> None:
 
 
 @needs_executorch
-@pytest.mark.parametrize("most", [1, 16])  # 16: a bound that torch's own choice of kernels has
 def test_more_samples_than_memory_is_planned_for_run_in_parts(
-    quantize: Quantize, monkeypatch: pytest.MonkeyPatch, quantize_anew: Quantize, most: int
+    shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = quantize("backend=executorch", "dtype=int8").predict(images=100)
-    monkeypatch.setattr(executorch_quantizer, "MOST_AT_ONCE", most)
-    few = quantize_anew("backend=executorch", "dtype=int8")
-    np.testing.assert_array_equal(few.predict(images=100), whole)
-    np.testing.assert_array_equal(few.predict(3, images=100), whole)
+    model = replace(shapes_model, onnx_path=product_networks.write_mixer(tmp_path / "own.onnx"))
+    quantizer = quantizer_of(make_config("data=shapes", "backend=executorch"))
+    whole = None
+    for most in (64, 1, 16):  # 16: a bound that torch's own choice of kernels has
+        monkeypatch.setattr(executorch_quantizer, "MOST_AT_ONCE", most)
+        artifact = quantizer.quantize(model, Split(PICTURES, None, "made"), tmp_path)
+        predictor = quantizer.load(artifact.path, THREADS)
+        [scores] = predictor.predict(PICTURES)
+        parts = [predictor.predict(PICTURES[n : n + 3])[0] for n in range(0, len(PICTURES), 3)]
+        whole = scores if whole is None else whole
+        np.testing.assert_array_equal(scores, whole)
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
 @pytest.mark.parametrize(
