@@ -46,8 +46,11 @@ def test_the_conversion_keeps_both_inputs_and_frees_the_length(phrases) -> None:
     assert len({batch.dtype for batch in data.test.take(np.arange(50)).batches(5)}) > 1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+@pytest.mark.parametrize(
+    ("dtype", "backend"),
+    # ExecuTorch's fp32 is lowered with the same bounds: 20 s for the same answer.
+    [(d, b) for d in ("fp32", "int8") for b in BACKENDS if (d, b) != ("fp32", "executorch")],
+)
 def test_outputs_do_not_depend_on_the_batch_size(phrases, backend, dtype, tmp_path) -> None:
     """Neither on the padding that a batch adds."""
     data, fp32 = phrases
