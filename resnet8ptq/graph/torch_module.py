@@ -181,6 +181,8 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
             fixed = _fix_resize(layer, constants)
         elif kind == "OnnxSlice" and len(constants) == len(node.args) - 1:
             fixed = _fix_slice(constants)
+        elif kind == "OnnxClip" and None not in (layer.min_val, layer.max_val):
+            fixed = torch.nn.Hardtanh(layer.min_val, layer.max_val)  # XNNPACK fuses it, no clamp
         elif kind == "OnnxMatMul" and 1 in constants and constants[1].ndim == 2:
             fixed = _to_linear(constants[1])
         elif kind == "OnnxGather" and 0 in constants and layer._axis == 0:

@@ -52,6 +52,17 @@ def test_a_resize_whose_first_optional_input_is_empty_can_be_traced() -> None:
     assert torch.equal(traced(values), torch.nn.Upsample(scale_factor=2, mode="bilinear")(values))
 
 
+def test_a_clip_with_both_ends_is_a_hardtanh() -> None:
+    """Which XNNPACK fuses with a convolution; a clamp leaves the convolution in float."""
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 2] x) => (float[N, 2] y)
+        <float low = {{-1}}, float high = {{2}}> {{ y = Clip(x, low, high) }}"""
+    )
+    module = to_torch_module(proto)
+    assert [type(layer) for layer in module.children()] == [torch.nn.Hardtanh]
+    assert module(torch.tensor([[-3.0, 3.0]])).tolist() == [[-1, 2]]
+
+
 def test_a_constant_is_the_second_factor() -> None:
     proto = onnx.parser.parse_model(
         f"""{HEAD} network (float[N, 2] x) => (float[N, 2] y) <float[1] two = {{2}}>
