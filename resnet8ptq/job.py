@@ -90,8 +90,7 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     left_s = None if isinstance(begun, Sweep) else begun.seconds_left(number)
     sweep = begun if isinstance(begun, Sweep) else callback.open_current()
     try:
-        # A search may propose a configuration twice; `backend.path` is for backend=file alone.
-        again = bool(cfg.objectives) or (cfg.backend.name != "file" and cfg.backend.path)
+        again = cfg.backend.name != "file" and cfg.backend.path  # which is for backend=file alone
         if finished := resume.find_finished(sweep, number, tags.get("identity"), bool(again)):
             log.info("%s: skipped, finished as run %s", folder.name, finished.run_id)
             return finished

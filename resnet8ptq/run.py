@@ -13,7 +13,6 @@ from resnet8ptq import job
 from resnet8ptq.config import folders, help_page, loading, words
 from resnet8ptq.core import background, command, importing
 from resnet8ptq.sweep import callback
-from resnet8ptq.sweep.objectives import to_return_value
 from resnet8ptq.tracking import address, store
 
 NO_RUN = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc"}
@@ -21,7 +20,7 @@ loading.register_schemas()
 
 
 def run(cfg: DictConfig) -> Any:
-    """Run one job; return the values that a search optimizes, or a ladder's record."""
+    """Run one job; return its loss for a sweeper, or its record for the ladder."""
     settings = HydraConfig.get()
     importing.allow(Path(settings.runtime.cwd))  # a launcher may start the job in another folder
     folder = Path(settings.runtime.output_dir)
@@ -32,7 +31,7 @@ def run(cfg: DictConfig) -> Any:
         record = job.run_in_sweep(cfg, folder, settings)
     if record is None or callback.is_ladder(settings.sweeper):
         return record
-    return to_return_value(record, cfg.objectives)
+    return record.drop
 
 
 def start() -> None:

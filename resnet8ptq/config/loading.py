@@ -1,7 +1,7 @@
 """Turns Hydra's composed config into a checked `RunConfig`; saves and loads it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from resnet8ptq.config import limits, schema
 from resnet8ptq.config.limits import require
 from resnet8ptq.config.naming import name_network
-from resnet8ptq.config.schema import DTYPES, OBJECTIVES, AnalysisConfig, RunConfig, TorchConfig
+from resnet8ptq.config.schema import DTYPES, AnalysisConfig, RunConfig, TorchConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import safe_name
@@ -60,7 +60,6 @@ def parse_config(cfg: DictConfig) -> RunConfig:
         raise ConfigError("conf/config.yaml: the defaults must begin with `schema`")
     limits.check(config)
     _check_together(config)
-    check_objectives(config.objectives or [])
     for name in ("mean", "std"):
         numbers = getattr(config.preprocess, name)
         require(f"preprocess.{name}", numbers, numbers is not None, limits.NUMBERS.takes)
@@ -186,11 +185,6 @@ def _check_together(config: RunConfig) -> None:
     excluded = config.nodes_to_exclude
     named = isinstance(excluded, list) and all(isinstance(name, str) for name in excluded)
     require("nodes_to_exclude", excluded, named or excluded == "auto", "a list of names | auto")
-    for name in config.objectives or []:
-        if name.startswith(("latency", "speedup")):
-            require(
-                "latency.enabled", False, config.latency.enabled, f"true with objectives={name}"
-            )
     _check_analysis(config, named)
 
 
@@ -237,10 +231,3 @@ def _check_plan(config: RunConfig) -> None:
         raise ConfigError("precision.max_bytes, max_drop: have no effect without plan=auto")
     if precision.plan is not None:
         require("dtype.name", "fp32", config.dtype.name != "fp32", "others with precision.plan")
-
-
-def check_objectives(objectives: Sequence[str]) -> None:
-    """Raise `ConfigError` for an unknown metric, or for one that is listed twice."""
-    for name in objectives:
-        require("objectives", name, name in OBJECTIVES, " | ".join(OBJECTIVES))
-    require("objectives", objectives, len(set(objectives)) == len(objectives), "each metric once")

@@ -22,17 +22,6 @@ DTYPES = {
     "w8": ("float32", "int8"),
 }
 WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only
-# The metrics that a search can optimize, with their direction.
-OBJECTIVES = {
-    **dict.fromkeys(("accuracy", "expected_accuracy", "agreement", "sqnr_db"), "maximize"),
-    **dict.fromkeys(
-        ("top5_accuracy", "macro_f1", "auc", "pauc", "ap", "spearman", "pearson"), "maximize"
-    ),
-    **dict.fromkeys(("drop", "mae", "rmse", "relative_error"), "minimize"),
-    **dict.fromkeys(("kl_divergence", "size_bytes", "peak_memory_bytes"), "minimize"),
-    **dict.fromkeys(("latency_p50_ms", "latency_batch_p50_ms"), "minimize"),
-    **dict.fromkeys(("speedup", "speedup_batch"), "maximize"),
-}
 # In this order.
 CORRECTIONS = ("smooth_quant", "equalization", "adaround", "reconstruction", "bias_correction")
 _THREADS = (*limits.COUNT, at_most(1024))
@@ -486,7 +475,6 @@ class RunConfig(QuantizationConfig):
     sweep: SweepConfig = field(default_factory=SweepConfig)
     benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
     analysis: AnalysisConfig = field(default_factory=AnalysisConfig)
-    objectives: list[str] | None = None
     # Values of a named sweep that differ by backend; other keys refer to them by interpolation.
     per_backend: dict[str, Any] = field(default_factory=dict)
 

@@ -108,7 +108,6 @@ _EXTRAS = {  # option of a plugin: the extra of this package that installs the p
     "launcher/joblib": "joblib",
     "launcher/ray": "ray",
     "launcher/submitit_slurm": "slurm",
-    "sweeper/optuna": "search",
 }
 
 

@@ -17,7 +17,6 @@ from resnet8ptq.core import invocation
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, ratio, typical
 from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family
-from resnet8ptq.report.pareto import SAME_SIZE, SAME_SPEED
 from resnet8ptq.report.table import VOID, say_size, show_interval
 from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
 from resnet8ptq.tasks.contract import BASELINE, CHOICE, Metric
@@ -25,6 +24,8 @@ from resnet8ptq.tasks.statistics import ROUNDING
 
 # Settings whose values the run tunes on the selection samples.
 TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
+SAME_SIZE = 0.005  # names and padding change file sizes by this much
+SAME_SPEED = 0.05  # latencies of one file differ by this much between runs
 CLOSE = 0.05  # sizes within 5% count as close, and so do the values of a criterion
 NEAR = 2.0  # paired standard errors: among models so near to the best the criterion chooses
 FAMILIAR = 0.02  # FP32 was probably trained on samples if it is better on them by this much

@@ -36,7 +36,6 @@ class Point:
         kind: the outcome of its verdict, `fp32` or `other`: the shape of the mark.
         low, high: ends of the 95% interval of the loss; equal without one.
         beyond: the loss is larger than the drawing shows.
-        ring: on the front of a search.
     """
 
     title: str
@@ -48,7 +47,6 @@ class Point:
     low: float
     high: float
     beyond: bool = False
-    ring: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,6 @@ class _Datum:
     kind: str
     framework: str
     row: int = -1
-    ring: bool = False
 
 
 def panels(selected: Selection, others: Sequence[Entry] = ()) -> list[Panel]:
@@ -97,8 +94,6 @@ def panels(selected: Selection, others: Sequence[Entry] = ()) -> list[Panel]:
         others: results of other tools on the same samples, drawn over size.
     """
     family = selected.family
-    searched = pareto.find(family)
-    ringed = {cell.record.run_id for cell in searched.members} if searched else set()
     over = [
         ("size", "model file, kB", "size_bytes", 1e-3, list(_others(family, others))),
         ("latency", "latency of one sample, median, ms", "latency_p50_ms", 1.0, []),
@@ -106,7 +101,7 @@ def panels(selected: Selection, others: Sequence[Entry] = ()) -> list[Panel]:
     drawn = []
     for name, title, metric_name, scale, more in over:
         data = [
-            _datum(selected, cell, row, scale * cell.metric(metric_name), ringed)
+            _datum(selected, cell, row, scale * cell.metric(metric_name))
             for row, cell in enumerate(family.cells)
             if cell.quantized and not math.isnan(cell.metric(metric_name))
         ]
@@ -122,7 +117,7 @@ def to_svg(drawn: Sequence[Panel]) -> str:
     return template.render(panels=drawn, width=WIDTH, height=HEIGHT)
 
 
-def _datum(selected: Selection, cell: Cell, row: int, x: float, ringed: set[str]) -> _Datum:
+def _datum(selected: Selection, cell: Cell, row: int, x: float) -> _Datum:
     metric, record = selected.family.metric, cell.record
     delta = record.delta(metric)
     loss = cell.metric("drop") if delta is None else metric.cost(delta)
@@ -131,7 +126,7 @@ def _datum(selected: Selection, cell: Cell, row: int, x: float, ringed: set[str]
     low, high = sorted(map(metric.cost, interval)) if interval else (loss, loss)
     framework = record.combination.framework
     outcome = selected.outcome(cell)
-    return _Datum(cell.label, x, loss, low, high, outcome, framework, row, record.run_id in ringed)
+    return _Datum(cell.label, x, loss, low, high, outcome, framework, row)
 
 
 def _baselines(family: Family, metric_name: str, scale: float) -> list[_Datum]:
@@ -198,7 +193,6 @@ def _place(
             y_axis.at(min(d.low, bottom)),
             y_axis.at(min(d.high, bottom)),
             d.loss > bottom,
-            d.ring,
         )
         for d in data
     ]

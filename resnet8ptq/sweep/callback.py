@@ -26,7 +26,6 @@ from resnet8ptq.core import background, command, console, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.sweep import jobs
-from resnet8ptq.sweep.objectives import RESULTS_FILE, prepare
 from resnet8ptq.tracking import address, journal
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
@@ -106,7 +105,7 @@ class RunningSweep:
             failure = error
         if status == "killed":
             print(_how_far(records or sync.load_records(folder), self.jobs), file=sys.stderr)
-        # A search continues after a failed job, and its sweeper does not report it.
+        # A job may fail without Hydra's knowledge: another package's sweeper may go on after it.
         if status == "ok" and not self.is_ladder and any(r.status == "failed" for r in records):
             status = "failed"
         if away := background.ask(_end_parent, store, parent_id, status, folder):
@@ -164,8 +163,9 @@ class RunningSweep:
         if self.sweep.resume:
             skipped = sum(folder not in Path(r.folder).parents for r in records)
             print(f"Skipped: {skipped} of {len(records)} runs had finished before")
-        paths = [folder / name for name in (RESULTS_FILE, paired_latency.FILE)]
-        background.ask(upload.log_files, store, parent_id, [p for p in paths if p.exists()])
+        timings_file = folder / paired_latency.FILE
+        if timings_file.exists():
+            background.ask(upload.log_files, store, parent_id, [timings_file])
         return chosen
 
 
@@ -280,7 +280,6 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     for line in words.find_idle(config, typed, swept):
         log.warning("%s", line)
     tags = {"overrides": " ".join(overrides), "sweep_key": identity.sweep_key(overrides)}
-    tags |= prepare(config)
     if worker:
         jobs.prepare_workers()
         if worker.at_once > 1 and config.latency.enabled:
@@ -323,8 +322,6 @@ def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | Non
 
     The last override of a key wins.
     """
-    if "n_trials" in sweeper:  # a search
-        return int(sweeper.n_trials)
     if is_ladder(sweeper):
         return None
     last = {override.key_or_group: override for override in overrides}

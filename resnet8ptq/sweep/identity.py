@@ -16,7 +16,7 @@ from resnet8ptq.tasks import registry as tasks
 
 # Settings of storage and reporting, which change no result. Paths of inputs do not count either:
 # their contents are hashed.
-_IGNORED = ("tracking", "report", "sweep", "objectives", "cache_dir", "per_backend")
+_IGNORED = ("tracking", "report", "sweep", "cache_dir", "per_backend")
 _ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # the same, in a sweep's overrides
 
 

@@ -167,7 +167,7 @@ _REFUSED = {
     ("method", "weight_only"): "goal=best tries it for transformers",
     ("nodes_to_exclude", "auto"): "it searches for layers itself; leave the setting out",
 }
-_LADDERS = ("evaluate.split", "evaluate.choice", "evaluate.stop", "objectives", "analysis")
+_LADDERS = ("evaluate.split", "evaluate.choice", "evaluate.stop", "analysis")
 
 
 def measure(step: Step, record: RunRecord, seconds: float) -> Tried:

@@ -82,7 +82,6 @@ class RunRecord:
     scored_as = _param("scored_as", "classification")  # the task's name
     calibration_samples = _param("calibration_samples")
     latency_threads = _param("latency.threads", "?")
-    objectives = _param("objectives", "null")  # of a search, as JSON
     benchmark = _param("benchmark.name", "null")
     target = _param("benchmark.target", "nan")
     float_operators = _param("float_operators")

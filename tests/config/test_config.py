@@ -26,7 +26,6 @@ OPTIONS = sorted(
 )
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 EXPERIMENTS.remove("auto")  # no cells: test_ladder.py runs it
-EXPERIMENTS.remove("search")  # hundreds of cells: test_search.py takes its axes one by one
 
 
 def complaint(*overrides: str) -> str:

@@ -89,7 +89,7 @@ def test_a_mistyped_word_is_refused(typed: str, said: str) -> None:
         "--cfg|job|-p|dtype",
         "--info|all",
         "dtype=int8,uint8|--multirun",
-        "~objectives",
+        "~per_backend",
         "+analysis=sensitivity",
         "hydra/launcher=joblib",
         "hydra.sweep.dir=here",

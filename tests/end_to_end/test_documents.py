@@ -22,7 +22,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from resnet8ptq import __main__ as beside
-from resnet8ptq.config.schema import OBJECTIVES
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.data.sources import arrays
@@ -204,7 +203,6 @@ NEEDS = (  # what settings of one option, or of some, stand beside
     ("data=coco", "task=detection"),
     ("precision.plan=auto",),
     ("precision.max_bytes=1",),
-    ("experiment=search", "hydra/launcher=joblib"),
 )
 NO_SETTINGS = {  # functions' parameters; what is refused; words in the place of others
     *("allow_pickle=False", "weights_only=True", "backend.name=../../x"),
@@ -293,7 +291,6 @@ def list_keys(arguments: type[Any]) -> set[str]:
         ("data", {*arrays.INPUTS, *arrays.LABELS, *arrays.GROUPS, *arrays.CLASSES}),
         ("tasks", list_options("task")),
         ("scale", list_options("hydra/launcher")),
-        ("search", {*OBJECTIVES}),
         ("detection", {*HEADS}),
         ("deploy", list_keys(deploying.Arguments)),
         ("server", list_keys(server.Arguments)),

@@ -128,7 +128,7 @@ def test_options_of_the_folder_are_in_the_help(project: Path) -> None:
     done = call_beside(project, "run", "--help")
     assert done.code == 0
     assert "  calib=few" in done.out.splitlines()
-    assert "  resnet8ptq run experiment=search " in done.out
+    assert "  resnet8ptq run experiment=published " in done.out
     chosen = call_beside(project, "run", "calib=few", "--help")
     lines = chosen.out.splitlines()
     keys = lines[lines.index("Keys of calib=few") + 2 :]

@@ -115,7 +115,6 @@ def test_how_many_jobs_a_sweep_has(
     sweeper = OmegaConf.create({"params": params})
     overrides = [*callback._find_swept(sweeper), *map(words.parse, typed)]
     assert callback._count_jobs(sweeper, overrides) == jobs
-    assert callback._count_jobs(OmegaConf.merge(sweeper, {"n_trials": 9}), overrides) == 9
 
 
 def test_the_time_left_is_that_of_the_jobs_before(running: RunningSweep) -> None:

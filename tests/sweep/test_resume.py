@@ -77,7 +77,7 @@ def test_the_same_run_has_one_identity() -> None:
     assert first == identify(*SHAPES)
     for kept_elsewhere in (
         *("tracking.root=/elsewhere", "tracking.experiment_name=another", "cache_dir=/elsewhere"),
-        *("report.max_drop=0.1", "sweep.resume=true", "objectives=[accuracy]"),
+        *("report.max_drop=0.1", "sweep.resume=true"),
         "+per_backend.torch.float_output=true",
     ):
         assert identify(*SHAPES, kept_elsewhere) == first
