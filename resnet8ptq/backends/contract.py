@@ -28,6 +28,15 @@ WITH_ACTIVATIONS: Takes = {
     "method": (["static", "dynamic", "qat"], _ALONE),
     "dtype.name": ([name for name in DTYPES if name not in WEIGHT_ONLY], _ALONE),
 }
+# The settings that 16-bit activations take in every framework.
+WITH_16_BITS: Takes = {
+    "method": (["static"], "dtype=w8a16 is static"),
+    "calib.name": (
+        ["minmax", "moving_average", "percentile"],
+        "the method chooses ranges for 8 bits; dtype=w8a16 takes minmax | moving_average | "
+        "percentile",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -39,8 +48,8 @@ class Resolved:
             simulates them in float, `float` for dtype=fp32; with method=weight_only it begins
             with `weights only`. The kernels that actually run are counted later, see
             `describe_execution`.
-        weight_bits, activation_bits: 8, or 7 with a reduced range; None for float, or if the
-            framework does not tell.
+        weight_bits, activation_bits: 8, or 7 with a reduced range, or 16; None for float, or if
+            the framework does not tell.
         weight_scheme, activation_scheme: `symmetric` or `affine`.
         file_format: of the artifact.
         engine: of torch; `openvino`.

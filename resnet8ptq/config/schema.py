@@ -18,6 +18,7 @@ DTYPES = {
     "uint8": ("uint8", "uint8"),
     "u8s8": ("uint8", "int8"),
     "w4a8": ("uint8", "int4"),
+    "w8a16": ("uint16", "int8"),
     "w4": ("float32", "int4"),
     "w8": ("float32", "int8"),
 }

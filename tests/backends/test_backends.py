@@ -44,13 +44,16 @@ DTYPE_TABLE = {
     ("openvino", "uint8"): None,
     ("openvino", "u8s8"): ("int8", "uint8"),
     ("openvino", "w4a8"): None,
+    ("onnx", "w8a16"): ("int8", "uint16"),
+    ("tflite", "w8a16"): ("int8", "int16"),
+    **{(name, "w8a16"): None for name in ("torch", "torch_pt2e", "executorch", "openvino")},
     **{("file", dtype): None for dtype in DTYPES},  # the file has its own dtype, and int8 means it
     ("file", "int8"): ("int8", "int8"),
     # Weights alone: method=weight_only, see test_weight_only.py.
     **{(backend, dtype): None for backend in BACKENDS for dtype in WEIGHT_ONLY},
     **{("torch_pt2e", dtype): None for dtype in WEIGHT_ONLY},
 }
-_REASONS = r"qint8 weights|int8 kernels|below 8 bits|weights alone|has its own dtype"
+_REASONS = r"qint8 weights|int8 kernels|int8 or int16|simulates 8 bits|below 8 bits|weights alone|has its own dtype"
 FILE = "file"  # of another program: here that of backend=onnx
 MAKING = [b for b in BACKENDS if b != FILE and (b != "openvino" or is_installed())]
 INSTALLED = (*MAKING, "torch_pt2e")

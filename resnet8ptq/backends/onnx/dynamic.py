@@ -16,7 +16,7 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.precision.grid import WeightScheme
 
-INTEGERS = {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8}
+INTEGERS = {"int8": QuantType.QInt8, "uint8": QuantType.QUInt8, "uint16": QuantType.QUInt16}
 LAYERS = ("ConvInteger", "MatMulInteger", "DynamicQuantizeLSTM")
 
 

@@ -15,6 +15,7 @@ from onnxruntime.quantization.calibrate import CalibrationMethod, save_tensors_d
 from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
 
 from resnet8ptq.backends.contract import (
+    WITH_16_BITS,
     WITH_ACTIVATIONS,
     Artifact,
     Resolved,
@@ -52,6 +53,11 @@ _NARROW_TAKES: Takes = {
     "format": ([None, "qdq", "auto"], "weights below 8 bits take format=qdq"),
     "symmetric.weights": ([None, True], "weights below 8 bits are symmetric"),
 }
+_16_BITS_TAKES: Takes = {
+    **WITH_16_BITS,
+    "format": ([None, "qdq", "auto"], "16-bit activations take format=qdq"),
+    "reduce_range": ([None, False], "no kernel sums 16-bit activations in 16 bits"),
+}
 # In a network with attention, float operators follow these: rounding their output gains nothing.
 _FLOAT_OUTPUTS = ["MatMul", "Gemm"]
 _INTEGER_LAYERS = ("QLinearConv", "QGemm", "QLinearMatMul")
@@ -85,6 +91,8 @@ class OnnxQuantizer:
         plan = Plan.of(config.precision, weights)
         if plan.is_narrow:
             refuse_others(config, _NARROW_TAKES)
+        if wide := dtype == "uint16":
+            refuse_others(config, _16_BITS_TAKES)
         if config.method == "dynamic":
             dynamic.check(config, weights)
             dtype, file_format = "uint8 (dynamic)", "IntegerOps"
@@ -96,8 +104,9 @@ class OnnxQuantizer:
             weight_scheme="symmetric" if weights.symmetric else "affine",
             weight_bits=plan.most_bits,
             activation_dtype=dtype,
+            activation_bits=16 if wide else None,
             activation_scheme="symmetric" if symmetric else "affine",
-            execution="simulated" if plan.is_narrow else "integer",
+            execution="simulated" if plan.is_narrow or wide else "integer",
             file_format=file_format,
         )
 
@@ -131,6 +140,8 @@ class OnnxQuantizer:
         plan = Plan.of(self.config.precision, WeightScheme.of(self.config))
         if plan.is_narrow:
             return "weights are below 8 bits"
+        if self.config.dtype.name == "w8a16":
+            return "activations have 16 bits"
         if self._leaves_outputs_in_float(graph):
             return "matrix products return float before the float operators of attention"
         kinds = {node.op_type for node in graph.node if node.name not in skipped}
@@ -164,7 +175,8 @@ class OnnxQuantizer:
             source = Path(scratch, model.onnx_path.name)
             narrow = self._find_narrow(proto.graph, skipped)
             least = min((scheme.bits for scheme in narrow.values()), default=8)
-            onnx.save(rewriting.raise_opset(proto, least) if narrow else proto, source)
+            raised = narrow or config.dtype.name == "w8a16"
+            onnx.save(rewriting.raise_opset(proto, least) if raised else proto, source)
             if config.method == "dynamic":
                 dynamic.quantize(source, temporary, skipped, config)
             elif config.method == "weight_only":

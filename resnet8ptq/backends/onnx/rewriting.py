@@ -1,6 +1,6 @@
 """Changes the graphs that ONNX Runtime's quantizer writes, where it has no option.
 
-- Weights below 8 bits: ONNX has int4 since opset 21, and int2 since 25.
+- Weights below 8 bits: ONNX has int4, and 16-bit activations, since opset 21, and int2 since 25.
 - `float_output`: the outputs of the last layers, and the nodes after them, stay in float. An 8-bit
   softmax gives tied top scores, and 8-bit logits lose precision that the last layer's 32-bit sums
   have. Both formats of ONNX Runtime can return those sums as float.
@@ -30,7 +30,7 @@ _EIGHT_BITS = (
 
 
 def raise_opset(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
-    """Return the network in an opset that has a type of so many bits, below 8.
+    """Return the network in an opset with weights of so many bits and with 16-bit activations.
 
     Raises:
         UnsupportedError: an operator cannot be converted.
@@ -39,7 +39,7 @@ def raise_opset(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
     (version,) = [entry.version for entry in proto.opset_import if not entry.domain]
     raised = proto
     if version < opset:
-        reason = f"weights below 8 bits: its operators do not convert to opset {opset}"
+        reason = f"its operators do not convert to opset {opset}, which has the dtype's integers"
         with errors_as(UnsupportedError, reason):
             raised = version_converter.convert_version(proto, opset)
     raised.ir_version = max(raised.ir_version, ir_version)

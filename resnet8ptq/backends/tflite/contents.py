@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
 
+ACTIVATIONS = {TensorType.INT8: np.int8, TensorType.INT16: np.int16}
+
 _INT8_MEAN, _INT8_TRANSPOSE = 2, 2  # TensorFlow's version numbers of the operators
 _ALIGNMENT = 16  # of a buffer's data, from TFLite's schema
 _INTEGERS = {TensorType.INT8: np.int8, TensorType.INT32: np.int32, TensorType.INT64: np.int64}
@@ -84,12 +86,12 @@ def layers(model: Any) -> Iterator[Layer]:
 
 
 def is_integer(model: Any, operator: Any) -> bool:
-    """Tell whether an operator returns 8 bits."""
-    return bool(model.subgraphs[0].tensors[operator.outputs[0]].type == TensorType.INT8)
+    """Tell whether an operator returns integers."""
+    return model.subgraphs[0].tensors[operator.outputs[0]].type in ACTIVATIONS
 
 
 def count_integer(model: Any) -> str:
-    """Return how many operators compute in 8 bits, without conversions, such as `20 of 31`."""
+    """Return how many operators compute in integers, without conversions, such as `20 of 31`."""
     kinds = [
         is_integer(model, operator)
         for code, operator in operators(model)

@@ -25,7 +25,12 @@ from resnet8ptq.models.sources.keras import load_keras
 
 
 def convert(
-    source: Path, samples: Split | None, quantized: bool, per_channel: bool, integer_io: bool = True
+    source: Path,
+    samples: Split | None,
+    quantized: bool,
+    per_channel: bool,
+    integer_io: bool = True,
+    wide: bool = False,
 ) -> bytes:
     """Return the network as the content of a .tflite file.
 
@@ -34,7 +39,8 @@ def convert(
         samples: calibrate full-integer quantization; None for float and dynamic range.
         quantized: False for float.
         per_channel: one scale of the weights per output channel instead of one per tensor.
-        integer_io: with `samples`: inputs and outputs are int8, else floats.
+        integer_io: with `samples`: inputs and outputs are integers, else floats.
+        wide: with `samples`: activations have 16 bits instead of 8.
 
     Raises:
         ModelError: Keras refuses the file, or the folder holds operators that inference does not
@@ -50,7 +56,7 @@ def convert(
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns that a SavedModel's graph is old
     converter = _from_saved_model(source) if source.is_dir() else _from_keras(source)
     if quantized:
-        _set_up(converter, samples, per_channel, integer_io)
+        _set_up(converter, samples, per_channel, integer_io, wide)
     with errors_as(QuantizationError, f"{source}: TensorFlow cannot convert it"):
         return bytes(converter.convert())
 
@@ -84,7 +90,9 @@ def _from_saved_model(source: Path) -> Any:
     return tf.lite.TFLiteConverter.from_concrete_functions([whole.prune(input_, outputs)])
 
 
-def _set_up(converter: Any, samples: Split | None, per_channel: bool, integer_io: bool) -> None:
+def _set_up(
+    converter: Any, samples: Split | None, per_channel: bool, integer_io: bool, wide: bool
+) -> None:
     import tensorflow as tf
 
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -101,6 +109,11 @@ def _set_up(converter: Any, samples: Split | None, per_channel: bool, integer_io
 
     converter.representative_dataset = calibration
     # As in MLPerf Tiny: integers throughout, by default including input and output.
-    converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
+    sets, dtype = tf.lite.OpsSet, tf.int8
+    operators = sets.TFLITE_BUILTINS_INT8
+    if wide:
+        operators = sets.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8
+        dtype = tf.int16
+    converter.target_spec.supported_ops = [operators]
     if integer_io:
-        converter.inference_input_type = converter.inference_output_type = tf.int8
+        converter.inference_input_type = converter.inference_output_type = dtype

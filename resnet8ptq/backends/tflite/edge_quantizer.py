@@ -41,12 +41,14 @@ class Scheme:
     Attributes:
         per_channel: one scale of the weights per output channel instead of one per tensor.
         symmetric: activations have no zero point.
-        integer_io: whether inputs and outputs are int8; None: those of quantized operators are.
+        integer_io: whether inputs and outputs are integers; None: those of quantized operators are.
+        wide: activations have 16 bits instead of 8; TFLite's are symmetric.
     """
 
     per_channel: bool
     symmetric: bool = False
     integer_io: bool | None = None
+    wide: bool = False
 
 
 def find_quantized(
@@ -107,7 +109,7 @@ def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
 def quantize(
     model: Any, operators: Sequence[Any], ranges: Mapping[int, Range], scheme: Scheme
 ) -> bytes:
-    """Return a float file with some operators in 8 bits, as far as TFLite has integer kernels.
+    """Return a float file with some operators in integers, as far as TFLite has integer kernels.
 
     Args:
         operators: of the file.
@@ -155,17 +157,18 @@ def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:
 def _config(scheme: Scheme) -> dict[str, Any]:
     """Return the scheme in the words of ai-edge-quantizer."""
     weights = "CHANNELWISE" if scheme.per_channel else "TENSORWISE"
-    tensors = {"activation": (scheme.symmetric, "TENSORWISE"), "weight": (True, weights)}
+    activations = (16 if scheme.wide else 8, scheme.symmetric, "TENSORWISE")
+    tensors = {"activation": activations, "weight": (8, True, weights)}
     return {
         "compute_precision": "INTEGER",
         **{
             f"{kind}_tensor_config": {
-                "num_bits": 8,
+                "num_bits": bits,
                 "symmetric": symmetric,
                 "granularity": granularity,
                 "dtype": "INT",
             }
-            for kind, (symmetric, granularity) in tensors.items()
+            for kind, (bits, symmetric, granularity) in tensors.items()
         },
     }
 
@@ -195,7 +198,7 @@ def _is_known(model: Any, operator: Any, ranges: Mapping[int, Range]) -> bool:
 def _integer_ends(
     model: Any, operators: Sequence[Any], asked: bool | None
 ) -> list[tuple[list[int], bool]]:
-    """Return the inputs and the outputs, each with whether they are int8."""
+    """Return the inputs and the outputs, each with whether they are integers."""
     graph = model.subgraphs[0]
     made = {int(index) for operator in operators for index in operator.outputs}
     taken = {int(index) for operator in operators for index in operator.inputs}

@@ -51,12 +51,13 @@ def _run(interpreter: Any, batch: NDArray[np.float32]) -> tuple[NDArray[np.float
 
 
 def to_input(batch: NDArray[np.float32], details: dict[str, Any]) -> NDArray[Any]:
-    """Return samples in the dtype of an interpreter's input: quantized if that is int8."""
-    if details["dtype"] != np.int8:
+    """Return samples in the dtype of an interpreter's input: quantized if those are integers."""
+    if details["dtype"] not in (np.int8, np.int16):
         return batch
+    ends = np.iinfo(details["dtype"])
     scale, zero_point = details["quantization"]
     levels = np.rint(batch / np.float32(scale)) + np.float32(zero_point)
-    return np.clip(levels, -128, 127).astype(np.int8)
+    return np.clip(levels, ends.min, ends.max).astype(details["dtype"])
 
 
 def read_output(interpreter: Any, details: dict[str, Any]) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""TensorFlow Lite: a .tflite file in 8 bits, run by LiteRT's interpreter.
+"""TensorFlow Lite: a .tflite file of 8-bit weights, run by LiteRT's interpreter.
 
 `backend.flow` names its maker. By default, TensorFlow's converter takes Keras files and SavedModels
 (`convert`); every other network is converted by onnx2tf and quantized by ai-edge-quantizer
@@ -24,6 +24,7 @@ import onnx
 from ai_edge_litert.schema_py_generated import TensorType
 
 from resnet8ptq.backends.contract import (
+    WITH_16_BITS,
     WITH_ACTIVATIONS,
     Artifact,
     Resolved,
@@ -62,7 +63,7 @@ MODEL_FILE = "model.tflite"
 
 _ONNX_FILES = "only for ONNX files"
 _OPERATORS = "the converter quantizes every operator"
-_WIDTHS = "TFLite's specification has int8 kernels only, for weights of 8 or 4 bits"
+_WIDTHS = "TFLite's kernels take int8 or int16 activations, and int8 or int4 weights"
 _BOTH: Takes = {  # of TensorFlow's converter and of ai-edge-quantizer
     "calib.name": (SHARED, f"torch's own observer; tflite takes {' | '.join(SHARED)}"),
     "format": ([None], _ONNX_FILES),
@@ -71,7 +72,7 @@ _BOTH: Takes = {  # of TensorFlow's converter and of ai-edge-quantizer
 }
 _CONVERT_TAKES: Takes = {
     "method": WITH_ACTIVATIONS["method"],
-    "dtype.name": (["int8", "w4a8"], _WIDTHS),
+    "dtype.name": (["int8", "w4a8", "w8a16"], _WIDTHS),
     "nodes_to_quantize": ([None], _OPERATORS),
     "nodes_to_exclude": ([[]], _OPERATORS),
     "op_types": ([None], _OPERATORS),
@@ -84,7 +85,7 @@ _CONVERT_TAKES: Takes = {
 _ONNX2TF = "backend.flow=onnx2tf"
 _ONNX2TF_TAKES: Takes = {
     "method": (["static", "qat"], f"{_ONNX2TF} is static; {WITH_ACTIVATIONS['method'][1]}"),
-    "dtype.name": (["int8"], f"{_ONNX2TF} takes int8; {_WIDTHS}"),
+    "dtype.name": (["int8", "w8a16"], f"{_ONNX2TF} takes int8 | w8a16; {_WIDTHS}"),
     "float_output": ([False], "TFLite's integer layers return 8 bits"),
     **_BOTH,
 }
@@ -93,6 +94,18 @@ _DYNAMIC_TAKES: Takes = {
     "dtype.name": (["int8"], _DYNAMIC),
     "precision.plan": ([None], _DYNAMIC),
     **{f"corrections.{name}": ([False], _DYNAMIC) for name in CORRECTIONS},
+}
+_WIDE = "16-bit activations of TFLite are symmetric"
+_ONLY_CONVERTED = f"dtype=w8a16 with TensorFlow's converter is as it calibrates; try {_ONNX2TF}"
+_WIDE_TAKES = {
+    "convert": {
+        **WITH_16_BITS,
+        "calib.name": (["minmax"], _ONLY_CONVERTED),
+        "calib.table": ([None], _ONLY_CONVERTED),
+        "precision.plan": ([None], _ONLY_CONVERTED),
+        **{f"corrections.{name}": ([False], _ONLY_CONVERTED) for name in CORRECTIONS},
+    },
+    "onnx2tf": {**WITH_16_BITS, "symmetric.activations": ([None, True], _WIDE)},
 }
 _TAKES = {"convert": _CONVERT_TAKES, "onnx2tf": _ONNX2TF_TAKES}
 
@@ -124,9 +137,13 @@ class TfliteQuantizer:
             raise UnsupportedError("backend.integer_io=true: method=dynamic takes floats only")
         if self.config.method == "dynamic":
             refuse_others(self.config, _DYNAMIC_TAKES)
+        if self._is_wide:
+            refuse_others(self.config, _WIDE_TAKES[self._flow])
         return Resolved(
             weight_dtype=self._plan.describe(),
-            activation_dtype="int8",  # with method=dynamic, at inference
+            # with method=dynamic, at inference
+            activation_dtype="int16" if self._is_wide else "int8",
+            activation_bits=16 if self._is_wide else None,
             execution="integer",
             file_format="TFLite",
         )
@@ -190,7 +207,8 @@ class TfliteQuantizer:
     def _split(self, model: Any) -> tuple[list[Any], int]:
         """Return the weights of a file's quantized layers, and the number of other layers."""
         layers = list(contents.layers(model))
-        output = TensorType.FLOAT32 if self.config.method == "dynamic" else TensorType.INT8
+        integer = TensorType.INT16 if self._is_wide else TensorType.INT8
+        output = TensorType.FLOAT32 if self.config.method == "dynamic" else integer
         weights = [layer.weights for layer in layers if layer.output.type == output]
         quantized = [w for w in weights if w.type in (TensorType.INT8, TensorType.INT4)]
         return quantized, len(layers) - len(quantized)
@@ -201,6 +219,10 @@ class TfliteQuantizer:
             "backend=tflite: LiteRT's interpreter times no operators in Python; its "
             "benchmark_model does, with --enable_op_profiling=true"
         )
+
+    @property
+    def _is_wide(self) -> bool:
+        return self.config.dtype.name == "w8a16"
 
     @property
     def _options(self) -> TfliteConfig:
@@ -253,7 +275,8 @@ class TfliteQuantizer:
         ranges = activations.find_ranges(dict.fromkeys(names.values()))
         known = {index: ranges[name] for index, name in names.items() if name in ranges}
         symmetric, integer_io = bool(config.symmetric.activations), self._options.integer_io
-        scheme = edge_quantizer.Scheme(config.per_channel, symmetric, integer_io)
+        wide = self._is_wide
+        scheme = edge_quantizer.Scheme(config.per_channel, symmetric or wide, integer_io, wide)
         return edge_quantizer.quantize(file, operators, known, scheme), ranges
 
     def _convert(self, source: Path, calibration: Split) -> bytes:
@@ -261,7 +284,12 @@ class TfliteQuantizer:
         calibrated = quantized and self.config.method != "dynamic"
         # The other process gets only these samples, not the file that holds them.
         samples = replace(calibration, images=calibration.images[:]) if calibrated else None
-        settings = (quantized, self.config.per_channel, self._options.integer_io is not False)
+        settings = (
+            quantized,
+            self.config.per_channel,
+            self._options.integer_io is not False,
+            self._is_wide,
+        )
         crashed = QuantizationError(f"{source}: converting it crashed TensorFlow")
         return isolation.call(converter.convert, source, samples, *settings, crashed=crashed)
 
@@ -297,7 +325,9 @@ class TfliteQuantizer:
                 )
         details = {"float_layers": str(in_float)}
         if self._flow == "onnx2tf":
-            details["operators_in_8_bits"] = contents.count_integer(model)
+            details[f"operators_in_{16 if self._is_wide else 8}_bits"] = contents.count_integer(
+                model
+            )
         elif in_float:  # dynamic-range quantization skips weights of less than 1,024 values
             count = in_float + len(quantized)
             log.warning("TFLite's converter left %d of %d layers in float", in_float, count)
@@ -305,15 +335,16 @@ class TfliteQuantizer:
 
 
 def _activation_ranges(model: Any) -> dict[str, Range]:
-    """Return the range that each int8 activation can hold, by the name of its tensor.
+    """Return the range that each integer activation can hold, by the name of its tensor.
 
     A fused tensor bears the names of all its parts; the first is its Keras name.
     """
     ranges: dict[str, Range] = {}
     for tensor in model.subgraphs[0].tensors:
-        if tensor.type == TensorType.INT8 and not contents.is_constant(model, tensor):
+        if tensor.type in contents.ACTIVATIONS and not contents.is_constant(model, tensor):
+            ends = np.iinfo(contents.ACTIVATIONS[tensor.type])
             scale, zero_point = tensor.quantization.scale[0], tensor.quantization.zeroPoint[0]
-            low, high = (float(scale) * (level - int(zero_point)) for level in (-128, 127))
+            low, high = (float(scale) * (level - int(zero_point)) for level in (ends.min, ends.max))
             whole = contents.name_of(tensor)
             first = whole.partition(";")[0]
             ranges[whole if first in ranges else first] = (low, high)

@@ -8,6 +8,8 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 from numpy.typing import NDArray
 
+INTEGERS = (np.int8, np.int16)
+
 
 class TfliteModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     """The file, loaded; its interpreter runs one request after another."""
@@ -29,17 +31,18 @@ class TfliteModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
     def _run(self, sample: NDArray[np.float32]) -> list[NDArray[np.float32]]:
         (detail,) = self.interpreter.get_input_details()
-        if detail["dtype"] == np.int8:
+        if detail["dtype"] in INTEGERS:
             scale, zero_point = detail["quantization"]
+            ends = np.iinfo(detail["dtype"])
             levels = np.rint(sample / np.float32(scale)) + np.float32(zero_point)
-            sample = np.clip(levels, -128, 127)
+            sample = np.clip(levels, ends.min, ends.max)
         self.interpreter.set_tensor(detail["index"], sample[np.newaxis].astype(detail["dtype"]))
         self.interpreter.invoke()
         return [self._read(output) for output in self.interpreter.get_output_details()]
 
     def _read(self, detail: Any) -> NDArray[np.float32]:
         value = self.interpreter.get_tensor(detail["index"])[0]
-        if detail["dtype"] == np.int8:
+        if detail["dtype"] in INTEGERS:
             scale, zero_point = detail["quantization"]
             value = (value.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
         return value
