@@ -53,7 +53,10 @@ DTYPE_TABLE = {
     **{(backend, dtype): None for backend in BACKENDS for dtype in WEIGHT_ONLY},
     **{("torch_pt2e", dtype): None for dtype in WEIGHT_ONLY},
 }
-_REASONS = r"qint8 weights|int8 kernels|int8 or int16|simulates 8 bits|below 8 bits|weights alone|has its own dtype"
+_REASONS = (
+    r"qint8 weights|int8 kernels|int8 or int16|simulates 8 bits|below 8 bits|weights alone|"
+    r"has its own dtype"
+)
 FILE = "file"  # of another program: here that of backend=onnx
 MAKING = [b for b in BACKENDS if b != FILE and (b != "openvino" or is_installed())]
 INSTALLED = (*MAKING, "torch_pt2e")

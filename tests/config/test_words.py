@@ -51,8 +51,8 @@ LIST = "got a list, [{0}], takes one option; to run each: -m {1}={0}"
         ("experimnt=flagship", "(nearest: experiment)"),
         ("DTYPE=int8", "(nearest: dtype)"),
         ("++sed=3", "(nearest: seed)"),
-        ("dtype=INT8", "dtype: got 'INT8', takes fp32 | int8 | u8s8 | uint8 | w4 | w4a8 | w8 "
-         "(nearest: int8)"),
+        ("dtype=INT8", "dtype: got 'INT8', takes fp32 | int8 | u8s8 | uint8 | w4 | w4a8 | w8 | "
+         "w8a16 (nearest: int8)"),
         ("-m|dtype=int8,unit8", "dtype: got 'unit8', takes "),
         ("-m|calib.percentile=99,120", "calib.percentile: got 120, takes 50 < p <= 100"),
         ("-m|calib.percentile=choice(99,120)", "calib.percentile: got 120, takes "),
@@ -199,7 +199,7 @@ def test_make_ui_names_the_port_that_is_in_use() -> None:
         (["calib=mse", "method=dynamic"], "calib: has no effect with method=dynamic; takes "
          "method=static | qat"),
         (["per_channel=true", "dtype=fp32"], "per_channel: has no effect with dtype=fp32; takes "
-         "dtype=int8 | uint8 | u8s8 | w4a8 | w4 | w8"),
+         "dtype=int8 | uint8 | u8s8 | w4a8 | w8a16 | w4 | w8"),
         (["per_channel=true", "dtype=fp32,int8"], ""),
         (["qat.epochs=1"], "qat.epochs: has no effect with method=static; takes method=qat"),
         (["corrections.adaround_iterations=5"], "corrections.adaround_iterations: has no effect "
