@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 
 LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED")
 
-ACTIVATIONS = {TensorType.INT8: np.int8, TensorType.INT16: np.int16}
+ACTIVATIONS: dict[int, type[np.int8] | type[np.int16]] = {
+    TensorType.INT8: np.int8,
+    TensorType.INT16: np.int16,
+}
 
 _INT8_MEAN, _INT8_TRANSPOSE = 2, 2  # TensorFlow's version numbers of the operators
 _ALIGNMENT = 16  # of a buffer's data, from TFLite's schema
