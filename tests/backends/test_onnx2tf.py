@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from ai_edge_litert.schema_py_generated import TensorType
 
 from resnet8ptq.backends.tflite import (
     contents,
@@ -202,6 +203,17 @@ def test_its_inputs_and_outputs_are_as_asked(
     interpreter = predictor.open_interpreter(written, 1)
     ends = interpreter.get_input_details() + interpreter.get_output_details()
     assert {end["dtype"] for end in ends} == {np.int8 if integer else np.float32}
+
+
+def test_16_bits_have_no_zero_point(
+    content: bytes, shapes_model: Fp32Model, batch: np.ndarray
+) -> None:
+    written = quantize_all(content, shapes_model, batch, [], symmetric=True, wide=True)
+    for layer in contents.layers(contents.read(written)):
+        assert (layer.weights.type, layer.output.type) == (TensorType.INT8, TensorType.INT16)
+        assert layer.output.quantization.zeroPoint == [0]
+    interpreter = predictor.open_interpreter(written, 1)
+    assert {end["dtype"] for end in interpreter.get_input_details()} == {np.int16}
 
 
 def test_nothing_to_quantize_is_an_error(
