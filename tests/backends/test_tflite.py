@@ -48,8 +48,8 @@ def batch(shapes: Dataset) -> np.ndarray:
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
-        ("dtype=uint8", "int8 kernels only"),
-        ("dtype=u8s8", "int8 kernels only"),
+        ("dtype=uint8", "int8 or int16"),
+        ("dtype=u8s8", "int8 or int16"),
         ("calib=histogram", "torch's own observer"),
         ("nodes_to_quantize=[conv]", "every operator"),
         ("nodes_to_exclude=[conv]", "every operator"),
