@@ -21,10 +21,10 @@ LIMIT_NOTE = (
     "(seed) makes another file, and experiment=spread judges the recipe."
 )
 LOOKS_NOTE = (
-    "{count} earlier {runs} scored on these samples; verdicts do not correct for that. Each run is "
-    "one more chance that a model beyond the limit passes by luck: with 30 single runs at the "
-    "limit, at least one passes wrongly in up to 34% of simulated cases, instead of 5%. New test "
-    "samples confirm a pass."
+    "{count} earlier {runs} scored on these samples{part}; verdicts do not correct for that. "
+    "Each run is one more chance that a model beyond the limit passes by luck: with 30 single runs "
+    "at the limit, at least one passes wrongly in up to 34% of simulated cases, instead of 5%. New "
+    "test samples confirm a pass."
 )
 STOP_NOTE = (
     "after N of M: evaluate.stop=decided scored the M samples in random order, and stopped after "
@@ -147,12 +147,15 @@ def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list
 
 def _on_looks(records: Sequence[RunRecord], judged: Judged) -> list[str]:
     """Return the note on earlier runs that were scored on the same samples, if any."""
-    looks = judged.looks.get(next((r.test_digest for r in records if r.test_digest), ""), NO_LOOKS)
+    digest = next((record.test_digest for record in records if record.test_digest), "")
+    looks = judged.looks.get(digest, NO_LOOKS)
     if not looks.count:
         return []
     several = looks.count > 1 or looks.more
     count = f"{'at least ' * looks.more}{looks.count:,}"
-    return [LOOKS_NOTE.format(count=count, runs="runs were" if several else "run was")]
+    part = " or some of them" if looks.others else ""
+    lines = [LOOKS_NOTE.format(count=count, runs="runs were" if several else "run was", part=part)]
+    return [*lines, judged.added[digest]] if digest in judged.added else lines
 
 
 def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
