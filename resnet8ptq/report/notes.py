@@ -11,14 +11,18 @@ from resnet8ptq.tracking.record import RunRecord
 
 NAMED = 12  # runs behind one note
 P_NOTE = (
-    "p: {test} against the FP32 baseline of the same framework, on the same samples{correction}."
+    "p: {test} against the FP32 baseline of the same framework, on the same samples{correction}. A "
+    "small p shows a difference from FP32; the limit says whether it is too large. So a model with "
+    "a small p can pass."
 )
 LIMIT_NOTE = (
-    "limit: {limit} ({key}). pass: the upper one-sided 95% bound of the loss{several} is within "
-    "it. fail: the lower bound is beyond it. undecided: neither; in brackets, the sample sizes "
-    "for 80% power at losses one standard error off the measured one. No brackets: none can be "
-    "computed, or it exceeds a million. A verdict is about this file: another calibration draw "
-    "(seed) makes another file, and experiment=spread judges the recipe."
+    "limit: {limit} ({key}). pass: these samples show that the model keeps it (the upper one-sided "
+    "95% bound of the loss{several} is within it). fail: they show that it does not (the lower "
+    "bound is beyond it). undecided: they are too few to show either; in brackets, the sample "
+    "sizes that would decide in 80% of the cases, at losses one standard error off the measured "
+    "one. No brackets: none can be computed, or it exceeds a million. A verdict is about "
+    "this file: another calibration draw (seed) makes another file, and experiment=spread judges "
+    "the recipe."
 )
 LOOKS_NOTE = (
     "{count} earlier {runs} scored on these samples{part}; verdicts do not correct for that. "
@@ -50,7 +54,10 @@ SIMULATED_NOTE = (
     "execution: a simulated run emulates integer kernels in float. Its latency is not "
     "representative and is not measured."
 )
-INTERVAL_NOTE = "interval: of delta, 95%, for this run by itself: not corrected{for_all}; {how}."
+INTERVAL_NOTE = (
+    "interval: the differences from FP32 (delta) that these samples do not rule out, 95%, for this "
+    "run by itself: not corrected{for_all}; {how}."
+)
 SPEEDUP_NOTE = (
     "ms: the median latency of one image, {threads} thread(s); speedup: FP32's divided by the "
     "run's. Each run is timed alternately with its own FP32, and runs at different times: compare "
