@@ -7,6 +7,7 @@ same by class, and the runs against the best one (`verdicts.as_good_as`).
 
 import hashlib
 import json
+import logging
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ from resnet8ptq.tracking import history, ledger
 from resnet8ptq.tracking.ledger import NO_LOOKS, Looks
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES = 2**30  # of one artifact
 
@@ -135,11 +138,20 @@ def _look_back(store: Store, family: Family) -> Family:
         return replace(family, looks=looks)
     seen = np.zeros(len(ids), bool)
     for record in _largest_of_each(looks.others):
-        earlier = _load_cell(store, facts.task_of([record]), record, "", {}).paired
+        earlier = _read_earlier(store, record)
         if earlier is None or earlier.samples is None:
             return replace(family, looks=looks)
         seen |= np.isin(ids, earlier.samples)
     return replace(family, looks=looks, added=~seen if seen.any() and not seen.all() else None)
+
+
+def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
+    """Return the values of an earlier run; None with a warning if its files are gone."""
+    try:
+        return _load_cell(store, facts.task_of([record]), record, "", {}).paired
+    except TrackingError as error:
+        log.warning("samples that an earlier run shares are not told apart: %s", error)
+        return None
 
 
 def _largest_of_each(records: Sequence[RunRecord]) -> list[RunRecord]:
