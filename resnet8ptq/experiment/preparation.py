@@ -328,8 +328,8 @@ def _try_plan(
     if bounded:
         return bits_search.TriedPlan(plan, size)
     limit = config.precision.max_drop or 0.0
-    found = try_choice(work.evaluator, config, quantized.path, work.samples.held_out, limit, level)
-    return bits_search.TriedPlan(plan, size, found.drop, found.p, found.samples)
+    tried = try_choice(work.evaluator, config, quantized.path, work.samples.held_out, limit, level)
+    return bits_search.TriedPlan(plan, size, tried.drop, tried.p, tried.samples)
 
 
 def _learn_narrow(work: Workspace, config: RunConfig, widths: list[int]) -> bits_search.Learned:

@@ -51,9 +51,9 @@ def sketch(ids: Ids) -> str:
 
 def read_sketch(tag: str) -> Ids:
     """Return the numbers of a tag; none of a damaged one."""
-    found = re.fullmatch(f"([0-9a-f]{{16}}){{0,{KEPT}}}", tag)
+    valid = re.fullmatch(f"([0-9a-f]{{16}}){{0,{KEPT}}}", tag)
     return (
-        np.frombuffer(bytes.fromhex(tag), ">u8").astype(np.uint64) if found else np.zeros(0, "u8")
+        np.frombuffer(bytes.fromhex(tag), ">u8").astype(np.uint64) if valid else np.zeros(0, "u8")
     )
 
 
