@@ -85,7 +85,7 @@ def count_earlier(store: Store, records: Sequence[RunRecord], ids: Ids | None = 
         record
         for record in others
         if _counts(record) and ids is not None
-        if np.isin(read_sketch(record.test_sketch), ids).any()
+        if np.isin(read_sketch(record.sample_sketch), ids).any()
     )
     more = MOST in (len(same), len(others))
     return Looks(len(counted) + len(shared), more and bool(counted or shared), shared)

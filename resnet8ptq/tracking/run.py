@@ -88,7 +88,7 @@ class Run:
         ]
         described = {"dataset": data.name, "calibration_samples": str(len(drawn))}
         tags = {"calibration_digest": calibration.digest, "test_digest": test.digest}
-        tags["test_sketch"] = ledger.sketch(test.sample_ids)
+        tags["sample_sketch"] = ledger.sketch(test.sample_ids)
         if class_names:
             tags["class_names"] = json.dumps(class_names)
         self.journal.params |= described

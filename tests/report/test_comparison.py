@@ -155,7 +155,7 @@ def log_scored(store: Store, folder: Path, ids: np.ndarray) -> str:
     for name in ("predictions.npz", "ranges.json"):
         store.client.log_artifact(run_id, str(folder / name))
     store.client.set_tag(run_id, "test_digest", f"{count:064x}")
-    store.client.set_tag(run_id, "test_sketch", ledger.sketch(ids))
+    store.client.set_tag(run_id, "sample_sketch", ledger.sketch(ids))
     for name, value in {"accuracy": 0.9, "counts/total": count}.items():
         store.client.log_metric(run_id, name, value)
     return run_id

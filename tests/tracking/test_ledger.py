@@ -49,7 +49,7 @@ def test_a_run_on_some_of_the_samples_counts(tmp_path: Path) -> None:
     first, second = (log_everything(store, tmp_path / name) for name in "ab")
     for run_id, part in ((first, ids[:4]), (second, ids)):
         store.client.set_tag(run_id, "test_digest", f"{len(part):064x}")
-        store.client.set_tag(run_id, "test_sketch", ledger.sketch(part))
+        store.client.set_tag(run_id, "sample_sketch", ledger.sketch(part))
     record = history.load_run(store, second)
     assert ledger.count_earlier(store, [record]) == Looks(0)
     looks = ledger.count_earlier(store, [record], ids)
