@@ -7,7 +7,7 @@ images. On the images that choose, hits would look best by their own luck.
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,7 @@ class Models:
     """The models of a network: hits, KL divergence and log loss of each sample [models, n].
 
     Attributes:
+        agrees: whether a model and FP32 predict the same class [models, n].
         fp32: the hits of FP32 [n].
         plain: which models have 8 bits and are not fine-tuned [models].
     """
@@ -54,13 +55,20 @@ class Models:
     right: Bools
     divergence: Floats
     log_loss: Floats
+    agrees: Bools
     fp32: Bools
     plain: Bools
 
     def only(self, kept: Bools) -> "Models":
         """Return some of the models."""
-        divergence, log_loss = self.divergence[kept], self.log_loss[kept]
-        return Models(self.right[kept], divergence, log_loss, self.fp32, self.plain[kept])
+        return Models(
+            *(self.right[kept], self.divergence[kept], self.log_loss[kept], self.agrees[kept]),
+            *(self.fp32, self.plain[kept]),
+        )
+
+    def without_labels(self) -> "Models":
+        """Return them as task=agreement scores them: right is what FP32 predicts."""
+        return replace(self, right=self.agrees, fp32=np.ones_like(self.fp32))
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,8 @@ class Chosen:
     """The models that a rule chooses, measured on the images that did not choose.
 
     Attributes:
-        models: "all", "8 bits", or "others": of fewer bits or fine-tuned.
+        models: "all", "8 bits", or "others": of fewer bits or fine-tuned; "agreement": all, scored
+            by task=agreement.
         samples: images that choose.
         drop: mean loss of the chosen models against FP32, in points.
         gain: their accuracy minus that of the choice by hits, in points; `error`: its standard
@@ -85,14 +94,14 @@ class Chosen:
     error: float
 
 
-def run_sweeps(name: str, folder: Path) -> None:
+def run_sweeps(name: str, folder: Path, fine_tune: bool) -> None:
     """Run the sweeps of a network in `folder`, unless it has runs."""
     if any(folder.glob("runs/sweeps/*")):
         return
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     sweeps = [*SWEEPS]
-    if epochs := FINE_TUNED.get(name):
+    if fine_tune and (epochs := FINE_TUNED.get(name)):
         sweeps.append(("dtype=u8s8,w4a8", CHANNELS, "method=qat", f"qat.epochs={epochs}"))
     for words in sweeps:
         asked = *NETWORKS[name], *EVERY, *words
@@ -116,14 +125,17 @@ def load(folder: Path) -> Models:
     if baseline is None:
         raise SystemExit(f"{folder}: no run with dtype=fp32")
     p, right, rows = _raise(baseline), [], np.arange(len(labels))
-    divergence, log_loss = [], []
+    divergence, log_loss, agrees = [], [], []
     for values in models:
         q = _raise(values)
         right.append(values.argmax(axis=1) == labels)
+        agrees.append(values.argmax(axis=1) == baseline.argmax(axis=1))
         divergence.append((p * np.log(p / q)).sum(axis=1))
         log_loss.append(-np.log(q[rows, labels]))
-    columns = np.array(right), np.array(divergence), np.array(log_loss)
-    return Models(*columns, baseline.argmax(axis=1) == labels, np.array(plain))
+    return Models(
+        *(np.array(right), np.array(divergence), np.array(log_loss), np.array(agrees)),
+        *(baseline.argmax(axis=1) == labels, np.array(plain)),
+    )
 
 
 def _raise(probabilities: Floats) -> Floats:
@@ -132,13 +144,16 @@ def _raise(probabilities: Floats) -> Floats:
 
 def measure(name: str, models: Models, trials: int, seed: int) -> list[Chosen]:
     """Return how well each rule chooses, among all models of a network and among parts of them."""
-    kinds = {"all": np.ones_like(models.plain), "8 bits": models.plain, "others": ~models.plain}
+    kinds = {
+        **{"all": models, "8 bits": models.only(models.plain)},
+        **{"others": models.only(~models.plain), "agreement": models.without_labels()},
+    }
     random, rows = np.random.default_rng(seed), []
-    for kind, kept in kinds.items():
-        fitting = [n for n in SAMPLES if 2 * n <= len(models.fp32)]
-        for samples in fitting if kept.sum() > 1 else []:
-            chosen, seen = _run(models.only(kept), samples, trials, random)
-            rows += _compare(name, kind, samples, models.fp32, chosen, seen)
+    for kind, some in kinds.items():
+        fitting = [n for n in SAMPLES if 2 * n <= len(some.fp32)]
+        for samples in fitting if len(some.right) > 1 else []:
+            chosen, seen = _run(some, samples, trials, random)
+            rows += _compare(name, kind, samples, some.fp32, chosen, seen)
     return rows
 
 

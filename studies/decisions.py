@@ -4,8 +4,12 @@ Real predictions of several networks are resampled. First, the accuracy of model
 choose, see `studies.choosing`. Second, verdicts on models whose loss is known: the share of a
 network's models that lose an image that FP32 gets right, or win one, is taken as the probability of
 that image. Scaled to the wanted loss, these make models that err on the same images as real ones.
-SHARED names the folder of networks and data. Written: `studies/decisions.csv`,
-`studies/decisions_choice.csv` and `studies/decisions.png`.
+A recommended model is chosen on other samples: its errors at the limit are those of a single test,
+and computed exactly. SHARED names the folder of networks and data.
+
+By default a few minutes: three networks, 8 and 4 bits, 200 simulations of each kind; tables and
+figure go to RUNS. `--full` is the study of the page: four networks, fine-tuned models, 1,000
+simulations, and `studies/decisions.csv`, `decisions_choice.csv` and `decisions.png` are written.
 """
 
 import argparse
@@ -20,7 +24,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from scipy.special import gammaln, xlogy
 
+from benchmarks.tables import table
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.console import track
 from resnet8ptq.report.verdicts import FAIL, MARGIN, PASS, decide
@@ -28,9 +34,9 @@ from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, holm, mcnemar_of, 
 from studies import choosing
 from studies.choosing import NETWORKS, Chosen, Models
 
-FIGURE = Path(__file__).with_name("decisions.png")
-TABLE = Path(__file__).with_name("decisions.csv")
-CHOICES = Path(__file__).with_name("decisions_choice.csv")
+TABLE, CHOICES, FIGURE = "decisions.csv", "decisions_choice.csv", "decisions.png"
+FEW = ("kws", "vit", "resnet8")  # networks of the default
+FAR = 8.0  # standard deviations of the flips that are enumerated
 LIMIT = 0.01
 # The true loss, and the limit that a model is judged by; a model is as good as the best by `MARGIN`
 # of the limit.
@@ -68,6 +74,8 @@ class Images:
 
 def _scale(chances: Probabilities, mean: float) -> Probabilities:
     """Return the chances with another mean; what would be above 1 is shared by the others."""
+    if mean == 0:
+        return np.zeros_like(chances)
     for _ in range(100):
         chances = np.minimum(chances * mean / chances.mean(), 1)
     return chances
@@ -83,7 +91,7 @@ class Wrong:
         case: see `CASES`.
         passed, failed: some model passes, or fails, in the table of all models.
         chosen_passed, chosen_failed: the recommended model does, chosen on other samples and judged
-            alone.
+            alone: exact, see `judge_alone`.
         point_passed: some model passes by its point estimate.
         not_worse: some model "is as good": its difference from FP32 is not significant.
         claimed: some model is significantly different from FP32.
@@ -126,6 +134,35 @@ def margin(lost: int, won: int, samples: int, limit: float) -> Margin:
     return tango(lost, won, samples, limit)
 
 
+@cache
+def judge_alone(lost: float, won: float, samples: int, limit: float) -> tuple[float, float]:
+    """Return the probabilities that a model passes and that it fails, judged by itself.
+
+    Over all outcomes of n independent samples.
+
+    Args:
+        lost, won: the probability that a sample is lost, or won.
+    """
+    counts = [_around(samples * chance, samples) for chance in (lost, won)]
+    x, y = np.meshgrid(*counts, indexing="ij")
+    kept = x + y <= samples
+    x, y = x[kept], y[kept]
+    rest = samples - x - y
+    ways = gammaln(samples + 1) - gammaln(x + 1) - gammaln(y + 1) - gammaln(rest + 1)
+    chances = np.exp(ways + xlogy(x, lost) + xlogy(y, won) + xlogy(rest, 1 - lost - won))
+    margins = [margin(*pair, samples, limit) for pair in zip(x.tolist(), y.tolist(), strict=True)]
+    passed, failed = (
+        float(chances[np.array([getattr(m, side) <= SIGNIFICANCE for m in margins])].sum())
+        for side in ("p_within", "p_beyond")
+    )
+    return passed, failed
+
+
+def _around(mean: float, most: int) -> NDArray[np.int64]:
+    far = FAR * max(mean, 1.0) ** 0.5
+    return np.arange(max(0, int(mean - far)), min(most, int(mean + far) + 1) + 1)
+
+
 def simulate(
     cell: tuple[str, str, int, int], images: dict[str, Images], sweeps: int, seed: int
 ) -> Wrong:
@@ -139,7 +176,8 @@ def simulate(
     scaled = images[network].scaled(loss)
     random = np.random.default_rng([seed, models, samples, round(1e6 * loss), len(network)])
     p_of = cache(mcnemar_of)
-    counts, biases = np.zeros(7), np.zeros(2)
+    alone = judge_alone(float(scaled.lost.mean()), float(scaled.won.mean()), samples, limit)
+    counts, biases = np.zeros(5), np.zeros(2)
     for _ in range(sweeps):
         lost, won = draw(scaled, models, samples, random)
         flips = list(zip(lost.tolist(), won.tolist(), strict=True))
@@ -147,19 +185,17 @@ def simulate(
         outcomes = {verdict.outcome for verdict in decide(margins, [samples] * models)}
         drops = (lost - won) / samples
         apart = int(np.subtract(*draw(scaled, models, CHOICE_SAMPLES, random)).argmin())
-        (alone,) = decide([margins[apart]], [samples])
         p_values = [p_of(*pair) for pair in flips]
         counts += (
             PASS in outcomes,
             FAIL in outcomes,
-            alone.outcome == PASS,
-            alone.outcome == FAIL,
             drops.min() <= limit,
             max(p_values) >= SIGNIFICANCE,
             min(holm(p_values)) < SIGNIFICANCE,
         )
         biases += [100 * (loss - drops[chosen]) for chosen in (drops.argmin(), apart)]
-    return Wrong(*cell, sweeps, *(counts / sweeps), *(biases / sweeps))
+    passed, failed, *others = counts / sweeps
+    return Wrong(*cell, sweeps, passed, failed, *alone, *others, *(biases / sweeps))
 
 
 def figure(found: Sequence[Chosen]) -> Figure:
@@ -182,24 +218,55 @@ def main() -> int:
     """Simulate, and write the tables and the figure; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m studies.decisions", description=__doc__)
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs, kept")
-    parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--sweeps", type=int, default=1000, help="of each kind (default: 1000)")
+    parser.add_argument("--full", action="store_true", help="the study of the page: an hour")
+    parser.add_argument("--networks", help="with commas, of " + ", ".join(NETWORKS))
+    parser.add_argument("--sweeps", type=int, help="of each kind (default: 200; full: 1000)")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    models = {}
-    for name in given.networks.split(","):
-        choosing.run_sweeps(name, given.runs / name)
+    sweeps = given.sweeps or (1000 if given.full else 200)
+    names = given.networks.split(",") if given.networks else NETWORKS if given.full else FEW
+    folder, models = Path(__file__).parent if given.full else given.runs, {}
+    for name in names:
+        choosing.run_sweeps(name, given.runs / name, given.full)
         models[name] = choosing.load(given.runs / name)
-    found = [r for n, m in models.items() for r in choosing.measure(n, m, given.sweeps, given.seed)]
-    _write(CHOICES, Chosen, found)
-    figures.save(figure(found), FIGURE)
+    found = [r for n, m in models.items() for r in choosing.measure(n, m, sweeps, given.seed)]
+    _write(folder / CHOICES, Chosen, found)
+    figures.save(figure(found), folder / FIGURE)
     images = {name: Images.of(found) for name, found in models.items()}
     cells = list(product(models, CASES, MODELS, SAMPLES))
-    work = partial(simulate, images=images, sweeps=given.sweeps, seed=given.seed)
+    work = partial(simulate, images=images, sweeps=sweeps, seed=given.seed)
     with ProcessPoolExecutor() as pool:
         waiting = [pool.submit(work, cell) for cell in cells]
-        _write(TABLE, Wrong, [each.result() for each in track(waiting, "Simulating")])
+        wrong = [each.result() for each in track(waiting, "Simulating")]
+    _write(folder / TABLE, Wrong, wrong)
+    print(render(found, wrong))
     return 0
+
+
+def render(found: Sequence[Chosen], wrong: Sequence[Wrong]) -> str:
+    """Return the gain of KL, and the errors at the limit, with their standard errors."""
+    gains = [
+        [r.network, r.models, f"{r.samples:,}", f"{r.drop:.2f}", f"{r.gain:+.2f} ± {r.error:.2f}"]
+        for r in found
+        if r.rule == choosing.RULES[1] and r.models in ("all", "agreement")
+    ]
+    errors = [
+        [r.network, str(r.models), f"{r.samples:,}", _share(r.passed, r), _share(r.failed, r)]
+        + [f"{share:.2%}" for share in (r.chosen_passed, r.chosen_failed)]
+        for r in wrong
+        if r.case == "at the limit"
+    ]
+    heads = ["network", "models", "samples", "some passes", "some fails"]
+    return "\n\n".join(
+        [
+            table(["network", "models", "images that choose", "loss, KL", "gain over hits"], gains),
+            table([*heads, "recommended passes", "recommended fails"], errors),
+        ]
+    )
+
+
+def _share(share: float, simulated: Wrong) -> str:
+    return f"{share:.1%} ± {(share * (1 - share) / simulated.sweeps) ** 0.5:.1%}"
 
 
 def _write(path: Path, kind: type, rows: Sequence[Chosen] | Sequence[Wrong]) -> None:

@@ -84,6 +84,11 @@ class Split:
         return hash_samples(self.images) if self.hashes is None else self.hashes
 
     @property
+    def sample_ids(self) -> NDArray[np.uint64]:
+        """A number for each sample, [N]: the first 8 bytes of its hash. Equal samples share it."""
+        return np.ascontiguousarray(self.pixel_hashes).view("<u8")[::2].astype(np.uint64)
+
+    @property
     def has_records(self) -> bool:
         """Whether a sample has several inputs, see `core.records`."""
         return bool(names_of(self.images.dtype))

@@ -37,7 +37,7 @@ from resnet8ptq.evaluation.inference import (
 )
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Array, Comparison, Outputs, Scores, Task
-from resnet8ptq.tasks.sequential import Plan
+from resnet8ptq.tasks.sequential import FAIL, PASS, Plan
 
 DYNAMIC_BATCH_SIZE = 256
 
@@ -168,11 +168,19 @@ class Evaluator:
         return Compared(evaluation, comparison)
 
     def compare_until(
-        self, config: QuantizationConfig, path: Path, samples: Split, plan: Plan
+        self,
+        config: QuantizationConfig,
+        path: Path,
+        samples: Split,
+        plan: Plan,
+        search: bool = False,
     ) -> Compared:
         """Do as `compare`, block by block in the order of `samples`, until `plan` stops.
 
         FP32 is run over all samples, once for all runs.
+
+        Args:
+            search: neither stop for futility nor collect logits.
         """
         fp32 = self.baseline(config, samples).outputs
         copies, batching = self._open(config, path, samples, None)
@@ -184,10 +192,11 @@ class Evaluator:
             evaluation, start = extend(evaluation, part), end
             reference = self._score(fp32.first(end), seen)
             comparison = self.task.compare(self._score(evaluation.outputs, seen), reference, plan)
-            if comparison.outcome:
+            if comparison.outcome in (PASS, FAIL) or (comparison.outcome and not search):
                 break
         assert evaluation is not None  # a plan has a look
-        scores = self._score(with_logits(evaluation, seen), seen)
+        outputs = evaluation.outputs if search else with_logits(evaluation, seen)
+        scores = self._score(outputs, seen)
         return Compared(evaluation, self.task.compare(scores, reference, plan))
 
     def reference(self, config: QuantizationConfig, samples: Split) -> Scores:

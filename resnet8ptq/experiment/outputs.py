@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.loading import CONFIG_FILE, save_config
@@ -35,7 +36,7 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.graph import layers
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.contract import Comparison, Task
+from resnet8ptq.tasks.contract import SAMPLES, Comparison, Task
 
 TOKENIZER = "tokenizer.json"
 
@@ -60,7 +61,8 @@ def write(
     title = _title(config, task.metric.show(comparison.model.value))
     background.put(_draw, folder, task, comparison, title)
     example = samples.reported.inputs(slice(1))
-    kept = {"example.npz": {"inputs": example}, "predictions.npz": task.arrays(comparison)}
+    arrays = task.arrays(comparison) | {SAMPLES: _scored_ids(samples, comparison)}
+    kept = {"example.npz": {"inputs": example}, "predictions.npz": arrays}
     if measured.choice is not None:
         kept["choice.npz"] = task.arrays(measured.choice)
     for name, arrays in kept.items():
@@ -75,6 +77,12 @@ def write(
             shutil.copyfile(config.data.tokenizer, temporary)
     record = {"status": result.status, "resolved": result.resolved, "metrics": result.to_metrics()}
     files.write_text(folder / "result.json", json.dumps(record, indent=2))
+
+
+def _scored_ids(samples: Samples, comparison: Comparison) -> NDArray[np.uint64]:
+    """Return the numbers of the scored samples; a run that stopped has scored the first ones."""
+    ids = samples.reported.sample_ids
+    return ids if comparison.plan is None else ids[: comparison.model.total]
 
 
 def _draw(folder: Path, task: Task, comparison: Comparison, title: str) -> None:

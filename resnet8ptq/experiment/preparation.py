@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import onnx
@@ -22,10 +22,12 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.corrections import sequence
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.data.sampling import shuffle
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
 from resnet8ptq.experiment.layers import bits_search, exclusion
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.stopping import try_choice
 from resnet8ptq.finetuning import qat
 from resnet8ptq.graph.attention import attention_products
 from resnet8ptq.models.model import Fp32Model
@@ -254,16 +256,19 @@ def _search_bits(
     Raises:
         ConfigError: no plan is within `precision.max_bytes` or `precision.max_drop`.
     """
-    config, samples = prepared.config, work.samples
+    config = prepared.config
+    samples = replace(work.samples, tuning=shuffle(work.samples.held_out))
+    work = replace(work, samples=samples)
     limits = config.precision.max_bytes, config.precision.max_drop
     tried: list[bits_search.TriedPlan] = []
 
-    def attempt(bits: bits_search.Bits) -> bits_search.TriedPlan:
+    def attempt(level: float | None, bits: bits_search.Bits) -> bits_search.TriedPlan:
         if known := next((plan for plan in tried if plan.bits == bits), None):
             return known
         planned = replace(config, precision=replace(config.precision, plan=dict(bits)))
         with tempfile.TemporaryDirectory() as scratch:
-            tried.append(_try_plan(work, replace(prepared, config=planned), Path(scratch)))
+            changed = replace(prepared, config=planned)
+            tried.append(_try_plan(work, changed, Path(scratch), level))
         return tried[-1]
 
     widths, setting = work.quantizer.widths, work.setting(config, samples.held_out)
@@ -282,7 +287,7 @@ def _search_bits(
 def _choose_bits(
     narrow: Sequence[bits_search.Option],
     options: Sequence[bits_search.Option],
-    attempt: bits_search.Try,
+    attempt: Callable[[float | None, bits_search.Bits], bits_search.TriedPlan],
     max_bytes: int | None,
     max_drop: float | None,
 ) -> bits_search.TriedPlan:
@@ -298,16 +303,20 @@ def _choose_bits(
         for some in plans:
             with suppress(ConfigError):
                 level = bits_search.level_of(some) / len(plans)
-                return bits_search.choose(some, attempt, max_bytes, max_drop, level)
+                by_test = partial(attempt, level)
+                return bits_search.choose(some, by_test, max_bytes, max_drop, level)
         exclusion.warn_of_luck("precision.plan=auto", "precision.max_drop", max_drop or 0.0)
+    measured = partial(attempt, None)
     for some in plans[:-1]:
         with suppress(ConfigError):
-            return bits_search.choose(some, attempt, max_bytes, max_drop)
+            return bits_search.choose(some, measured, max_bytes, max_drop)
         log.info("precision.plan=auto: 8 bits lose more; layers may stay in float")
-    return bits_search.choose(plans[-1], attempt, max_bytes, max_drop)
+    return bits_search.choose(plans[-1], measured, max_bytes, max_drop)
 
 
-def _try_plan(work: Workspace, prepared: Preparation, scratch: Path) -> bits_search.TriedPlan:
+def _try_plan(
+    work: Workspace, prepared: Preparation, scratch: Path, level: float | None
+) -> bits_search.TriedPlan:
     """Quantize by a plan; measure its drop on the tuning samples where that is limited."""
     config = prepared.config
     assert isinstance(config.precision.plan, dict)
@@ -318,10 +327,9 @@ def _try_plan(work: Workspace, prepared: Preparation, scratch: Path) -> bits_sea
     plan, size = config.precision.plan, quantized.size_bytes
     if bounded:
         return bits_search.TriedPlan(plan, size)
-    held_out = work.samples.held_out
-    comparison = work.evaluator.compare(config, quantized.path, held_out, logits=False).comparison
-    p = exclusion.p_of(comparison, config.precision.max_drop or 0.0)
-    return bits_search.TriedPlan(plan, size, comparison.fair_drop, p)
+    limit = config.precision.max_drop or 0.0
+    tried = try_choice(work.evaluator, config, quantized.path, work.samples.held_out, limit, level)
+    return bits_search.TriedPlan(plan, size, tried.drop, tried.p, tried.samples)
 
 
 def _learn_narrow(work: Workspace, config: RunConfig, widths: list[int]) -> bits_search.Learned:

@@ -1,11 +1,15 @@
-"""The plan of a run that stops scoring when its verdict is decided (`evaluate.stop=decided`)."""
+"""Stop scoring when a test decides: a run (`evaluate.stop=decided`), each try of a search."""
 
 import logging
+from dataclasses import dataclass
+from pathlib import Path
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment.samples import Samples
-from resnet8ptq.tasks.contract import Task
+from resnet8ptq.tasks.contract import STOPPED_LOSS, Comparison, Task
 from resnet8ptq.tasks.sequential import Plan
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 
@@ -47,3 +51,53 @@ def make_plan(config: RunConfig, task: Task, samples: Samples, grouped: bool) ->
         return None
     level = SIGNIFICANCE / (models or 1)
     return Plan(len(samples.reported), task.metric.limit(config.report), level)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A try of a search, measured on samples in random order.
+
+    Attributes:
+        value: the task's metric, without the luck of ties.
+        drop: against FP32; corrected for the looks if scoring stopped.
+        p: one-sided p-value of "the drop is at the limit or above".
+        samples: number of scored samples.
+    """
+
+    value: float
+    drop: float
+    p: float
+    samples: int
+
+
+def try_choice(
+    evaluator: Evaluator,
+    config: RunConfig,
+    path: Path,
+    samples: Split,
+    limit: float,
+    level: float | None,
+) -> Tried:
+    """Measure a try of a search until a test shows that its drop is within or beyond the limit.
+
+    A try that the test does not decide is scored on all samples: where no try is accepted, the
+    measured drops decide.
+
+    Args:
+        level: None scores all samples: no test decides.
+    """
+    if level is None or not evaluator.task.test.sequential or samples.groups is not None:
+        whole = evaluator.compare(config, path, samples, logits=False).comparison
+        return Tried(whole.model.fair, whole.fair_drop, p_of(whole, limit), whole.model.total)
+    plan = Plan(len(samples), limit, level)
+    seen = evaluator.compare_until(config, path, samples, plan, search=True).comparison
+    stopped = seen.model.total < plan.total
+    drop = seen.stopping[STOPPED_LOSS] if stopped else seen.fair_drop
+    return Tried(seen.model.fair, drop or 0.0, seen.p_within(limit), seen.model.total)
+
+
+def p_of(comparison: Comparison, limit: float) -> float:
+    """Return the one-sided p-value of "the drop is at the limit or above"."""
+    if comparison.fair_drop > limit:
+        return 1.0  # without a bootstrap
+    return comparison.p_within(limit)

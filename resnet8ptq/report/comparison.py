@@ -7,6 +7,7 @@ same by class, and the runs against the best one (`verdicts.as_good_as`).
 
 import hashlib
 import json
+import logging
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resnet8ptq.core import background, files
 from resnet8ptq.core.console import track
@@ -28,6 +30,8 @@ from resnet8ptq.tracking import history, ledger
 from resnet8ptq.tracking.ledger import NO_LOOKS, Looks
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES = 2**30  # of one artifact
 
@@ -62,6 +66,9 @@ class Family:
 
     cells: tuple[Cell, ...]
     looks: Looks = NO_LOOKS  # of earlier runs at the same samples
+    added: NDArray[np.bool_] | None = (
+        None  # samples that no earlier run was scored on, if only some
+    )
 
     @property
     def records(self) -> list[RunRecord]:
@@ -119,11 +126,38 @@ def load(store: Store, records: Sequence[RunRecord]) -> list[Family]:
 
 
 def count_looks(store: Store, families: Sequence[Family]) -> list[Family]:
-    """Return the families with the number of earlier runs on their samples."""
-    return [
-        replace(family, looks=background.ask(ledger.count_earlier, store, family.records))
-        for family in families
-    ]
+    """Return the families with the earlier runs on their samples, and the added samples."""
+    return [_look_back(store, family) for family in families]
+
+
+def _look_back(store: Store, family: Family) -> Family:
+    known = (cell.paired.samples for cell in family.measured if cell.paired is not None)
+    ids = next((samples for samples in known if samples is not None), None)
+    looks = background.ask(ledger.count_earlier, store, family.records, ids)
+    if ids is None or looks.count > len(looks.others):  # or all were scored before
+        return replace(family, looks=looks)
+    seen = np.zeros(len(ids), bool)
+    for record in _largest_of_each(looks.others):
+        earlier = _read_earlier(store, record)
+        if earlier is None or earlier.samples is None:
+            return replace(family, looks=looks)
+        seen |= np.isin(ids, earlier.samples)
+    return replace(family, looks=looks, added=~seen if seen.any() and not seen.all() else None)
+
+
+def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
+    """Return the values of an earlier run; None with a warning if its files are gone."""
+    try:
+        return _load_cell(store, facts.task_of([record]), record, "", {}).paired
+    except TrackingError as error:
+        log.warning("samples that an earlier run shares are not told apart: %s", error)
+        return None
+
+
+def _largest_of_each(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the run with the most scored samples of each test set: a run may stop early."""
+    ordered = sorted(records, key=lambda record: record.total or 0)
+    return list({record.test_digest: record for record in ordered}.values())
 
 
 def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:

@@ -11,20 +11,24 @@ from resnet8ptq.tracking.record import RunRecord
 
 NAMED = 12  # runs behind one note
 P_NOTE = (
-    "p: {test} against the FP32 baseline of the same framework, on the same samples{correction}."
+    "p: {test} against the FP32 baseline of the same framework, on the same samples{correction}. A "
+    "small p shows a difference from FP32; the limit says whether it is too large. So a model with "
+    "a small p can pass."
 )
 LIMIT_NOTE = (
-    "limit: {limit} ({key}). pass: the upper one-sided 95% bound of the loss{several} is within "
-    "it. fail: the lower bound is beyond it. undecided: neither; in brackets, the sample sizes "
-    "for 80% power at losses one standard error off the measured one. No brackets: none can be "
-    "computed, or it exceeds a million. A verdict is about this file: another calibration draw "
-    "(seed) makes another file, and experiment=spread judges the recipe."
+    "limit: {limit} ({key}). pass: these samples show that the model keeps it (the upper one-sided "
+    "95% bound of the loss{several} is within it). fail: they show that it does not (the lower "
+    "bound is beyond it). undecided: they are too few to show either; in brackets, the sample "
+    "sizes that would decide in 80% of the cases, at losses one standard error off the measured "
+    "one. No brackets: none can be computed, or it exceeds a million. A verdict is about "
+    "this file: another calibration draw (seed) makes another file, and experiment=spread judges "
+    "the recipe."
 )
 LOOKS_NOTE = (
-    "{count} earlier {runs} scored on these samples; verdicts do not correct for that. Each run is "
-    "one more chance that a model beyond the limit passes by luck: with 30 single runs at the "
-    "limit, at least one passes wrongly in up to 34% of simulated cases, instead of 5%. New test "
-    "samples confirm a pass."
+    "{count} earlier {runs} scored on these samples{part}; verdicts do not correct for that. "
+    "Each run is one more chance that a model beyond the limit passes by luck: with 30 single runs "
+    "at the limit, at least one passes wrongly in up to 34% of simulated cases, instead of 5%. New "
+    "test samples confirm a pass."
 )
 STOP_NOTE = (
     "after N of M: evaluate.stop=decided scored the M samples in random order, and stopped after "
@@ -50,7 +54,10 @@ SIMULATED_NOTE = (
     "execution: a simulated run emulates integer kernels in float. Its latency is not "
     "representative and is not measured."
 )
-INTERVAL_NOTE = "interval: of delta, 95%, for this run by itself: not corrected{for_all}; {how}."
+INTERVAL_NOTE = (
+    "interval: the differences from FP32 (delta) that these samples do not rule out, 95%, for this "
+    "run by itself: not corrected{for_all}; {how}."
+)
 SPEEDUP_NOTE = (
     "ms: the median latency of one image, {threads} thread(s); speedup: FP32's divided by the "
     "run's. Each run is timed alternately with its own FP32, and runs at different times: compare "
@@ -147,12 +154,15 @@ def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list
 
 def _on_looks(records: Sequence[RunRecord], judged: Judged) -> list[str]:
     """Return the note on earlier runs that were scored on the same samples, if any."""
-    looks = judged.looks.get(next((r.test_digest for r in records if r.test_digest), ""), NO_LOOKS)
+    digest = next((record.test_digest for record in records if record.test_digest), "")
+    looks = judged.looks.get(digest, NO_LOOKS)
     if not looks.count:
         return []
     several = looks.count > 1 or looks.more
     count = f"{'at least ' * looks.more}{looks.count:,}"
-    return [LOOKS_NOTE.format(count=count, runs="runs were" if several else "run was")]
+    part = " or some of them" if looks.others else ""
+    lines = [LOOKS_NOTE.format(count=count, runs="runs were" if several else "run was", part=part)]
+    return [*lines, judged.added[digest]] if digest in judged.added else lines
 
 
 def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:

@@ -283,12 +283,16 @@ def summarize(selected: Selection) -> list[str]:
     lines.append(f"For {family.metric.title}: {best.label}: {best.why}; {best.verdict}.")
     lines += _say_as_good(selected, best)
     if not selected.passing:
-        samples = "On the selection samples no" if selected.apart else "No"
+        none = "No model passes."
+        if selected.apart:
+            none = (
+                "The verdicts above are on the reported samples. The selection samples, which are "
+                "others, show for no model that it keeps the limit."
+            )
         among = "among the models with a measured loss within the limit"
         choice = f"are chosen {among}" if selected.within else "cannot be chosen"
         lines.append(
-            f"{samples} model passes. Therefore the smallest and the fastest {choice}. More "
-            "samples may change this."
+            f"{none} Therefore the smallest and the fastest {choice}. More samples may change this."
         )
     lines += [f"{r.use.capitalize()}: {r.label}: {r.why}." for r in recommendations[1:4]]
     return lines

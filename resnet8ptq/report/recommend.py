@@ -297,6 +297,7 @@ def other_choice(selected: Selection) -> str:
             f": of the models within {NEAR:g} paired standard errors of the best {metric.title}"
         )
         begin += f", the one with the lowest {criterion.title} from FP32"
+        begin += ", which is the distance of all its probabilities and varies less than the hits"
     begin += "."
     chosen, reported = (ours.metric(f"{prefix}{BASELINE}{metric.name}") for prefix in (CHOICE, ""))
     if metric.bounded and metric.cost(reported) - metric.cost(chosen) > FAMILIAR:

@@ -28,6 +28,7 @@ class Judged:
     texts: Mapping[str, str] = field(default_factory=dict)  # run id -> cell of `LIMIT`
     limits: ReportConfig = field(default_factory=ReportConfig)
     looks: Mapping[str, Looks] = field(default_factory=dict)  # digest of the samples -> earlier
+    added: Mapping[str, str] = field(default_factory=dict)  # digest -> note on added samples
 
 
 NOTHING_JUDGED = Judged()

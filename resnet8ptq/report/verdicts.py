@@ -29,6 +29,12 @@ PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
 EXIT_CODES = {PASS: 0, FAIL: 3, UNDECIDED: 4, VOID: 4}
 OUTCOMES = (PASS, FAIL, UNDECIDED, VOID)
 MARGIN = 0.5  # of the limit: the largest loss against the best model of one that is as good
+NAMED = 12  # runs that the note on added samples names
+ADDED_NOTE = (
+    "{seen:,} of these {total:,} samples were scored by earlier runs. If the others were added "
+    "because a verdict was undecided, a pass on all of them is too easy: the first look counts "
+    "twice. Rely on the {added:,} added samples alone: {alone}."
+)
 MOST_NEEDED = 1_000_000  # samples: larger sizes are not shown
 
 
@@ -67,7 +73,13 @@ def in_words(
             run_id = cell.record.run_id
             texts[run_id] = say(family.metric, cell, verdicts[run_id], limits)
     looks = {record.test_digest: family.looks for family in families for record in family.records}
-    return Judged(texts, limits, looks)
+    added = {
+        record.test_digest: say_added(family, limits)
+        for family in families
+        if family.added is not None
+        for record in family.records
+    }
+    return Judged(texts, limits, looks, added)
 
 
 def say(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> str:
@@ -108,6 +120,35 @@ def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
     ]
     decided = zip(cells, decide(margins, totals), strict=True)
     return verdicts | {cell.record.run_id: verdict for (cell, _), verdict in decided}
+
+
+def judge_added(family: Family, limits: ReportConfig) -> list[tuple[Cell, Verdict]]:
+    """Return the verdicts on the added samples alone, of runs whose values are kept by sample.
+
+    Samples that were added because a verdict was undecided are a test of their own: their number,
+    and the decision to take them, do not depend on them.
+    """
+    metric, rows = family.metric, family.added
+    if rows is None:
+        return []
+    usable = [cell for cell in family.measured if not cell.record.doubt and not cell.record.grouped]
+    parts = [(cell, cell.paired.select(rows)) for cell in usable if cell.paired is not None]
+    kept = [(cell, paired) for cell, paired in parts if paired is not None]
+    total, drop = int(rows.sum()), metric.limit(limits)
+    margins = [paired.margin(metric, drop, total) for _, paired in kept]
+    return list(zip([cell for cell, _ in kept], decide(margins, [total] * len(kept)), strict=True))
+
+
+def say_added(family: Family, limits: ReportConfig) -> str:
+    """Return the note on samples that were added to those of earlier runs."""
+    assert family.added is not None
+    added, total = int(family.added.sum()), len(family.added)
+    judged = judge_added(family, limits)
+    verdicts = "; ".join(f"{cell.label}: {verdict}" for cell, verdict in judged[:NAMED])
+    if len(judged) > NAMED:
+        verdicts += f"; and {len(judged) - NAMED} more"
+    alone = verdicts or "score them in a run of their own"
+    return ADDED_NOTE.format(seen=total - added, total=total, added=added, alone=alone)
 
 
 def decide(margins: Sequence[Margin], totals: Sequence[int]) -> list[Verdict]:

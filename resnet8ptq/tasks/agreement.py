@@ -98,6 +98,7 @@ def build() -> Task:
         AGREEMENT_RATE,
         _score,
         TEST,
+        criterion=KL,
         beside=(KL, SQNR),
         note=NOTE.format(measure="top-1 agreement"),
         relate=_relate,

@@ -31,6 +31,7 @@ CHOICE = "choice/"  # on the samples that a sweep chooses by
 TOTAL = "counts/total"  # scored samples
 PLANNED = "stopping/planned"  # samples that evaluate.stop=decided might have scored
 STOPPED_LOSS = "stopping/loss"  # against FP32, corrected for the looks
+SAMPLES = "samples"  # array of `predictions.npz` that identifies the samples
 GROUPED = "grouped"  # param of runs that scored grouped samples one by one
 PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"  # kinds of outputs
 
@@ -266,6 +267,10 @@ class SampleValues(ABC):
         """Return the loss and its 95% interval, corrected for the looks of a sequential test."""
         return None
 
+    def select(self, rows: NDArray[np.bool_]) -> Self | None:
+        """Return the values of some samples [n]; None if the values are not kept by sample."""
+        return None
+
     @abstractmethod
     def arrays(self) -> dict[str, Array]:
         """Return the arrays to keep, by name."""
@@ -285,10 +290,20 @@ class SampleValues(ABC):
 
 @dataclass(frozen=True)
 class Paired:
-    """The values of a model and of its FP32 baseline on the same samples."""
+    """The values of a model and of its FP32 baseline on the same samples.
+
+    Attributes:
+        samples: the number of each sample, see `Split.sample_ids`; None of older runs.
+    """
 
     model: SampleValues
     baseline: SampleValues
+    samples: NDArray[np.uint64] | None = None
+
+    def select(self, rows: NDArray[np.bool_]) -> "Paired | None":
+        """Return the values of some samples; None if they are not kept by sample."""
+        model, baseline = self.model.select(rows), self.baseline.select(rows)
+        return None if model is None or baseline is None else Paired(model, baseline)
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays of both, the baseline's as `baseline_{name}`."""
@@ -342,7 +357,10 @@ class PairedTest:
 
     def read(self, arrays: Arrays) -> Paired:
         """Return the values that `predictions.npz` keeps."""
-        return Paired(self.read_values(arrays, ""), self.read_values(arrays, "baseline_"))
+        samples = arrays.get(SAMPLES)
+        if samples is not None:
+            check_columns([samples], "u")
+        return Paired(self.read_values(arrays, ""), self.read_values(arrays, "baseline_"), samples)
 
 
 class Scores(ABC):

@@ -94,6 +94,12 @@ class Hits(SampleValues):
             return UNKNOWN
         return self.margin(other, metric, drop, items)
 
+    def select(self, rows: NDArray[np.bool_]) -> Self | None:
+        """Return the hits of some samples; None with a plan, which looked at all of them."""
+        if self.plan is not None or len(rows) != len(self.labels):
+            return None
+        return replace(self, predictions=self.predictions[rows], labels=self.labels[rows])
+
     def until(self, plan: Plan) -> Self:
         """Return the values as those at a look of a sequential test."""
         return replace(self, plan=plan)

@@ -1,6 +1,6 @@
 """Scores that rank positives above negatives: their AUC is compared by DeLong's test."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -69,6 +69,12 @@ class Ranking(SampleValues):
         excess = baseline.auc.value - self.auc.value - drop
         rarer = min(len(self.auc.of_positives), len(self.auc.of_negatives))
         return Margin.student(excess, delong_error(self.auc, baseline.auc), rarer)
+
+    def select(self, rows: NDArray[np.bool_]) -> Self | None:
+        """Return the scores of some samples; None unless both labels are among them."""
+        if len(rows) != len(self.labels) or len(set(self.labels[rows].tolist())) < 2:
+            return None
+        return replace(self, scores=self.scores[rows], labels=self.labels[rows], hits=None)
 
     def by_class(self, baseline: Self, classes: int) -> list[float]:
         """Return the p-value of the hits of each class; empty without a threshold."""

@@ -67,6 +67,7 @@ class RunRecord:
     cpu = _tag("cpu")
     platform = _tag("platform")
     test_digest = _tag("test_digest")  # of the scored samples
+    sample_sketch = _tag("sample_sketch")  # of their numbers, see `ledger.sketch`
     calibration_digest = _tag("calibration_digest")
 
     backend = _param("backend", "?")

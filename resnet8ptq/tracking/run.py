@@ -20,7 +20,7 @@ from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import escape_markdown, redact
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tracking import journal, mlflow_model, params, sender, upload
+from resnet8ptq.tracking import journal, ledger, mlflow_model, params, sender, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, check_answers
@@ -88,6 +88,7 @@ class Run:
         ]
         described = {"dataset": data.name, "calibration_samples": str(len(drawn))}
         tags = {"calibration_digest": calibration.digest, "test_digest": test.digest}
+        tags["sample_sketch"] = ledger.sketch(test.sample_ids)
         if class_names:
             tags["class_names"] = json.dumps(class_names)
         self.journal.params |= described

@@ -259,10 +259,10 @@ def test_a_run_within_a_drop_that_8_bits_exceed(tmp_path: Path) -> None:
     assert found.code == 0, found.err
     [table] = tmp_path.glob("runs/**/plan.csv")
     first, *tried = [line.split(",") for line in table.read_text().splitlines()[1:]]
-    assert {*first[2:]} == {"8"}
+    assert {*first[3:]} == {"8"}
     assert float(first[1]) > 0.01
     within = [line for line in tried if float(line[1]) <= 0.01]
-    assert all("32" in line[2:] for line in within)
+    assert all("32" in line[3:] for line in within)
     assert within
 
 

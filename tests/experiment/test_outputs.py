@@ -150,6 +150,7 @@ def test_predictions_read_back(tmp_path: Path, written: Write) -> None:
         assert arrays["baseline_predictions"].tolist() == BASELINE.tolist()
         assert arrays["labels"].tolist() == LABELS.tolist()
         assert np.array_equal(arrays["probabilities"], scores(MODEL).probabilities)
+        assert arrays["samples"].dtype == np.uint64
 
 
 def test_calibration_images_can_be_found_again(tmp_path: Path, written: Write) -> None:

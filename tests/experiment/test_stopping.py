@@ -9,7 +9,7 @@ import pytest
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.sampling import shuffle
 from resnet8ptq.experiment.samples import Samples
-from resnet8ptq.experiment.stopping import make_plan
+from resnet8ptq.experiment.stopping import make_plan, try_choice
 from resnet8ptq.tasks import binary, classification
 from resnet8ptq.tasks.sequential import PASS, Plan
 from tests.helpers.configs import make_config
@@ -70,6 +70,22 @@ def test_scoring_stops_at_a_look_with_what_a_whole_run_predicts(
     assert metrics["stopping/planned"] == plan.total
     assert metrics["stopping/loss_low"] < metrics["stopping/loss"] < metrics["stopping/loss_high"]
     assert metrics["ci95/delta_low"] == -metrics["stopping/loss_high"]
+
+
+def test_a_try_of_a_search_stops_when_its_test_decides(quantize, shapes, shapes_model) -> None:
+    """A try that the test does not decide scores all samples, and has their measured drop."""
+    cell = quantize("backend=onnx")
+    config = replace(cell.config, cache_dir=None)
+    evaluator, ordered = evaluator_of(config, shapes_model), shuffle(shapes.test)
+    args = evaluator, config, cell.artifact.path, ordered
+    within, beyond = (try_choice(*args, limit, 0.0125) for limit in (0.2, -0.2))
+    assert within.p <= 0.0125 < beyond.p
+    assert within.samples < len(ordered) and beyond.samples < len(ordered)
+    whole = try_choice(*args, 0.2, None)
+    assert whole.samples == len(ordered) and whole.p <= 0.0125
+    undecided = try_choice(*args, whole.drop, 0.0125)
+    assert undecided.p > 0.0125
+    assert (undecided.samples, undecided.drop) == (len(ordered), whole.drop)
 
 
 def test_the_order_depends_on_the_number_of_samples_alone(shapes) -> None:

@@ -13,9 +13,12 @@ from resnet8ptq.report.comparison import Cell, compare
 from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.hits import MCNEMAR, Hits
 from resnet8ptq.tasks.statistics import holm, mcnemar
-from resnet8ptq.tracking import history
+from resnet8ptq.tracking import history, ledger
 from resnet8ptq.tracking.record import RunRecord
+from resnet8ptq.tracking.store import Store
 from tests.helpers.cells import BASELINE, LABELS, NAMES, predictions, record, sweep, unmeasured
+from tests.helpers.logged_runs import log_everything
+from tests.helpers.stores import new_store
 
 
 def test_mcnemar_of_no_images_is_one() -> None:
@@ -140,3 +143,34 @@ def test_a_range_that_is_read_has_an_inside(
     (tmp_path / "ranges.json").write_text(json.dumps(ranges))
     with pytest.raises(ValueError, match="a range with low > high"):
         comparison._read_ranges(tmp_path / "ranges.json")
+
+
+def log_scored(store: Store, folder: Path, ids: np.ndarray) -> str:
+    """Log a run that was scored on the samples with these numbers."""
+    run_id = log_everything(store, folder)
+    count = len(ids)
+    arrays = {"predictions": BASELINE, "baseline_predictions": BASELINE, "labels": LABELS}
+    np.savez(folder / "predictions.npz", samples=ids, **{k: a[:count] for k, a in arrays.items()})
+    (folder / "ranges.json").write_text('{"activations": {}, "weights": {}}')
+    for name in ("predictions.npz", "ranges.json"):
+        store.client.log_artifact(run_id, str(folder / name))
+    store.client.set_tag(run_id, "test_digest", f"{count:064x}")
+    store.client.set_tag(run_id, "sample_sketch", ledger.sketch(ids))
+    for name, value in {"accuracy": 0.9, "counts/total": count}.items():
+        store.client.log_metric(run_id, name, value)
+    return run_id
+
+
+def test_samples_that_earlier_runs_have_not_scored_are_found(tmp_path: Path) -> None:
+    store, ids = new_store(tmp_path / "mlruns"), np.arange(900, dtype=np.uint64)
+    first = log_scored(store, tmp_path / "a", ids[:500])
+    second = log_scored(store, tmp_path / "b", ids[::-1])
+    families = comparison.load(store, [history.load_run(store, second)])
+    [family] = comparison.count_looks(store, families)
+    assert family.looks.count == 1
+    assert family.added is not None
+    np.testing.assert_array_equal(family.added, ids[::-1] >= 500)
+    for path in tmp_path.glob(f"mlruns/**/{first}/artifacts/predictions.npz"):
+        path.unlink()
+    [family] = comparison.count_looks(store, families)
+    assert (family.looks.count, family.added) == (1, None)

@@ -86,6 +86,28 @@ def test_stopped_and_whole_runs_are_two_families() -> None:
     assert [len(family) for family in facts.group(records)] == [1, 1]
 
 
+def test_added_samples_are_judged_alone() -> None:
+    """The model lost nothing on 900 samples that it was judged by before, and 30 on the others."""
+    family, added = sweep(("a", predictions(lost=0), {})), np.arange(1000) >= 900
+    [cell] = family.cells
+    labels = np.arange(1000) % 2
+    worse = np.where(np.arange(1000) >= 970, 1 - labels, labels)
+    pair = Paired(Hits(worse, labels), Hits(labels, labels))
+    cell.record.tags["test_digest"] = "a" * 64
+    family = replace(family, cells=(replace(cell, paired=pair),), added=added, looks=Looks(1))
+    limits = ReportConfig(max_drop=0.05)
+    [verdict] = verdicts.judge(family, limits).values()
+    assert str(verdict) == "pass"
+    [(_, alone)] = verdicts.judge_added(family, limits)
+    assert alone.outcome == "fail"
+    lines = notes.collect(family.records, verdicts.in_words([family], limits))
+    [line] = [line for line in lines if line.startswith("900 of these 1,000 samples")]
+    assert "100 added samples alone" in line and line.endswith(f"{cell.label}: fail.")
+    stopped = Paired(pair.model.until(Plan(1000, 0.05, 0.05)), pair.baseline)
+    family = replace(family, cells=(replace(cell, paired=stopped),))
+    assert verdicts.judge_added(family, limits) == []  # the plan has looked at all of them
+
+
 @pytest.mark.parametrize(
     ("looks", "begin"),
     [

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from resnet8ptq.tracking import history, ledger
@@ -30,6 +31,30 @@ def test_runs_before_the_sweep_count_and_its_own_do_not(
     assert ledger.count_earlier(store, [record]) == Looks(4)
     monkeypatch.setattr(ledger, "MOST", 2)
     assert ledger.count_earlier(store, children) == Looks(2, more=True)
+
+
+def test_a_sketch_finds_shared_samples_in_any_order() -> None:
+    ids = np.random.default_rng(0).integers(0, 2**64, 1000, np.uint64)
+    small, other = ledger.read_sketch(ledger.sketch(ids[:300])), np.uint64(7)
+    assert len(small) == ledger.KEPT
+    assert np.isin(small, ids[::-1]).all()
+    assert not np.isin(ledger.read_sketch(ledger.sketch(ids[500:])), ids[:500]).any()
+    assert ledger.read_sketch(ledger.sketch(np.array([other, other]))).tolist() == [7]
+    for damaged in ("xyz", "0" * 15, "0" * 16 * 65, "'; DROP"):
+        assert len(ledger.read_sketch(damaged)) == 0
+
+
+def test_a_run_on_some_of_the_samples_counts(tmp_path: Path) -> None:
+    store, ids = new_store(tmp_path / "mlruns"), np.arange(10, dtype=np.uint64)
+    first, second = (log_everything(store, tmp_path / name) for name in "ab")
+    for run_id, part in ((first, ids[:4]), (second, ids)):
+        store.client.set_tag(run_id, "test_digest", f"{len(part):064x}")
+        store.client.set_tag(run_id, "sample_sketch", ledger.sketch(part))
+    record = history.load_run(store, second)
+    assert ledger.count_earlier(store, [record]) == Looks(0)
+    looks = ledger.count_earlier(store, [record], ids)
+    assert looks.count == 1 and [other.run_id for other in looks.others] == [first]
+    assert ledger.count_earlier(store, [record], ids[4:]) == Looks(0)
 
 
 def test_a_digest_of_a_stranger_is_no_query(tmp_path: Path) -> None:

@@ -56,12 +56,14 @@ class TriedPlan:
 
     Attributes:
         p: one-sided p-value of "the drop is at the limit or above".
+        samples: number of scored samples: a try stops when its test is decided.
     """
 
     bits: Bits
     size_bytes: int
     drop: float | None = None
     p: float = 1.0
+    samples: int | None = None
 
 
 Try = Callable[[Bits], TriedPlan]
@@ -234,10 +236,10 @@ def choose(
 def to_csv(tried: Sequence[TriedPlan]) -> str:
     """Return one line for each plan that was quantized, in order; the drop on held-out images."""
     names = [*tried[0].bits] if tried else []
-    rows: list[list[object]] = [["size_bytes", "drop", *names]]
+    rows: list[list[object]] = [["size_bytes", "drop", "samples", *names]]
     for found in tried:
-        drop = "" if found.drop is None else found.drop
-        rows.append([found.size_bytes, drop, *found.bits.values()])
+        measured = ["" if value is None else value for value in (found.drop, found.samples)]
+        rows.append([found.size_bytes, *measured, *found.bits.values()])
     return files.to_csv(rows)
 
 

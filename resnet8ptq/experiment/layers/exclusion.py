@@ -18,14 +18,16 @@ from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config import words
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
+from resnet8ptq.data.sampling import shuffle
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluator import Evaluator, loader
 from resnet8ptq.experiment.layers import sensitivity
 from resnet8ptq.experiment.layers.exclusion_search import Trial, Trials, select, to_csv
 from resnet8ptq.experiment.layers.ranking import Layer
 from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.stopping import try_choice
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.contract import Comparison, Scores, Task
+from resnet8ptq.tasks.contract import Scores, Task
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 
 log = logging.getLogger(__name__)
@@ -117,11 +119,12 @@ def choose(
     start = time.perf_counter()
     config = replace(config, nodes_to_exclude=[])
     task = evaluator.task
+    samples = replace(samples, tuning=shuffle(samples.held_out))
     fp32 = evaluator.reference(config, samples.held_out)
     warn_of_perfection(task, fp32)
     level = LEVEL if can_show(task, fp32, config.max_drop, LEVEL) else None
     with tempfile.TemporaryDirectory() as scratch:
-        variants = _Variants(config, evaluator, samples, network, Path(scratch), ranges)
+        variants = _Variants(config, evaluator, samples, network, Path(scratch), ranges, level)
         trials = Trials(variants.measure)
         ranking: list[Layer] = []
 
@@ -150,13 +153,6 @@ def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
     return margin.p_within <= level or math.isinf(margin.correction)
 
 
-def p_of(comparison: Comparison, max_drop: float) -> float:
-    """Return the one-sided p-value of "the drop is at the limit or above"."""
-    if comparison.fair_drop > max_drop:
-        return 1.0  # without a bootstrap
-    return comparison.p_within(max_drop)
-
-
 def warn_of_luck(choice: str, key: str, limit: float) -> None:
     """Warn that a choice keeps its limit as measured only."""
     log.warning(
@@ -179,7 +175,11 @@ def warn_of_perfection(task: Task, fp32: Scores) -> None:
 
 @dataclass(frozen=True)
 class _Variants:
-    """Variants of one run; the files stay until the search is over."""
+    """Variants of one run; the files stay until the search is over.
+
+    Attributes:
+        level: of the test that accepts a variant; None: the measured drop decides.
+    """
 
     config: RunConfig
     evaluator: Evaluator
@@ -187,6 +187,7 @@ class _Variants:
     network: Fp32Model
     folder: Path
     ranges: Ranges | None
+    level: float | None
 
     def measure(self, nodes: tuple[str, ...]) -> Trial:
         """Quantize with these nodes in float, and compare with FP32."""
@@ -195,12 +196,12 @@ class _Variants:
         quantized = self.evaluator.quantize(
             variant, self.network, self.samples.calibrating.split, folder, self.ranges
         )
-        compared = self.evaluator.compare(
-            variant, quantized.path, self.samples.held_out, logits=False
+        tried = try_choice(
+            *(self.evaluator, variant, quantized.path, self.samples.held_out),
+            *(self.config.max_drop, self.level),
         )
-        comparison = compared.comparison
-        drop, p = comparison.fair_drop, p_of(comparison, self.config.max_drop)
-        return Trial(nodes, comparison.model.fair, drop, quantized.size_bytes, quantized.path, p)
+        size, path = quantized.size_bytes, quantized.path
+        return Trial(nodes, tried.value, tried.drop, size, path, tried.p, tried.samples)
 
     def rank(self) -> list[Layer]:
         """Rank the layers by the SQNR of the logits with one layer quantized."""

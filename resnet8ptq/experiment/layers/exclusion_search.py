@@ -27,6 +27,7 @@ class Trial:
         drop: how much worse than the FP32 network's that is, see `Metric.drop`.
         size_bytes, path: of its file.
         p: one-sided p-value of "the drop is at `max_drop` or above".
+        samples: number of scored samples: a trial stops when its test is decided.
     """
 
     nodes: tuple[str, ...]
@@ -35,6 +36,7 @@ class Trial:
     size_bytes: int
     path: Path
     p: float = 1.0
+    samples: int = 0
 
 
 @dataclass
@@ -134,8 +136,10 @@ def _take_back(
 
 def to_csv(steps: Sequence[Trial], metric: str) -> str:
     """Return one line a trial, in order; the metric of that name is of the held-out images."""
-    rows: list[list[object]] = [["step", "layers", metric, "drop", "p", "size_bytes", "nodes"]]
+    rows: list[list[object]] = [
+        ["step", "layers", metric, "drop", "p", "samples", "size_bytes", "nodes"]
+    ]
     for place, step in enumerate(steps):
-        figures = [len(step.nodes), step.value, step.drop, step.p, step.size_bytes]
+        figures = [len(step.nodes), step.value, step.drop, step.p, step.samples, step.size_bytes]
         rows.append([place, *figures, " ".join(step.nodes)])
     return files.to_csv(rows)
