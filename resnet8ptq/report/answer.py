@@ -96,7 +96,7 @@ def say_luck(selected: Selection, best: Cell) -> str:
     if not selected.apart or min(costs) >= metric.cost(best.metric(metric.name)):
         return ""
     samples = best.record.chosen_by or "other samples"
-    return f" Chosen on {samples}; a model with a better {metric.title} here may owe it to luck."
+    return f" Chosen on {samples}; another model has a better {metric.title} here, perhaps by luck."
 
 
 def say_facts(selected: Selection, cell: Cell) -> tuple[str, ...]:

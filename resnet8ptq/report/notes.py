@@ -12,17 +12,17 @@ from resnet8ptq.tracking.record import RunRecord
 NAMED = 12  # runs behind one note
 P_NOTE = (
     "p: {test} against the FP32 baseline of the same framework, on the same samples{correction}. A "
-    "small p shows a difference from FP32; the limit says whether it is too large. So a model with "
-    "a small p can pass."
+    "small p shows a difference from FP32; the limit says whether it is too large. A model can "
+    "differ measurably from FP32 and still be good enough."
 )
 LIMIT_NOTE = (
     "limit: {limit} ({key}). pass: these samples show that the model keeps it (the upper one-sided "
     "95% bound of the loss{several} is within it). fail: they show that it does not (the lower "
-    "bound is beyond it). undecided: they are too few to show either; in brackets, the sample "
-    "sizes that would decide in 80% of the cases, at losses one standard error off the measured "
-    "one. No brackets: none can be computed, or it exceeds a million. A verdict is about "
-    "this file: another calibration draw (seed) makes another file, and experiment=spread judges "
-    "the recipe."
+    "bound is beyond it). undecided: they are too few to show either; in brackets, how "
+    "many samples would settle it 80% of the time, if the true loss is one standard error above or "
+    "below the measured one. No brackets: none can be computed, or it exceeds a million. A verdict "
+    "is about this file: another calibration draw (seed) makes another file, and experiment=spread "
+    "judges the recipe."
 )
 LOOKS_NOTE = (
     "{count} earlier {runs} scored on these samples{part}; verdicts do not correct for that. "
@@ -60,8 +60,8 @@ INTERVAL_NOTE = (
 )
 SPEEDUP_NOTE = (
     "ms: the median latency of one image, {threads} thread(s); speedup: FP32's divided by the "
-    "run's. Each run is timed alternately with its own FP32, and runs at different times: compare "
-    "speedup, not ms."
+    "run's. Each model is timed in turns with its own FP32, and the models at different times: "
+    "compare speedups, not ms."
 )
 FAMILIES_NOTE = (
     "The runs were scored on {count} different sets of samples, or by different metrics. Each set "

@@ -253,7 +253,8 @@ def _say_as_good(selected: Selection, best: Recommendation) -> list[str]:
     metric = selected.family.metric
     margin = metric.say_margin(verdicts.margin_of(metric, selected.limits))
     if shown:
-        line = f"Shown to be {margin}: {shown} others. Choose among them by size and speed."
+        models = "1 other model is" if shown == 1 else f"{shown} other models are"
+        line = f"These samples show that {models} {margin}. Choose among them by size and speed."
     else:
         line = f"No other model is shown to be {margin}."
     return [line + (f" Undecided on these samples: {unknown}." if unknown else "")]
@@ -286,8 +287,9 @@ def summarize(selected: Selection) -> list[str]:
         none = "No model passes."
         if selected.apart:
             none = (
-                "The verdicts above are on the reported samples. The selection samples, which are "
-                "others, show for no model that it keeps the limit."
+                "The verdicts above are on the reported samples. The models are picked on other "
+                "samples, the selection samples. Those alone prove for no model that it stays "
+                "within the limit."
             )
         among = "among the models with a measured loss within the limit"
         choice = f"are chosen {among}" if selected.within else "cannot be chosen"

@@ -291,19 +291,18 @@ def other_choice(selected: Selection) -> str:
     ours = selected.best(selected.candidates)
     theirs = selected.best(selected.candidates, reported=True)
     samples = ours.record.chosen_by or "other samples"
-    begin = f"The best are chosen on {samples}, which the reported figures do not use"
+    begin = f"The best are chosen on {samples}, which the reported figures do not use."
     if criterion := selected.criterion:
         begin += (
-            f": of the models within {NEAR:g} paired standard errors of the best {metric.title}"
+            f" Some models score too close to the best {metric.title} to tell them apart (within "
+            f"{NEAR:g} paired standard errors). Among them, the one whose outputs stay closest to "
+            f"FP32's is chosen (lowest {criterion.title}), since that depends less on luck."
         )
-        begin += f", the one with the lowest {criterion.title} from FP32"
-        begin += ", which is the distance of all its probabilities and varies less than the hits"
-    begin += "."
     chosen, reported = (ours.metric(f"{prefix}{BASELINE}{metric.name}") for prefix in (CHOICE, ""))
     if metric.bounded and metric.cost(reported) - metric.cost(chosen) > FAMILIAR:
         begin += (
             f" FP32 has {metric.show(chosen)} on them and {metric.show(reported)} on the reported "
-            "samples: it was probably trained on them. A loss there may be smaller or larger."
+            "samples: it was probably trained on them. There the loss may differ either way."
         )
     if any(TUNED.items() & cell.record.params.items() for cell in selected.candidates):
         begin += (
@@ -318,7 +317,7 @@ def other_choice(selected: Selection) -> str:
     ties = f" ({fair} with ties at the top broken at random)" if fair != value else ""
     return (
         f"{begin} On the reported samples the best is {theirs.label}: {value}{ties}. This result "
-        "is optimistic, because the same samples would choose and score it."
+        "is probably too high: the same samples would choose the model and score it."
     )
 
 

@@ -33,7 +33,7 @@ def test_a_better_result_of_another_model_is_explained() -> None:
     family = sweep(*cells, choices=[predictions(won=1), predictions()])
     (selected,) = page.select([family], LIMITS)
     assert answer.explain(selected)[0].verdict.endswith(
-        " Chosen on other samples; a model with a better accuracy here may owe it to luck."
+        " Chosen on other samples; another model has a better accuracy here, perhaps by luck."
     )
 
 
