@@ -11,6 +11,7 @@ BACKENDS = {
     "onnx": "resnet8ptq.backends.onnx.quantizer:OnnxQuantizer",
     "torch": "resnet8ptq.backends.torch.quantizer:TorchQuantizer",
     "openvino": "resnet8ptq.backends.openvino.quantizer:OpenvinoQuantizer",
+    "openvino_nncf": "resnet8ptq.backends.openvino.nncf_quantizer:NncfQuantizer",
     "tflite": "resnet8ptq.backends.tflite.quantizer:TfliteQuantizer",
     "file": "resnet8ptq.backends.file.quantizer:FileQuantizer",
     "executorch": "resnet8ptq.backends.executorch.quantizer:ExecutorchQuantizer",

@@ -110,6 +110,17 @@ class ExecutorchConfig(BackendConfig):
 
 
 @dataclass
+class NncfConfig(BackendConfig):
+    """NNCF's own quantizer, run by OpenVINO."""
+
+    name: str = "openvino_nncf"
+    preset: str | None = limited(None, one_of("performance", "mixed"))
+    model_type: str | None = limited(None, one_of("transformer"))
+    smooth_quant: bool = limited(True, only=_with("backend.model_type", "transformer"))
+    bias_correction: str = limited("fast", one_of("fast", "accurate", "none"))
+
+
+@dataclass
 class DtypeConfig:
     """Integer types; the module of each backend defines their meaning there."""
 

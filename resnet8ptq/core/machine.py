@@ -13,7 +13,7 @@ from pathlib import Path
 PACKAGES = (
     *("resnet8ptq", "numpy", "onnx", "onnxruntime", "tf2onnx", "tensorflow-cpu", "tensorflow"),
     *("keras", "torch", "torchao", "onnx2torch", "onnxscript", "ai-edge-litert", "executorch"),
-    *("openvino", "ai-edge-quantizer"),
+    *("openvino", "nncf", "ai-edge-quantizer"),
 )
 # Set before torch is imported: its threads wait for each other in a loop, by default for long. With
 # another program on the CPU, learned rounding then takes nearly twice the time.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from resnet8ptq.backends.openvino.library import is_installed
+from resnet8ptq.backends.openvino import library, nncf_quantizer
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY
 from resnet8ptq.core.errors import UnsupportedError
@@ -40,13 +40,19 @@ DTYPE_TABLE = {
     ("executorch", "u8s8"): None,
     ("executorch", "w4a8"): None,
     ("openvino", "fp32"): ("float32", "float32"),
-    ("openvino", "int8"): ("int8", "int8"),
+    ("openvino", "int8"): ("int8", "uint8"),
     ("openvino", "uint8"): None,
     ("openvino", "u8s8"): ("int8", "uint8"),
     ("openvino", "w4a8"): None,
+    ("openvino_nncf", "fp32"): ("float32", "float32"),
+    ("openvino_nncf", "int8"): ("int8", "uint8"),
+    ("openvino_nncf", "uint8"): None,
+    ("openvino_nncf", "u8s8"): None,
+    ("openvino_nncf", "w4a8"): None,
     ("onnx", "w8a16"): ("int8", "uint16"),
     ("tflite", "w8a16"): ("int8", "int16"),
     **{(name, "w8a16"): None for name in ("torch", "torch_pt2e", "executorch", "openvino")},
+    ("openvino_nncf", "w8a16"): None,
     **{("file", dtype): None for dtype in DTYPES},  # the file has its own dtype, and int8 means it
     ("file", "int8"): ("int8", "int8"),
     # Weights alone: method=weight_only, see test_weight_only.py.
@@ -58,13 +64,15 @@ _REASONS = (
     r"has its own dtype"
 )
 FILE = "file"  # of another program: here that of backend=onnx
-MAKING = [b for b in BACKENDS if b != FILE and (b != "openvino" or is_installed())]
+NNCF = "openvino_nncf"
+EXTRAS = {"openvino": library.is_installed(), NNCF: nncf_quantizer.is_installed()}
+MAKING = [b for b in BACKENDS if b != FILE and EXTRAS.get(b, True)]
 INSTALLED = (*MAKING, "torch_pt2e")
 CELLS = [(backend, dtype) for backend in (*INSTALLED, FILE) for dtype in DTYPES]
 SUPPORTED = [cell for cell in CELLS if DTYPE_TABLE.get(cell)]
 QUANTIZED = [cell for cell in SUPPORTED if cell[1] != "fp32"]
-# TFLite calibrates by itself; ExecuTorch's ranges are PT2E's (test_executorch.py).
-CALIBRATED = [backend for backend in INSTALLED if backend not in ("tflite", "executorch")]
+# TFLite and NNCF calibrate by themselves; ExecuTorch's ranges are PT2E's (test_executorch.py).
+CALIBRATED = [b for b in INSTALLED if b not in ("tflite", "executorch", NNCF)]
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
 
 
@@ -151,8 +159,10 @@ def test_keeps_the_accuracy(
     assert not np.array_equal(probabilities, fp32)
 
 
-# A file of another program has no FP32 file.
-@pytest.mark.parametrize(("backend", "dtype"), [cell for cell in QUANTIZED if cell[0] != FILE])
+# A file of another program has no FP32 file. NNCF's .xml is as large as ResNet8's weights.
+@pytest.mark.parametrize(
+    ("backend", "dtype"), [cell for cell in QUANTIZED if cell[0] not in (FILE, NNCF)]
+)
 def test_halves_the_size_at_least(quantize: Quantize, backend: str, dtype: str) -> None:
     whole = quantize(f"backend={backend}", "dtype=fp32").artifact.size_bytes
     assert quantize(f"backend={backend}", f"dtype={dtype}").artifact.size_bytes < whole / 2

@@ -11,7 +11,7 @@ import pytest
 from onnx import parser
 
 from resnet8ptq.backends.openvino import library
-from resnet8ptq.backends.openvino.predictor import open_network
+from resnet8ptq.backends.openvino.predictor import make_network
 from resnet8ptq.backends.openvino.profiler import count_kernels
 from resnet8ptq.backends.openvino.quantizer import OpenvinoQuantizer, avoid_unit_scales
 from resnet8ptq.core.errors import UnsupportedError
@@ -122,7 +122,7 @@ def test_each_input_is_read_before_its_memory_is_freed() -> None:
         '<ir_version: 8, opset_import: ["" : 17]> '
         "two (int64[N, L] first, int64[N, L] second) => (int64[N, L] y) { y = Sub(first, second) }"
     )
-    network = open_network(proto.SerializeToString(), 1)
+    network = make_network(library.read(proto.SerializeToString()), 1)
     for size in (1, 5, 300):
         records = np.zeros(size, [("second", np.int64, (7,)), ("first", np.int64, (7,))])
         records["first"] = np.arange(7 * size).reshape(size, 7)

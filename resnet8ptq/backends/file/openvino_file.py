@@ -3,24 +3,19 @@
 Both are kept in one zip archive, whose members are stored unchanged.
 """
 
-import io
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun
-from resnet8ptq.backends.openvino.library import core, library
-from resnet8ptq.backends.openvino.predictor import Network, only_batch_is_free
+from resnet8ptq.backends.openvino import archive
+from resnet8ptq.backends.openvino.predictor import make_network
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import pack
 
-ARCHIVE = ".zip"  # both files in one
-
 _MAX_BYTES = 2**31 - 1
-_GRAPH, _WEIGHTS = "model.xml", "model.bin"
 _LAYERS = ("Convolution", "GroupConvolution", "ConvolutionBackpropData", "MatMul")
 _MOVES = ("Convert", "Multiply", "Subtract", "Reshape", "Transpose", "Unsqueeze", "Squeeze")
 _NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "boolean": "bool"}
@@ -34,16 +29,12 @@ def fetch(path: Path) -> bytes:
     Raises:
         ModelError: one is missing.
     """
-    if path.suffix == ARCHIVE:
+    if path.suffix == archive.SUFFIX:
         return files.read_bytes(path, _MAX_BYTES)
     weights = path.with_suffix(".bin")
     if not weights.is_file() or weights.is_symlink():
         raise ModelError(f"{path}: its weights are not in {weights.name} beside it")
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as packed:
-        for name, file in ((_GRAPH, path), (_WEIGHTS, weights)):
-            packed.writestr(zipfile.ZipInfo(name), files.read_bytes(file, _MAX_BYTES))
-    return archive.getvalue()
+    return archive.pack(*(files.read_bytes(file, _MAX_BYTES) for file in (path, weights)))
 
 
 def read(content: bytes, path: Path) -> Contents:
@@ -53,7 +44,7 @@ def read(content: bytes, path: Path) -> Contents:
         ModelError: damaged, or the graph has operators that are not OpenVINO's.
     """
     with errors_as(ModelError, f"{path}: OpenVINO cannot read it"):
-        graph = _graph(content)
+        graph = archive.read(content)
     others = {operator.get_type_info().version_id for operator in graph.get_ops()}
     if strange := [name for name in others if not name.startswith("opset")]:
         raise ModelError(f"{path}: operators of {strange[0]!r}; takes those of OpenVINO's opsets")
@@ -72,38 +63,21 @@ def read(content: bytes, path: Path) -> Contents:
 
 def open_run(content: bytes, threads: int) -> RawRun:
     """Compile an archive's graph for the CPU."""
-    return _open(_graph(content), threads)
+    return _open(archive.read(content), threads)
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
     """Load a copy that ends before its softmax; None without one."""
-    graph = _graph(content)
-    if len(graph.outputs) != 1:
-        return None
-    result = graph.get_results()[0]
-    last = result.input_value(0).get_node()
-    if last.get_type_name() not in ("Softmax", "SoftMax"):
-        return None
-    cut = library().Model([last.input_value(0)], graph.get_parameters())
-    return _open(cut, threads)
+    cut = archive.end_at_logits(archive.read(content))
+    return None if cut is None else _open(cut, threads)
 
 
 def _open(graph: Any, threads: int) -> RawRun:
     """Compile a graph as that of an FP32 network is, so that both are timed alike."""
-    names = [value.get_any_name() for value in graph.inputs]
-    network = Network(graph, names, only_batch_is_free(graph), threads)
-    if len(names) == 1:
+    network = make_network(graph, threads)
+    if len(network.names) == 1:
         return lambda values: network(values[0])
-    return lambda values: network(pack(dict(zip(names, values, strict=True))))
-
-
-def _graph(content: bytes) -> Any:
-    with zipfile.ZipFile(io.BytesIO(content)) as packed:
-        graph = core().read_model(packed.read(_GRAPH), packed.read(_WEIGHTS))
-    for value in graph.inputs:
-        if not value.get_names():
-            value.set_names({value.get_node().get_friendly_name()})
-    return graph
+    return lambda values: network(pack(dict(zip(network.names, values, strict=True))))
 
 
 def _batch(inputs: Any) -> int | None:

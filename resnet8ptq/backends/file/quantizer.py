@@ -9,6 +9,7 @@ import shutil
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import ClassVar, NoReturn
 
 from resnet8ptq.backends.contract import (
@@ -42,6 +43,12 @@ _TAKES: Takes = {
     "nodes_to_exclude": ([[]], _UNCHANGED),
     **{f"corrections.{name}": ([False], _UNCHANGED) for name in CORRECTIONS},
     "slim": ([False], _UNCHANGED),
+}
+
+# By the framework of a file: its function that counts kernels.
+_COUNTERS = {
+    "onnx": "resnet8ptq.backends.onnx.profiler:count_kernels",
+    "openvino": "resnet8ptq.backends.openvino.profiler:count_kernels",
 }
 
 
@@ -108,11 +115,10 @@ class FileQuantizer:
         return predictor.load(admitted, options.inputs or {}, options.outputs or {}, threads)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count the kernels of ONNX Runtime; of others, the layers that are stored as integers."""
-        if self._engine == "onnx":
-            from resnet8ptq.backends.onnx.profiler import count_kernels
-
-            return count_kernels(path)
+        """Count the kernels of ONNX Runtime and OpenVINO; of others, layers stored as integers."""
+        if counter := _COUNTERS.get(self._engine):
+            counts: tuple[int, int] = resolve_name(counter)(path)
+            return counts
         contents = self._admitted.contents
         integer = sum("int" in layer.activations for layer in contents.quantized)
         return integer, len(contents.layers) - integer

@@ -1,4 +1,4 @@
-"""Runs an ONNX file in OpenVINO."""
+"""Runs an ONNX file, or an archive of OpenVINO's files, in OpenVINO."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor, Run
+from resnet8ptq.backends.openvino import archive
 from resnet8ptq.backends.openvino.library import compile_graph, read
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.session import end_at_logits
@@ -19,20 +20,28 @@ _KEPT = 4  # compiled batch sizes: evaluation, its last batch, and those that ar
 
 
 def load(path: Path, threads: int) -> Predictor:
-    """Load an ONNX file; it runs on `threads` threads."""
+    """Load an ONNX file or an archive; it runs on `threads` threads."""
     return Predictor(open_network(path, threads), partial(_open_logits, path, threads))
 
 
-def open_network(model: Path | bytes, threads: int, timed: bool = False) -> "Network":
-    """Compile an ONNX file, or its content; see `compile_graph`."""
-    graph = read(model)
+def open_network(path: Path, threads: int, timed: bool = False) -> "Network":
+    """Compile an ONNX file or an archive; see `compile_graph`."""
+    graph = archive.read(path.read_bytes()) if path.suffix == archive.SUFFIX else read(path)
+    return make_network(graph, threads, timed)
+
+
+def make_network(graph: Any, threads: int, timed: bool = False) -> "Network":
+    """Compile a graph; see `compile_graph`."""
     names = [value.get_any_name() for value in graph.inputs]
     return Network(graph, names, only_batch_is_free(graph), threads, timed)
 
 
 def _open_logits(path: Path, threads: int) -> Run | None:
+    if path.suffix == archive.SUFFIX:
+        graph = archive.end_at_logits(archive.read(path.read_bytes()))
+        return None if graph is None else make_network(graph, threads)
     proto = onnx.load(path)
-    return open_network(proto.SerializeToString(), threads) if end_at_logits(proto) else None
+    return make_network(read(proto.SerializeToString()), threads) if end_at_logits(proto) else None
 
 
 @dataclass(frozen=True)

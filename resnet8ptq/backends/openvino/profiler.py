@@ -8,12 +8,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import onnx
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Key, Node, Profiler, to_nodes
 from resnet8ptq.backends.openvino.predictor import Network, open_network
-from resnet8ptq.graph.layers import LAYERS
 
 # OpenVINO's names: Convolution, GroupConvolution, Deconvolution, FullyConnected..., MatMul
 _LAYER = re.compile("[Cc]onvolution|FullyConnected|MatMul")
@@ -25,7 +23,7 @@ _CONVERSIONS = {"FakeQuantize", "Convert", "Reorder"}
 
 @contextmanager
 def profile(path: Path, threads: int) -> Iterator[Profiler]:
-    """Load an ONNX file, as `predictor.load` does, to time its optimized nodes."""
+    """Load a file, as `predictor.load` does, to time its optimized nodes."""
     yield _Profiler(open_network(path, threads, timed=True))
 
 
@@ -36,16 +34,14 @@ def count_kernels(path: Path) -> tuple[int, int]:
     layers that convert it and compute in float. Products that OpenVINO fuses with others into one
     kernel, as those of attention, have no kernel of their own and count as float.
     """
-    compiled = open_network(path, 1).request(1).get_compiled_model()
+    network = open_network(path, 1)
+    compiled = network.request(1).get_compiled_model()
     about = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
-    kernels = [i["primitiveType"].astype(str) for i in about if _is_layer(i["layerType"])]
+    chosen = [info for info in about if _LAYER.search(info["layerType"].astype(str))]
+    kernels = [info["primitiveType"].astype(str) for info in chosen]
     on_integers = sum(_INTEGER.search(kernel) is not None for kernel in kernels)
-    layers = sum(node.op_type in LAYERS for node in onnx.load(path).graph.node)
+    layers = sum(_LAYER.search(op.get_type_name()) is not None for op in network.graph.get_ops())
     return on_integers, max(layers, len(kernels)) - on_integers
-
-
-def _is_layer(kind: Any) -> bool:
-    return _LAYER.search(kind.astype(str)) is not None
 
 
 @dataclass(frozen=True)

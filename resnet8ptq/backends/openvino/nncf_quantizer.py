@@ -1,0 +1,209 @@
+"""NNCF, OpenVINO's own quantizer, as the reference beside our files of `openvino`.
+
+NNCF calibrates, corrects and places scales itself, so that it supports few of the settings;
+`resolve` names the others with a reason. It runs in a separate process: it imports torch, and
+prints on stdout.
+"""
+
+import logging
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.backends.contract import (
+    WITH_ACTIVATIONS,
+    Artifact,
+    Resolved,
+    Takes,
+    options_of,
+    refuse_others,
+)
+from resnet8ptq.backends.openvino import archive, predictor, profiler
+from resnet8ptq.backends.openvino.library import library, read
+from resnet8ptq.backends.openvino.quantizer import ENGINE, OpenvinoQuantizer
+from resnet8ptq.calibration.statistics import Ranges
+from resnet8ptq.config.schema import CORRECTIONS, NncfConfig, QuantizationConfig
+from resnet8ptq.core import files, isolation
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
+from resnet8ptq.core.machine import Runtime
+from resnet8ptq.core.records import feed
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.models.model import Fp32Model
+
+log = logging.getLogger(__name__)
+
+_MISSING = "backend=openvino_nncf: got no package nncf; try pip install 'resnet8ptq[nncf]'"
+_OWN = "NNCF chooses the operators to quantize"
+_RANGES = "NNCF takes ranges of its own"
+_PRESET = "backend.preset sets it"
+_TAKES: Takes = {
+    "method": (["static"], f"NNCF is static here; {WITH_ACTIVATIONS['method'][1]}"),
+    "dtype.name": (["int8"], "NNCF has int8 kernels only, with weights of 8 bits; takes int8"),
+    "calib.name": (["minmax"], f"{_RANGES}; takes minmax for them"),
+    "calib.table": ([None], _RANGES),
+    "format": ([None], "only for ONNX files"),
+    "symmetric.weights": ([None, True], "NNCF's weights have no zero point"),
+    "symmetric.activations": ([None], _PRESET),
+    "reduce_range": ([None, False], "NNCF's overflow fix is not offered here; takes 8 bits"),
+    "nodes_to_quantize": ([None], _OWN),
+    "nodes_to_exclude": ([[]], _OWN),
+    "op_types": ([None], _OWN),
+    "float_output": ([False], _OWN),
+    "float_tail": ([False], f"{_OWN}; takes float_tail=false"),
+    "precision.plan": ([None], _OWN),
+    "slim": ([False], "only for ONNX and TFLite files"),
+    **{
+        f"corrections.{name}": ([False], "NNCF corrects by itself: backend.bias_correction")
+        for name in CORRECTIONS
+    },
+}
+_AT_ONCE = 16  # samples that are compared in one batch and one by one
+_TOLERANCE = 0.02  # of an output's range: two kernels may round to neighbouring levels
+
+
+def is_installed() -> bool:
+    """Tell whether the extra `nncf` is installed."""
+    return find_spec("nncf") is not None and find_spec("openvino") is not None
+
+
+@dataclass(frozen=True)
+class NncfQuantizer:
+    """See `contract.Quantizer`."""
+
+    config: QuantizationConfig
+    runtime: Runtime
+    widths: ClassVar[tuple[int, ...]] = (8,)
+    level_pools: ClassVar[tuple[str, ...]] = ()
+
+    def resolve(self) -> Resolved:
+        """Return the types of OpenVINO's integer kernels."""
+        library()
+        if self.config.dtype.name == "fp32":
+            return Resolved(engine=ENGINE)
+        if not is_installed():
+            raise UnsupportedError(_MISSING)
+        refuse_others(self.config, _TAKES)
+        options = self._options
+        mixed = options.preset == "mixed" or (not options.preset and options.model_type)
+        return Resolved(
+            weight_dtype="int8",
+            activation_dtype="uint8",
+            execution="integer",
+            weight_bits=8,
+            activation_bits=8,
+            weight_scheme="symmetric",
+            activation_scheme="affine" if mixed else "symmetric",
+            file_format="OpenVINO IR",
+            engine=ENGINE,
+        )
+
+    def fit(self, model: Fp32Model) -> QuantizationConfig:
+        """Check that OpenVINO has all operators; see `contract.Quantizer`."""
+        with errors_as(UnsupportedError, "backend=openvino_nncf: OpenVINO cannot read the network"):
+            read(model.onnx_path)
+        return self.config
+
+    def quantize(
+        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
+    ) -> Artifact:
+        """Write NNCF's network; see `contract.Quantizer`.
+
+        Raises:
+            UnsupportedError: NNCF leaves every layer in float.
+        """
+        self.resolve()
+        if self.config.dtype.name == "fp32":
+            return self._float.quantize(model, calibration, folder, ranges)
+        samples = replace(calibration, images=calibration.images[:])
+        crashed = QuantizationError(f"{model.onnx_path}: quantizing it crashed NNCF")
+        settings = self._options, self.config.per_channel
+        content = isolation.call(quantize, model.onnx_path, samples, *settings, crashed=crashed)
+        path = folder / f"model{archive.SUFFIX}"
+        with files.atomic(path) as temporary:
+            temporary.write_bytes(content)
+        on_integers, in_float = profiler.count_kernels(path)
+        if not on_integers:
+            path.unlink()
+            raise UnsupportedError(
+                f"backend=openvino_nncf: all {in_float} layers of NNCF's file run in float"
+            )
+        count = min(_AT_ONCE, len(calibration))
+        if calibration.at_once is None and count > 1:
+            check_batches(path, calibration.inputs(np.arange(count)), self.runtime.threads)
+        return Artifact(path, on_integers, {}, {"float_layers": str(in_float)})
+
+    @property
+    def _options(self) -> NncfConfig:
+        return options_of(self.config, NncfConfig)
+
+    @cached_property
+    def _float(self) -> OpenvinoQuantizer:
+        return OpenvinoQuantizer(self.config, self.runtime)
+
+    load = staticmethod(predictor.load)
+    count_kernels = staticmethod(profiler.count_kernels)
+    profile = staticmethod(profiler.profile)
+
+
+def quantize(network: Path, samples: Split, options: NncfConfig, per_channel: bool) -> bytes:
+    """Return an ONNX file, quantized by NNCF, as an archive of OpenVINO's files.
+
+    Runs in a separate process, whose stdout it closes.
+    """
+    openvino = library()  # before NNCF, which would report to Intel too
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    with errors_as(QuantizationError, f"{network}: NNCF cannot quantize it"):
+        import nncf
+
+        nncf.set_log_level(logging.ERROR)
+        graph = read(network)
+        names = [value.get_any_name() for value in graph.inputs]
+        channels = nncf.QuantizationParameters(per_channel=per_channel)
+        smooth = nncf.AdvancedSmoothQuantParameters()
+        if not options.smooth_quant:
+            smooth.matmul = -1
+        quantized = nncf.quantize(
+            graph,
+            nncf.Dataset(range(len(samples)), lambda n: feed(samples.inputs(np.array([n])), names)),
+            subset_size=len(samples),
+            preset=options.preset and nncf.QuantizationPreset(options.preset),
+            model_type=options.model_type and nncf.ModelType(options.model_type),
+            fast_bias_correction=options.bias_correction == "fast",
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                disable_bias_correction=options.bias_correction == "none",
+                weights_quantization_params=channels,
+                smooth_quant_alphas=smooth,
+            ),
+        )
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch, "model.xml")
+            openvino.save_model(quantized, path, compress_to_fp16=False)
+            return archive.pack(path.read_bytes(), path.with_suffix(".bin").read_bytes())
+
+
+def check_batches(path: Path, samples: NDArray[Any], threads: int) -> None:
+    """Warn if a file returns other outputs for a batch than for each of its samples.
+
+    OpenVINO 2026.4 computes some fused operators wrongly beyond the first sample of a batch, such
+    as the multiplication that SmoothQuant puts behind a ReduceSum.
+    """
+    run = predictor.open_network(path, threads)
+    singles = [run(samples[n : n + 1]) for n in range(len(samples))]
+    apart = 0.0
+    for whole, *parts in zip(run(samples), *singles, strict=True):
+        alone = np.concatenate(parts)
+        apart = max(apart, float(np.abs(whole - alone).max() / (np.ptp(alone) or 1)))
+    if not apart <= _TOLERANCE:
+        log.warning(
+            "backend=openvino_nncf: OpenVINO computes a batch of %d samples otherwise than each of "
+            "them alone (apart by up to %.0f%% of the outputs' range): the result depends on the "
+            "batch; try backend.smooth_quant=false, or evaluate.batch_size=1",
+            *(len(samples), 100 * apart),
+        )
