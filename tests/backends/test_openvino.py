@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from resnet8ptq.backends.openvino import library
+from resnet8ptq.backends.openvino import library, nncf_quantizer
 from resnet8ptq.backends.openvino.predictor import make_network
 from resnet8ptq.backends.openvino.profiler import count_kernels
 from resnet8ptq.backends.openvino.quantizer import OpenvinoQuantizer, avoid_unit_scales
@@ -25,6 +25,8 @@ from tests.helpers.quantized import Quantize
 
 needs_openvino = pytest.mark.skipif(not library.is_installed(), reason="needs the extra openvino")
 
+needs_nncf = pytest.mark.skipif(not nncf_quantizer.is_installed(), reason="needs the extra nncf")
+
 
 def test_its_absence_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "is_installed", lambda: False)
@@ -32,6 +34,61 @@ def test_its_absence_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match=r"pip install 'resnet8ptq\[openvino\]'"):
         quantizer_of(make_config("backend=openvino")).resolve()
     library.library.cache_clear()
+
+
+@needs_openvino
+def test_without_the_extra_nncf_a_run_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nncf_quantizer, "is_installed", lambda: False)
+    with pytest.raises(UnsupportedError, match=r"pip install 'resnet8ptq\[nncf\]'"):
+        quantizer_of(make_config("backend=openvino_nncf", "dtype=int8")).resolve()
+
+
+@needs_nncf
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("method=dynamic", "NNCF is static here"),
+        ("calib=percentile", "takes ranges of its own"),
+        ("symmetric.activations=true", r"backend\.preset sets it"),
+        ("corrections.bias_correction=true", "corrects by itself"),
+        ("nodes_to_exclude=[c1]", "chooses the operators"),
+    ],
+)
+def test_settings_that_nncf_takes_over(setting: str, reason: str) -> None:
+    with pytest.raises(UnsupportedError, match=reason):
+        quantizer_of(make_config("backend=openvino_nncf", "dtype=int8", setting)).resolve()
+
+
+@needs_nncf
+def test_options_of_nncf_have_an_effect(quantize: Quantize) -> None:
+    settings = ("backend=openvino_nncf", "dtype=int8", "per_channel=true")
+    plain = quantize(*settings)
+    changed = quantize(*settings, "backend.preset=mixed", "backend.bias_correction=none")
+    assert count_kernels(plain.artifact.path) == count_kernels(changed.artifact.path) == (10, 0)
+    assert not np.array_equal(plain.predict(images=100), changed.predict(images=100))
+
+
+@needs_openvino
+def test_a_result_that_depends_on_the_batch_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> agraph (float[N, 4] x) => (float[N, 4] y) '
+        "{ mean = ReduceMean <axes = [0]> (x) y = Sub(x, mean) }"
+    )
+    path, samples = tmp_path / "model.onnx", np.eye(4, dtype=np.float32)
+    onnx.save(proto, path)
+    nncf_quantizer.check_batches(path, samples[:1], 1)
+    assert not caplog.messages
+    nncf_quantizer.check_batches(path, samples, 1)
+    assert "computes a batch of 4 samples otherwise" in caplog.text
+
+
+@needs_openvino
+def test_int8_and_u8s8_are_one_file(quantize: Quantize) -> None:
+    """From s8, OpenVINO computes a convolution behind a Concat with wrong zero points."""
+    signed, unsigned = (quantize("backend=openvino", f"dtype={name}") for name in ("int8", "u8s8"))
+    assert signed.artifact.path.read_bytes() == unsigned.artifact.path.read_bytes()
 
 
 @needs_openvino

@@ -7,6 +7,7 @@ prints on stdout.
 
 import logging
 import os
+import re
 import tempfile
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -161,11 +162,12 @@ def quantize(network: Path, samples: Split, options: NncfConfig, per_channel: bo
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with errors_as(QuantizationError, f"{network}: NNCF cannot quantize it"):
         import nncf
+        from nncf.quantization.advanced_parameters import QuantizationParameters
 
         nncf.set_log_level(logging.ERROR)
         graph = read(network)
         names = [value.get_any_name() for value in graph.inputs]
-        channels = nncf.QuantizationParameters(per_channel=per_channel)
+        channels = QuantizationParameters(per_channel=per_channel)
         smooth = nncf.AdvancedSmoothQuantParameters()
         if not options.smooth_quant:
             smooth.matmul = -1
@@ -182,10 +184,22 @@ def quantize(network: Path, samples: Split, options: NncfConfig, per_channel: bo
                 smooth_quant_alphas=smooth,
             ),
         )
+        renumber(quantized)
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch, "model.xml")
             openvino.save_model(quantized, path, compress_to_fp16=False)
             return archive.pack(path.read_bytes(), path.with_suffix(".bin").read_bytes())
+
+
+def renumber(graph: Any) -> None:
+    """Number the operators without a name of their own by their position.
+
+    OpenVINO numbers them by a counter of the process: equal settings would give unequal files.
+    """
+    for position, operator in enumerate(graph.get_ordered_ops()):
+        kind = operator.get_type_name()
+        if re.fullmatch(rf"{kind}_\d+", operator.get_friendly_name()):
+            operator.set_friendly_name(f"{kind}_{position}")
 
 
 def check_batches(path: Path, samples: NDArray[Any], threads: int) -> None:

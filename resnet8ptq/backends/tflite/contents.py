@@ -52,8 +52,17 @@ class Layer:
 
 
 def read(content: bytes) -> Any:
-    """Return the `ModelT` of a file's content; this module uses its first graph only."""
-    return flatbuffer.convert_bytearray_to_object(content)
+    """Return the `ModelT` of a file's content; this module uses its first graph only.
+
+    ai-edge-quantizer may write the data of large buffers behind the graph, by offset and size.
+    """
+    model = flatbuffer.convert_bytearray_to_object(content)
+    for buffer in model.buffers:
+        if buffer.data is None and buffer.size:
+            end = buffer.offset + buffer.size
+            buffer.data = np.frombuffer(content[buffer.offset : end], np.uint8)
+            buffer.offset = buffer.size = 0
+    return model
 
 
 def write(model: Any, share: bool = False) -> bytes:
