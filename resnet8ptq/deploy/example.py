@@ -34,7 +34,7 @@ _LIBRARIES = {
 
 def library_of(suffix: str, backend: str) -> str:
     """Return the package that runs a backend's files with this suffix."""
-    return backend if backend == "openvino" else _LIBRARIES.get(suffix, "torch")
+    return "openvino" if backend.startswith("openvino") else _LIBRARIES.get(suffix, "torch")
 
 
 def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) -> str:

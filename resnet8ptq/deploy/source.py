@@ -18,7 +18,7 @@ from resnet8ptq.tracking.mlflow_model import EXAMPLE
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
-SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2", ".pte")
+SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2", ".pte", ".zip")
 TORCH = (".pt", ".pt2")  # such a file can run code when torch loads it
 T = TypeVar("T")
 Asked = Mapping[str, float | None]

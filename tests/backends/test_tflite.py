@@ -45,6 +45,18 @@ def batch(shapes: Dataset) -> np.ndarray:
     return next(iter(shapes.test.batches(100)))
 
 
+def test_data_behind_the_graph_is_read(file_of: FileOf) -> None:
+    """ai-edge-quantizer writes large buffers so."""
+    content = file_of("dtype=int8").read_bytes()
+    model = flatbuffer_utils.convert_bytearray_to_object(content)
+    buffer = max(model.buffers, key=lambda one: 0 if one.data is None else len(one.data))
+    data, at = bytes(buffer.data), 2 * len(content)
+    buffer.data, buffer.offset, buffer.size = None, at, len(data)
+    moved = flatbuffer_utils.convert_object_to_bytearray(model)
+    read = contents.read(moved.ljust(at, b"\0") + data)
+    assert contents.write(read) == contents.write(contents.read(content))
+
+
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
@@ -63,18 +75,6 @@ def batch(shapes: Dataset) -> np.ndarray:
         ("symmetric.weights=false", "have no zero point"),
     ],
 )
-def test_data_behind_the_graph_is_read(file_of: FileOf) -> None:
-    """ai-edge-quantizer writes large buffers so."""
-    content = file_of("dtype=int8").read_bytes()
-    model = flatbuffer_utils.convert_bytearray_to_object(content)
-    buffer = max(model.buffers, key=lambda one: 0 if one.data is None else len(one.data))
-    data, at = bytes(buffer.data), 2 * len(content)
-    buffer.data, buffer.offset, buffer.size = None, at, len(data)
-    moved = flatbuffer_utils.convert_object_to_bytearray(model)
-    read = contents.read(moved.ljust(at, b"\0") + data)
-    assert contents.write(read) == contents.write(contents.read(content))
-
-
 def test_what_the_converter_cannot_do_is_unsupported(
     override: str, reason: str, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
 ) -> None:

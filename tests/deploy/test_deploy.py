@@ -25,6 +25,7 @@ from PIL import Image
 from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 
+from resnet8ptq.backends.openvino import nncf_quantizer
 from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.data import pictures
@@ -41,7 +42,13 @@ if find_spec("executorch") is not None:
     BACKENDS["executorch"] = "model.pte"
 if is_installed():
     BACKENDS["openvino"] = "model.onnx"
-FRAMEWORKS = {"onnx": "onnxruntime", "tflite": "ai-edge-litert"}  # others: the backend's name
+if nncf_quantizer.is_installed():
+    BACKENDS["openvino_nncf"] = "model.zip"
+FRAMEWORKS = {
+    "onnx": "onnxruntime",
+    "tflite": "ai-edge-litert",
+    "openvino_nncf": "openvino",
+}  # others: the backend's name
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,10 @@
-"""An ONNX file behind MLflow's pyfunc, run by OpenVINO as it was measured: no bfloat16."""
+"""A file behind MLflow's pyfunc, run by OpenVINO as it was measured: no bfloat16.
+
+ONNX, or OpenVINO's two files in an archive.
+"""
 
 import sys
+import zipfile
 from threading import Lock
 from typing import Any
 
@@ -19,7 +23,13 @@ class OpenvinoModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         self.names = context.model_config["outputs"]
         self.inputs = dict(context.model_config["inputs"])
         settings = {"INFERENCE_PRECISION_HINT": "f32"}
-        self.network = openvino.Core().compile_model(context.artifacts["model"], "CPU", settings)
+        core, path = openvino.Core(), context.artifacts["model"]
+        if path.endswith(".zip"):  # OpenVINO's two files
+            with zipfile.ZipFile(path) as files:
+                graph = core.read_model(files.read("model.xml"), files.read("model.bin"))
+        else:
+            graph = core.read_model(path)
+        self.network = core.compile_model(graph, "CPU", settings)
         self.taken = [value.get_any_name() for value in self.network.inputs]
         self.lock = Lock()
 
