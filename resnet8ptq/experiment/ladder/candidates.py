@@ -144,6 +144,8 @@ def _openvino(flags: Collection[str], network: Summary | None) -> Iterator[Candi
     why = f"{fast}its integer kernels take s8 weights (extra openvino)"
     place = "measured elsewhere: docs/quantization.md"
     yield Candidate(settings, TRY, f"{why}{_in_float('openvino', network)}", place)
+    nncf = "NNCF's own quantizer, a reference for backend=openvino (extra nncf)"
+    yield Candidate("backend=openvino_nncf dtype=int8 per_channel=true", TRY, nncf, place)
     yield Candidate("backend=openvino dtype=uint8", CANNOT, "u8 weights run in float", place)
 
 
