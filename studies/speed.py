@@ -106,9 +106,11 @@ def by_benchmark_app(path: Path, sample: NDArray[Any]) -> float:
     shape = ",".join(map(str, sample.shape))
     settings = ["-hint", "none", "-api", "sync", "-nstreams", "1", "-nthreads", "1", "-pin", "NO"]
     settings += ["-infer_precision", "f32", "-t", f"{SECONDS:.0f}", "-shape", f"[{shape}]"]
-    said = call_tool("benchmark_app", "-m", str(path), *settings, "-report_type", "no_counters")
-    times = re.findall(r"Min:\s+([\d.]+) ms", said)
-    return float(times[-1])
+    with tempfile.TemporaryDirectory() as scratch:  # with a report, it prints microseconds
+        report = ["-report_type", "no_counters", "-report_folder", scratch]
+        said = call_tool("benchmark_app", "-m", str(path), *settings, *report)
+    [(value, unit)] = re.findall(r"Min:\s+([\d.]+) (us|ms)", said)
+    return float(value) / (1000 if unit == "us" else 1)
 
 
 def by_litert_benchmark(path: Path, sample: NDArray[Any]) -> float:

@@ -58,20 +58,20 @@ def open_run(content: bytes, threads: int) -> RawRun:
 
 def _open(content: bytes, threads: int, read_one: Callable[[Any, Any], Any]) -> RawRun:
     interpreter = open_interpreter(content, threads)
+    taken, given = interpreter.get_input_details(), interpreter.get_output_details()
 
     def run(values: Any) -> list[Any]:
-        details = interpreter.get_input_details()
-        resized = False
-        for detail, array in zip(details, values, strict=True):
-            if tuple(detail["shape"]) != array.shape:
+        nonlocal taken, given
+        shapes = [tuple(detail["shape"]) for detail in taken]
+        if shapes != [array.shape for array in values]:
+            for detail, array in zip(taken, values, strict=True):
                 interpreter.resize_tensor_input(detail["index"], array.shape)
-                resized = True
-        if resized:
             interpreter.allocate_tensors()
-        for detail, array in zip(details, values, strict=True):
+            taken, given = interpreter.get_input_details(), interpreter.get_output_details()
+        for detail, array in zip(taken, values, strict=True):
             interpreter.set_tensor(detail["index"], array)
         interpreter.invoke()
-        return [read_one(interpreter, detail) for detail in interpreter.get_output_details()]
+        return [read_one(interpreter, detail) for detail in given]
 
     return run
 

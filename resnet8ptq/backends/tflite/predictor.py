@@ -1,5 +1,6 @@
 """Runs a TFLite file in LiteRT's interpreter."""
 
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def open_interpreter(content: bytes, threads: int) -> Any:
 
 def open_run(content: bytes, threads: int) -> Run:
     """Return a function that runs the network on batches of any size."""
-    return partial(_run, open_interpreter(content, threads))
+    return Network(open_interpreter(content, threads))
 
 
 def _open_logits(content: bytes, threads: int) -> Run | None:
@@ -37,17 +38,34 @@ def _open_logits(content: bytes, threads: int) -> Run | None:
     return None if cut is None else open_run(cut, threads)
 
 
-def _run(interpreter: Any, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
-    """Run a batch of any size; integer inputs and outputs are scaled by the tensors' parameters."""
-    (details,) = interpreter.get_input_details()
-    if len(batch) > 1 and details["shape_signature"][0] == 1:  # the file fixes one sample
-        return tuple(in_batches(lambda one: [*_run(interpreter, one)], batch, 1))
-    if tuple(details["shape"]) != batch.shape:
-        interpreter.resize_tensor_input(details["index"], batch.shape)
-        interpreter.allocate_tensors()
-    interpreter.set_tensor(details["index"], to_input(batch, details))
-    interpreter.invoke()
-    return tuple(read_output(interpreter, output) for output in interpreter.get_output_details())
+@dataclass
+class Network:
+    """A function that runs a file; integer inputs and outputs are scaled by the tensors' values."""
+
+    interpreter: Any
+    _input: dict[str, Any] = field(init=False)
+    _outputs: list[dict[str, Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._describe()
+
+    def _describe(self) -> None:
+        """Keep the details of the tensors: asking for them takes 7 microseconds."""
+        [self._input] = self.interpreter.get_input_details()
+        self._outputs = self.interpreter.get_output_details()
+
+    def __call__(self, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
+        """Return each output [n, ...] for a batch of any size."""
+        details = self._input
+        if len(batch) > 1 and details["shape_signature"][0] == 1:  # the file fixes one sample
+            return tuple(in_batches(lambda one: [*self(one)], batch, 1))
+        if tuple(details["shape"]) != batch.shape:
+            self.interpreter.resize_tensor_input(details["index"], batch.shape)
+            self.interpreter.allocate_tensors()
+            self._describe()
+        self.interpreter.set_tensor(details["index"], to_input(batch, details))
+        self.interpreter.invoke()
+        return tuple(read_output(self.interpreter, output) for output in self._outputs)
 
 
 def to_input(batch: NDArray[np.float32], details: dict[str, Any]) -> NDArray[Any]:
