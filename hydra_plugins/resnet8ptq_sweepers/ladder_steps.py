@@ -45,8 +45,9 @@ class LadderSweeper(Sweeper):
         backends = words.values(typed["backend"]) if "backend" in typed else ["onnx"]
         shared = [word for word in arguments if words.parse(word).key_or_group != "backend"]
 
-        def launch(steps: Sequence[Step]) -> list[Any]:
-            batch = [[*shared, *step.overrides] for step in steps]
+        def launch(steps: Sequence[Step], seconds: float) -> list[Any]:
+            own = [] if "max_seconds" in typed else [f"max_seconds={seconds:.0f}"]
+            batch = [[*shared, *step.overrides, *own] for step in steps]
             self.validate_batch_is_legal(batch)
             results = self.launcher.launch(batch, initial_job_idx=self.jobs)
             self.jobs += len(batch)

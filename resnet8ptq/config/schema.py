@@ -479,6 +479,7 @@ class RunConfig(QuantizationConfig):
     seed: int = limited(42, limits.SEED)
     threads: int | None = limited(None, *_THREADS)
     memory_gb: float | None = limited(None, limits.MEMORY)
+    max_seconds: float | None = limited(None, limits.POSITIVE)
     cache_dir: str | None = None
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     latency: LatencyConfig = field(default_factory=LatencyConfig)

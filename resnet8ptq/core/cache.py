@@ -18,6 +18,7 @@ import pooch
 from filelock import FileLock
 
 from resnet8ptq.core import code, files, machine
+from resnet8ptq.core.deadline import Deadline
 from resnet8ptq.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -32,9 +33,12 @@ def folder(setting: str | None) -> Path:
     return Path(name).expanduser().absolute()
 
 
-def runtime(setting: str | None, threads: int | None) -> machine.Runtime:
-    """Return the cache folder and the number of threads of a run; null: one for each core."""
-    return machine.Runtime(folder(setting), machine.threads(threads), threads is not None)
+def runtime(
+    setting: str | None, threads: int | None, seconds: float | None = None
+) -> machine.Runtime:
+    """Return the cache folder, the threads (null: one for each core) and the time of a run."""
+    number, fixed = machine.threads(threads), threads is not None
+    return machine.Runtime(folder(setting), number, fixed, Deadline.after(seconds))
 
 
 def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path:

@@ -5,10 +5,12 @@ import platform
 import re
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from resnet8ptq.core.deadline import Deadline
 
 PACKAGES = (
     *("resnet8ptq", "numpy", "onnx", "onnxruntime", "tf2onnx", "tensorflow-cpu", "tensorflow"),
@@ -24,17 +26,19 @@ VNNI = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})  # flags of Linux an
 
 @dataclass(frozen=True)
 class Runtime:
-    """The cache and the threads that a run uses.
+    """The cache, the threads and the time that a run uses.
 
     Attributes:
         cache_root: see `cache.folder`.
         threads: number of threads of the frameworks.
         threads_fixed: the user set it; otherwise an evaluation uses fewer if that is faster.
+        deadline: searches and learned rounding end there, with the best so far.
     """
 
     cache_root: Path
     threads: int
     threads_fixed: bool = True
+    deadline: Deadline = field(default_factory=Deadline, compare=False)
 
 
 def threads(setting: int | None) -> int:

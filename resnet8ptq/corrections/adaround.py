@@ -4,8 +4,11 @@ Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", IC
 """
 
 import copy
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,9 @@ import onnx
 import torch
 from numpy.typing import NDArray
 
-from resnet8ptq.core import memory
+from resnet8ptq.core import cache, memory
 from resnet8ptq.core.console import track
+from resnet8ptq.core.deadline import Deadline, TimeUpError
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Setting
 from resnet8ptq.corrections.walk import Walk
@@ -57,23 +61,80 @@ def round_weights(
     """Return the network with weights that nearest rounding takes to the learned levels.
 
     Layer by layer: a layer's inputs come from the network with rounded earlier layers, its target
-    from the FP32 network (equation 25). Reproducible by `seed`, on the same number of threads.
+    from the FP32 network (equation 25). Reproducible by `seed`, on the same number of threads. The
+    cache keeps each learned layer. Layers after the deadline keep their weights.
     """
     torch.set_num_threads(setting.runtime.threads)
     result, simulated = copy.deepcopy(proto), copy.deepcopy(proto)
     twins = layers.find(simulated.graph, setting.selection)
     exact = setting.walk(proto)
     walks = exact, exact.beside(simulated)
+    before = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
     for index, (name, node) in enumerate(layers.find(result.graph, setting.selection).items()):
         random, label = np.random.default_rng([seed, index]), _label(name, index, len(twins))
         scheme, weights = setting.weights.scheme(name), read_weights(proto.graph, node)
-        problem = _pose(proto, walks, node, setting, random, label)
-        levels = learn_levels(problem, weights, scheme, iterations, random, label)
+        learn = partial(
+            _learn_layer, proto, walks, node, setting, scheme, iterations, random, label
+        )
+        made_of: cache.Key = {
+            **{"layer": name, "scheme": repr(scheme), "before": before},
+            **{"iterations": iterations, "seed": seed, "index": index},
+        }
+        try:
+            levels = _keep(setting, made_of, learn)
+        except TimeUpError:
+            setting.runtime.deadline.cut(f"learned rounding: {index} of {len(twins)} layers")
+            return result
+        before = hashlib.sha256(before.encode() + name.encode() + levels.tobytes()).hexdigest()
         rounded = on_levels(weights, levels, scheme)
         write_weights(result.graph, node, rounded)
         write_weights(simulated.graph, twins[name], rounded)
         layers.round_weights(simulated.graph, twins[name], scheme)
     return result
+
+
+def _learn_layer(
+    proto: onnx.ModelProto,
+    walks: Sequence[Walk],
+    node: onnx.NodeProto,
+    setting: Setting,
+    scheme: WeightScheme,
+    iterations: int,
+    random: np.random.Generator,
+    label: str,
+) -> NDArray[np.int64]:
+    problem, deadline = _pose(proto, walks, node, setting, random, label), setting.runtime.deadline
+    weights = read_weights(proto.graph, node)
+    return learn_levels(problem, weights, scheme, iterations, random, label, deadline)
+
+
+def _keep(
+    setting: Setting, made_of: cache.Key, learn: Callable[[], NDArray[np.int64]]
+) -> NDArray[np.int64]:
+    """Return the levels of a layer, from the cache where they were learned before.
+
+    Args:
+        made_of: what they depend on, besides the images, and the threads and the memory that set
+            the order of sums.
+    """
+    runtime = setting.runtime
+    key: cache.Key = {
+        **made_of,
+        "images": setting.images.digest,
+        "batch_size": setting.calib.batch_size,
+        "threads": runtime.threads,
+        "memory": memory.step(),
+        **cache.made_with(__name__),
+    }
+
+    def make(folder: Path) -> None:
+        runtime.deadline.check()
+        np.save(folder / "levels.npy", learn())
+
+    levels: NDArray[np.int64] = np.load(
+        cache.entry(runtime.cache_root, "learned_layers", key, make) / "levels.npy"
+    )
+    return levels
 
 
 def learn_apart(
@@ -84,7 +145,8 @@ def learn_apart(
     Nearest rounding takes them to the learned levels.
     """
     torch.set_num_threads(setting.runtime.threads)
-    walk, learned = setting.walk(proto), {}
+    walk = setting.walk(proto)
+    learned: dict[tuple[str, int], Array] = {}
     walks, nodes = (walk, walk.beside(proto)), layers.find(proto.graph, setting.selection)
     for index, (name, node) in enumerate(nodes.items()):
         random, weights = np.random.default_rng([seed, index]), read_weights(proto.graph, node)
@@ -92,8 +154,14 @@ def learn_apart(
         problem = _pose(proto, walks, node, setting, random, label)
         for bits in widths:
             scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
-            narrow = f"{label}: {bits} bits"
-            levels = learn_levels(problem, weights, scheme, iterations, random, narrow)
+            narrow, deadline = f"{label}: {bits} bits", setting.runtime.deadline
+            try:
+                levels = learn_levels(
+                    problem, weights, scheme, iterations, random, narrow, deadline
+                )
+            except TimeUpError:
+                deadline.cut(f"learned rounding, to rank: {index} of {len(nodes)} layers")
+                return learned
             learned[name, bits] = on_levels(weights, levels, scheme)
     return learned
 
@@ -210,14 +278,18 @@ def learn_levels(
     iterations: int,
     random: np.random.Generator,
     label: str,
+    deadline: Deadline,
 ) -> NDArray[np.int64]:
     """Return the levels of the weights [output channels, ...] that reproduce the layer's output.
 
     These are the nearest levels if the learned ones are not better.
+
+    Raises:
+        TimeUpError: the time is up before the end.
     """
     grid, choices = scheme.grid(weights, 0), find_choices(weights, scheme)
     nearest = grid.quantize(weights)
-    up = _learn(problem, choices, iterations, random, label)
+    up = _learn(problem, choices, iterations, random, label, deadline)
     levels = choices.levels(up) + grid.zero_point
     learned, rounded = (
         problem.error(torch.from_numpy(grid.dequantize(tried))) for tried in (levels, nearest)
@@ -226,7 +298,12 @@ def learn_levels(
 
 
 def _learn(
-    problem: Problem, choices: Choices, iterations: int, random: np.random.Generator, label: str
+    problem: Problem,
+    choices: Choices,
+    iterations: int,
+    random: np.random.Generator,
+    label: str,
+    deadline: Deadline,
 ) -> torch.Tensor:
     """Return 1 for each weight to round up, 0 for the others."""
     value = choices.start().requires_grad_()
@@ -236,6 +313,7 @@ def _learn(
     unit = nearest.clamp(min=torch.finfo(nearest.dtype).tiny)
     rows = problem.inputs.shape[1]
     for i in track(range(iterations), label, "iterations"):
+        deadline.check()
         batch = torch.from_numpy(random.integers(rows, size=min(BATCH, rows)))
         share = rectify(value)
         loss = problem.error(choices.weights(share), batch) / unit

@@ -24,6 +24,7 @@ from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core import memory
 from resnet8ptq.core.console import track
+from resnet8ptq.core.deadline import Deadline
 from resnet8ptq.corrections import adaround, layers
 from resnet8ptq.corrections.adaround import Choices
 from resnet8ptq.corrections.layers import Setting
@@ -120,7 +121,10 @@ def reconstruct(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         input_quantizer = quantizers.get(cut.graph.input[0].name)
-        _learn(exact, simulated, roundings, input_quantizer, images, iterations, seed)
+        _learn(
+            *(exact, simulated, roundings, input_quantizer, images, iterations, seed),
+            setting.runtime.deadline,
+        )
     for name, node in layers.find(proto.graph, setting.selection).items():
         weights, scheme = read_weights(proto.graph, node), setting.weights.scheme(name)
         levels = roundings[name].choices.levels((roundings[name].share() >= 0.5).float())
@@ -137,6 +141,7 @@ def _learn(
     images: torch.Tensor,
     iterations: int,
     seed: int,
+    deadline: Deadline,
 ) -> None:
     """Learn the rounding and the ranges of `simulated` block by block, to reproduce `exact`."""
     first = next(node.name for node in exact.graph.nodes if node.op == "placeholder")
@@ -148,7 +153,10 @@ def _learn(
         if block.roundings:
             label = f"Reconstruction {index + 1} of {len(blocks)}: {', '.join(block.roundings)}"
             problem = _Problem(simulated, block, inputs, originals, targets)
-            problem.learn(iterations, np.random.default_rng([seed, index]), label)
+            problem.learn(iterations, np.random.default_rng([seed, index]), label, deadline)
+        if deadline.is_over:
+            deadline.cut(f"learned blocks: about {index} of {len(blocks)}")
+            return
         inputs = _keep(block, _run(simulated, block, inputs), inputs)
         originals = _keep(block, targets, originals)
 
@@ -169,8 +177,10 @@ class _Problem:
     exact: Values
     targets: Values
 
-    def learn(self, iterations: int, random: np.random.Generator, label: str) -> None:
-        """Learn, and keep the better of the learned and the nearest rounding."""
+    def learn(
+        self, iterations: int, random: np.random.Generator, label: str, deadline: Deadline
+    ) -> None:
+        """Learn until the deadline, and keep the better of the learned and the nearest rounding."""
         roundings, quantizers = self.block.roundings.values(), self.block.quantizers
         parts: list[Any] = [*roundings, *quantizers]
         nearest = [copy.deepcopy(part.state_dict()) for part in parts]
@@ -187,6 +197,8 @@ class _Problem:
         size = min(count, _at_once([*self.inputs.values(), *self.targets.values()]))
         self._train(True)
         for i in track(range(iterations), label, "iterations"):
+            if deadline.is_over:
+                break
             rows = torch.from_numpy(random.integers(count, size=size))
             loss = self._loss(rows) / unit
             penalty = adaround.regularize([r.share() for r in roundings], i / iterations)

@@ -104,6 +104,8 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
         params |= file_check.check(config, evaluator, samples.data, *compared)
     params |= _describe_artifact(quantizer, quantized)
     params |= _describe_timing(config, samples, measurement)
+    if cut_short := settings.runtime.deadline.cut_short:
+        params["cut_short"] = "; ".join(cut_short)
     result = RunResult("ok", measurement=measurement, resolved=params)
     outputs.write(folder, config, result, quantized.artifact, samples, network)
     if config.backend.quantizes:  # the inputs of others' files are their own

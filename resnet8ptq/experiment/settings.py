@@ -101,7 +101,7 @@ def check_names(config: RunConfig) -> None:
 
 def _on_this_machine(config: RunConfig) -> Settings:
     memory.set_limit(config.memory_gb)
-    return Settings(config, cache.runtime(config.cache_dir, config.threads))
+    return Settings(config, cache.runtime(config.cache_dir, config.threads, config.max_seconds))
 
 
 def _sized(config: RunConfig) -> PreprocessConfig:

@@ -15,9 +15,10 @@ from resnet8ptq.models import network_path
 from resnet8ptq.tasks import registry as tasks
 
 # Settings of storage and reporting, which change no result. Paths of inputs do not count either:
-# their contents are hashed.
-_IGNORED = ("tracking", "report", "sweep", "cache_dir", "per_backend")
-_ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=")  # the same, in a sweep's overrides
+# their contents are hashed. A run that `max_seconds` has cut short is not taken for another one.
+_IGNORED = ("tracking", "report", "sweep", "cache_dir", "per_backend", "max_seconds")
+# The same, in a sweep's overrides.
+_ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=", "max_seconds=")
 
 
 def find(settings: Settings) -> str:

@@ -25,7 +25,10 @@ from resnet8ptq.tasks.contract import BASELINE, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.record import RunRecord
 
-Launch = Callable[[Sequence[Step]], Sequence[RunRecord | Exception]]
+# Runs steps that have these seconds.
+Launch = Callable[[Sequence[Step], float], Sequence[RunRecord | Exception]]
+PART = 0.25
+LEAST_S = 1.0  # for a job: learned layers come from the cache
 
 
 @dataclass
@@ -33,7 +36,8 @@ class Ladder:
     """A ladder that is climbed once.
 
     Attributes:
-        launch: runs steps as jobs; returns the record of each, or its error, in the same order.
+        launch: runs steps as jobs, whose searches and learned rounding end in time; returns the
+            record of each, or its error, in the same order.
         allowed: the limits of a model that passes.
         seconds: for all jobs together.
         at_once: the largest number of jobs at the same time.
@@ -62,21 +66,25 @@ class Ladder:
 
         while steps := climbing.next_steps(self.asked, self.tried):
             fitting = [step for step in steps if self._fits(step, left_s())]
-            self._run(fitting[: self.at_once])
+            self._run(fitting[: self.at_once], left_s() - self._confirm_s())
         ranked = climbing.rank(self.asked, self.tried)
         for finalist in ranked[: climbing.FINALISTS]:
-            if self.confirmed and _warm_s(finalist) > left_s():
+            if self.confirmed and finalist.own_seconds > left_s():
                 _say(f"not confirmed: {climbing.say(finalist.step.settings)}; the time is up")
                 return
-            [done] = self._run([climbing.confirm(self.asked, finalist.step)], self.confirmed)
+            step = climbing.confirm(self.asked, finalist.step)
+            [done] = self._run([step], left_s(), self.confirmed)
             if done.passes or not finalist.passes:
                 return
 
     def _fits(self, step: Step, left_s: float) -> bool:
-        """Whether a step and a confirmation fit into the time; if not, it counts as skipped."""
-        ranked = climbing.rank(self.asked, self.tried)
-        expected_s = self._expect(step)
-        confirm_s = _warm_s(ranked[0]) if ranked else 0.0
+        """Whether a step and a confirmation fit into the time; if not, it counts as skipped.
+
+        Of a step that ends in time with the best so far, a part has to fit.
+        """
+        expected_s, confirm_s = self._expect(step), self._confirm_s()
+        if step.rung in climbing.ENDS_IN_TIME:
+            expected_s *= PART
         if not self.tried or expected_s + confirm_s <= left_s:
             return True
         self.tried.append(Tried(step, climbing.SKIPPED))
@@ -86,6 +94,11 @@ class Ladder:
         )
         return False
 
+    def _confirm_s(self) -> float:
+        """Return the expected seconds of the confirmation: learned layers are not learned again."""
+        ranked = climbing.rank(self.asked, self.tried)
+        return ranked[0].own_seconds if ranked else 0.0
+
     def _expect(self, step: Step) -> float:
         """Return the expected seconds of a step, from those measured."""
         measured = [each for each in self.tried if each.status == "ok"]
@@ -94,11 +107,16 @@ class Ladder:
             return max(alike)
         return step.cost * max((_warm_s(each) / max(each.step.cost, 1) for each in own), default=0)
 
-    def _run(self, steps: Sequence[Step], into: list[Tried] | None = None) -> list[Tried]:
+    def _run(
+        self, steps: Sequence[Step], seconds_each: float, into: list[Tried] | None = None
+    ) -> list[Tried]:
         """Run steps, and say what they came to."""
         for step in steps:
             _say(f"{step.backend}: {step.words}: {step.why}")
-        begun_s, results = self.clock(), self.launch(steps) if steps else []
+        begun_s, results = (
+            self.clock(),
+            self.launch(steps, max(seconds_each, LEAST_S)) if steps else [],
+        )
         seconds = (self.clock() - begun_s) / max(len(steps), 1)
         done = []
         for step, result in zip(steps, results, strict=True):
@@ -129,13 +147,14 @@ class Ladder:
         if tried.step.rung == climbing.DIAGNOSIS:
             return tried.reason
         if tried.step.settings.get("nodes_to_exclude") == "nodes_to_exclude=auto":
-            return f"in float: {tried.named or 'none'}"
+            return f"in float: {tried.named or 'none'}{tried.cut_short}"
         if tried.doubt:
             return f"void: {tried.doubt}"
 
         shown = tried.show_loss(round(tried.loss, 4))
         passes = "passes" if tried.passes else "not shown to pass"
-        return f"loss {shown}: {passes}; noise {tried.noise:.2g}; {tried.size_bytes / 1000:.1f} kB"
+        size = f"{tried.size_bytes / 1000:.1f} kB"
+        return f"loss {shown}: {passes}; noise {tried.noise:.2g}; {size}{tried.cut_short}"
 
 
 def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
@@ -202,6 +221,7 @@ def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
         latency_ms=record.latency_ms,
         properties=tuple(filter(None, record.params.get("properties", "").split(", "))),
         named=record.params.get("excluded_nodes", ""),
+        cut_short=f"; the time was up: {cut}" if (cut := record.params.get("cut_short")) else "",
     )
 
 

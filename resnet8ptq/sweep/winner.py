@@ -19,7 +19,7 @@ from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import EXIT_CODES, FAIL, PASS, UNDECIDED, reaches_least
 
 FILE = "winner.yaml"  # in the sweep's folder
-_LEFT_OUT = ("experiment", "evaluate.split", "sweep.resume")
+_LEFT_OUT = ("experiment", "evaluate.split", "sweep.resume", "max_seconds")
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ def announce(chosen: Sequence[Selection], folder: Path) -> int:
     say(console, f"\n{title}: {winner.cell.label}. {winner.verdict}")
     say(console, f"  {'; '.join(say_facts(winner.selected, winner.cell))}")
     say(console, f"  make it again: {again}")
+    if cut := winner.cell.record.params.get("cut_short"):
+        say(console, f"  the time was up ({cut}): made again without a limit, it may differ")
     say(console, f"  the same as a config, for conf/experiment/: {folder / FILE}")
     say(console, f"  {Recommendation('', winner.cell.label, '', winner.cell).command}")
     return EXIT_CODES[winner.outcome]

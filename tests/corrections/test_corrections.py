@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import memory
+from resnet8ptq.core import cache, memory
+from resnet8ptq.core.deadline import Deadline
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections import adaround, bias_correction, equalization, layers, sequence
 from resnet8ptq.corrections.layers import Setting
@@ -46,7 +48,8 @@ def proto(shapes_model: Fp32Model) -> onnx.ModelProto:
 
 
 @pytest.fixture(autouse=True)
-def fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def fewer_rows(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> None:
+    monkeypatch.setenv("RESNET8PTQ_CACHE", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setattr(adaround, "SAMPLES", 250)
     monkeypatch.setattr(adaround, "BATCH", 50)
 
@@ -59,7 +62,7 @@ def configure(*overrides: str) -> RunConfig:
 def setting_of(config: RunConfig, images: Split) -> Setting:
     weights = WeightScheme.of(config, quantizer_of(config).resolve().weight_bits == 7)
     selection = Selection.of(config)
-    runtime = Runtime(Path(), THREADS)
+    runtime = Runtime(cache.folder(None), THREADS)
     return Setting(
         Plan(weights), selection, images, config.calib, runtime, ActivationScheme(), False
     )
@@ -209,7 +212,8 @@ def test_adaround_beats_nearest_rounding(dtype: str, per_channel: str, relu: boo
     def error(values: NDArray[np.float32]) -> float:
         return float(problem.error(torch.from_numpy(values)))
 
-    levels = adaround.learn_levels(problem, weights, scheme, 300, np.random.default_rng(0), "")
+    drawn = np.random.default_rng(0), ""
+    levels = adaround.learn_levels(problem, weights, scheme, 300, *drawn, Deadline())
     grid = scheme.grid(weights, 0)
     learned, nearest = error(grid.dequantize(levels)), error(grid.round(weights))
     assert learned < 0.6 * nearest

@@ -69,7 +69,6 @@ SMOOTH = change("corrections.smooth_quant=true")
 FLOAT_OUTPUT = change("float_output=true")
 # An average pool in 8 bits takes the range of its input, which is much too large for its output.
 POOLS_IN_FLOAT = change("op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPool]")
-ONLY_LAYERS = change("op_types=[Conv,Gemm,MatMul]")
 
 
 def calibrate(method: str) -> Change:

@@ -17,6 +17,7 @@ from resnet8ptq.experiment.ladder.rungs import Proposal, Seen
 GOALS = ("fastest", "smallest", "best")
 SKIPPED = "skipped"  # the status of a step that did not fit into the time
 START, DIAGNOSIS, FEWER_BITS, CONFIRM = "start", "diagnosis", "fewer bits", "confirm"
+ENDS_IN_TIME = ("float_layers", "learned_rounding", "learned_blocks")  # with the best so far
 FINALISTS = 3  # models that are confirmed on the reported samples, one after the other
 SAME_SIZE = 1.03  # sizes that differ by less are not told apart
 SAME_NOISE = 1.25
@@ -85,6 +86,7 @@ class Tried:
         seconds: of the job.
         own_seconds: of its quantization and evaluation alone.
         weights_db, activations_db: SQNR with only one of them rounded.
+        cut_short: what ended at the end of the time, to print.
         show_loss: returns a loss as text, in the unit of the metric.
     """
 
@@ -105,6 +107,7 @@ class Tried:
     weights_db: float | None = None
     activations_db: float | None = None
     named: str = ""
+    cut_short: str = ""
     show_loss: Callable[[float], str] = str
 
     @property

@@ -95,10 +95,7 @@ def operators(seen: Seen) -> Iterator[Proposal]:
     """Operators in float, by properties of the network."""
     if seen.backend not in ONNX_GRAPHS:
         return
-    if seen.has(SILU):
-        why = "each step of SiLU has one scale: only layers with weights in 8 bits"
-        yield Proposal(changes.ONLY_LAYERS, why)
-    elif seen.has(POOLS):
+    if seen.has(POOLS):
         why = "an average pool takes the range of its input, which is too large for its output"
         yield Proposal(changes.POOLS_IN_FLOAT, why)
 
@@ -123,10 +120,10 @@ def quick_corrections(seen: Seen) -> Iterator[Proposal]:
 def float_layers(seen: Seen) -> Iterator[Proposal]:
     """As few layers in float as half of the limit needs."""
     auto = change(f"nodes_to_exclude=auto max_drop={seen.limit / 2:g}")
-    why = "some layers may cost most: as few as possible in float"
+    why = "the layers that add most noise may suffice: as few as possible in float"
     if seen.costs_more == ACTIVATIONS:
         why = "rounding the activations costs more than the weights: some layers in float"
-    yield Proposal(auto, why, 5)
+    yield Proposal(auto, why, 8)
 
 
 def named_layers(seen: Seen) -> Iterator[Proposal]:

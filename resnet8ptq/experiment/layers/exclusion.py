@@ -1,4 +1,4 @@
-"""The choice of layers to leave in float: as few as keep the task's metric within `max_drop`.
+"""The choice of nodes to leave in float: as few as keep the task's metric within `max_drop`.
 
 Made on training images that did not calibrate, never on test images. Accuracy is the expected one
 with ties at the top broken at random, so that ties do not decide between layers.
@@ -12,29 +12,39 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 
 from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.calibration.methods import find_method
 from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config import words
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import BackendConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.data.sampling import shuffle
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluator import Evaluator, loader
-from resnet8ptq.experiment.layers import sensitivity
-from resnet8ptq.experiment.layers.exclusion_search import Trial, Trials, select, to_csv
-from resnet8ptq.experiment.layers.ranking import Layer
+from resnet8ptq.experiment.layers import noise, sensitivity
+from resnet8ptq.experiment.layers.exclusion_search import (
+    TESTS,
+    Groups,
+    Trial,
+    Trials,
+    join,
+    select,
+    to_csv,
+)
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.experiment.stopping import try_choice
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.plan import Selection, find_float_nodes, find_quantized_layers
 from resnet8ptq.tasks.contract import Scores, Task
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 
 log = logging.getLogger(__name__)
 
 FILE = "exclusion.csv"
-TESTS = 4  # that decide: nothing in float, halves, one by one, quantized again; each has its share
-LEVEL = SIGNIFICANCE / TESTS
+_STATIC = ("static", "qat")  # methods whose files round activations to fixed ranges
+LEVEL = SIGNIFICANCE / TESTS  # each test has its share
 
 
 @dataclass(frozen=True)
@@ -42,9 +52,8 @@ class Exclusion:
     """What was chosen, what it costs against all layers quantized, and how it was found.
 
     Attributes:
-        nodes: left in float, most sensitive first; for `nodes_to_exclude`.
+        nodes: left in float, those with most noise first; for `nodes_to_exclude`.
         steps: every model that was tried, in order; the first has all layers quantized.
-        ranking: the layers, most sensitive first; empty where nothing had to be left in float.
         seconds: what the search took.
         excluded_ms: median latency at batch 1 minus that of all layers quantized; None where it
             was not measured.
@@ -52,7 +61,6 @@ class Exclusion:
 
     nodes: list[str]
     steps: tuple[Trial, ...]
-    ranking: tuple[Layer, ...] = ()
     seconds: float = 0
     excluded_ms: float | None = None
 
@@ -85,10 +93,10 @@ class Exclusion:
         """Return the outcome in one line."""
         first, chosen = self.steps[0], self.chosen
         if not self.nodes:
-            return f"no layer has to stay in float: drop {first.drop:z.2%} on held-out images"
+            return f"no layer stays in float: drop {first.drop:z.2%} on held-out images"
         slower = "" if self.excluded_ms is None else f", {self.excluded_ms:+.3f} ms at batch 1"
         return (
-            f"{len(self.nodes)} layers stay in float: drop {first.drop:z.2%} -> {chosen.drop:z.2%} "
+            f"{len(self.nodes)} nodes stay in float: drop {first.drop:z.2%} -> {chosen.drop:z.2%} "
             f"on held-out images, {self.excluded_bytes / 1000:+.1f} kB{slower}: "
             f"{', '.join(self.nodes)}"
         )
@@ -102,7 +110,7 @@ def choose(
     folder: Path,
     ranges: Ranges | None = None,
 ) -> Exclusion:
-    """Leave the most sensitive layers in float until the drop is within `max_drop`.
+    """Leave the layers that add most noise in float until the drop is within `max_drop`.
 
     Writes `exclusion.csv` into `folder`, also where the search fails.
 
@@ -126,18 +134,13 @@ def choose(
     with tempfile.TemporaryDirectory() as scratch:
         variants = _Variants(config, evaluator, samples, network, Path(scratch), ranges, level)
         trials = Trials(variants.measure)
-        ranking: list[Layer] = []
-
-        def rank() -> list[str]:
-            ranking.extend(variants.rank())
-            return [layer.node for layer in ranking]
-
+        deadline = evaluator.runtime.deadline
         try:
-            nodes = select(rank, trials, config.max_drop, level)
+            nodes = select(variants.rank, trials, config.max_drop, level, deadline)
         finally:
             files.write_text(folder / FILE, to_csv(trials.steps, task.metric.ranked_by))
         seconds = time.perf_counter() - start
-        exclusion = Exclusion(nodes, tuple(trials.steps), tuple(ranking), seconds)
+        exclusion = Exclusion(nodes, tuple(trials.steps), seconds)
         if nodes and config.latency.enabled:
             exclusion = replace(exclusion, excluded_ms=variants.time(exclusion))
     log.info("nodes_to_exclude=auto: %s", exclusion.summary())
@@ -203,11 +206,40 @@ class _Variants:
         size, path = quantized.size_bytes, quantized.path
         return Trial(nodes, tried.value, tried.drop, size, path, tried.p, tried.samples)
 
-    def rank(self) -> list[Layer]:
+    def rank(self) -> Groups:
+        """Return the nodes in groups, the one that adds most noise first; never all layers."""
+        groups = self._by_noise() if self.config.method in _STATIC else self._by_layer()
+        graph = onnx.load(self.network.onnx_path).graph
+        layers = {n.name for n in find_quantized_layers(graph, Selection.of(self.config)).values()}
+        return [g for k, g in enumerate(groups) if not layers <= set(join(groups[: k + 1]))]
+
+    def _by_noise(self) -> Groups:
+        """Rank by the noise of each tensor, in a QDQ file of ONNX Runtime, whatever the backend."""
+        config, runtime = self.config, self.evaluator.runtime
+        if config.backend.name != "onnx":
+            calib = find_method(config.calib.name).choose and config.calib
+            config = replace(
+                config,
+                backend=BackendConfig("onnx"),
+                calib=calib or replace(config.calib, name="minmax"),
+                nodes_to_exclude=[],
+            )
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        quantized = self.evaluator.quantize(
+            replace(config, format="qdq", slim=False),
+            *(self.network, self.samples.calibrating.split, folder, self.ranges),
+        )
+        fp32, in_qdq = onnx.load(self.network.onnx_path), onnx.load(quantized.path)
+        in_float = find_float_nodes(fp32.graph, Selection.of(config))
+        sources = noise.rank(fp32, in_qdq, in_float, self.samples.held_out, runtime.threads)
+        return [source.nodes for source in sources]
+
+    def _by_layer(self) -> Groups:
         """Rank the layers by the SQNR of the logits with one layer quantized."""
-        return sensitivity.Layers.cut(
+        layers = sensitivity.Layers.cut(
             self.config, self.evaluator, self.network, self.samples, self.folder, self.ranges
-        ).rank()
+        )
+        return [[layer.node] for layer in layers.rank()]
 
     def time(self, exclusion: Exclusion) -> float | None:
         """Return `excluded_ms`; None where the artifact only simulates integer kernels."""

@@ -1,8 +1,9 @@
-"""The search for few layers in float that keep `max_drop`.
+"""The search for few nodes in float that keep `max_drop`.
 
-By a test, if the samples suffice: the drop of a choice that is accepted is shown to be within
-`max_drop`. A measured drop within it shows nothing: of ten choices that all lose more, the luckiest
-is within it. Otherwise by the measured drop: forward, then backward.
+The sources of noise are known in order (`noise`). So 1, 2, 4, ... of them are left in float until
+the drop is small enough; then fewer are tried. By a test, if the samples suffice: the drop of a
+choice that is accepted is shown to be within `max_drop`. A measured drop within it shows nothing:
+of ten choices that all lose more, the luckiest is within it. Otherwise by the measured drop.
 
 Knows nothing of models: what it is given measures a choice of nodes.
 """
@@ -14,7 +15,11 @@ from pathlib import Path
 from resnet8ptq.config import words
 from resnet8ptq.core import files
 from resnet8ptq.core.console import track
+from resnet8ptq.core.deadline import Deadline
 from resnet8ptq.core.errors import QuantizationError
+
+COUNTS = (1, 2, 4, 8, 16, 32)  # of groups of nodes that are left in float
+TESTS = len(COUNTS) + 3  # that decide: none in float, `COUNTS`, two that end at the first refusal
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class Trial:
     """One model that was tried.
 
     Attributes:
-        nodes: the layers left in float, by ONNX node.
+        nodes: left in float, by ONNX name.
         value: the task's metric on the held-out images, without the luck of ties.
         drop: how much worse than the FP32 network's that is, see `Metric.drop`.
         size_bytes, path: of its file.
@@ -48,96 +53,121 @@ class Trials:
 
     def __call__(self, nodes: Sequence[str]) -> Trial:
         """Leave `nodes` in float and measure."""
-        for step in self.steps:
-            if set(step.nodes) == set(nodes):
-                return step
-        self.steps.append(self.measure(tuple(nodes)))
-        return self.steps[-1]
+        if (known := self.find(nodes)) is None:
+            self.steps.append(known := self.measure(tuple(nodes)))
+        return known
+
+    def find(self, nodes: Sequence[str]) -> Trial | None:
+        """Return the trial of these nodes; None if they were not tried."""
+        return next((step for step in self.steps if set(step.nodes) == set(nodes)), None)
 
 
+Groups = Sequence[Sequence[str]]  # of nodes, the one that adds most noise first
 Accept = Callable[[Trial], bool]
+Keeps = Callable[[Groups], bool]
 
 
 def select(
-    rank: Callable[[], list[str]], trials: Trials, max_drop: float, level: float | None = None
+    rank: Callable[[], Groups],
+    trials: Trials,
+    max_drop: float,
+    level: float | None,
+    deadline: Deadline,
 ) -> list[str]:
-    """Return the nodes to leave in float, of which none could be quantized again by itself.
+    """Return the nodes to leave in float.
 
     Args:
-        rank: returns all nodes, most sensitive first; called only where it is needed.
+        rank: returns the groups; called only where it is needed.
         level: of each test; None: by the measured drop.
+        deadline: where it passes, the trial with the least drop so far is taken.
 
     Raises:
-        QuantizationError: no choice that leaves a layer quantized keeps `max_drop`.
+        QuantizationError: no choice keeps `max_drop`.
     """
-
-    def shown(trial: Trial) -> bool:
-        return level is not None and trial.p <= level
 
     def measured(trial: Trial) -> bool:
         return trial.drop <= max_drop
 
-    if shown(trials(())) or (level is None and measured(trials(()))):
-        return []
-    ranked = rank()
-    if level is not None and (kept := _descend(ranked, trials, shown)):
-        return _take_back(kept, trials, shown, in_order=True)
-    if measured(trials(())):
-        return []
-    for count in track(range(1, len(ranked)), "Leaving layers in float", "layers"):
-        if measured(trials(ranked[:count])):
-            return _take_back(ranked[:count], trials, measured)
-    best = min(trials.steps, key=lambda step: step.drop)
+    def shown(trial: Trial) -> bool:
+        return level is not None and trial.p <= level
+
+    groups: Groups | None = None
+    first = trials(())
+    for accept in (shown, measured) if level is not None else (measured,):
+
+        def keeps(groups: Groups, accept: Accept = accept) -> bool:
+            nodes = join(groups)
+            possible = trials.find(nodes) is not None or not deadline.is_over
+            return possible and accept(trials(nodes))
+
+        def perfect(groups: Groups) -> bool:
+            known = trials.find(join(groups))
+            return known is not None and known.drop <= 0
+
+        if keeps([]):
+            return []
+        if groups is None:
+            groups = [] if deadline.is_over else rank()
+        if kept := _double(groups, keeps, perfect):
+            return join(_take_back(kept, keeps))
+    best = min(trials.steps, key=lambda trial: trial.drop)
+    if deadline.is_over:
+        deadline.cut(f"search for layers in float: {len(trials.steps)} trials, none is within")
+        return list(best.nodes)
     raise QuantizationError(
         f"max_drop: got {max_drop}, takes at least {best.drop:.5f} here: the smallest drop on "
-        f"held-out images of all that was tried, with {words.as_list(best.nodes)} in float"
+        f"held-out images of all that was tried, with {words.as_list(best.nodes)} in float; "
+        f"without any it is {first.drop:.5f}"
     )
 
 
-def _descend(ranked: list[str], trials: Trials, keeps: Accept) -> list[str]:
-    """Return the most sensitive nodes to leave in float; empty if no number of them is accepted.
-
-    From many nodes to few, until a number is not accepted: in this order a wrong acceptance takes
-    one wrong test, however many are made (fixed-sequence testing). In halves, then one by one.
-    """
-    count = len(ranked) - 1
-    if count < 1 or not keeps(trials(ranked[:count])):
-        return []
-    while count > 1 and keeps(trials(ranked[: count // 2])):
-        count //= 2
-    least = count // 2
-    while count - 1 > least and keeps(trials(ranked[: count - 1])):
-        count -= 1
-    return ranked[:count]
+def join(groups: Groups) -> list[str]:
+    """Return the nodes of all groups, each once."""
+    return list(dict.fromkeys(node for group in groups for node in group))
 
 
-def _take_back(
-    nodes: list[str], trials: Trials, keeps: Accept, in_order: bool = False
-) -> list[str]:
-    """Quantize nodes again while one can be; first the one that costs the most bytes in float.
+def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
+    """Return the first number of groups that is accepted, and not needed in part; else none.
 
     Args:
-        in_order: end at the first refusal, so that a wrong acceptance takes one wrong test.
+        perfect: whether nothing is lost: then more in float gain nothing.
     """
-    sizes = [trials(nodes[:count]).size_bytes for count in range(len(nodes) + 1)]
-    cost = {node: sizes[place + 1] - sizes[place] for place, node in enumerate(nodes)}
-    kept, again = nodes, True
-    while again:
-        again = False
-        for node in track(sorted(kept, key=lambda n: -cost[n]), "Quantizing again", "layers"):
-            rest = [other for other in kept if other != node]
-            if keeps(trials(rest)):
-                kept, again = rest, True  # a refused one may be possible now
-                break
-            if in_order:
-                return kept
+    counts = list(dict.fromkeys(min(count, len(groups)) for count in COUNTS if groups))
+    steps = list(zip([0, *counts], counts, strict=False))
+    for low, count in track(steps, "Leaving layers in float", "steps"):
+        if keeps(groups[:count]):
+            return _shorten(groups, low, count, keeps)
+        if perfect(groups[:count]):
+            break
+    return []
+
+
+def _shorten(groups: Groups, low: int, count: int, keeps: Keeps) -> Groups:
+    """Halve the distance to `low`, which was refused, until the first refusal.
+
+    In this order a wrong acceptance takes one wrong test, however many are made (fixed-sequence
+    testing).
+    """
+    while count - low > 1 and keeps(groups[: (low + count) // 2]):
+        count = (low + count) // 2
+    return groups[:count]
+
+
+def _take_back(groups: Groups, keeps: Keeps) -> Groups:
+    """Quantize groups again, the one with the least noise first, until the first refusal."""
+    kept = list(groups)
+    for group in reversed(groups):
+        rest = [other for other in kept if other is not group]
+        if not rest or not keeps(rest):
+            break
+        kept = rest
     return kept
 
 
 def to_csv(steps: Sequence[Trial], metric: str) -> str:
     """Return one line a trial, in order; the metric of that name is of the held-out images."""
     rows: list[list[object]] = [
-        ["step", "layers", metric, "drop", "p", "samples", "size_bytes", "nodes"]
+        ["step", "nodes_in_float", metric, "drop", "p", "samples", "size_bytes", "nodes"]
     ]
     for place, step in enumerate(steps):
         figures = [len(step.nodes), step.value, step.drop, step.p, step.samples, step.size_bytes]

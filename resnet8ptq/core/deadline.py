@@ -1,0 +1,46 @@
+"""The end of a run's time: searches and learned rounding stop there, with the best so far."""
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+
+log = logging.getLogger(__name__)
+
+
+class TimeUpError(Exception):
+    """A part of a result was abandoned, because the time is up; never leaves a run."""
+
+
+@dataclass
+class Deadline:
+    """When a run has to end, and the work that was cut short.
+
+    Attributes:
+        at: by `time.monotonic`; infinite: never.
+        cut_short: in words, each once.
+    """
+
+    at: float = math.inf
+    cut_short: list[str] = field(default_factory=list)
+
+    @classmethod
+    def after(cls, seconds: float | None) -> "Deadline":
+        """Return the deadline that is some seconds away; None: none."""
+        return cls(math.inf if seconds is None else time.monotonic() + seconds)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() >= self.at
+
+    def check(self) -> None:
+        """Raise `TimeUpError` once the time is up."""
+        if self.is_over:
+            raise TimeUpError
+
+    def cut(self, work: str) -> None:
+        """Note, and warn, that work ended before its end."""
+        if work not in self.cut_short:
+            self.cut_short.append(work)
+            log.warning("max_seconds: the time is up: %s", work)

@@ -1,0 +1,149 @@
+"""The noise that each rounded tensor adds to a network's output, estimated from one quantized file.
+
+FP32 runs with some tensors rounded as the file rounds them. The group that adds most noise is
+halved until it is one source: dozens of runs of a few samples, whatever the number of layers.
+"""
+
+import heapq
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import onnx
+
+from resnet8ptq.core.console import track
+from resnet8ptq.core.records import feed
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph import qdq
+from resnet8ptq.graph.qdq import RoundedActivation, RoundedWeight
+from resnet8ptq.graph.session import end_at_logits, open_session
+
+SAMPLES = 4
+RUNS = 64  # of the network; each halving takes two
+LEAST = 0.01  # of the whole noise: a smaller group is not halved
+# Their output has the levels of their input: leaving one of both in float gains nothing.
+_SAME_LEVELS = {
+    *("MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather"),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Tensors that are rounded, or not, together.
+
+    Attributes:
+        nodes: all of these in float leave the tensors in float.
+        noise: added to the output, relative to its power.
+    """
+
+    nodes: tuple[str, ...]
+    weights: tuple[RoundedWeight, ...] = ()
+    activations: tuple[RoundedActivation, ...] = ()
+    noise: float = 0.0
+
+
+def rank(
+    fp32: onnx.ModelProto,
+    quantized: onnx.ModelProto,
+    in_float: Collection[str],
+    samples: Split,
+    threads: int,
+) -> list[Source]:
+    """Return the sources of noise, the one that adds most first.
+
+    Args:
+        fp32: the network that was quantized.
+        quantized: in QDQ format.
+        in_float: nodes that stay in float anyway.
+    """
+    fp32 = onnx.ModelProto.FromString(fp32.SerializeToString())
+    end_at_logits(fp32)
+    few = samples.take(np.linspace(0, len(samples) - 1, min(SAMPLES, len(samples))).astype(int))
+    measure = _measurer(fp32, few, threads)
+    groups = halve(find_sources(fp32.graph, quantized.graph, in_float), measure)
+    return [_join(group, noise) for noise, group in groups]
+
+
+def find_sources(
+    fp32: onnx.GraphProto, quantized: onnx.GraphProto, in_float: Collection[str]
+) -> list[Source]:
+    """Return each rounded tensor as a source, in the order of the graph."""
+    order = {node.name: index for index, node in enumerate(fp32.node)}
+    makers = {name: node for node in fp32.node for name in node.output}
+    sources: dict[str, Source] = {}
+    for tensor in qdq.rounded_activations(fp32, quantized):
+        maker, key = makers.get(tensor.name), tensor.name
+        while maker is not None and maker.op_type in _SAME_LEVELS and maker.input[0] in sources:
+            key = maker.input[0]
+            maker = makers.get(key)
+        alone = Source(tensor.nodes, (), (tensor,))
+        sources[key] = _join([sources[key], alone]) if key in sources else alone
+    weights = [Source((w.node,), (w,)) for w in qdq.rounded_weights(fp32, quantized)]
+    kept = []
+    for source in [*weights, *sources.values()]:
+        nodes = tuple(node for node in source.nodes if node not in in_float)
+        if nodes:
+            kept.append(Source(nodes, source.weights, source.activations))
+    return sorted(kept, key=lambda source: min(order[node] for node in source.nodes))
+
+
+def halve(
+    sources: Sequence[Source], measure: Callable[[Sequence[Source]], float], runs: int = RUNS
+) -> list[tuple[float, Sequence[Source]]]:
+    """Return the sources in groups, each with its noise; the one with most for a source first.
+
+    The group with the most noise is halved, while `runs` last.
+    """
+    if not sources:
+        return []
+    ties = count()
+    whole = measure(sources)
+    heap = [(-whole, next(ties), list(sources))]
+    done: list[tuple[float, Sequence[Source]]] = []
+    for _ in track(range(runs // 2), "Measuring the noise of the layers", "halvings"):
+        while heap and len(heap[0][2]) == 1:
+            noise, _, group = heapq.heappop(heap)
+            done.append((-noise, group))
+        if not heap or -heap[0][0] < LEAST * whole:
+            break
+        _, _, group = heapq.heappop(heap)
+        for half in (group[: len(group) // 2], group[len(group) // 2 :]):
+            heapq.heappush(heap, (-measure(half), next(ties), half))
+    done += [(-noise, group) for noise, _, group in heap]
+    return sorted(done, key=lambda pair: -pair[0] / len(pair[1]))
+
+
+def _join(sources: Sequence[Source], noise: float = 0.0) -> Source:
+    nodes = dict.fromkeys(node for source in sources for node in source.nodes)
+    weights = tuple(weight for source in sources for weight in source.weights)
+    activations = tuple(tensor for source in sources for tensor in source.activations)
+    return Source(tuple(nodes), weights, activations, noise)
+
+
+def _measurer(
+    fp32: onnx.ModelProto, samples: Split, threads: int
+) -> Callable[[Sequence[Source]], float]:
+    """Return a function from sources to their noise: the error of the outputs, by their power."""
+    names = [value.name for value in fp32.graph.input]
+    batches = list(samples.batches(1))
+
+    def run(proto: onnx.ModelProto) -> list[np.ndarray]:
+        session = open_session(proto.SerializeToString(), threads, arena=False)
+        outputs = [session.run(None, feed(batch, names))[0] for batch in batches]
+        return [np.asarray(output, np.float64) for output in outputs]
+
+    wanted = run(fp32)
+    power = sum(float(np.square(output).sum()) for output in wanted) or 1.0
+
+    def measure(sources: Sequence[Source]) -> float:
+        joined, proto = _join(sources), fp32
+        if joined.weights:
+            proto = qdq.with_weights_rounded(proto, joined.weights)
+        if joined.activations:
+            proto = qdq.with_activations_rounded(proto, joined.activations)
+        pairs = zip(run(proto), wanted, strict=True)
+        errors = [float(np.square(a - b).sum()) for a, b in pairs if a.shape == b.shape]
+        return sum(errors) / power
+
+    return measure
