@@ -118,8 +118,9 @@ def one_thread() -> Iterator[None]:
     fastest batches are found with fewer images.
     """
 
-    def runtime(folder: str | None, threads: int | None) -> Runtime:
-        return replace(runtime_of_all_cores(folder, threads), threads=threads or THREADS)
+    def runtime(folder: str | None, threads: int | None, seconds: float | None = None) -> Runtime:
+        of_all_cores = runtime_of_all_cores(folder, threads, seconds)
+        return replace(of_all_cores, threads=threads or THREADS)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(work_cache, "runtime", runtime)

@@ -78,7 +78,6 @@ def test_findings_decide_the_next_steps():
     ("name", "word"),
     [
         (properties.ATTENTION, "corrections.smooth_quant=true"),
-        (properties.SILU, changes.ONLY_LAYERS.words),
         (properties.POOLS, changes.POOLS_IN_FLOAT.words),
     ],
 )

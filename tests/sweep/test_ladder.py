@@ -34,8 +34,10 @@ class Jobs:
     seconds: Any = lambda step: step.cost
     at: float = 0.0
     steps: list[Any] = field(default_factory=list)
+    given: list[float] = field(default_factory=list)
 
-    def launch(self, steps: Any) -> list[Any]:
+    def launch(self, steps: Any, seconds: float) -> list[Any]:
+        self.given.append(seconds)
         self.steps += steps
         self.at += sum(map(self.seconds, steps))
         return [self.outcome(step) for step in steps]

@@ -112,7 +112,9 @@ def select(
             return join(_take_back(kept, keeps))
     best = min(trials.steps, key=lambda trial: trial.drop)
     if deadline.is_over:
-        deadline.cut(f"search for layers in float: {len(trials.steps)} trials, none is within")
+        deadline.cut(
+            f"search for layers in float: {len(trials.steps)} trials, none is within max_drop"
+        )
         return list(best.nodes)
     raise QuantizationError(
         f"max_drop: got {max_drop}, takes at least {best.drop:.5f} here: the smallest drop on "
