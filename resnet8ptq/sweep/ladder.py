@@ -69,7 +69,7 @@ class Ladder:
             self._run(fitting[: self.at_once], left_s() - self._confirm_s())
         ranked = climbing.rank(self.asked, self.tried)
         for finalist in ranked[: climbing.FINALISTS]:
-            if self.confirmed and finalist.own_seconds > left_s():
+            if self.confirmed and _again_s(finalist) > left_s():
                 _say(f"not confirmed: {climbing.say(finalist.step.settings)}; the time is up")
                 return
             step = climbing.confirm(self.asked, finalist.step)
@@ -95,9 +95,9 @@ class Ladder:
         return False
 
     def _confirm_s(self) -> float:
-        """Return the expected seconds of the confirmation: learned layers are not learned again."""
+        """Return the expected seconds of the confirmation of the best so far."""
         ranked = climbing.rank(self.asked, self.tried)
-        return ranked[0].own_seconds if ranked else 0.0
+        return _again_s(ranked[0]) if ranked else 0.0
 
     def _expect(self, step: Step) -> float:
         """Return the expected seconds of a step, from those measured."""
@@ -242,9 +242,12 @@ def _warm_s(tried: Tried) -> float:
     The first job also converts the network and measures FP32: of its time, twice the seconds of
     quantization and evaluation count.
     """
-    if tried.step.rung != climbing.START or not tried.own_seconds:
-        return tried.seconds
-    return min(tried.seconds, 2 * tried.own_seconds)
+    return _again_s(tried) if tried.step.rung == climbing.START else tried.seconds
+
+
+def _again_s(tried: Tried) -> float:
+    """Return the seconds of a step on other samples: the cache has what was learned."""
+    return min(tried.seconds, 2 * tried.own_seconds or tried.seconds)
 
 
 def _error(record: RunRecord, metric: Metric) -> float:

@@ -220,6 +220,33 @@ def test_adaround_beats_nearest_rounding(dtype: str, per_channel: str, relu: boo
     assert np.abs(grid.dequantize(levels) - weights).max() <= 1.01 * grid.scale.max()
 
 
+def test_learned_layers_are_kept_and_the_rest_ends_in_time(
+    proto: onnx.ModelProto, images: Split, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the time up after some layers, a second run has these, and no more."""
+    setting = setting_of(configure(), images)
+    known = len(layers.find(proto.graph, setting.selection))
+    deadline = setting.runtime.deadline
+
+    class After(Deadline):
+        asked = 0
+
+        @property
+        def is_over(self) -> bool:
+            self.asked += 1
+            return self.asked > 70  # 30 iterations for each layer, and one before
+
+    short = replace(setting, runtime=replace(setting.runtime, deadline=After()))
+    over = replace(setting, runtime=replace(setting.runtime, deadline=Deadline(at=0)))
+    made = [adaround.round_weights(proto, each, 30, 0) for each in (short, over)]
+    assert made[0] == made[1] != proto
+    for each in (short, over):
+        assert each.runtime.deadline.cut_short == [f"learned rounding: 2 of {known} layers"]
+    assert "max_seconds: the time is up: learned rounding" in caplog.text
+    assert adaround.round_weights(proto, setting, 30, 0) != made[0]
+    assert deadline.cut_short == []
+
+
 def test_memory_of_large_networks_is_limited(
     proto: onnx.ModelProto, images: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import DataError
 from resnet8ptq.experiment.ladder import climbing
-from resnet8ptq.experiment.ladder.climbing import CONFIRM, Asked
+from resnet8ptq.experiment.ladder.climbing import CONFIRM, DIAGNOSIS, Asked
 from resnet8ptq.sweep.ladder import Ladder, measure, noise
 from resnet8ptq.sweep.shipping import to_run
 from resnet8ptq.sweep.winner import to_yaml
@@ -34,12 +34,12 @@ class Jobs:
     seconds: Any = lambda step: step.cost
     at: float = 0.0
     steps: list[Any] = field(default_factory=list)
-    given: list[float] = field(default_factory=list)
 
     def launch(self, steps: Any, seconds: float) -> list[Any]:
-        self.given.append(seconds)
         self.steps += steps
-        self.at += sum(map(self.seconds, steps))
+        for step in steps:
+            ends = step.rung in climbing.ENDS_IN_TIME
+            self.at += min(self.seconds(step), seconds) if ends else self.seconds(step)
         return [self.outcome(step) for step in steps]
 
     def climb(self, seconds: float = 1000, goal: str = "fastest", **more: Any) -> Ladder:
@@ -81,12 +81,22 @@ def test_ship_takes_no_other_experiment(capsys):
 
 
 def test_a_step_that_is_not_expected_to_fit_is_not_started(capsys):
-    """Learned rounding takes many plain runs: it does not fit beside the confirmation."""
     jobs = Jobs(lambda step: record(0.05))
-    jobs.climb(seconds=16)
-    assert "learned_rounding" not in jobs.rungs and jobs.rungs[-1] == CONFIRM
-    assert jobs.at <= 16
-    assert "not tried: corrections.adaround=true" in capsys.readouterr().err
+    jobs.climb(seconds=5)
+    assert DIAGNOSIS not in jobs.rungs and jobs.rungs[-1] == CONFIRM
+    assert jobs.at <= 5
+    assert "not tried: +analysis=diagnose" in capsys.readouterr().err
+
+
+def test_a_long_step_starts_where_a_part_of_it_fits_and_leaves_time_to_confirm(capsys):
+    """It keeps the best so far; the confirmation takes learned layers from the cache."""
+    cut = record(0.05)
+    cut.params["cut_short"] = "learned rounding: 9 of 28 layers"
+    jobs = Jobs(lambda step: cut if step.rung == "learned_rounding" else record(0.05))
+    jobs.climb(seconds=20)
+    assert jobs.rungs[-2:] == ["learned_rounding", CONFIRM]
+    assert jobs.at <= 20
+    assert "kB; the time was up: learned rounding: 9 of 28" in capsys.readouterr().err
 
 
 def test_the_next_finalist_is_confirmed_where_the_first_does_not_pass():
@@ -124,7 +134,7 @@ def test_jobs_run_at_once_where_a_launcher_can():
     batches = []
     jobs = Jobs(lambda step: record(0.05))
     launch = jobs.launch
-    jobs.launch = lambda steps: batches.append(len(steps)) or launch(steps)
+    jobs.launch = lambda steps, *rest: batches.append(len(steps)) or launch(steps, *rest)
     jobs.climb(at_once=4)
     assert max(batches) == 2  # the calibrations
 
