@@ -6,7 +6,7 @@ Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", IC
 import copy
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,15 +62,17 @@ def round_weights(
 
     Layer by layer: a layer's inputs come from the network with rounded earlier layers, its target
     from the FP32 network (equation 25). Reproducible by `seed`, on the same number of threads. The
-    cache keeps each learned layer. Layers after the deadline keep their weights.
+    cache keeps each learned layer. Layers of `nodes_to_exclude` keep their weights, and are learned
+    all the same: so a search for them learns once. Layers after the deadline keep their weights.
     """
     torch.set_num_threads(setting.runtime.threads)
     result, simulated = copy.deepcopy(proto), copy.deepcopy(proto)
-    twins = layers.find(simulated.graph, setting.selection)
+    every = replace(setting.selection, nodes_to_exclude=())
+    twins, kept = (layers.find(simulated.graph, chosen) for chosen in (every, setting.selection))
     exact = setting.walk(proto)
     walks = exact, exact.beside(simulated)
     before = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
-    for index, (name, node) in enumerate(layers.find(result.graph, setting.selection).items()):
+    for index, (name, node) in enumerate(layers.find(result.graph, every).items()):
         random, label = np.random.default_rng([seed, index]), _label(name, index, len(twins))
         scheme, weights = setting.weights.scheme(name), read_weights(proto.graph, node)
         learn = partial(
@@ -87,7 +89,8 @@ def round_weights(
             return result
         before = hashlib.sha256(before.encode() + name.encode() + levels.tobytes()).hexdigest()
         rounded = on_levels(weights, levels, scheme)
-        write_weights(result.graph, node, rounded)
+        if name in kept:
+            write_weights(result.graph, node, rounded)
         write_weights(simulated.graph, twins[name], rounded)
         layers.round_weights(simulated.graph, twins[name], scheme)
     return result

@@ -70,9 +70,9 @@ class Ladder:
         ranked = climbing.rank(self.asked, self.tried)
         for finalist in ranked[: climbing.FINALISTS]:
             if self.confirmed and _again_s(finalist) > left_s():
-                _say(f"not confirmed: {climbing.say(finalist.step.settings)}; the time is up")
+                _say(f"not confirmed: {climbing.say(finalist.found.settings)}; the time is up")
                 return
-            step = climbing.confirm(self.asked, finalist.step)
+            step = climbing.confirm(self.asked, finalist.found)
             [done] = self._run([step], left_s(), self.confirmed)
             if done.passes or not finalist.passes:
                 return
@@ -146,15 +146,14 @@ class Ladder:
             return f"{tried.status}: {tried.reason}"
         if tried.step.rung == climbing.DIAGNOSIS:
             return tried.reason
-        if tried.step.settings.get("nodes_to_exclude") == "nodes_to_exclude=auto":
-            return f"in float: {tried.named or 'none'}{tried.cut_short}"
         if tried.doubt:
             return f"void: {tried.doubt}"
 
         shown = tried.show_loss(round(tried.loss, 4))
         passes = "passes" if tried.passes else "not shown to pass"
         size = f"{tried.size_bytes / 1000:.1f} kB"
-        return f"loss {shown}: {passes}; noise {tried.noise:.2g}; {size}{tried.cut_short}"
+        line = f"loss {shown}: {passes}; noise {tried.noise:.2g}; {size}{tried.cut_short}"
+        return f"{line}; in float: {tried.named or 'none'}" if tried.searches else line
 
 
 def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:

@@ -62,16 +62,18 @@ def test_findings_decide_the_next_steps():
     def outcome(step):
         if step.rung == DIAGNOSIS:
             return replace(LOST, findings=found, weights_db=30.0, activations_db=20.0)
-        return replace(LOST, named="[b,c]") if step.rung == "float_layers" else LOST
+        better = replace(LOST, loss=0.05, named="[b,c]")
+        return better if step.rung == "float_layers" else LOST
 
     tried = climb(ASKED, outcome)
     assert rungs_of(tried)[3:] == [
-        *("answers", "quick_corrections", "float_layers", "named_layers", "learned_rounding"),
+        *("answers", "quick_corrections", "float_layers", "learned_rounding"),
     ]
     by_rung = {each.step.rung: each.step for each in tried}
     assert "nodes_to_exclude=[a]" in by_rung["answers"].overrides
     assert "outlier weight in w" in by_rung["answers"].why
-    assert "nodes_to_exclude=[b,c]" in by_rung["named_layers"].overrides
+    assert "nodes_to_exclude=[b,c]" in by_rung["learned_rounding"].overrides  # no second search
+    assert not any(word.startswith("max_drop=") for word in by_rung["learned_rounding"].overrides)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ def test_a_setting_of_the_user_leaves_out_the_steps_about_it():
 def test_layers_of_any_name_are_left_in_float():
     named = words.as_list(["conv;1", "b=2"])
     tried = climb(ASKED, lambda step: replace(LOST, named=named))
-    assert make_config(*tried[-1].step.overrides).nodes_to_exclude == ["conv;1", "b=2"]
+    assert make_config(*tried[-1].found.overrides).nodes_to_exclude == ["conv;1", "b=2"]
 
 
 def test_the_flagships_are_presets_of_the_ladder():

@@ -82,7 +82,8 @@ class Tried:
         error: half of its 95% interval, 0 where unknown.
         within: the loss is shown to be within the limit.
         noise: distance of the outputs from FP32's: the criterion between models of equal loss.
-        properties, findings, named: what the job saw, see `rungs.Seen`; findings as JSON.
+        properties, findings: what the job saw, see `rungs.Seen`; findings as JSON.
+        named: nodes that `nodes_to_exclude=auto` left in float.
         seconds: of the job.
         own_seconds: of its quantization and evaluation alone.
         weights_db, activations_db: SQNR with only one of them rounded.
@@ -112,9 +113,22 @@ class Tried:
 
     @property
     def measured(self) -> bool:
-        """Whether the step has a model to compare; a search for layers has its next step's."""
-        searches = self.step.settings.get(_EXCLUDE) == f"{_EXCLUDE}=auto"
-        return self.status == "ok" and not math.isnan(self.loss) and not searches
+        """Whether the step has a model to compare."""
+        return self.status == "ok" and not math.isnan(self.loss)
+
+    @property
+    def searches(self) -> bool:
+        """Whether the step searches for layers to leave in float."""
+        return self.step.settings.get(_EXCLUDE) == f"{_EXCLUDE}=auto"
+
+    @property
+    def found(self) -> Step:
+        """The step, with the layers that its search has found by name: nothing searches again."""
+        if not self.searches:
+            return self.step
+        settings = {**self.step.settings, _EXCLUDE: f"{_EXCLUDE}={self.named or '[]'}"}
+        del settings["max_drop"]
+        return replace(self.step, settings=settings)
 
     @property
     def passes(self) -> bool:
@@ -203,7 +217,7 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
     for rung in order:
         before = [each for each in own if each.step.rung not in above]
         above.remove(rung.__name__)
-        base = closest([each for each in before if each.measured]).step
+        base = closest([each for each in before if each.measured]).found
         if asked.goal != "best" and rung is not rungs.calibrations and _loses_nothing(before):
             return []
         seen = rung(_see(asked, own, before))
@@ -225,8 +239,7 @@ def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
     """Return what is known: of the network from all steps, of the settings from those before."""
     first = next(each for each in own if each.measured)
     diagnosed = next((each for each in own if each.step.rung == DIAGNOSIS), None)
-    left = [each.named for each in own if each.named and each.named != "[]"]
-    base = closest([each for each in before if each.measured]).step
+    base = closest([each for each in before if each.measured]).found
     return Seen(
         backend=base.backend,
         vnni=asked.vnni,
@@ -235,7 +248,6 @@ def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
         settings=base.settings,
         findings=() if diagnosed is None else _read_findings(diagnosed.findings),
         costs_more="" if diagnosed is None else _costs_more(diagnosed),
-        named=left[0] if left else "",
     )
 
 
@@ -294,7 +306,7 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
         words += " reduce_range=true"
     why = f"8 bits pass: fewer bits, {budget / best.size_bytes:.0%} of the bytes"
     proposal = Proposal(changes.change(words), why, 30)
-    step = _step(asked, best.step.settings, FEWER_BITS, proposal)
+    step = _step(asked, best.found.settings, FEWER_BITS, proposal)
     return [] if _is_tried(step, own) else [step]
 
 

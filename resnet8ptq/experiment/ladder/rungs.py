@@ -33,7 +33,6 @@ class Seen:
         settings: of the best configuration so far, by key.
         findings: the changes that answer what a diagnosis found, by the name of the finding.
         costs_more: `WEIGHTS` or `ACTIVATIONS`; empty where unknown, or where both cost alike.
-        named: nodes that `nodes_to_exclude=auto` left in float; empty where none.
         limit: the largest loss.
     """
 
@@ -44,7 +43,6 @@ class Seen:
     settings: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[tuple[str, Change], ...] = ()
     costs_more: str = ""
-    named: str = ""
 
     def has(self, *names: str) -> bool:
         """Whether the network has one of the properties."""
@@ -126,13 +124,6 @@ def float_layers(seen: Seen) -> Iterator[Proposal]:
     yield Proposal(auto, why, 8)
 
 
-def named_layers(seen: Seen) -> Iterator[Proposal]:
-    """The layers that the rung before found, by name: no search is needed to make it again."""
-    if seen.named:
-        named = Change((f"nodes_to_exclude={seen.named}",))
-        yield Proposal(named, "the layers that the search has left in float, by name")
-
-
 def learned_rounding(seen: Seen) -> Iterator[Proposal]:
     """AdaRound with bias correction."""
     why = "the rounding of the weights can be learned"
@@ -161,14 +152,13 @@ def order(seen: Seen, goal: str) -> Sequence[Rung]:
     Learned rounding comes before layers in float, unless the activations cost more: no rounding of
     weights wins that back. SiLU's activations do, so that layers come before the diagnosis there.
     """
-    layers: list[Rung] = [float_layers, named_layers]
     middle: list[Rung] = [answers, quick_corrections]
     if seen.has(SILU):
-        costly = [*layers, *middle, learned_rounding]
+        costly = [float_layers, *middle, learned_rounding]
     elif seen.costs_more == ACTIVATIONS:
-        costly = [*middle, *layers, learned_rounding]
+        costly = [*middle, float_layers, learned_rounding]
     else:
-        costly = [*middle, learned_rounding, *layers]
+        costly = [*middle, learned_rounding, float_layers]
     last: list[Rung] = [weights_alone] if goal != "fastest" else []
     last += [learned_blocks] if goal == "best" else []
     return [calibrations, operators, *costly, *last]
