@@ -145,7 +145,7 @@ def helped(steps: Sequence[RunRecord]) -> list[str]:
 def changed(step: RunRecord, first: RunRecord) -> list[str]:
     """Return the settings of a step that the first one has not."""
     ours, theirs = (each.job_overrides.split() for each in (step, first))
-    hidden = ("evaluate.", "latency.", "max_drop=")
+    hidden = ("evaluate.", "latency.", "max_drop=", "max_seconds=")
     return [word for word in ours if word not in theirs and not word.startswith(hidden)]
 
 
