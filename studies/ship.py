@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.setting import REPO
@@ -47,6 +48,10 @@ NETWORKS: dict[str, tuple[str, ...]] = {
     ),
 }
 PLAIN = ("backend=onnx", "dtype=int8", "per_channel=true")
+KINDS = (  # of steps, the later ones first: each goes on from those before
+    *("nodes_to_exclude", "corrections.adaround", "corrections.smooth_quant"),
+    *("corrections.bias_correction", "op_types", "calib"),
+)
 HELPS = 0.8  # of the noise of the plain step: a step with less has helped
 
 
@@ -167,7 +172,45 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
         known.append([row["network"], row["properties"], row["winner"], row["helped"]])
     heads = ["loss", "verdict", "kB", "speed"]
     first = table(["network", "samples", *heads, "minutes (CPU)", *heads], ends)
-    return f"{first}\n\n{table(['network', 'properties', 'winner', 'helped (noise)'], known)}"
+    helps = table(["network", "properties", "winner", "helped (noise)"], known)
+    others = table(
+        ["network left out", "order of the others", "its winner", "place"], left_out(rows)
+    )
+    return f"{first}\n\n{helps}\n\n{others}"
+
+
+def left_out(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    """Return, for each network, the order of steps by the other networks, and its winner's place.
+
+    Steps are ordered by the mean of their gains; 1 where they did not help.
+    """
+    lines = []
+    for row in rows:
+        others = [gains(other) for other in rows if other is not row]
+        means = {kind: fmean(least.get(kind, 1.0) for least in others) for kind in KINDS}
+        order = sorted((kind for kind in KINDS if means[kind] < 1), key=means.__getitem__)
+        kind = kind_of(row["winner"])
+        place = str(order.index(kind) + 1) if kind in order else "none" if kind else ""
+        short = [each.removeprefix("corrections.") for each in (*order, kind)]
+        lines.append([row["network"], ", ".join(short[:-1]), short[-1] or "the first step", place])
+    return lines
+
+
+def gains(row: dict[str, Any]) -> dict[str, float]:
+    """Return the least noise of each kind of step, against the best step that it goes on from."""
+    pairs = [text.rpartition(" (") for text in filter(None, row["helped"].split("; "))]
+    noises = [(set(change.split()), float(ratio.rstrip(")"))) for change, _, ratio in pairs]
+    least: dict[str, float] = {}
+    for words, ratio in noises:
+        base = min((other for before, other in noises if before < words), default=1.0)
+        kind = kind_of(" ".join(words))
+        least[kind] = min(least.get(kind, 1.0), ratio / base)
+    return least
+
+
+def kind_of(change: str) -> str:
+    """Return the kind of the last step of a change; empty for the first step."""
+    return next((kind for kind in KINDS if f"{kind}=" in change), "")
 
 
 def cells(row: dict[str, Any], name: str) -> list[str]:

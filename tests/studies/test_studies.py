@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from studies import stores
+from studies import ship, stores
 from tests.helpers.calling import REPO
 
 PAGES = sorted(set(REPO.glob("studies/*.md")) - {REPO / "studies/README.md"})
@@ -34,3 +34,16 @@ def test_stores_of_several_sizes_stand_side_by_side() -> None:
     page = stores.render({"runs": 1008, "others": {"100": measured, "10000": measured}})
     assert "| report of 1,008 runs | 100 other runs | 10,000 other runs |" in page
     assert "| a run by its id | 3.5 (10) | 3.5 (10) |" in page
+
+
+def test_a_network_left_out_is_looked_up_in_the_order_of_the_others() -> None:
+    rows = [
+        {"network": "a", "winner": "calib=mse", "helped": "calib=mse (0.50)"},
+        {"network": "b", "winner": "calib=mse op_types=[Conv]", "helped": "op_types=[Conv] (0.20)"},
+        {"network": "c", "winner": "the first step", "helped": ""},
+    ]
+    assert ship.left_out(rows) == [
+        ["a", "op_types", "calib", "none"],
+        ["b", "calib", "op_types", "none"],
+        ["c", "op_types, calib", "the first step", ""],
+    ]
