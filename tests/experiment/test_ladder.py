@@ -56,6 +56,12 @@ def test_where_nothing_is_lost_but_samples_are_too_few_the_cheap_steps_suffice()
     assert rungs_of(tried) == ["start", "calibrations"]
 
 
+@pytest.mark.parametrize(("loss", "ends"), [(0.004, True), (0.006, False)])
+def test_samples_that_can_show_no_loss_end_the_ladder_at_half_of_the_limit(loss, ends):
+    tried = climb(ASKED, lambda step: replace(LOST, loss=loss, error=0.015))
+    assert (rungs_of(tried) == ["start", "calibrations"]) == ends
+
+
 def test_findings_decide_the_next_steps():
     found = '[{"name": "outlier weight", "tensor": "w", "changes": [["nodes_to_exclude=[a]"]]}]'
 

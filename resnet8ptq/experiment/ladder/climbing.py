@@ -218,7 +218,11 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
         before = [each for each in own if each.step.rung not in above]
         above.remove(rung.__name__)
         base = closest([each for each in before if each.measured]).found
-        if asked.goal != "best" and rung is not rungs.calibrations and _loses_nothing(before):
+        if (
+            asked.goal != "best"
+            and rung is not rungs.calibrations
+            and _loses_nothing(asked, before)
+        ):
             return []
         seen = rung(_see(asked, own, before))
         proposals = [each for each in seen if not _is_fixed(asked, each)]
@@ -230,9 +234,13 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
     return []
 
 
-def _loses_nothing(tried: Sequence[Tried]) -> bool:
-    """Whether no loss was measured: no step makes samples decide that are too few to show it."""
-    return closest([each for each in tried if each.measured]).loss <= 0
+def _loses_nothing(asked: Asked, tried: Sequence[Tried]) -> bool:
+    """Whether no loss was measured, or half of the limit where the samples could show none.
+
+    No step makes samples decide that are too few; the confirmation has others.
+    """
+    best = closest([each for each in tried if each.measured])
+    return best.loss <= 0 or (best.error >= asked.limit and best.loss <= asked.limit / 2)
 
 
 def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
