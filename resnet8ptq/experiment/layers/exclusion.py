@@ -218,12 +218,8 @@ class _Variants:
         config, runtime = self.config, self.evaluator.runtime
         if config.backend.name != "onnx":
             calib = find_method(config.calib.name).choose and config.calib
-            config = replace(
-                config,
-                backend=BackendConfig("onnx"),
-                calib=calib or replace(config.calib, name="minmax"),
-                nodes_to_exclude=[],
-            )
+            calib = calib or replace(config.calib, name="minmax")
+            config = replace(config, backend=BackendConfig("onnx"), calib=calib)
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         quantized = self.evaluator.quantize(
             replace(config, format="qdq", slim=False),
