@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.deadline import Deadline
 from resnet8ptq.core.errors import ConfigError, QuantizationError
-from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.experiment.layers import exclusion, noise
 from resnet8ptq.experiment.layers.exclusion import Exclusion
 from resnet8ptq.experiment.layers.exclusion_search import Trial, Trials, select, to_csv
@@ -114,6 +114,40 @@ def test_halving_finds_the_source_that_adds_most(added) -> None:
     assert len(runs) <= 1 + noise.RUNS
     if max(added) > sum(added) / 3:
         assert added[int(groups[0][1][0].nodes[0])] == max(added)
+
+
+def test_the_noise_of_every_output_counts() -> None:
+    """The second layer, which the second output shows alone, is rounded most coarsely."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 4] x) => (float[N, 4] y, float[N, 4] z)
+        { y = MatMul(x, v)  z = MatMul(x, w) }"""
+    )
+    random = np.random.default_rng(0)
+    for node, name in zip(proto.graph.node, "vw", strict=True):
+        node.name = f"layer_{name}"
+        weights = random.normal(size=(4, 4)).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, name))
+    quantized = onnx.ModelProto.FromString(proto.SerializeToString())
+    for (name, steps), node in zip({"v": 40, "w": 3}.items(), quantized.graph.node, strict=True):
+        scale = np.float32(1 / steps)
+        (weights,) = (t for t in quantized.graph.initializer if t.name == name)
+        levels = np.rint(onnx.numpy_helper.to_array(weights) / scale).astype(np.int8)
+        weights.CopyFrom(onnx.numpy_helper.from_array(levels, name))
+        quantized.graph.initializer.extend(
+            onnx.numpy_helper.from_array(value, f"{name}_{part}")
+            for part, value in (("scale", scale), ("zero", np.int8(0)))
+        )
+        node.input[1] = f"{name}_float"
+    for name in "vw":
+        rounding = onnx.helper.make_node(
+            "DequantizeLinear", [name, f"{name}_scale", f"{name}_zero"], [f"{name}_float"]
+        )
+        quantized.graph.node.insert(0, rounding)
+    samples = Split(random.normal(size=(4, 4)).astype(np.float32), None, "made")
+    first, second = noise.rank(proto, quantized, (), samples, 1)
+    assert (first.nodes, second.nodes) == (("layer_w",), ("layer_v",))
+    assert first.noise > 100 * second.noise > 0
 
 
 def test_200_samples_cannot_show_a_fifth_of_a_point() -> None:

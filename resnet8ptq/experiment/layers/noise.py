@@ -124,17 +124,20 @@ def _join(sources: Sequence[Source], noise: float = 0.0) -> Source:
 def _measurer(
     fp32: onnx.ModelProto, samples: Split, threads: int
 ) -> Callable[[Sequence[Source]], float]:
-    """Return a function from sources to their noise: the error of the outputs, by their power."""
+    """Return a function from sources to their noise: the outputs' errors, each by its power."""
     names = [value.name for value in fp32.graph.input]
     batches = list(samples.batches(1))
 
-    def run(proto: onnx.ModelProto) -> list[np.ndarray]:
+    def run(proto: onnx.ModelProto) -> list[list[np.ndarray]]:
         session = open_session(proto.SerializeToString(), threads, arena=False)
-        outputs = [session.run(None, feed(batch, names))[0] for batch in batches]
-        return [np.asarray(output, np.float64) for output in outputs]
+        runs = [session.run(None, feed(batch, names)) for batch in batches]
+        return [[np.asarray(output, np.float64) for output in outputs] for outputs in runs]
 
     wanted = run(fp32)
-    power = sum(float(np.square(output).sum()) for output in wanted) or 1.0
+    power = [
+        sum(float(np.square(v).sum()) for v in values) or 1.0
+        for values in zip(*wanted, strict=True)
+    ]
 
     def measure(sources: Sequence[Source]) -> float:
         joined, proto = _join(sources), fp32
@@ -142,8 +145,11 @@ def _measurer(
             proto = qdq.with_weights_rounded(proto, joined.weights)
         if joined.activations:
             proto = qdq.with_activations_rounded(proto, joined.activations)
-        pairs = zip(run(proto), wanted, strict=True)
-        errors = [float(np.square(a - b).sum()) for a, b in pairs if a.shape == b.shape]
-        return sum(errors) / power
+        return sum(
+            float(np.square(a - b).sum()) / scale
+            for got, values in zip(run(proto), wanted, strict=True)
+            for a, b, scale in zip(got, values, power, strict=True)
+            if a.shape == b.shape  # the number of boxes found may differ
+        )
 
     return measure
