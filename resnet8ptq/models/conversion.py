@@ -162,7 +162,7 @@ def _convert(
         label = f"torch, {path.stem}"
         try:
             outputs = run(_torch_runner(path), f"{_COMPARING}: {label}")
-        except Exception as error:  # ModelError, or any that onnx2torch's modules raise
+        except Exception as error:  # UnsupportedError, or any that onnx2torch's modules raise
             without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
         else:
             parity[label] = compare(outputs, expected, final, label)

@@ -29,7 +29,8 @@ def test_a_network_of_texts_is_deployed_and_served(tmp_path: Path, backend: str)
     assert "pipeline_tag: text-classification" in card
     assert '"input_ids": [' in card and '"attention_mask": [' in card
     assert "output 0: 10 samples" in example.run(sys.executable, folder)
-    vectors = np.load(folder / "test_vectors.npz")
+    with np.load(folder / "test_vectors.npz") as kept:
+        vectors = dict(kept)
     model = mlflow.pyfunc.load_model(f"models:/{run.outputs.model_outputs[0].model_id}")
     inputs = {name: vectors["inputs"][name] for name in ("input_ids", "attention_mask")}
     for length in (None, int(inputs["attention_mask"].sum(1).max())):

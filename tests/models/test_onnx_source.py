@@ -23,7 +23,7 @@ from onnxruntime.quantization import (
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
@@ -327,7 +327,7 @@ def test_what_onnx2torch_does_not_know_is_for_onnx_alone(take, tmp_path):
     record = take(build(middle=nodes))
     assert set(record.parity) == {"onnx, folded", "onnx, unfolded"}
     assert "ThresholdedRelu" in record.without_torch[conversion.FOLDED]
-    with pytest.raises(ModelError, match=r"ThresholdedRelu.*backend=onnx") as caught:
+    with pytest.raises(UnsupportedError, match=r"ThresholdedRelu.*backend=onnx") as caught:
         load_torch_module(tmp_path / "made" / conversion.FOLDED)
     assert "\n" not in str(caught.value)
 
