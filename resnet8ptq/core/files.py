@@ -4,6 +4,7 @@ import csv
 import errno
 import hashlib
 import io
+import mmap
 import os
 import re
 import shutil
@@ -116,14 +117,17 @@ def hash_with_data(path: Path) -> str:
     Exporters write the weights into a file beside the model (torch's do by default), which the
     model names in entries `location: NAME`.
     """
-    digest = sha256(path)
-    named = _find_named(path.read_bytes()) if path.suffix.lower() == ".onnx" else set()
+    if path.suffix.lower() != ".onnx" or not path.stat().st_size:
+        return sha256(path)
+    # Mapped: read once, and not into memory.
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        digest, named = hashlib.sha256(content).hexdigest(), _find_named(content)
     beside = [path.parent / name for name in sorted(named) if Path(name).name == name]
     hashes = [sha256(file) for file in beside if file.is_file()]
     return hashlib.sha256(" ".join([digest, *hashes]).encode()).hexdigest() if hashes else digest
 
 
-def _find_named(content: bytes) -> set[str]:
+def _find_named(content: mmap.mmap) -> set[str]:
     """Return the values of all entries `location` in a protobuf message."""
     names = set()
     for found in _LOCATION.finditer(content):

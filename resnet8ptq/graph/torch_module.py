@@ -6,6 +6,7 @@ import sys
 import types
 from collections.abc import Collection, Mapping
 from functools import cache
+from inspect import signature
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +23,6 @@ from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import attribute, float_tensors
 
 _PASSING = ("OnnxCast", "OnnxSqueezeStaticAxes", "OnnxSqueezeDynamicAxes")  # of one number
-_RESIZE = ("roi", "scales", "sizes")  # its inputs behind the first
 _CONSTANTS = "initializers"  # onnx2torch's module of constants
 _OPSET = 17  # the newest in which onnx2torch supports every common operator
 
@@ -160,26 +160,29 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
 
     onnx2torch's Reshape, Resize and Slice read their shape, sizes and parts, and its Div the type
     of its operands: neither `torch.export` nor FX can trace that. Its MatMul reads its weights,
-    which torch's integer kernels take from a Linear only.
+    which torch's integer kernels take from a Linear only. A Clip with two ends becomes a Hardtanh,
+    and a constant the second operand, as the kernels need them.
 
     Args:
         floats: names of the modules that make float tensors.
     """
     for node in list(module.graph.nodes):
         layer: Any = module.get_submodule(node.target) if node.op == "call_module" else None
-        # onnx2torch names the inputs of a Resize that follow an empty one.
-        named = ((1 + _RESIZE.index(name), argument) for name, argument in node.kwargs.items())
+        # onnx2torch names the inputs that follow an empty one.
+        inputs = list(signature(layer.forward).parameters) if node.kwargs else []
+        named = ((inputs.index(name), argument) for name, argument in node.kwargs.items())
         constants = {
             index: attrgetter(argument.target)(module)
             for index, argument in (*enumerate(node.args), *named)
             if layer is not None and argument.op == "get_attr"
         }
         kind, fixed = type(layer).__name__, None
+        settled = len(constants) == len(node.args) + len(node.kwargs) - 1  # all but the first
         if kind == "OnnxReshape" and 1 in constants:
             fixed = _Reshape(shape=[int(size) for size in constants[1]])
-        elif kind == "OnnxResize" and len(constants) == len(node.args) + len(node.kwargs) - 1:
+        elif kind == "OnnxResize" and settled:
             fixed = _fix_resize(layer, constants)
-        elif kind == "OnnxSlice" and len(constants) == len(node.args) - 1:
+        elif kind == "OnnxSlice" and settled:
             fixed = _fix_slice(constants)
         elif kind == "OnnxClip" and None not in (layer.min_val, layer.max_val):
             fixed = torch.nn.Hardtanh(layer.min_val, layer.max_val)  # XNNPACK fuses it, no clamp
@@ -239,10 +242,9 @@ def _fix_resize(layer: Any, constants: Mapping[int, Any]) -> "_Resize | None":
 
 def _fix_slice(constants: Mapping[int, Any]) -> "_Slice | None":
     """Return a Slice with fixed parts; None if it counts axes from both ends, or backwards."""
-    parts = [constants[index].tolist() for index in sorted(constants)]
-    starts, ends, *more = parts
-    axes = more[0] if more else list(range(len(starts)))
-    steps = more[1] if len(more) > 1 else [1] * len(starts)
+    parts = {index: constant.tolist() for index, constant in constants.items()}
+    starts, ends = parts[1], parts[2]
+    axes, steps = parts.get(3, list(range(len(starts)))), parts.get(4, [1] * len(starts))
     if min(steps) < 1 or min(axes) < 0 <= max(axes):
         return None
     slices = dict(zip(axes, map(slice, starts, ends, steps), strict=True))

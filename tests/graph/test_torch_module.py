@@ -52,6 +52,15 @@ def test_a_resize_whose_first_optional_input_is_empty_can_be_traced() -> None:
     assert torch.equal(traced(values), torch.nn.Upsample(scale_factor=2, mode="bilinear")(values))
 
 
+def test_a_slice_without_axes_keeps_its_steps() -> None:
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 4] x) => (float[M, 2] y)
+        <int64[2] starts = {{0, 0}}, int64[2] ends = {{9, 4}}, int64[2] steps = {{1, 2}}>
+        {{ y = Slice(x, starts, ends, , steps) }}"""
+    )
+    assert to_torch_module(proto)(torch.arange(8.0).reshape(2, 4)).tolist() == [[0, 2], [4, 6]]
+
+
 def test_a_clip_with_both_ends_is_a_hardtanh() -> None:
     """Which XNNPACK fuses with a convolution; a clamp leaves the convolution in float."""
     proto = onnx.parser.parse_model(

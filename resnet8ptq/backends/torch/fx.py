@@ -84,9 +84,10 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
 
 
 _OBSERVERS = (RangeObserver, HistogramObserver)
-# oneDNN's kernel is wrong where the numbers of channels differ, FBGEMM's for 16 to 16 channels: by
-# more than the values themselves (torch 2.13). FX refuses them per channel.
+# oneDNN's kernel is wrong where the numbers of channels differ, FBGEMM's for kernels of 2 x 2 with
+# 8 or 16 channels: by more than the values themselves (torch 2.13). FX refuses them per channel.
 _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+# The operators of `_FIXED`, by their names in ONNX.
 _FIXED_SCALES = ("Sigmoid", "Tanh", "HardSigmoid", "Softmax")
 _MOVING = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice")
 _FIXED = (torch.nn.Softmax, torch.nn.Sigmoid, torch.nn.Tanh, torch.nn.Hardsigmoid)
