@@ -75,6 +75,12 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
     return path
 
 
+def find(root: Path, kind: str, key: Key) -> Path | None:
+    """Return the folder of the entry `key`; None if it is missing or damaged."""
+    path = path_of(root, kind, key)
+    return path if path.exists() and _is_whole(path, _as_text(key)) else None
+
+
 def made_with(module: str) -> Key:
     """Return the key of a module's results, besides its inputs: code, CPU and versions.
 

@@ -26,6 +26,7 @@ from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.evaluation import kept
 from resnet8ptq.evaluation.batching import Batching, Load, find_batching
 from resnet8ptq.evaluation.inference import (
     Evaluation,
@@ -36,7 +37,7 @@ from resnet8ptq.evaluation.inference import (
     with_logits,
 )
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.contract import Array, Comparison, Outputs, Scores, Task
+from resnet8ptq.tasks.contract import Comparison, Outputs, Scores, Task
 from resnet8ptq.tasks.sequential import FAIL, PASS, Plan
 
 DYNAMIC_BATCH_SIZE = 256
@@ -160,12 +161,9 @@ class Evaluator:
             batch_size: of this evaluation alone.
             logits: collect the logits that a softmax hides, for the SQNR.
         """
-        evaluation = self.run(config, path, samples, label, batch_size)
-        outputs = with_logits(evaluation, samples) if logits else evaluation.outputs
-        comparison = self.task.compare(
-            self._score(outputs, samples), self.reference(config, samples)
-        )
-        return Compared(evaluation, comparison)
+        evaluation = self.run(config, path, samples, label, batch_size, logits)
+        scores = self._score(evaluation.outputs, samples)
+        return Compared(evaluation, self.task.compare(scores, self.reference(config, samples)))
 
     def compare_until(
         self,
@@ -195,8 +193,8 @@ class Evaluator:
             if comparison.outcome in (PASS, FAIL) or (comparison.outcome and not search):
                 break
         assert evaluation is not None  # a plan has a look
-        outputs = evaluation.outputs if search else with_logits(evaluation, seen)
-        scores = self._score(outputs, seen)
+        evaluation = evaluation if search else with_logits(evaluation, copies, seen)
+        scores = self._score(evaluation.outputs, seen)
         return Compared(evaluation, self.task.compare(scores, reference, plan))
 
     def reference(self, config: QuantizationConfig, samples: Split) -> Scores:
@@ -213,10 +211,42 @@ class Evaluator:
         samples: Split,
         label: str = "Evaluating",
         batch_size: int | None = None,
+        logits: bool = False,
     ) -> Evaluation:
-        """Load the artifact at `path` and run `samples`; see `compare`."""
+        """Load the artifact at `path` and run `samples`, once for equal files; see `compare`."""
+        root, final = self.runtime.cache_root, self.network.final
+        key: cache.Key = {
+            "artifact": files.sha256(path),
+            "logits": logits,
+            "batch_size": str(batch_size or self.batch_size),
+            "method": config.method,
+            **self._about(config, samples),
+        }
+        if (kept_before := kept.find(root, key, final)) is not None:
+            return kept_before
+        evaluation = self._infer(config, path, samples, label, batch_size, logits)
+        kept.keep(root, key, evaluation)
+        return evaluation
+
+    def _infer(
+        self,
+        config: QuantizationConfig,
+        path: Path,
+        samples: Split,
+        label: str,
+        batch_size: int | None = None,
+        logits: bool = False,
+    ) -> Evaluation:
         copies, batching = self._open(config, path, samples, batch_size)
-        return infer(copies, samples, batching, label, self.network.final, self.task.reduction)
+        run = infer(copies, samples, batching, label, self.network.final, self.task.reduction)
+        return with_logits(run, copies, samples) if logits else run
+
+    def _about(self, config: QuantizationConfig, samples: Split) -> cache.Key:
+        """Return the key of an evaluation, besides the file: framework, samples and code."""
+        reduction = self.task.reduction
+        kind = f"{reduction} {code.behind(type(reduction).__module__)}" if reduction else ""
+        about = {"backend": _backend(config), "images": samples.digest, "reduction": kind}
+        return {**about, **cache.made_with(__name__)}
 
     def _open(
         self, config: QuantizationConfig, path: Path, samples: Split, batch_size: int | None
@@ -241,26 +271,17 @@ class Evaluator:
 
         The cache keeps it by content.
         """
-        reduction = self.task.reduction
-        key: cache.Key = {
-            "model": files.sha256(self.network.onnx_path),
-            "backend": _backend(as_fp32(config)),
-            "images": samples.digest,
-            "reduction": f"{reduction} {code.behind(type(reduction).__module__)}"
-            if reduction
-            else "",
-            **cache.made_with(__name__),
-        }
+        fp32 = as_fp32(config)
+        key = {"model": files.sha256(self.network.onnx_path), **self._about(fp32, samples)}
 
         def make(folder: Path) -> None:
-            fp32 = as_fp32(config)
             quantized = self.quantize(fp32, self.network, samples, folder)
-            evaluation = self.run(fp32, quantized.path, samples, "FP32 baseline")
-            _save(with_logits(evaluation, samples), folder)
+            evaluation = self._infer(fp32, quantized.path, samples, "FP32 baseline", logits=True)
+            kept.save(evaluation, folder)
             (folder / "artifact").write_text(quantized.path.name)
 
         folder = cache.entry(self.runtime.cache_root, "baselines", key, make)
-        outputs = _load(folder, self.network.final)
+        outputs = kept.load(folder, self.network.final).outputs
         return Baseline(outputs, folder / (folder / "artifact").read_text())
 
     def _score(self, outputs: Outputs, samples: Split) -> Scores:
@@ -271,24 +292,3 @@ class Evaluator:
 
 def _backend(config: QuantizationConfig) -> str:
     return json.dumps(asdict(config.backend), sort_keys=True)
-
-
-def _save(outputs: Outputs, folder: Path) -> None:
-    for name, arrays in (("output", outputs.values), ("raw", outputs.raw)):
-        for number, values in enumerate(arrays):
-            np.save(folder / f"{name}{number}.npy", values)
-    if outputs.logits is not None:
-        np.save(folder / "logits.npy", outputs.logits)
-
-
-def _load(folder: Path, final: str) -> Outputs:
-    """Map the arrays that `_save` wrote."""
-    values, raw = (_load_all(folder, name) for name in ("output", "raw"))
-    path = folder / "logits.npy"
-    return Outputs(values, np.load(path) if path.exists() else None, final, raw)
-
-
-def _load_all(folder: Path, name: str) -> tuple[Array, ...]:
-    """Map the arrays `name0`, `name1`, ... in a folder."""
-    count = len(list(folder.glob(f"{name}*.npy")))
-    return tuple(np.load(folder / f"{name}{number}.npy", mmap_mode="r") for number in range(count))

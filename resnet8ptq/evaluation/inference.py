@@ -24,13 +24,13 @@ class Evaluation:
 
     Attributes:
         seconds: for all images, without loading.
-        copies: one loaded artifact for each parallel batch.
+        cached: the same file ran on the same samples before; `seconds` is of that time.
     """
 
     outputs: Outputs
     seconds: float
     batching: Batching
-    copies: Sequence[Predictor]
+    cached: bool = False
 
 
 def load_copies(load: Load, batching: Batching) -> list[Predictor]:
@@ -72,7 +72,7 @@ def infer(
         raise ModelError(
             "returns another number of values for each sample; task=detection takes it"
         )
-    return Evaluation(Outputs(joined, None, final, _join(raw)), seconds, batching, copies)
+    return Evaluation(Outputs(joined, None, final, _join(raw)), seconds, batching)
 
 
 def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:
@@ -98,13 +98,12 @@ def targets_of(split: Split) -> Targets:
     return Targets(split.labels, split.groups, split.inputs, pictures)
 
 
-def with_logits(evaluation: Evaluation, split: Split) -> Outputs:
-    """Return the outputs with the logits of the first samples, where a softmax hides them."""
-    outputs = evaluation.outputs
-    if outputs.final != PROBABILITIES:
-        return outputs
-    logits = collect_logits(evaluation.copies, split, evaluation.batching.batch_size)
-    return replace(outputs, logits=logits)
+def with_logits(evaluation: Evaluation, copies: Sequence[Predictor], split: Split) -> Evaluation:
+    """Return the evaluation with the logits of the first samples, where a softmax hides them."""
+    if evaluation.outputs.final != PROBABILITIES:
+        return evaluation
+    logits = collect_logits(copies, split, evaluation.batching.batch_size)
+    return replace(evaluation, outputs=replace(evaluation.outputs, logits=logits))
 
 
 def collect_logits(

@@ -15,7 +15,9 @@ class Measurement:
         size_bytes, baseline_size_bytes: the files of the model and of its FP32 baseline.
         quantize_s: conversion, and calibration unless cached, in seconds.
         evaluate_s: all test images, in seconds.
-        peak_memory_bytes: of the process during the run; None where it cannot be measured.
+        evaluation_cached: the same file ran on these samples before; `evaluate_s` is of that time.
+        peak_memory_bytes: of the process during the run; None where it cannot be measured, or the
+            evaluation is cached.
         latency: of model and baseline; None with `latency.enabled=false`, and for artifacts that
             only simulate integers.
         single: the comparison at batch 1, for dynamic quantization alone: its activation ranges,
@@ -38,6 +40,7 @@ class Measurement:
     evaluate_batch_size: int
     evaluate_threads: int
     peak_memory_bytes: int | None
+    evaluation_cached: bool = False
     latency: Latency | None = None
     single: Comparison | None = None
     choice: Comparison | None = None

@@ -104,6 +104,9 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
         params |= file_check.check(config, evaluator, samples.data, *compared)
     params |= _describe_artifact(quantizer, quantized)
     params |= _describe_timing(config, samples, measurement)
+    if measurement.evaluation_cached:
+        log.info("the same file ran on these samples before: its outputs are from the cache")
+        params["evaluation"] = "cached"
     if cut_short := settings.runtime.deadline.cut_short:
         params["cut_short"] = "; ".join(cut_short)
     result = RunResult("ok", measurement=measurement, resolved=params)
@@ -137,6 +140,8 @@ def _measure(
         single = evaluator.compare(config, artifact.path, seen, label, 1, logits=False)
     peak_memory_bytes = memory.read_bytes()  # before the baseline is loaded beside the model
     evaluation = compared.evaluation
+    if evaluation.cached:
+        peak_memory_bytes = None  # of this process, which has not run the file
     return Measurement(
         task=evaluator.task,
         comparison=compared.comparison,
@@ -147,6 +152,7 @@ def _measure(
         evaluate_s=evaluation.seconds,
         evaluate_batch_size=evaluation.batching.batch_size,
         evaluate_threads=evaluation.batching.threads * evaluation.batching.at_once,
+        evaluation_cached=evaluation.cached,
         peak_memory_bytes=peak_memory_bytes,
         latency=_time(evaluator, config, quantized, reported),
         single=None if single is None else single.comparison,

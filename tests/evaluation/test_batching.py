@@ -1,5 +1,6 @@
 """How an evaluation finds its batching, with times that are told; and that it changes no output."""
 
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,7 +66,14 @@ def run(count: int, cache: Path, *overrides: str, network: str = "a") -> inferen
     config = make_config("data=shapes", f"cache_dir={cache}", *overrides)
     runtime = runtime_of_all_cores(config.cache_dir, config.threads)
     measuring = evaluator_of(network, runtime, config.evaluate.batch_size)
-    return measuring.run(config, Path("nowhere"), images(count))
+    return measuring.run(config, another_file(cache), images(count))
+
+
+def another_file(folder: Path) -> Path:
+    """Return a file unlike all others, because an equal one is not run again."""
+    artifact = Path(tempfile.mkstemp(dir=folder)[1])
+    artifact.write_text(artifact.name)
+    return artifact
 
 
 @pytest.mark.parametrize("best", BATCH_SIZES)
@@ -114,7 +122,7 @@ def test_a_way_that_exceeds_the_memory_is_not_tried(monkeypatch, tmp_path, withi
     runtime = runtime_of_all_cores(tmp_path, 4)
     config = make_config("data=shapes", f"cache_dir={tmp_path}")
     measuring = evaluator_of("a", replace(runtime, threads_fixed=False))
-    found = measuring.run(config, Path("nowhere"), split)
+    found = measuring.run(config, another_file(tmp_path), split)
     assert found.batching.at_once == copies
     assert {tried.batch_size for tried in backend.measured} <= sizes
     assert all(tried.batch_size * tried.at_once <= within for tried in backend.measured)

@@ -1,0 +1,60 @@
+"""Evaluations in the cache: a file that ran on some samples does not run on them again."""
+
+import json
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import numpy as np
+
+from resnet8ptq.core import cache
+from resnet8ptq.evaluation.batching import Batching
+from resnet8ptq.evaluation.inference import Evaluation
+from resnet8ptq.tasks.contract import Array, Outputs
+
+KIND = "evaluations"
+MAX_BYTES = 2**26  # of outputs; an evaluation with more is repeated, so that the cache stays small
+
+
+def find(root: Path, key: cache.Key, final: str) -> Evaluation | None:
+    """Return the evaluation under `key`; None if the cache lacks it.
+
+    Args:
+        final: kind of the outputs, see `Outputs`.
+    """
+    folder = cache.find(root, KIND, key)
+    return None if folder is None else replace(load(folder, final), cached=True)
+
+
+def keep(root: Path, key: cache.Key, evaluation: Evaluation) -> None:
+    """Keep an evaluation under `key`, unless its outputs are large."""
+    outputs = evaluation.outputs
+    arrays = [*outputs.values, *outputs.raw]
+    if sum(values.nbytes for values in arrays) <= MAX_BYTES:
+        cache.entry(root, KIND, key, lambda folder: save(evaluation, folder))
+
+
+def save(evaluation: Evaluation, folder: Path) -> None:
+    """Write an evaluation into a folder."""
+    outputs = evaluation.outputs
+    for name, arrays in (("output", outputs.values), ("raw", outputs.raw)):
+        for number, values in enumerate(arrays):
+            np.save(folder / f"{name}{number}.npy", values)
+    if outputs.logits is not None:
+        np.save(folder / "logits.npy", outputs.logits)
+    times = {"seconds": evaluation.seconds, "batching": astuple(evaluation.batching)}
+    (folder / "evaluation.json").write_text(json.dumps(times))
+
+
+def load(folder: Path, final: str) -> Evaluation:
+    """Return the evaluation that `save` wrote; its arrays are mapped."""
+    values, raw = (_load_all(folder, name) for name in ("output", "raw"))
+    path = folder / "logits.npy"
+    outputs = Outputs(values, np.load(path) if path.exists() else None, final, raw)
+    times = json.loads((folder / "evaluation.json").read_text())
+    return Evaluation(outputs, times["seconds"], Batching(*times["batching"]))
+
+
+def _load_all(folder: Path, name: str) -> tuple[Array, ...]:
+    """Map the arrays `name0`, `name1`, ... in a folder."""
+    count = len(list(folder.glob(f"{name}*.npy")))
+    return tuple(np.load(folder / f"{name}{number}.npy", mmap_mode="r") for number in range(count))

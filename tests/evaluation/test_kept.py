@@ -1,0 +1,75 @@
+"""A file that ran on some samples does not run on them again, and its outputs stay the same."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from resnet8ptq.core.machine import Runtime
+from resnet8ptq.evaluation import evaluator, kept
+from resnet8ptq.tasks import classification
+from tests.helpers.quantized import Quantize
+
+
+@pytest.fixture
+def opened(shapes_model, shapes, monkeypatch, tmp_path):
+    """An evaluator with an empty cache, and the paths of the artifacts that it loads."""
+    loaded: list[Path] = []
+    load = evaluator.loader
+
+    def counting(config, runtime, path):
+        loaded.append(path)
+        return load(config, runtime, path)
+
+    monkeypatch.setattr(evaluator, "loader", counting)
+    task = classification.build(shapes.class_names)
+    return evaluator.Evaluator(shapes_model, task, Runtime(tmp_path, 1, True), 64), loaded
+
+
+def test_an_equal_file_is_not_run_again(opened, quantize: Quantize, shapes, tmp_path: Path):
+    measuring, loaded = opened
+    cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
+    copy = tmp_path / "copy.onnx"
+    copy.write_bytes(cell.artifact.path.read_bytes())
+    first = measuring.run(cell.config, cell.artifact.path, images, logits=True)
+    again = measuring.run(cell.config, copy, images, logits=True)
+    assert loaded == [cell.artifact.path]
+    assert again == replace(first, outputs=again.outputs, cached=True)
+    np.testing.assert_array_equal(again.outputs.values[0], first.outputs.values[0])
+    assert first.outputs.logits is not None
+    np.testing.assert_array_equal(again.outputs.logits, first.outputs.logits)
+
+
+def test_another_file_sample_or_batch_is_run(opened, quantize: Quantize, shapes):
+    measuring, loaded = opened
+    cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
+    other = quantize("backend=onnx", "dtype=uint8")
+    measuring.run(cell.config, cell.artifact.path, images)
+    for again in (
+        measuring.run(other.config, other.artifact.path, images),
+        measuring.run(cell.config, cell.artifact.path, images.take(np.arange(129))),
+        measuring.run(cell.config, cell.artifact.path, images, batch_size=1),
+        measuring.run(cell.config, cell.artifact.path, images, logits=True),
+    ):
+        assert not again.cached
+    assert len(loaded) == 5
+
+
+def test_large_outputs_are_not_kept(opened, quantize: Quantize, shapes, monkeypatch):
+    measuring, _ = opened
+    cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
+    monkeypatch.setattr(kept, "MAX_BYTES", 130 * len(shapes.class_names) * 4 - 1)
+    for _ in range(2):
+        assert not measuring.run(cell.config, cell.artifact.path, images).cached
+
+
+def test_a_damaged_evaluation_is_made_again(opened, quantize: Quantize, shapes, tmp_path: Path):
+    measuring, _ = opened
+    cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
+    first = measuring.run(cell.config, cell.artifact.path, images)
+    [entry] = (tmp_path / kept.KIND).glob("[!.]*")
+    (entry / "output0.npy").write_bytes(b"")
+    again = measuring.run(cell.config, cell.artifact.path, images)
+    assert not again.cached
+    np.testing.assert_array_equal(again.outputs.values[0], first.outputs.values[0])
