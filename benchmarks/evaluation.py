@@ -20,10 +20,10 @@ SWEEP = ("-m", "backend=onnx,torch", "dtype=fp32,int8,uint8", NO_LATENCY)
 
 def measure(setting: Setting) -> Record:
     """Run a sweep, then its artifacts bare over batch sizes and threads, in turns."""
-    folder, cache = setting.warm
-    setting.run(folder, cache, *SWEEP)
+    setting.run_warm(*SWEEP)
     found: dict[str, Record] = {}
     for turn in range(setting.rounds):
+        folder, cache = setting.warm
         before = set(find_runs(folder))
         setting.run(folder, cache, *SWEEP)
         for run_folder in sorted(set(find_runs(folder)) - before):

@@ -14,7 +14,7 @@ _LINE = re.compile(r"^import time:\s+(\d+) \|\s+\d+ \| +([\w.]+)$", flags=re.MUL
 
 def measure(setting: Setting) -> Record:
     """Time both, and sum what they import by top-level package."""
-    folder, cache = setting.warm
+    folder, cache = setting.swept
     found: Record = {}
     for name, arguments in COMMANDS.items():
         done = setting.call(folder, cache, *arguments, flags=("-X", "importtime"))

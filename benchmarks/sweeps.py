@@ -36,6 +36,7 @@ SWEEP4 = {
     "ours_no_latency": Contender(
         "run.py -m, latency.enabled=false", lambda s: s.run_warm(*FOUR, NO_LATENCY)
     ),
+    "again": Contender("run.py -m, repeated", lambda s: s.run_again(*FOUR)),
 }
 SWEEP24 = {
     FASTEST: Contender(
@@ -46,6 +47,7 @@ SWEEP24 = {
     "warm_no_latency": Contender(
         "run.py, warm, latency.enabled=false", lambda s: s.run_warm(GRID, NO_LATENCY)
     ),
+    "again": Contender("run.py, repeated", lambda s: s.run_again(GRID)),
     "cold": Contender("run.py, cold, default settings", _grid()),
     "cold_no_latency": Contender("run.py, cold, latency.enabled=false", _grid(NO_LATENCY)),
     "six": Contender("6 of them, cold, latency.enabled=false", _part("per_channel=false")),
@@ -72,7 +74,7 @@ PARTS = ("six", "twelve")
 def measure(setting: Setting, contenders: Mapping[str, Contender]) -> Record:
     """Run all contenders in turns; return every sample of each."""
     samples: dict[str, list[Record]] = {name: [] for name in contenders}
-    _ = setting.warm  # made before the first turn
+    _ = setting.swept  # made before the first turn
     for turn in range(setting.rounds):
         for name, contender in contenders.items():
             if turn == 0 or not contender.once:
@@ -104,7 +106,8 @@ def render_sweep4(found: Record) -> str:
     return "\n\n".join(
         [
             "`run.py -m backend=onnx,torch dtype=int8,uint8`: three configurations, and a fourth "
-            "that torch does not support. Warm: folder and cache already hold such a sweep.",
+            "that torch does not support. Warm: the cache holds all that jobs share. Repeated: it "
+            "also holds the outputs of the same files, so that none is evaluated again.",
             _usage_table(found, SWEEP4, BARE),
             _accuracy_line(found, "ours"),
         ]
