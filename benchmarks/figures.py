@@ -10,7 +10,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from benchmarks import sweeps
+from benchmarks import growth, sweeps
 from benchmarks.setting import Record
 from benchmarks.steps import STEPS
 
@@ -28,11 +28,14 @@ def draw(results: Record, folder: Path) -> None:
         ("memory", "memory", memory),
         ("sweep24", "added", added),
         ("steps", "steps", steps),
+        ("growth", "growth", growth_by_size),
     ):
         if section in results:
-            figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+            columns = 3 if plot is growth_by_size else 1
+            figure, axes = plt.subplots(1, columns, figsize=(8, 3.6), layout="constrained")
             plot(results[section], axes)
-            axes.spines[["top", "right"]].set_visible(False)
+            for one in figure.axes:
+                one.spines[["top", "right"]].set_visible(False)
             figure.savefig(folder / f"{name}.png", dpi=120)
             plt.close(figure)
 
@@ -67,6 +70,24 @@ def added(found: Record, axes: Any) -> None:
     axes.set(xlabel="configurations in the sweep", ylabel="wall time, s", xticks=counts)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
+
+
+def growth_by_size(found: Record, axes: Any) -> None:
+    """Draw CPU time over the size of the network, of the data, and of the sweep."""
+    least, fewest = min(growth.WIDTHS), growth.SAMPLES[0]
+    sizes = {size: growth.added(found, "cpu_s", size, fewest) for size in growth.WIDTHS}
+    counts = {count: growth.added(found, "cpu_s", least, count) for count in growth.SAMPLES}
+    jobs = {n: growth.values(found, "cpu_s", least, fewest, n) for n in growth.JOBS}
+    panels = (
+        (sizes, "million parameters", "CPU s, one more job"),
+        (counts, "samples", ""),
+        (jobs, "jobs of the sweep", "CPU s, whole sweep"),
+    )
+    for panel, (values, x, y) in zip(axes, panels, strict=True):
+        medians = [statistics.median(rounds) for rounds in values.values()]
+        panel.plot(list(values), medians, "o-", color=COLOURS[0])
+        panel.set(xlabel=x, ylabel=y)
+        panel.set_ylim(bottom=0)
 
 
 def steps(found: Record, axes: Any) -> None:

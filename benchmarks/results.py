@@ -12,6 +12,7 @@ from benchmarks import (
     calibration,
     equality,
     evaluation,
+    growth,
     memory,
     parallel,
     pictures,
@@ -45,6 +46,7 @@ SECTIONS = {
         calibration.measure, {"Calibrating a network of real size": calibration.render}
     ),
     "pictures": Section(pictures.measure, {"A sweep over a network of real size": pictures.render}),
+    "growth": Section(growth.measure, {"Cost over size": growth.render}),
     "evaluation": Section(evaluation.measure, {"Evaluation": evaluation.render}),
     "steps": Section(steps.measure, {"Where the time goes": steps.render}),
     "startup": Section(startup.measure, {"Start-up": startup.render}),

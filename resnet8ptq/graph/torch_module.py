@@ -63,6 +63,11 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     return module.eval()
 
 
+# Attributes without a counterpart in the older opset: of a Cast to 8-bit floats; of a Split into
+# equal parts, which the older opset makes where no sizes are given.
+_LATER = ("saturate", "num_outputs")
+
+
 def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a graph in the newest opset that onnx2torch supports, if its operators allow it.
 
@@ -88,8 +93,8 @@ def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
             kept = [item for item in node.attribute if item.name == "keepdims"]
             del node.attribute[:], node.input[1:]
             node.attribute.extend([*kept, onnx.helper.make_attribute("axes", values)])
-        for item in [item for item in node.attribute if item.name == "saturate"]:
-            node.attribute.remove(item)  # of a Cast to 8-bit floats
+        for item in [item for item in node.attribute if item.name in _LATER]:
+            node.attribute.remove(item)
         exact = node.op_type == "Gelu" and attribute(node, "approximate", b"none") == b"none"
         lowered.graph.node.extend(_to_erf(node, lowered.graph) if exact else [node])
     try:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import bare, equality, process, results, setting, startup, steps, sweeps
+from benchmarks import bare, equality, growth, process, results, setting, startup, steps, sweeps
 from benchmarks.__main__ import main
 from benchmarks.memory import imported
 from resnet8ptq.data.dataset import Dataset
@@ -194,12 +194,20 @@ def recorded() -> dict[str, Any]:
         for calib in ("entropy", "percentile")
         for images in (1000, 5000, 20000)
     ]
+    grown = [
+        {"millions": size, "samples": count, "jobs": jobs, "disk_bytes": jobs * size * 3_000_000}
+        | {"usage": sample(10 + n + jobs * (1 + size / 10), [])["usage"]}
+        for size, count in [(1, 2_000), (10, 2_000), (100, 2_000), (1, 10_000), (1, 50_000)]
+        for n in range(2)
+        for jobs in growth.JOBS
+    ]
     profile = {"wall_s": 9.0, "steps": dict.fromkeys(steps.STEPS, 0.5)}
     start = {"packages_s": {"numpy": 0.1}, "imported": [], "wall_s": [0.5, 0.6]}
     found: dict[str, Any] = {
         "sweep4": {"samples": {name: [sample(8.0, four)] * 2 for name in sweeps.SWEEP4}},
         "sweep24": {"samples": grid},
         "memory": {"runs": memory},
+        "growth": {"cells": grown},
         "evaluation": {
             "artifacts": {
                 "onnx int8": {
@@ -236,8 +244,10 @@ def test_page_is_made_from_the_measurements(tmp_path: Path) -> None:
     assert "| 12 to 18: uint8, ONNX Runtime | 1.50 (1.50 to 1.50) | 1.00" in page
     assert "| onnx int8 | 1.15 (1.10 to 1.20) | 1.10 (1.00 to 1.20) | 64 | 2 |" in page
     assert "Predictions of 18 of 18 configurations" in page
+    assert "| wall_s | 11.00 | 11.00 (11.00 to 11.00) | 1.00 |" in page  # a line is predicted
+    assert "| 100 M | 0.0 | 300.0 |" in page
     drawn = {path.name for path in (tmp_path / "images").iterdir()}
-    assert drawn == {"memory.png", "added.png", "steps.png"}
+    assert drawn == {"memory.png", "added.png", "steps.png", "growth.png"}
     assert all(f"images/{name}" in page for name in drawn)
 
 

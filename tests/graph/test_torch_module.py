@@ -121,3 +121,16 @@ def test_the_operators_in_use_have_a_converter(opset: int) -> None:
     for name in USED:
         if name != "LayerNormalization" or opset >= 17:  # which has it first
             assert callable(get_converter(name, version=opset, domain=""))
+
+
+def test_a_split_into_equal_parts_of_a_newer_opset_can_be_traced() -> None:
+    """As torch's exporter writes `chunk`: shuffled channels, gates, queries and keys."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        network (float[N, 4] x) => (float[N, 4] y)
+        { a, b = Split <axis = 1, num_outputs = 2> (x)
+          y = Concat <axis = 1> (b, a) }"""
+    )
+    traced = torch.fx.symbolic_trace(to_torch_module(proto))
+    values = torch.arange(8.0).reshape(2, 4)
+    assert torch.equal(traced(values), values[:, [2, 3, 0, 1]])
