@@ -22,7 +22,12 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import attribute, float_tensors
 
-_PASSING = ("OnnxCast", "OnnxSqueezeStaticAxes", "OnnxSqueezeDynamicAxes")  # of one number
+_PASSING = (
+    "OnnxCast",
+    "OnnxSqueezeStaticAxes",
+    "OnnxSqueezeDynamicAxes",
+    "_Squeeze",
+)  # of one number
 _CONSTANTS = "initializers"  # onnx2torch's module of constants
 _OPSET = 17  # the newest in which onnx2torch supports every common operator
 
@@ -163,8 +168,9 @@ def name_tensors(
 def _fix_constants(module: Any, floats: Collection[str]) -> None:
     """Replace modules that read constants at run time by modules with fixed parameters.
 
-    onnx2torch's Reshape, Resize and Slice read their shape, sizes and parts, and its Div the type
-    of its operands: neither `torch.export` nor FX can trace that. Its MatMul reads its weights,
+    onnx2torch's Reshape, Resize, Slice and Squeeze read their shape, sizes, parts and axes, and its
+    Div the type of its operands: neither `torch.export` nor FX can trace that. ExecuTorch fixes the
+    batch size of a network with torch's split. Its MatMul reads its weights,
     which torch's integer kernels take from a Linear only. A Clip with two ends becomes a Hardtanh,
     and a constant the second operand, as the kernels need them.
 
@@ -189,6 +195,11 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
             fixed = _fix_resize(layer, constants)
         elif kind == "OnnxSlice" and settled:
             fixed = _fix_slice(constants)
+        elif kind == "OnnxSqueezeDynamicAxes" and settled:
+            fixed = _Squeeze(axes=tuple(constants[1].tolist()) if 1 in constants else None)
+        elif kind in ("OnnxSplit", "OnnxSplit13") and settled:
+            sizes = constants[1].tolist() if 1 in constants else getattr(layer, "split", None)
+            fixed = _Split(axis=layer.axis, count=layer.num_splits, sizes=sizes)
         elif kind == "OnnxClip" and None not in (layer.min_val, layer.max_val):
             fixed = torch.nn.Hardtanh(layer.min_val, layer.max_val)  # XNNPACK fuses it, no clamp
         elif kind == "OnnxMatMul" and 1 in constants and constants[1].ndim == 2:
@@ -312,6 +323,25 @@ class _Slice(_Fixed):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return the parts of `values`."""
         return values[self.parts]
+
+
+class _Squeeze(_Fixed):
+    """ONNX's Squeeze with fixed `axes`; None: all of size 1."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `values` without these axes."""
+        return values.squeeze() if self.axes is None else values.squeeze(self.axes)
+
+
+class _Split(_Fixed):
+    """ONNX's Split along `axis` into parts of fixed `sizes`; None: into `count` equal parts."""
+
+    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the parts."""
+        sizes = self.sizes or [values.shape[self.axis] // self.count] * self.count
+        starts = (sum(sizes[:number]) for number in range(self.count))
+        parts = zip(starts, sizes, strict=True)
+        return tuple(values.narrow(self.axis, start, size) for start, size in parts)
 
 
 class _Lookup(_Fixed):

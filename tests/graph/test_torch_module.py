@@ -6,6 +6,8 @@ import onnxruntime
 import pytest
 import torch
 
+from resnet8ptq.backends.torch.program import export
+from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.graph import torch_module
 from resnet8ptq.graph.torch_module import to_torch_module
 from tests.helpers import transformers
@@ -134,3 +136,20 @@ def test_a_split_into_equal_parts_of_a_newer_opset_can_be_traced() -> None:
     traced = torch.fx.symbolic_trace(to_torch_module(proto))
     values = torch.arange(8.0).reshape(2, 4)
     assert torch.equal(traced(values), values[:, [2, 3, 0, 1]])
+
+
+@pytest.mark.parametrize("sizes", ["", "sizes"])
+def test_the_batch_of_a_split_stays_free(sizes: str) -> None:
+    """ExecuTorch decomposes torch's own split for the batch of the trace alone."""
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 4] x) => (float[N, 2] y)
+        <int64[2] sizes = {{2, 2}}, int64[1] last = {{-1}}>
+        {{ a, b = Split <axis = 1> (x{sizes and ", " + sizes})
+           c = Add(a, b)
+           d = Unsqueeze(c, last)
+           y = Squeeze(d, last) }}"""
+    )
+    program = export(to_torch_module(proto), Example((torch.ones(1, 4),), (False,)))
+    assert not [node for node in program.graph.nodes if "split" in str(node.target)]
+    values = torch.arange(12.0).reshape(3, 4)
+    assert torch.equal(program.module()(values), values[:, :2] + values[:, 2:])
