@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 from numpy.typing import NDArray
+from torchao.quantization.pt2e import qat_utils
 
 from resnet8ptq.backends.torch import quantizer as torch_quantizer
 from resnet8ptq.backends.torch.torchscript import known_warnings
@@ -194,9 +195,13 @@ def test_a_network_that_fx_cannot_trace_is_unsupported(
 
 
 def quantize_and_run(
-    proto: onnx.ModelProto, model: Fp32Model, folder: Path, weights: dict[str, tuple[int, ...]]
+    proto: onnx.ModelProto,
+    model: Fp32Model,
+    folder: Path,
+    weights: dict[str, tuple[int, ...]],
+    backend: str = "torch",
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[int, int]]:
-    """Quantize a graph of [N, 2, 4, 4] by FX; return outputs, those in float, and kernels."""
+    """Quantize a graph of [N, 2, 4, 4]; return outputs, those in float, and kernels."""
     random = np.random.default_rng(0)
     for name, shape in weights.items():
         values = 3 * random.normal(size=shape).astype(np.float32)
@@ -205,7 +210,7 @@ def quantize_and_run(
         node.name = f"{node.op_type}_{number}"
     onnx.save(proto, folder / "network.onnx")
     samples = random.normal(size=(20, 2, 4, 4)).astype(np.float32)
-    quantizer = quantizer_of(make_config("data=shapes", "backend=torch", "per_channel=true"))
+    quantizer = quantizer_of(make_config("data=shapes", f"backend={backend}", "per_channel=true"))
     at = replace(model, onnx_path=folder / "network.onnx")
     path = quantizer.quantize(at, Split(samples, None, "made"), folder).path
     [got] = quantizer.load(path, THREADS).predict(samples)
@@ -226,6 +231,25 @@ def test_transposed_convolutions_stay_in_float(
     assert "transposed convolutions stay in float" in caplog.text
     assert kernels == (1, 1)
     assert 0 < np.abs(got - expected).max() < 0.03 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("backend", FLOWS)
+def test_a_normalization_before_a_convolution_stays_in_float(
+    shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """As dense blocks have it, where it cannot be folded."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 4, 4, 4] y)
+        <float[2] mean = {0.5, -1}, float[2] variance = {1, 4}, float[2] bias = {0.1, 0.2}>
+        { scaled = BatchNormalization (x, scale, bias, mean, variance)
+          kept = Relu(scaled)  y = Conv(kept, w) }"""
+    )
+    monkeypatch.setattr(qat_utils, "_fold_conv_bn_qat_helper", None)  # minutes of tracing
+    weights = {"scale": (2,), "w": (4, 2, 1, 1)}
+    got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights, backend)
+    assert kernels[0] == 1
+    assert 0 < np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("order", ["small, wide", "wide, small"])

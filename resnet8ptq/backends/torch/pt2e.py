@@ -4,6 +4,7 @@ Weights are stored in 8 bits; activations are rounded to their grid between floa
 """
 
 import re
+from operator import attrgetter
 from typing import Any
 
 import onnx
@@ -59,9 +60,35 @@ def quantize(
     others = _calibrate(exported, missing, calibration, config.calib)
     quantizer.ranges = {n: ranges[t] if t in ranges else others[n] for n, t in observed.items()}
     with known_warnings():
-        converted = convert_pt2e(prepare_pt2e(exported, quantizer))
+        prepared = prepare_pt2e(exported, quantizer)
+        _spell_out_norms(prepared)
+        converted = convert_pt2e(prepared)
     _drop_unused(converted)
     return converted, {observed[n]: chosen for n, chosen in quantizer.ranges.items()}
+
+
+def _spell_out_norms(prepared: Any) -> None:
+    """Write each batch normalization as a product and a sum.
+
+    Beside one, torchao traces 96 patterns of trained convolutions, for minutes; and XNNPACK has no
+    operator for it.
+    """
+    graph, aten = prepared.graph, torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.batch_norm.default):
+        values, *parameters, _, _, eps, _ = node.args
+        weight, bias, mean, variance = (attrgetter(p.target)(prepared) for p in parameters)
+        factor = weight / torch.sqrt(variance + eps)
+        steps = ((aten.mul.Tensor, factor), (aten.add.Tensor, bias - mean * factor))
+        with graph.inserting_before(node):
+            for operator, operand in steps:
+                name = f"{node.name}_{operator.overloadpacket.__name__}"
+                channels = operand.reshape(-1, *[1] * (node.meta["val"].ndim - 2))
+                prepared.register_buffer(name, channels.detach())
+                values = graph.call_function(operator, (values, graph.get_attr(name)))
+                values.meta = dict(node.meta)
+        node.replace_all_uses_with(values)
+        graph.erase_node(node)
+    prepared.recompile()
 
 
 def _drop_unused(converted: Any) -> None:
