@@ -153,6 +153,7 @@ class ModelConfig:
     state_dict: str | None = limited(None, only=_MODULE, is_path=True)
     module_args: Any = limited(None, only=_MODULE)  # a dict, untyped: Hydra adds no keys to typed
     inputs: Any = None  # the same
+    outputs: list[str] | None = None
 
 
 @dataclass

@@ -66,7 +66,8 @@ def _with_converter(config: RunConfig, source: Path) -> BackendConfig:
     if not isinstance(backend, TfliteConfig) or backend.flow is not None:
         return backend
     name = format_name(source, config.model.module is not None)
-    by_tensorflow = is_tflites(name, config.dtype.name == "fp32")
+    # TensorFlow converts the whole file.
+    by_tensorflow = is_tflites(name, config.dtype.name == "fp32") and not config.model.outputs
     return replace(backend, flow="convert" if by_tensorflow else "onnx2tf")
 
 

@@ -200,6 +200,8 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
         elif kind in ("OnnxSplit", "OnnxSplit13") and settled:
             sizes = constants[1].tolist() if 1 in constants else getattr(layer, "split", None)
             fixed = _Split(axis=layer.axis, count=layer.num_splits, sizes=sizes)
+        elif kind == "OnnxPReLU" and 1 in constants and _is_by_channel(constants[1]):
+            fixed = _to_prelu(constants[1])
         elif kind == "OnnxClip" and None not in (layer.min_val, layer.max_val):
             fixed = torch.nn.Hardtanh(layer.min_val, layer.max_val)  # XNNPACK fuses it, no clamp
         elif kind == "OnnxMatMul" and 1 in constants and constants[1].ndim == 2:
@@ -233,6 +235,18 @@ def _to_linear(weights: torch.Tensor) -> torch.nn.Linear:
     linear = torch.nn.Linear(*weights.shape, bias=False, device="meta")
     linear.weight = torch.nn.Parameter(weights.T.contiguous())
     return linear
+
+
+def _is_by_channel(slopes: torch.Tensor) -> bool:
+    """Return whether slopes have the shape [C, 1, ...] or [1, C, 1, ...], with any number C."""
+    return slopes.numel() in (*slopes.shape[:2], 1)
+
+
+def _to_prelu(slopes: torch.Tensor) -> torch.nn.PReLU:
+    """Return the activation with one slope for each channel, or one for all."""
+    prelu = torch.nn.PReLU(slopes.numel())
+    prelu.weight = torch.nn.Parameter(slopes.reshape(-1).clone())
+    return prelu
 
 
 def quantize_tables(module: Any, names: Collection[str]) -> None:

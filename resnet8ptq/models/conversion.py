@@ -6,7 +6,7 @@ Runs in a separate process (see `model.load`): the main process never imports Te
 import json
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from resnet8ptq.models.batch_axis import Outputs, Predict
 from resnet8ptq.models.contract import Contract, Samples, is_scalar, match, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
 from resnet8ptq.models.normalization import avoid_quantizer_names, flatten_biases, name_nodes, opset
-from resnet8ptq.models.sources import Module, Network, read
+from resnet8ptq.models.sources import Module, Network, read, select_outputs
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ def convert(
     samples: Samples,
     module: Module | None = None,
     inputs: Mapping[str, Any] | None = None,
+    outputs: Collection[str] | None = None,
     steps: Arithmetic = RAW,
 ) -> None:
     """Write `unfolded.onnx`, `folded.onnx` and `conversion.json` into `folder`.
@@ -101,6 +102,7 @@ def convert(
         samples: [n, ...], as stored: the frameworks must agree on them. Records name their inputs.
         module: the class of a torch network; `source` holds its weights.
         inputs: see `sources.onnx.read`.
+        outputs: names of those to keep; None: all.
         steps: preprocessing of the samples.
 
     Raises:
@@ -111,6 +113,7 @@ def convert(
     try:
         with waiting("Reading and converting the network"):
             network = read(source, samples[:1], module, inputs)
+            network = select_outputs(network, outputs) if outputs else network
         matched = match(samples, steps, read_contract(network.proto.graph))
         _convert(network, folder, matched.prepare(samples, steps), matched.fields)
     except DataError:

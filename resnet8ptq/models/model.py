@@ -95,7 +95,8 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         log.info("converting the network: %s", source)
         crashed = ModelError(f"{source}: {conversion.CRASHED}")
         samples = np.asarray(checked.images[:])
-        arguments = (source, folder, samples, module, config.inputs, checked.preprocessing)
+        chosen = config.inputs, config.outputs
+        arguments = (source, folder, samples, module, *chosen, checked.preprocessing)
         # A module is the user's own code, which may download.
         network = module is not None
         isolation.call(conversion.convert, *arguments, crashed=crashed, network=network)

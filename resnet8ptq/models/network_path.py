@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pooch
 
@@ -64,15 +65,13 @@ def digest(config: ModelConfig, source: Path) -> str:
         source: the result of `locate`. Every file of a folder counts; for a module, also the code
             of the top-level package or file that it is imported from.
     """
-    if source.is_dir():
-        return _hash_all(source, "*")
-    file_hash = files.hash_with_data(source)
-    if config.module is None:
-        fixed = json.dumps(config.inputs, default=str) if config.inputs else ""
-        return hashlib.sha256(f"{file_hash} {fixed}".encode()).hexdigest() if fixed else file_hash
-    code = _hash_code(config.module)
-    named = json.dumps([config.module, config.module_args or {}, code, file_hash], default=str)
-    return hashlib.sha256(named.encode()).hexdigest()
+    content = _hash_all(source, "*") if source.is_dir() else files.hash_with_data(source)
+    more: list[Any] = [config.inputs, config.outputs] if config.inputs or config.outputs else []
+    if config.module is not None:
+        more += [config.module, config.module_args or {}, _hash_code(config.module)]
+    if not more:
+        return content
+    return hashlib.sha256(json.dumps([content, *more], default=str).encode()).hexdigest()
 
 
 def _hash_all(folder: Path, pattern: str) -> str:

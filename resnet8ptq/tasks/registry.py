@@ -33,6 +33,7 @@ BECAUSE = {
     "detection": "the labels are boxes; task=custom scores them by a metric of your own",
     "regression": "the labels are floats; if they are classes, store them as integers from 0",
     "classification": "the labels are integers; if they are values, task=regression",
+    "binary": "the labels are 0 and 1, and the network returns one value",
     "agreement": (
         "no labels, and the network returns probabilities of classes; to compare values instead, "
         "task=deviation"
@@ -84,7 +85,11 @@ def choose(setting: Setting) -> str:
     if setting.labels is not None and setting.labels.dtype.kind == "V":
         return "detection"
     if setting.labels is not None:
-        return "regression" if setting.labels.dtype.kind == "f" else "classification"
+        if setting.labels.dtype.kind == "f":
+            return "regression"
+        return (
+            "binary" if (setting.classes, len(setting.class_names)) == (1, 2) else "classification"
+        )
     several = (setting.classes or 0) > 1
     return "agreement" if several and setting.final == PROBABILITIES else "deviation"
 

@@ -122,7 +122,7 @@ CASES = {
     ),
     "labels that do not fit": (
         three_for_two,
-        "own.onnx: returns 2 values, but a has 3 classes; takes a network with one output for",
+        "own.onnx: returns 2 values; a has 3 classes; takes a network with one output for",
     ),
 }
 

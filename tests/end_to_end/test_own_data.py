@@ -158,7 +158,7 @@ def test_a_size_that_the_network_leaves_free_is_asked_for(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("outputs", "message"),
-    [(2, "own.onnx: returns 2 values, but a has 3 classes; takes a network with one output for")],
+    [(2, "own.onnx: returns 2 values; a has 3 classes; takes a network with one output for")],
 )
 def test_labels_that_do_not_fit_the_outputs(run, tmp_path, outputs, message):
     data = write_data(tmp_path / "a.npz")

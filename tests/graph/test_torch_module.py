@@ -153,3 +153,16 @@ def test_the_batch_of_a_split_stays_free(sizes: str) -> None:
     assert not [node for node in program.graph.nodes if "split" in str(node.target)]
     values = torch.arange(12.0).reshape(3, 4)
     assert torch.equal(program.module()(values), values[:, :2] + values[:, 2:])
+
+
+@pytest.mark.parametrize("slopes", [(1,), (3, 1, 1), (1, 3, 1, 1)])
+def test_slopes_of_the_channels_can_be_traced(slopes: tuple[int, ...]) -> None:
+    """As networks for faces have them."""
+    values = np.linspace(0.1, 0.3, np.prod(slopes), dtype=np.float32).reshape(slopes)
+    proto = onnx.parser.parse_model(
+        f"{HEAD} network (float[N, 3, 2, 2] x) => (float[N, 3, 2, 2] y) {{ y = PRelu(x, slope) }}"
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(values, "slope"))
+    given = np.random.default_rng(0).normal(size=(2, 3, 2, 2)).astype(np.float32)
+    found = torch.fx.symbolic_trace(to_torch_module(proto))(torch.from_numpy(given))
+    np.testing.assert_allclose(found.detach(), np.where(given < 0, given * values, given))

@@ -45,13 +45,15 @@ Take = Callable[..., conversion.Conversion]
 def take(tmp_path: Path) -> Take:
     """Convert here, not in a process of its own, into `tmp_path / "made"`."""
 
-    def run(given: onnx.ModelProto | Path, samples: NDArray = IMAGES) -> conversion.Conversion:
+    def run(
+        given: onnx.ModelProto | Path, samples: NDArray = IMAGES, outputs: list[str] | None = None
+    ) -> conversion.Conversion:
         path = given if isinstance(given, Path) else tmp_path / "network.onnx"
         if not isinstance(given, Path):
             onnx.save(given, path)
         folder = tmp_path / "made"
         folder.mkdir()
-        conversion.convert(path, folder, samples)
+        conversion.convert(path, folder, samples, outputs=outputs)
         return conversion.read_record(folder)
 
     return run
@@ -125,12 +127,29 @@ def test_logits_and_several_outputs_are_taken_as_they_are(take):
     assert take(build(last="Identity")).final == "logits"
 
 
-def test_several_outputs_are_taken(take):
+def with_three_outputs() -> onnx.ModelProto:
+    """A classifier that also returns its logits and the best class."""
     proto = build()
     proto.graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["B", 10]))
     proto.graph.node.append(helper.make_node("ArgMax", ["logits"], ["best"], axis=1, keepdims=0))
     proto.graph.output.append(helper.make_tensor_value_info("best", TensorProto.INT64, ["B"]))
-    record = take(proto)
+    return proto
+
+
+def test_one_of_several_outputs_can_be_kept(take, tmp_path):
+    record = take(with_three_outputs(), outputs=["given"])
+    assert [str(output) for output in record.contract.outputs] == ["given [10] float32"]
+    assert record.final == "probabilities"
+    assert "ArgMax" not in {n.op_type for n in onnx.load(tmp_path / "made/folded.onnx").graph.node}
+
+
+def test_an_output_that_the_network_lacks_is_refused(take):
+    with pytest.raises(ModelError, match=r"model\.outputs: got a, takes given \| logits \| best"):
+        take(with_three_outputs(), outputs=["given", "a"])
+
+
+def test_several_outputs_are_taken(take):
+    record = take(with_three_outputs())
     assert [str(each) for each in record.contract.outputs] == [
         *("given [10] float32", "logits [10] float32", "best [] int64")
     ]

@@ -357,6 +357,7 @@ def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=T
     ("data", "name"),
     [
         (setting(TWO), "classification"),
+        (setting(TWO, {"out": (1,)}), "binary"),
         (setting(TARGETS), "regression"),
         (setting(None), "agreement"),
         (setting(None, {"out": (4,)}, VALUES), "deviation"),  # a reconstruction
@@ -377,7 +378,7 @@ def test_the_task_that_fits(data, name, caplog):
 
 def test_every_task_that_auto_takes_has_its_reason():
     assert set(registry.BECAUSE) == set(registry.TASKS) - {
-        *("binary", "anomaly", "custom", "similarity"),
+        *("anomaly", "custom", "similarity"),
     }
 
 
@@ -465,7 +466,7 @@ def test_the_bound_of_the_sqnr_keeps_its_level():
     [
         ("classification", setting(None), ConfigError, "labels of pets are none, takes classes"),
         ("classification", setting(TARGETS), ConfigError, "float32 [120, 2], takes classes"),
-        ("classification", setting(TWO, {"out": (3,)}), ModelError, "returns 3 values, but pets"),
+        ("classification", setting(TWO, {"out": (3,)}), ModelError, "returns 3 values; pets"),
         ("classification", setting(TWO, {"a": (7, 2)}, VALUES), ModelError, "returns a [7, 2]; ta"),
         ("binary", setting(TWO * 0), ConfigError, "takes two, with samples of both"),
         ("anomaly", setting(CLASSES), ConfigError, "takes 0 (normal) and 1 (an anomaly)"),

@@ -4,10 +4,11 @@ Each reader has `read(source, sample) -> Network`. It is imported only in the pr
 file (see `model.load`): some import TensorFlow, and a crash ends that process only.
 """
 
+import copy
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import names_of
+from resnet8ptq.graph.pruning import prune
 from resnet8ptq.models.batch_axis import Predict
 
 Sample = NDArray[Any] | None  # [1, ...], as the data has it, maybe a record; None without data
@@ -155,6 +157,28 @@ def read(
     reader = resolve_name(file_format.reader)
     network: Network = reader(source, sample, *((inputs,) if inputs else ()))
     return network
+
+
+def select_outputs(network: Network, names: Collection[str]) -> Network:
+    """Return the network with the outputs `names` alone, in the order of the file.
+
+    Raises:
+        ModelError: it has no such output.
+    """
+    every = [value.name for value in network.proto.graph.output]
+    if unknown := [name for name in names if name not in every]:
+        raise ModelError(f"model.outputs: got {unknown[0]}, takes {' | '.join(every)}")
+    kept = [index for index, name in enumerate(every) if name in names]
+    proto = copy.deepcopy(network.proto)
+    del proto.graph.output[:]
+    proto.graph.output.extend(network.proto.graph.output[index] for index in kept)
+    prune(proto.graph)
+
+    def predict(batch: NDArray[Any]) -> list[NDArray[Any]]:
+        outputs = network.predict(batch)
+        return [outputs[index] for index in kept]
+
+    return replace(network, proto=proto, predict=predict)
 
 
 def prepare_tensorflow() -> None:
