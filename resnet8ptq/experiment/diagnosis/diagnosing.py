@@ -107,7 +107,7 @@ class _Variants:
     run: Recorder
 
     def attempt(self, config: RunConfig) -> Comparison:
-        """Quantize by these settings, with their number of calibration samples, and compare."""
+        """Quantize with these settings and as many calibration samples as they set; compare."""
         drawn = self.samples.calibrated_with(config.calib.samples_per_class, config.seed)
         return self.compare(config, self.quantize(config, drawn)[0].path)
 

@@ -1,7 +1,7 @@
-"""What may be wrong with a quantized network: one function for each, which reads measurements.
+"""The faults of a quantized network: one function finds each in the measurements.
 
-Each returns a finding in words, with the changes that answer it, or None. Whether a finding costs
-anything is not known before one of these has been tried.
+Each returns a finding in words, with changes against it, or None. A finding counts as a cause only
+if one of these changes helps.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,14 +31,14 @@ OTHER_RANGE = 4
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, in words.
+    """A fault, in words.
 
     Attributes:
-        name: what it is called.
+        name: the finding in a few words.
         tensors: where, the worst first.
-        meaning: what was measured, and what it means.
-        changes: any of which answers it.
-        certain: it is wrong whatever a change of the quantization wins back.
+        meaning: the measurement and its meaning.
+        changes: each alone may fix it.
+        certain: a fault even if no change of the quantization helps.
     """
 
     name: str
@@ -65,7 +65,7 @@ def wrong_preprocessing(measured: TensorMeasurements, config: RunConfig) -> Find
         ("the calibration samples",),
         f"their values lie within {drawn.low:.4g} to {drawn.high:.4g}, those of the held-out "
         f"samples within {fed.low:.4g} to {fed.high:.4g}; take calibration samples (calib.images) "
-        "that are stored as the others are, or the preprocess= that fits both",
+        "that are stored like the others, or a preprocess= that fits both",
         certain=True,
     )
 
@@ -224,13 +224,13 @@ FINDERS: tuple[Finder, ...] = (
 
 
 def find(measured: TensorMeasurements, config: RunConfig) -> list[Finding]:
-    """Return everything that is found, each once."""
+    """Return all findings, each once."""
     found = (finder(measured, config) for finder in FINDERS)
     return [finding for finding in found if finding is not None]
 
 
 def doubtful_fp32(doubt: str) -> Finding:
-    """Return the finding that FP32 itself is bad, as `preprocessing_check` has it."""
+    """Return the finding that FP32 itself is bad, see `preprocessing_check`."""
     return Finding("wrong preprocessing", ("FP32",), doubt, certain=True)
 
 

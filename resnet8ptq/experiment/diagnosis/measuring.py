@@ -1,4 +1,4 @@
-"""What quantization does to each tensor: the quantized graph beside the FP32 graph.
+"""Measures each tensor of the quantized graph beside the FP32 graph.
 
 Powers are summed batch by batch: no activation is kept.
 """
@@ -94,9 +94,9 @@ class Spread:
 
     @property
     def reach(self) -> float:
-        """The magnitude that all but one in a hundred stay below, to an octave; one value at least.
+        """The power of two that 99% of the values stay below; at least one value is above.
 
-        0 where that leaves none.
+        0 if no value is left below.
         """
         octave = self._last
         return math.ldexp(1.0, octave - _MIDDLE) if octave >= 0 else 0.0
@@ -122,7 +122,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Weight:
-    """What is known of the weights of a quantized layer.
+    """Measurements of the weights of a quantized layer.
 
     Attributes:
         name, node, dtype, scales: see `RoundedWeight`.
@@ -151,7 +151,7 @@ class Weight:
 
 @dataclass
 class Activation:
-    """What is known of a tensor that is rounded as the network runs.
+    """Measurements of a tensor that is rounded while the network runs.
 
     Attributes:
         tensor: its name, its range, and the nodes around it.
@@ -329,7 +329,7 @@ class _Sessions:
         return self._quantized.run(None, self._feed(batch))
 
     def layers(self, batch: Array, given: Sequence[Array]) -> list[Array]:
-        """Return what each layer by itself makes of given values, in float arithmetic."""
+        """Return the outputs of each layer for given inputs, in float arithmetic."""
         feeds = self._feed(batch) | dict(zip(self._dequantized, given, strict=True))
         return self._layers.run(None, feeds)
 

@@ -1,4 +1,4 @@
-"""`+analysis=profile`: what each operator takes, FP32 beside 8 bits."""
+"""`+analysis=profile`: the time of each operator, FP32 beside 8 bits."""
 
 import tempfile
 from functools import partial
