@@ -132,7 +132,7 @@ def _show_keys(keys: Sequence[Key], width: int) -> list[str]:
 
 
 def _describe(path: Path) -> str:
-    """Return the first comment of a file that stands on lines of its own."""
+    """Return the first comment of a file that fills whole lines."""
     comments: list[str] = []
     for line in path.read_text("utf-8").splitlines():
         if line.startswith("# ") and line != _GLOBAL:

@@ -202,7 +202,7 @@ def _time(
 
 
 def _describe_samples(samples: Samples, task: Task) -> dict[str, str]:
-    """Return params on samples that belong together, and on those that a sweep chooses by."""
+    """Return the params of grouped samples and of the selection samples."""
     params = {}
     if _is_grouped(samples.reported, task):
         params[GROUPED] = "true"

@@ -115,7 +115,7 @@ def usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
 
 
 def _is_unit(split: Split) -> bool:
-    """Tell whether samples are pictures of floats from 0 to 1, as frameworks make of pixels."""
+    """Return whether samples are pictures of floats from 0 to 1, as frameworks make of pixels."""
     shape = split.images.shape
     if split.images.dtype.kind != "f" or len(shape) != 4 or not {shape[1], shape[3]} & {1, 3}:
         return False
@@ -125,7 +125,7 @@ def _is_unit(split: Split) -> bool:
 
 
 def _tells_apart(labels: Labels | None) -> bool:
-    """Tell whether a metric of samples with these labels may differ."""
+    """Return whether a metric of samples with these labels may differ."""
     if labels is None or labels.dtype.kind == "V":
         return labels is not None and bool(labels["count"].any())
     return len(np.unique(labels)) > 1

@@ -267,7 +267,7 @@ def _torch_runner(path: Path) -> Predict:
 
 
 def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
-    """Return the largest difference: of probabilities, else as a fraction of the largest value.
+    """Return the largest difference of probabilities; of other outputs, over the largest value.
 
     Args:
         final: see `find_final`; top-1 classes of `values` are not compared.

@@ -113,7 +113,7 @@ def load_run(
 
 
 def is_sweep(folder: Path) -> bool:
-    """Tell whether a folder is a sweep's, not a run's; raises ConfigError if it is neither."""
+    """Return whether a folder is a sweep's, not a run's; raises ConfigError if it is neither."""
     return _read_journal(folder).tags.get("kind") == "sweep"
 
 

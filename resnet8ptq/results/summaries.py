@@ -242,7 +242,7 @@ def _recommended(
     runs: Sequence[RunSummary],
     own: Mapping[str, Bounds],
 ) -> RunSummary | None:
-    """Return the summary of a recommended run, judged and bounded as one.
+    """Return the summary of a recommended run, with the verdict and bounds of `own_family`.
 
     Args:
         own: bounds of the models of `own_family`, by the run's id.

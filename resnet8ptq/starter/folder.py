@@ -23,7 +23,7 @@ FILES = {  # in the project: in `files/`
 
 @dataclass
 class Arguments:
-    """What `init` takes, as key=value or as a plain word."""
+    """The settings of `init`, as key=value or as a plain word."""
 
     folder: str = "."
 

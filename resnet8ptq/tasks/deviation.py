@@ -103,7 +103,7 @@ class DeviationValues(Replicates):
         return Margin.of_mean(self.noise - drop * self.signal)
 
     def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return the margin of the noise that the other model does not have."""
+        """Return the margin of this model's noise minus the other's."""
         return Margin.of_mean(self.noise - other.noise - drop * self.signal)
 
 
