@@ -29,8 +29,8 @@ from resnet8ptq.tasks.contract import (
 from resnet8ptq.tasks.statistics import Margin, Values, bootstrap
 
 NOTE = (
-    "No labels: {measure} is measured against FP32 in the same framework. How good FP32 itself is "
-    "was not measured, and no accuracy is known."
+    "No labels: {measure} is measured against FP32 in the same framework. The quality of FP32 "
+    "itself was not measured, and no accuracy is known."
 )
 RESAMPLES = 9999
 SQNR = Metric("sqnr_db", "SQNR dB", bounded=False)
