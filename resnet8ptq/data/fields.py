@@ -51,7 +51,7 @@ class Fields:
 
     @property
     def length_mask(self) -> str | None:
-        """The mask that tells the length of a sample; None if the network takes one length."""
+        """The mask that gives the length of a sample; None if the network takes one length."""
         return self.mask if self.any_length else None
 
     def longest(self, stored: np.dtype[Any]) -> int | None:

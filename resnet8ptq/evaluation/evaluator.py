@@ -77,7 +77,7 @@ class Quantized:
 
     @property
     def path(self) -> Path:
-        """Where the file lies."""
+        """Path of the file."""
         return self.artifact.path
 
 

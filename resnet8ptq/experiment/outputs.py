@@ -5,7 +5,7 @@
 | `model.onnx`, `.pt`, `.pt2`, `.pte`, `.tflite` | the quantized model, written by its backend |
 | `config.yaml` | the resolved config |
 | `result.json` | status and every metric |
-| `predictions.npz` | what the task keeps of each test image, of the model and of its baseline |
+| `predictions.npz` | the values of each test image that the task keeps, of model and baseline |
 | `choice.npz` | the same of the samples that a sweep chooses by |
 | `per_class.csv`, `confusion.csv`, `classes.png`, `roc.png`, ... | tables and figures of the task |
 | `calibration.csv` | indices of the calibration images in the training split, with labels |

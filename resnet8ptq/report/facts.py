@@ -90,7 +90,7 @@ def varied(records: Sequence[RunRecord]) -> list[str]:
 
 
 def asked(record: RunRecord, keys: Sequence[str]) -> tuple[str | None, ...]:
-    """Return settings as asked for: bits that a run chose itself are `auto`."""
+    """Return settings as requested: bits that a run chose itself are `auto`."""
     auto = record.params.get("precision.plan") == "auto"
     return tuple("auto" if auto and k == "planned_bits" else record.params.get(k) for k in keys)
 

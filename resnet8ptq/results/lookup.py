@@ -118,7 +118,7 @@ def is_sweep(folder: Path) -> bool:
 
 
 def _select(source: _Source, asked: Asked) -> list[Selection]:
-    """Judge the runs as the report does, by the limits asked for, else by those of the sweep."""
+    """Judge the runs as the report does, by the requested limits, else by those of the sweep."""
     limits = _limits(source.records, asked)
     if source.parent is not None:
         return page.load_selections(source.store, source.parent, source.records, limits)

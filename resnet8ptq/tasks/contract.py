@@ -216,7 +216,7 @@ class Setting:
 
     @property
     def classes(self) -> int | None:
-        """Number of classes that the network tells apart; None for other outputs."""
+        """Number of classes of the network; None for other outputs."""
         shapes = list(self.outputs.values())
         single = len(shapes) == 1 and len(shapes[0]) == 1 and self.final != VALUES
         return shapes[0][0] if single else None

@@ -39,7 +39,7 @@ SQNR = Metric("sqnr_db", "SQNR dB", bounded=False)
 def powers(values: Array, reference: Array) -> tuple[Values, Values]:
     """Return the noise [n] and the signal [n] of each sample, relative to FP32's mean signal.
 
-    Both are sums of squares. They stay as they are where FP32 returns only zeros.
+    Both are sums of squares. They are absolute if FP32 returns only zeros.
     """
     noise, signal = np.empty(len(reference)), np.empty(len(reference))
     for part in distortion.parts(reference):

@@ -1,4 +1,4 @@
-"""Tells runs made on this machine from others: a store is untrusted, and may name any folder."""
+"""Recognizes runs that were made here: a store is untrusted, and may name any folder."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Matches a file's inputs and outputs to those of the FP32 network, by name and shape.
 
 The result has the form of the settings `backend.inputs` and `backend.outputs`, so that a run's
-config holds it, and a person can set what the file leaves open.
+config holds it, and the user can resolve an ambiguous match.
 """
 
 import math
@@ -80,7 +80,7 @@ def _pair(
 
 
 def _read(key: str, name: str, value: Any) -> dict[str, Any]:
-    """Return a setting's value as a dict: a name stands for `{name: ...}`."""
+    """Return a setting's value as a dict: a name is short for `{name: ...}`."""
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping) or not {*value} <= {*_KEYS} or not _is_plain(value):

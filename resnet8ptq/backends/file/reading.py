@@ -1,6 +1,6 @@
-"""Admits a file of others: checks it, describes it and tries it in a process of its own.
+"""Checks a file of others, describes it and tries it, in a separate process.
 
-The cache keeps the file as one piece, and its facts. Only then does this process load it.
+The cache keeps the file in one piece, with its description. Then this process may load it.
 """
 
 import json

@@ -54,7 +54,7 @@ class Scheme:
 def find_quantized(
     model: Any, names: Mapping[int, list[str]], graph: onnx.GraphProto, skipped: Collection[str]
 ) -> list[Any]:
-    """Return the operators of a file that stand for nodes of the graph that are quantized.
+    """Return the operators of a file that come from quantized nodes of the graph.
 
     Args:
         names: see `correspondence.find`.

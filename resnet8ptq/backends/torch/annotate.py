@@ -1,4 +1,4 @@
-"""Tells PT2E where to quantize: a `Quantizer` that follows the nodes of the ONNX graph.
+"""Annotates where PT2E quantizes: a `Quantizer` that follows the nodes of the ONNX graph.
 
 It names the tensors to calibrate (`observed`), then sets the scales (`annotate`).
 """

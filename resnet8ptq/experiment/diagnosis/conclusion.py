@@ -59,7 +59,7 @@ class DiagnosisResult(RunResult):
         halves: the same with the weights alone or the activations alone rounded.
         metric: of which `fp32_value` is FP32's.
         images: how many held-out samples were scored.
-        notes: on what was diagnosed.
+        notes: on the diagnosed form of the network.
     """
 
     measured: TensorMeasurements | None = None
@@ -85,7 +85,7 @@ class DiagnosisResult(RunResult):
 
     @property
     def reasons(self) -> list[Finding]:
-        """The findings that cost something: first what is certain, then what wins back most."""
+        """The findings that cost something: certain ones first, then by gain of the change."""
 
         def rank(finding: Finding) -> float:
             answer = self.answer(finding)

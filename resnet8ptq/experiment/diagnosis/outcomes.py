@@ -75,7 +75,7 @@ def attempt(
     task: Task,
     compare: Compare,
 ) -> list[Outcome]:
-    """Try each change by itself; return what helps most first, what cannot be tried last.
+    """Try each change alone; return the best first, those that could not be tried last.
 
     Ranked by SQNR, in which a difference of a few samples does not count.
 

@@ -28,7 +28,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
         run: the open MLflow run that records it.
 
     Raises:
-        UnsupportedError: the framework cannot tell the times.
+        UnsupportedError: the framework does not report times.
         PtqError: anything that went wrong, in one line.
     """
     timing = settings.config.latency
