@@ -207,7 +207,7 @@ def _describe_samples(samples: Samples, task: Task) -> dict[str, str]:
     if _is_grouped(samples.reported, task):
         params[GROUPED] = "true"
     if samples.choosing is not None:
-        params["chosen_by"] = f"{len(samples.choosing)} {samples.chosen_from}"
+        params["chosen_by"] = f"{len(samples.choosing):,} {samples.chosen_from}"
     return params
 
 

@@ -363,7 +363,7 @@ def _balanced(selected: Selection, best: Recommendation) -> Recommendation | Non
     small = [cell for cell in members if _bytes(cell) <= least]
     chosen = min(small, key=lambda cell: cell.record.latency_ms or math.inf)
     if chosen is best.choice:
-        why = f"no smaller model is shown to be {_say_margin(selected)}"
+        why = f"no model over {SAME_SIZE:.1%} smaller is shown to be {_say_margin(selected)}"
     else:
         metric = selected.family.metric
         why = f"{_bytes(chosen) / 1000:.1f} kB, the best has {_bytes(best.choice) / 1000:.1f} kB; "
