@@ -1,4 +1,4 @@
-"""An FP32 result that cannot be right, and the preprocessing that would have fitted."""
+"""Detects an implausible FP32 result, and finds a preprocessing that fits better."""
 
 import logging
 from collections.abc import Iterator

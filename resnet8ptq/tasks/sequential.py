@@ -89,7 +89,7 @@ class _Paths(NamedTuple):
         return cls(0.0, np.zeros(1), np.ones(1))
 
     def above(self, time: float, place: float) -> float:
-        """Return the probability of these paths to be above a place at a later time."""
+        """Return the probability that these paths are above a value at a later time."""
         return float(self.mass @ ndtr((self.places - place) / math.sqrt(time - self.time)))
 
     def below(self, time: float, place: float) -> float:
