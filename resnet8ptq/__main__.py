@@ -1,14 +1,14 @@
-"""The commands of the command line.
+"""Commands of resnet8ptq:
 
     resnet8ptq init       write the first files of a project of your own
     resnet8ptq run        quantize, evaluate and track: a run, or a sweep with -m
-    resnet8ptq ship       one command to a model that passes, in at most some minutes
+    resnet8ptq ship       find a model that passes report.max_drop, within some minutes
     resnet8ptq ui         browse the runs: MLflow on 127.0.0.1
     resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
     resnet8ptq deploy     export a run's model as a folder for other machines, verified
     resnet8ptq report     write the report of a sweep again, from MLflow alone
-    resnet8ptq verdict    pass or fail, as JSON and an exit code: one line in CI
-    resnet8ptq judge      quantized files of any program against their FP32 network: pass or fail
+    resnet8ptq verdict    pass or fail, as JSON and an exit code, for CI
+    resnet8ptq judge      pass or fail of quantized files that other programs have made
     resnet8ptq sync       log the runs that MLflow lacks
     resnet8ptq server     start MLflow on PostgreSQL, for a team
 

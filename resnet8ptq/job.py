@@ -1,4 +1,4 @@
-"""Runs one job: alone, or in a sweep."""
+"""Runs one job, alone or in a sweep: settles its settings, and opens the run that records it."""
 
 import logging
 import math
@@ -32,7 +32,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
 
     `overrides` are the settings of the command line.
     """
-    _settle_choice(cfg, jobs=1)
+    _settle_evaluate(cfg, jobs=1)
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run
     for line in words.find_idle(cfg, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
@@ -48,7 +48,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     from resnet8ptq.tracking.store import find_store, open_store
 
     log.info("run: %s", folder)
-    settings = attempt(config, UnsupportedError)  # a wrong path leaves no store and no run
+    settings = try_to_settle(config, UnsupportedError)  # a wrong path leaves no store and no run
     opening = background.put(open_store, config.tracking)
     background.prepare(sender.warm_up)
     from resnet8ptq.experiment import pipeline  # noqa: F401
@@ -58,7 +58,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     # If `find_store` returns a store, `background.wait` reports its errors at the end.
     store = find_store(config.tracking) or background.result(opening)
     background.name_store(store.words)
-    done = record(cfg, settings, folder, store, tags=tags)
+    done = run_recorded(cfg, settings, folder, store, tags=tags)
     if config.analysis.name is None:  # an analysis has printed its own table
         families = comparison.count_looks(store, comparison.load(store, [done]))
         terminal.print_runs([done], judged=verdicts.in_words(families, config.report))
@@ -80,26 +80,28 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     number = settings.job.num
     if begun.worker:
         jobs.enter(begun.worker)
-    _settle_choice(cfg, begun.jobs)
+    _settle_evaluate(cfg, begun.jobs)
     from resnet8ptq.experiment.settings import Settings
 
-    job = attempt(cfg, PtqError, OSError)
+    settled = try_to_settle(cfg, PtqError, OSError)
     at_once = begun.worker.at_once if begun.worker else 1
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
-    tags |= {"job_overrides": shlex.join(settings.overrides.task), **identify(job)}
+    tags |= {"job_overrides": shlex.join(settings.overrides.task), **identify(settled)}
     left_s = None if isinstance(begun, Sweep) else begun.seconds_left(number)
     sweep = begun if isinstance(begun, Sweep) else callback.open_current()
     try:
-        again = cfg.backend.name != "file" and cfg.backend.path  # which is for backend=file alone
-        if finished := resume.find_finished(sweep, number, tags.get("identity"), bool(again)):
+        # A sweep over backend.path repeats the jobs of other backends, which do not read it.
+        repeated = bool(cfg.backend.name != "file" and cfg.backend.path)
+        if finished := resume.find_finished(sweep, number, tags.get("identity"), repeated):
             log.info("%s: skipped, finished as run %s", folder.name, finished.run_id)
             return finished
         if sweep.worker and cfg.threads is None:
             cfg.threads = sweep.worker.threads  # also recorded by a job with a wrong setting
-            job = job.with_threads(cfg.threads) if isinstance(job, Settings) else job
+            if isinstance(settled, Settings):
+                settled = settled.with_threads(cfg.threads)
         earlier = resume.find_attempts(sweep, number)
         _log_progress(number, begun.jobs, left_s)
-        return record(cfg, job, folder, sweep.store, sweep.parent_id, tags, earlier)
+        return run_recorded(cfg, settled, folder, sweep.store, sweep.parent_id, tags, earlier)
     except Exception as error:
         log.error("%s: failed: %s", folder.name, command.explain(error))
         if sweep.worker:
@@ -113,7 +115,9 @@ def _log_progress(number: int, jobs: int | None, left_s: float | None) -> None:
         log.info("job %d of %d%s", number + 1, jobs, left)
 
 
-def attempt(asked: RunConfig | DictConfig, *errors: type[Exception]) -> "Settings | Exception":
+def try_to_settle(
+    asked: RunConfig | DictConfig, *errors: type[Exception]
+) -> "Settings | Exception":
     """Return settled settings, or the error that the run is to record.
 
     Args:
@@ -131,8 +135,11 @@ def attempt(asked: RunConfig | DictConfig, *errors: type[Exception]) -> "Setting
         return error
 
 
-def _settle_choice(cfg: DictConfig, jobs: int | None) -> None:
-    """Leave out the selection samples in a single run, which has nothing to choose.
+def _settle_evaluate(cfg: DictConfig, jobs: int | None) -> None:
+    """Set the defaults of `evaluate` that depend on the number of jobs.
+
+    A single run has nothing to choose, and so no selection samples. A sequential test is corrected
+    for the number of jobs.
 
     Args:
         jobs: of the sweep; None if only Hydra knows the number.
@@ -158,7 +165,7 @@ def identify(settings: "Settings | Exception") -> dict[str, str]:
         return {}
 
 
-def record(
+def run_recorded(
     cfg: DictConfig,
     settings: "Settings | Exception",
     folder: Path,
@@ -167,7 +174,10 @@ def record(
     tags: Mapping[str, str] | None = None,
     earlier: Sequence["RunRecord"] = (),
 ) -> "RunRecord":
-    """Run inside an MLflow run with `tags`, which replaces `earlier` ones; return its record.
+    """Run the job inside an MLflow run with `tags`, which replaces `earlier` runs.
+
+    Returns:
+        The record of the run.
 
     Args:
         cfg: as composed: names the run, and is logged if the run fails early.
@@ -183,15 +193,15 @@ def record(
     with start_run(store, name, composed, folder, parent_id, tags) as opened:
         replace_runs(store, earlier, opened)
         if isinstance(settings, Exception):
-            result = _refuse(settings, opened)
+            result = _record_unsupported(settings, opened)
         else:
             result = running.run(settings, folder, opened)
         log.info("%s: %s", name, result.summary())  # before the run's log is uploaded
     return opened.record
 
 
-def _refuse(error: Exception, opened: "Run") -> "RunResult":
-    """Record a combination that is unsupported because a file is missing; raise other errors."""
+def _record_unsupported(error: Exception, opened: "Run") -> "RunResult":
+    """Record a run whose settings are unsupported, such as a missing file; raise other errors."""
     from resnet8ptq.evaluation.result import RunResult
 
     if not isinstance(error, UnsupportedError):

@@ -113,7 +113,7 @@ def main(words: list[str]) -> None:
 
 
 def _is_file(word: str) -> bool:
-    """Tell paths from settings; a path may hold `=` too."""
+    """Separate paths from settings; a path may contain `=` too."""
     return not word.startswith(("-", "+", "~")) and ("=" not in word or Path(word).is_file())
 
 

@@ -73,8 +73,8 @@ class RayJobs(JobsLauncher):
 def start(init: DictConfig) -> None:
     """Start Ray, or connect to a cluster, unless that is done already.
 
-    It sets token authentication, because whoever reaches Ray's ports can run code, and turns usage
-    statistics off. Variables of the user's environment take precedence.
+    It sets token authentication, because anyone who reaches Ray's ports can run code. It turns
+    usage statistics off. Variables of the user's environment take precedence.
 
     Raises:
         JobError: Ray does not start, no cluster answers, or the cluster refuses the token.

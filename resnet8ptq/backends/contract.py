@@ -208,7 +208,7 @@ class Quantizer(Protocol):
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Return how many convolutions and matrix products run on integers, and how many in float.
 
-        The runtime may execute in float what the file means for integers.
+        The runtime may execute layers in float that are integer layers in the file.
         """
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:

@@ -22,17 +22,17 @@ _LINEAR = {"MatMul", "Gemm"}  # dynamic: MatMulInteger
 
 
 def is_x86(flags: Collection[str]) -> bool:
-    """Tell whether these are flags of a 64-bit x86 CPU."""
+    """Return whether these are flags of a 64-bit x86 CPU."""
     return "sse2" in flags
 
 
 def is_arm(flags: Collection[str]) -> bool:
-    """Tell whether these are flags of a 64-bit ARM CPU."""
+    """Return whether these are flags of a 64-bit ARM CPU."""
     return "asimd" in flags
 
 
 def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[str]) -> bool:
-    """Tell whether 16-bit sums of 8-bit products may saturate, so that outputs are wrong.
+    """Return whether 16-bit sums of 8-bit products may saturate, so that outputs are wrong.
 
     Args:
         resolved: of a quantized run.

@@ -50,11 +50,12 @@ def show(conf: Path, chosen: Mapping[str, str], own: Path | None = None) -> str:
     """
     text = (conf / "config.yaml").read_text("utf-8")
     config = yaml.safe_load(text)
+    listed = dict(
+        item for entry in config["defaults"] if isinstance(entry, dict) for item in entry.items()
+    )
     defaults = {
         name: str(option)
-        for entry in config["defaults"]
-        if isinstance(entry, dict)
-        for name, option in entry.items()
+        for name, option in listed.items()
         if option is not None and not name.startswith("override ")
     }
     words = config["hydra"]["help"]
@@ -62,7 +63,8 @@ def show(conf: Path, chosen: Mapping[str, str], own: Path | None = None) -> str:
     lines = [words["header"], "", "Groups: choose by group=option, sweep by -m group=option,option"]
     options = _find_options(conf, own)
     for group in sorted({name.partition("/")[0] for name in options}):
-        lines += ["", *_show_group(group, options, defaults.get(group, ""), width)]
+        plus = "" if group in listed else "+"  # Hydra adds a group that `defaults` does not list
+        lines += ["", *_show_group(group, options, defaults.get(group, ""), width, plus)]
     lines += ["", "Keys: set by key=value", "", *_show_keys(read_keys(text), width)]
     for name, option in {**defaults, **chosen}.items():
         keys = _read_option(options, name, option) if f"{name}/{option}" in options else []
@@ -113,12 +115,14 @@ def _comment(line: str, column: int) -> str:
     return line[column:].partition("# ")[2].strip()
 
 
-def _show_group(group: str, options: Mapping[str, Path], default: str, width: int) -> list[str]:
+def _show_group(
+    group: str, options: Mapping[str, Path], default: str, width: int, plus: str
+) -> list[str]:
     rows = []
     for name, path in sorted(options.items()):
         if name.startswith(f"{group}/"):
             mark = " (default)" if path.stem == default else ""
-            rows.append((f"{group}={path.stem}{mark}", Key("", "", _describe(path))))
+            rows.append((f"{plus}{group}={path.stem}{mark}", Key("", "", _describe(path))))
     return _columns(rows, width)
 
 
@@ -132,7 +136,7 @@ def _show_keys(keys: Sequence[Key], width: int) -> list[str]:
 
 
 def _describe(path: Path) -> str:
-    """Return the first comment of a file that stands on lines of its own."""
+    """Return the first comment of a file that fills whole lines."""
     comments: list[str] = []
     for line in path.read_text("utf-8").splitlines():
         if line.startswith("# ") and line != _GLOBAL:

@@ -381,7 +381,7 @@ class AnalysisConfig:
     """An analysis in place of a quantization run.
 
     `sensitivity` quantizes layer by layer; `diagnose` reports causes of the loss against FP32;
-    `profile` times each operator; `plan_test` tells which loss the test samples can show;
+    `profile` times each operator; `plan_test` reports the loss that the test samples can show;
     `inspect` describes the network.
     """
 

@@ -1,6 +1,6 @@
 """Checks the words of the command line of `resnet8ptq run`, before Hydra reads them.
 
-So a typo costs one line, without the import of a framework or a run in the store. The values of all
+A typo then ends with a line, before a framework is imported or a run is recorded. The values of all
 jobs of a sweep are checked before the first job starts. `find_idle` reports settings without effect
 after Hydra has composed the config.
 """

@@ -72,7 +72,7 @@ def cut_network() -> str:
 
 
 def limits_writes() -> bool:
-    """Tell whether the kernel can keep a process from writing; see `write_only_to`."""
+    """Return whether the kernel can keep a process from writing; see `write_only_to`."""
     return _landlock_version(ctypes.CDLL(None)) > 0
 
 

@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 class TimeUpError(Exception):
-    """A part of a result was abandoned, because the time is up; never leaves a run."""
+    """A part of a result was abandoned because the time is up; caught inside the run."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Deadline:
             raise TimeUpError
 
     def cut(self, work: str) -> None:
-        """Note, and warn, that work ended before its end."""
+        """Record and warn that work was cut short."""
         if work not in self.cut_short:
             self.cut_short.append(work)
             log.warning("max_seconds: the time is up: %s", work)

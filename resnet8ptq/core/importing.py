@@ -24,5 +24,5 @@ def allow(folder: Path) -> None:
 
 
 def _is_main_by_name() -> bool:
-    """Tell whether Python was called with `-m`."""
+    """Return whether Python was called with `-m`."""
     return getattr(sys.modules["__main__"], "__spec__", None) is not None

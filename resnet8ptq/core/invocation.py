@@ -31,7 +31,7 @@ _SHOWN = re.compile(rf"(^ +|`|: ){SCRIPT} (\w+)", re.M)
 
 
 def adapt(usage: str) -> str:
-    """Return a help text with its commands, such as `resnet8ptq deploy`, as `command` has them."""
+    """Return a help text whose commands, such as `resnet8ptq deploy`, begin as in `command`."""
     return _SHOWN.sub(lambda match: match[1] + command(match[2]), usage)
 
 

@@ -1,7 +1,7 @@
 """The inputs of a network of several inputs, and the fields of the samples that fill them.
 
-Samples are records (see `core.records`), stored as long as the longest one. Where a network takes
-any length, each batch is cut to the length of its longest sample, as networks of text were trained.
+Samples are records (see `core.records`), padded to the longest one. If a network takes any length,
+each batch is cut to its longest sample, as in the training of text networks.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Fields:
 
     @property
     def length_mask(self) -> str | None:
-        """The mask that tells the length of a sample; None if the network takes one length."""
+        """The mask that gives the length of a sample; None if the network takes one length."""
         return self.mask if self.any_length else None
 
     def longest(self, stored: np.dtype[Any]) -> int | None:
@@ -100,7 +100,7 @@ def find_mask(dtype: np.dtype[Any]) -> str | None:
 
 
 def find_masked(dtype: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the fields with a value for each value of the mask, with it; () without a mask."""
+    """Return the mask and the fields with as many values as it has; () without a mask."""
     mask = find_mask(dtype)
     length = None if mask is None else dtype[mask].shape
     return tuple(name for name in names_of(dtype) if dtype[name].shape[:1] == length)

@@ -18,7 +18,7 @@ class Preprocessing:
     """Arithmetic on samples, in this order; the default keeps their values.
 
     Attributes:
-        offset, step: stored integers stand for `(stored - offset) * step`.
+        offset, step: a stored integer has the value `(stored - offset) * step`.
         bgr: whether the order of the channels, the last axis, is reversed.
         scale: a factor for the values.
         mean, std: then `(value - mean) / std`, with one number for all channels or one for each

@@ -114,13 +114,13 @@ def steps(vectors: Vectors) -> list[str]:
 
 
 def reads_pictures(source: Source, vectors: Vectors) -> bool:
-    """Tell whether the samples come from picture files, which the example then reads."""
+    """Return whether the samples come from picture files, which the example then reads."""
     made = source.config.preprocess.size is not None or source.config.data.name in _OF_PICTURES
     return made and vectors.samples is not vectors.inputs
 
 
 def reads_texts(source: Source) -> bool:
-    """Tell whether the samples come from texts, which the example then reads."""
+    """Return whether the samples come from texts, which the example then reads."""
     return (source.folder / TOKENIZER).is_file()
 
 

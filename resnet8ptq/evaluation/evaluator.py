@@ -77,7 +77,7 @@ class Quantized:
 
     @property
     def path(self) -> Path:
-        """Where the file lies."""
+        """Path of the file."""
         return self.artifact.path
 
 
@@ -173,9 +173,9 @@ class Evaluator:
         plan: Plan,
         search: bool = False,
     ) -> Compared:
-        """Do as `compare`, block by block in the order of `samples`, until `plan` stops.
+        """Compare block by block, in the order of `samples`, until `plan` stops.
 
-        FP32 is run over all samples, once for all runs.
+        FP32 runs over all samples, once for all runs.
 
         Args:
             search: neither stop for futility nor collect logits.

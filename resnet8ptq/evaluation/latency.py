@@ -1,7 +1,7 @@
 """Latency of a model and its FP32 baseline, timed in turns in one process.
 
-On a shared machine a latency drifts by more than quantization changes it. In turns, both models
-meet the same disturbances, and their ratio holds.
+On a shared machine, latency drifts by more than quantization changes it. Models that are timed in
+turns meet the same load, so their ratio is reliable.
 """
 
 import math

@@ -44,7 +44,7 @@ def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
     """Read data and network; return the data as the network takes them.
 
     Raises:
-        PtqError: what is missing or does not fit, in one line.
+        PtqError: data or network are missing, or do not fit, in one line.
     """
     config, cache_root = settings.config, settings.runtime.cache_root
     data = registry.read(config.data, config.preprocess, cache_root, config.calib.images)
@@ -61,8 +61,8 @@ def make_task(
         name: of these samples, for errors; empty: the data set's.
 
     Raises:
-        ConfigError: the samples lack what the task needs.
-        ModelError: the network returns other than what the task scores.
+        ConfigError: the samples do not have the labels that the task needs.
+        ModelError: the task does not score outputs of this form.
     """
     setting = Setting(
         name or dataset.name,
@@ -81,10 +81,10 @@ def make_task(
 
 
 def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
-    """Return the settings with what depends on the network decided, before anything is learned.
+    """Return the settings, completed by the network, before anything is learned.
 
     Raises:
-        ConfigError: a node or a layer is named that the network has not.
+        ConfigError: the settings name an unknown node or layer.
         UnsupportedError: the framework cannot quantize this network so.
     """
     config = settings.config

@@ -1,4 +1,4 @@
-"""MLPerf Tiny's networks with their data: where each file lies, or is downloaded from.
+"""MLPerf Tiny's networks with their data: the path of each file, or its download.
 
 Sources: https://github.com/mlcommons/tiny (networks, Apache-2.0; quality targets in its rules) and
 https://github.com/eembc/energyrunner (data).
@@ -28,8 +28,8 @@ class File:
     Attributes:
         path: below `benchmark.folder`; the first of several that a pattern finds.
         sha256: of a file, where it is fixed.
-        url: below `REPOSITORY`, from where it is downloaded; None: it is not to be had as it is.
-        source: where to get what is not downloaded.
+        url: of the download, below `REPOSITORY`; None: it cannot be downloaded in this form.
+        source: of a file that is not downloaded.
     """
 
     path: str
@@ -40,7 +40,7 @@ class File:
 
 @dataclass(frozen=True)
 class Task:
-    """A task of the suite; None: what the settings name anyway.
+    """A task of the suite; None: the file that the settings name by default.
 
     Attributes:
         official: its own int8 file.
@@ -108,11 +108,11 @@ SUITE = {
 
 
 def settle(config: RunConfig) -> RunConfig:
-    """Return the settings with the files of `benchmark.name`; as they are without it.
+    """Return the settings with the files of `benchmark.name`; unchanged without it.
 
     Raises:
         ConfigError: there is no such task.
-        UnsupportedError: a file is not at hand; says where to get it.
+        UnsupportedError: a file is missing; the message names its source.
     """
     if config.benchmark.name is None:
         return config
@@ -128,7 +128,7 @@ def settle(config: RunConfig) -> RunConfig:
 
 
 def _find(file: File, config: RunConfig) -> str:
-    """Return where a file lies: in `benchmark.folder`, or downloaded."""
+    """Return the path of a file: in `benchmark.folder`, or downloaded."""
     folder = config.benchmark.folder
     root = None if folder is None else Path(folder).expanduser()
     found = sorted(root.glob(file.path)) if root is not None else []

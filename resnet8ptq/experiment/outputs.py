@@ -1,16 +1,16 @@
 """The files that a run leaves in its folder, and that MLflow keeps as artifacts.
 
-| file | what |
+| file | content |
 |---|---|
 | `model.onnx`, `.pt`, `.pt2`, `.pte`, `.tflite` | the quantized model, written by its backend |
 | `config.yaml` | the resolved config |
 | `result.json` | status and every metric |
-| `predictions.npz` | what the task keeps of each test image, of the model and of its baseline |
+| `predictions.npz` | the values of each test image that the task keeps, of model and baseline |
 | `choice.npz` | the same of the samples that a sweep chooses by |
 | `per_class.csv`, `confusion.csv`, `classes.png`, `roc.png`, ... | tables and figures of the task |
-| `calibration.csv` | places of the calibration images in the training split, with labels |
+| `calibration.csv` | indices of the calibration images in the training split, with labels |
 | `calibration.json`, `.flatbuffers`, `.cache` | the ranges as `calib.table` reads them |
-| `exclusion.csv` | with `nodes_to_exclude=auto`: what was tried |
+| `exclusion.csv` | with `nodes_to_exclude=auto`: the trials |
 | `qat_loss.png` | with `method=qat`: the curves |
 | `example.npz` | the first scored sample as the network takes it, `inputs` [1, ...] |
 | `tokenizer.json` | with texts: the file of `data.tokenizer` |
@@ -98,7 +98,7 @@ def _title(config: RunConfig, value: str) -> str:
 
 
 def _drawn(calibration: CalibrationSet) -> Iterable[Sequence[object]]:
-    """Return the places of the images, with the labels of those that are of a class."""
+    """Return the indices of the images, with their classes if they have any."""
     labels = calibration.split.labels
     if labels is None or labels.ndim > 1 or labels.dtype.kind == "V":
         return [["index"], *([index] for index in calibration.indices.tolist())]

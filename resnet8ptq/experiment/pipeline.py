@@ -51,7 +51,7 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     """Quantize, reload, evaluate, compare with the FP32 baseline, and record.
 
     Args:
-        settings: what to run.
+        settings: of the run, with all files located.
         folder: the run's own folder, existing; all its files land there.
         run: the open MLflow run that records it.
 
@@ -70,9 +70,9 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     _warn_of_depthwise(config, resolved, graph)
     if config.backend.quantizes:
         attention_report.report(config, graph)
-    training = f"the training samples of {data.name}"
-    check = partial(make_task, config.task, data, network, name=training)
-    samples = draw(config, data, preparation.tunes(config), check)
+    name = f"the training samples of {data.name}"
+    can_score = partial(make_task, config.task, data, network, name=name)
+    samples = draw(config, data, preparation.tunes(config), can_score)
     task = make_task(config.task, data, network, samples.reported)
     described = _describe_samples(samples, task)
     run.log_params(task.describe() | described)
@@ -97,11 +97,11 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     doubt = preprocessing_check.check(config, evaluator, samples.data, fp32)
     if doubt is not None:
         run.log_params({"doubt": doubt})
-    compared = quantized.path, measurement.comparison
     if config.backend.quantizes:
         _warn_of_noise(config, measurement.comparison.sqnr_db)
     elif doubt is None:
-        params |= file_check.check(config, evaluator, samples.data, *compared)
+        compared = measurement.comparison
+        params |= file_check.check(config, evaluator, samples.data, quantized.path, compared)
     params |= _describe_artifact(quantizer, quantized)
     params |= _describe_timing(config, samples, measurement)
     if measurement.evaluation_cached:
@@ -202,12 +202,12 @@ def _time(
 
 
 def _describe_samples(samples: Samples, task: Task) -> dict[str, str]:
-    """Return params on samples that belong together, and on those that a sweep chooses by."""
+    """Return the params of grouped samples and of the selection samples."""
     params = {}
     if _is_grouped(samples.reported, task):
         params[GROUPED] = "true"
     if samples.choosing is not None:
-        params["chosen_by"] = f"{len(samples.choosing)} {samples.chosen_from}"
+        params["chosen_by"] = f"{len(samples.choosing):,} {samples.chosen_from}"
     return params
 
 

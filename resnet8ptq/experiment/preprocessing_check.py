@@ -1,4 +1,4 @@
-"""An FP32 result that cannot be right, and the preprocessing that would have fitted."""
+"""Detects an implausible FP32 result, and finds a preprocessing that fits better."""
 
 import logging
 from collections.abc import Iterator
@@ -34,9 +34,9 @@ _USUAL = {
 def check(
     config: RunConfig, evaluator: Evaluator, dataset: Dataset, baseline: Scores
 ) -> str | None:
-    """Warn where what FP32 reaches cannot be right, and name the usual preprocessing that fits.
+    """Warn if FP32 is near chance or below the expected accuracy; name a preprocessing that fits.
 
-    Without labels it says which preprocessing is taken on trust.
+    Without labels, log the preprocessing, which cannot be checked.
 
     Returns:
         The warning; None where there is none.
@@ -46,7 +46,7 @@ def check(
         baseline: of the FP32 network.
     """
     if dataset.test.labels is None and dataset.test.dtype == "float32":
-        _tell_taken(config.preprocess, dataset.test)
+        _log_unchecked(config.preprocess, dataset.test)
     task, fp32, threads = evaluator.task, evaluator.network, evaluator.runtime.threads
     reason = task.doubt(baseline, config.report.expected_accuracy)
     if reason is None:
@@ -80,24 +80,24 @@ def check(
     return doubt
 
 
-def _tell_taken(taken: PreprocessConfig, split: Split) -> None:
-    """Say which preprocessing is taken on trust; warn where samples are not the usual pixels."""
+def _log_unchecked(taken: PreprocessConfig, split: Split) -> None:
+    """Log the preprocessing, which cannot be checked; warn if samples are not the usual pixels."""
     if _is_unit(split) and (taken.scale, *taken.mean, *taken.std) == (1, 0, 1):
         log.warning(
             "preprocess=%s: the samples are float pictures from 0 to 1 and stay so, and there are "
-            "no labels to tell whether that fits the network; if it takes 0 to 255: "
+            "no labels to test whether that fits the network; if it takes 0 to 255: "
             "preprocess.scale=255, -1 to 1: preprocess=symmetric preprocess.scale=2",
             taken.name,
         )
         return
     log.info(
-        "no labels to tell whether preprocess=%s (scale=%g, mean=%s, std=%s, %s) fits the network",
+        "no labels to test whether preprocess=%s (scale=%g, mean=%s, std=%s, %s) fits the network",
         *(taken.name, taken.scale, taken.mean, taken.std, taken.channels),
     )
 
 
 def usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
-    """Yield what pixels are usually made of, by the settings that choose it."""
+    """Yield the usual preprocessings of pixels, with the settings that choose them."""
     unit = _is_unit(split)
     if split.dtype != "float32" or (split.images.dtype != np.uint8 and not unit):
         return
@@ -115,7 +115,7 @@ def usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
 
 
 def _is_unit(split: Split) -> bool:
-    """Tell whether samples are pictures of floats from 0 to 1, as frameworks make of pixels."""
+    """Return whether samples are pictures of floats from 0 to 1, as frameworks make of pixels."""
     shape = split.images.shape
     if split.images.dtype.kind != "f" or len(shape) != 4 or not {shape[1], shape[3]} & {1, 3}:
         return False
@@ -125,7 +125,7 @@ def _is_unit(split: Split) -> bool:
 
 
 def _tells_apart(labels: Labels | None) -> bool:
-    """Tell whether a metric of samples with these labels may differ."""
+    """Return whether a metric of samples with these labels may differ."""
     if labels is None or labels.dtype.kind == "V":
         return labels is not None and bool(labels["count"].any())
     return len(np.unique(labels)) > 1

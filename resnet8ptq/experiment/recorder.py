@@ -1,4 +1,4 @@
-"""What an experiment asks of whoever records it."""
+"""The interface through which an experiment records a run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,8 +34,8 @@ class Recorder(Protocol):
         Args:
             path: in a folder that holds `example.npz` too.
             outputs: the shape of each, without the batch axis; -1 where a size is free.
-            engine: torch's, that it was measured on.
+            engine: torch's engine of the measurement.
         """
 
     def log_result(self, result: RunResult) -> None:
-        """Log metrics, and what the settings came to."""
+        """Log the metrics and the resolved settings."""

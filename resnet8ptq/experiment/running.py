@@ -1,4 +1,4 @@
-"""Run what settings ask for: one quantization, or the analysis that `+analysis` names."""
+"""Runs one quantization, or the analysis that `+analysis` names."""
 
 from pathlib import Path
 from pkgutil import resolve_name
@@ -22,7 +22,7 @@ def run(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
     """Run and record; an analysis prints its findings.
 
     Args:
-        settings: what to run.
+        settings: of the run, with all files located.
         folder: the run's own folder, existing; all its files land there.
         recorder: the open run.
 

@@ -29,12 +29,11 @@ class Samples:
         data: as the network takes it; its test split holds the reported samples. Training leaves
             out every other role.
         calibrating: training samples that give activation ranges.
-        reported: samples that the results are of.
-        tuning: training samples that the run itself chooses settings by; None where it chooses
-            nothing.
-        choosing: samples that a sweep chooses its recommendation by; None where it chooses nothing,
-            or by the reported ones.
-        chosen_from: the split that `choosing` comes from, in words.
+        reported: the samples of the results.
+        tuning: training samples by which the run tunes its own settings; None if it tunes none.
+        choosing: the selection samples, by which a sweep chooses its recommendation; None if it
+            chooses nothing, or by the reported samples.
+        chosen_from: the split of `choosing`, in words.
     """
 
     data: Dataset
@@ -45,7 +44,7 @@ class Samples:
 
     @property
     def reported(self) -> Split:
-        """Samples that the results are of."""
+        """The samples of the results."""
         return self.data.test
 
     def as_scored(self, config: RunConfig) -> "Samples":
@@ -62,7 +61,7 @@ class Samples:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Params that tell which samples calibrated, and which tuned."""
+        """The digests of the calibrating and of the tuning samples, as params."""
         drawn = {"calibration_digest": self.calibrating.digest}
         return drawn if self.tuning is None else drawn | {"held_out_digest": self.tuning.digest}
 

@@ -1,4 +1,4 @@
-"""Settings with nothing left to find: made once from the settings that were asked for."""
+"""The settings of a run with every file located, made once from the requested ones."""
 
 import logging
 from contextlib import suppress
@@ -41,7 +41,7 @@ class Settings:
         return make_quantizer(self.config, self.runtime)
 
     def with_threads(self, threads: int) -> "Settings":
-        """Return the settings on another number of threads."""
+        """Return the settings with another number of threads."""
         return _on_this_machine(replace(self.config, threads=threads))
 
 

@@ -13,7 +13,7 @@ def open_subject(settings: Settings, run: Recorder) -> tuple[Evaluator, Samples]
     The tuning samples are measured: training samples that do not calibrate.
 
     Raises:
-        PtqError: what is missing or does not fit, in one line.
+        PtqError: data or network are missing, or do not fit, in one line.
     """
     config = settings.config
     data, fp32 = load(settings)

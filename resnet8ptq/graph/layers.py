@@ -134,7 +134,7 @@ def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
 
 
 def is_grouped(node: onnx.NodeProto) -> bool:
-    """Tell convolutions in groups, such as depthwise ones."""
+    """Return whether a node is a grouped convolution, such as a depthwise one."""
     return node.op_type == "Conv" and attribute(node, "group", 1) > 1
 
 

@@ -437,7 +437,7 @@ def import_torchvision() -> None:
 
     With a CPU build of torch, the compiled operators of pip's torchvision may not load, and its
     import then fails on two of them. They are declared here, without a kernel: if a network calls
-    one, torchvision tells what to install.
+    one, torchvision names the package to install.
     """
     try:
         importlib.import_module("torchvision")

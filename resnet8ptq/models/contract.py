@@ -83,7 +83,7 @@ def read_contract(graph: onnx.GraphProto) -> Contract:
 
 
 def is_scalar(value: onnx.ValueInfoProto) -> bool:
-    """Tell whether an input or output is a single number, without a batch axis."""
+    """Return whether an input or output is a single number, without a batch axis."""
     return not value.type.tensor_type.shape.dim
 
 

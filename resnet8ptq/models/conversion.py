@@ -177,7 +177,7 @@ def _convert(
 def _find_batch(network: Network, samples: Samples) -> Network:
     """Fix the batch size at 1 if the file declares it free but the graph takes one sample only.
 
-    A scalar output is one number for the whole batch, so that only a batch of 1 tells it by sample.
+    A scalar output is one number for the whole batch, so only a batch of 1 has it by sample.
     """
     graph = network.proto.graph
     if read_contract(graph).batch is not None:
@@ -221,7 +221,7 @@ def _fix_sizes(
 def _free_length(
     network: Network, samples: Samples, batch: int | None, fields: Fields
 ) -> onnx.ModelProto:
-    """Return the graph with constant sizes but for the length of the samples.
+    """Return the graph with all sizes constant except the length of the samples.
 
     Raises:
         ParityError: padding changes the outputs, so that no sample may be cut.
@@ -270,7 +270,7 @@ def _torch_runner(path: Path) -> Predict:
 
 
 def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
-    """Return the largest difference: of probabilities, else as a fraction of the largest value.
+    """Return the largest difference of probabilities; of other outputs, over the largest value.
 
     Args:
         final: see `find_final`; top-1 classes of `values` are not compared.

@@ -21,7 +21,7 @@ class Answer:
         label: the configuration.
         outcome: of the verdict; empty for FP32.
         verdict: the verdict as a sentence.
-        facts: the measured ones of metric with 95% interval, size and latency.
+        facts: the metric with its 95% interval, size and latency.
         command: the deploy command; empty for FP32.
     """
 
@@ -34,7 +34,7 @@ class Answer:
 
 
 def explain(selected: Selection) -> list[Answer]:
-    """Return an answer for each recommended model; empty where nothing is recommended."""
+    """Return an answer for each recommended model; empty without a recommendation."""
     models: dict[str, list[Recommendation]] = {}
     for recommended in selected.recommendations:
         models.setdefault(recommended.label, []).append(recommended)
@@ -122,7 +122,7 @@ def say_no_gain(selected: Selection, cell: Cell) -> str:
     reduction, (_, speedup, _) = cell.record.size_reduction, _find_speed(selected, cell)
     if reduction is None or speedup is None or reduction > 0 or speedup > 1:
         return ""
-    return " It gains nothing over FP32, which is no larger, and no slower on this machine."
+    return " It gains nothing over FP32, which is as small and, on this machine, as fast."
 
 
 def _say_speed(selected: Selection, cell: Cell) -> str:

@@ -74,7 +74,7 @@ def best_first(records: Sequence[RunRecord]) -> list[int]:
 
 
 def is_stopped(record: RunRecord) -> bool:
-    """Tell whether a run scored its samples until the verdict was decided."""
+    """Return whether a run scored its samples until the verdict was decided."""
     return record.planned is not None
 
 
@@ -90,13 +90,13 @@ def varied(records: Sequence[RunRecord]) -> list[str]:
 
 
 def asked(record: RunRecord, keys: Sequence[str]) -> tuple[str | None, ...]:
-    """Return settings as asked for: bits that a run chose itself are `auto`."""
+    """Return settings as requested: bits that a run chose itself are `auto`."""
     auto = record.params.get("precision.plan") == "auto"
     return tuple("auto" if auto and k == "planned_bits" else record.params.get(k) for k in keys)
 
 
 def _is_settled(record: RunRecord, key: str) -> bool:
-    """Tell whether a setting is the resolved one, not only the one asked for."""
+    """Return whether a setting is the resolved one, not only the one asked for."""
     if record.status == "unsupported":
         return key not in ("data.name", "planned_bits")
     return record.status != "failed" or record.params.get(key) not in (None, "null")
@@ -106,7 +106,7 @@ _NAMED = ("backend.flow", "backend.path")
 
 
 def _is_setting(key: str) -> bool:
-    """Tell settings that a person chooses from derived values and from storage paths."""
+    """Return whether a key is a setting that a person chooses, not a derived value or a path."""
     shown = key.endswith(".name") or key in _NAMED  # in columns of their own
     return key in _VARY or (key.startswith(_VARY_BELOW) and not shown)
 

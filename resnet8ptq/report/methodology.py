@@ -18,7 +18,7 @@ FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8")
 
 
 def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
-    """Return (subject, text) pairs; where runs differ, up to `NAMED` values are named.
+    """Return (subject, text) pairs, with up to `NAMED` values of a setting that varies.
 
     Args:
         recommended: number of models that were chosen on other samples, and judged together.
@@ -34,18 +34,18 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
         return _join(record.tags.get(name) for record in runs)
 
     task, kind = family.task, images_of(runs)
-    scored = f"{_join(f'{record.total:.0f}' for record in runs)} {kind} samples"
+    scored = f"{_join(f'{record.total:,.0f}' for record in runs)} {kind} samples"
     versions = sorted({key for run in runs for key in run.tags if key.startswith("version.")})
     flags = [flag for flag in tag("cpu_flags").split() if flag in FLAGS]
     against = "" if task.note else BASELINE
-    chosen = "the best are chosen on the reported samples, so that their results are optimistic"
+    chosen = "on the reported samples, so the results of the best are probably too good"
     if any(run.chosen_by for run in runs):
         chosen = f"on {param('chosen_by')}, used neither for calibration nor for reported results"
     judged = len(family.measured)
     text = f"in the table corrected for all {judged} models (Holm)"
     if recommended:
         text += f"; of recommended models for these {recommended} alone, because other samples "
-        text += "chose them: a model can pass as recommended and be undecided in the table"
+        text += "chose them"
     verdicts = [("verdicts", text)] if judged > 1 else []
     latency, threads = _describe_timing(runs, param("latency.threads"), param("threads"))
     return [
@@ -56,12 +56,12 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
             f"{param('calibration_samples')} samples, none of them among the {kind} samples, seed "
             f"{param('seed')}, digest of the sample indices {tag('calibration_digest')[:16]}…",
         ),
-        ("task", f"{task.name}, judged by {task.metric.title}"),
+        ("task", f"{task.name}, metric {task.metric.title}"),
         ("evaluated artifact", "the file that was written, loaded again from disk"),
         (
             "tests",
-            f"{task.test.name}, paired on the same samples{against}; Holm's correction within a "
-            f"family; significant below {SIGNIFICANCE}",
+            f"{task.test.name}, paired on the same samples{against}; corrected for all runs of the "
+            f"table (Holm); significant below {SIGNIFICANCE}",
         ),
         ("intervals", f"{task.test.intervals}; not corrected for the number of runs"),
         *[("stopping", STOPPING)] * family.stopped,

@@ -15,7 +15,7 @@ COLUMNS = (
 
 
 def is_suite(records: Sequence[RunRecord]) -> bool:
-    """Tell whether the runs are of tasks of a suite."""
+    """Return whether the runs are of tasks of a suite."""
     return any(record.benchmark != "null" for record in records)
 
 

@@ -16,19 +16,19 @@ P_NOTE = (
     "differ measurably from FP32 and still be good enough."
 )
 LIMIT_NOTE = (
-    "limit: {limit} ({key}). pass: these samples show that the model keeps it (the upper one-sided "
-    "95% bound of the loss{several} is within it). fail: they show that it does not (the lower "
-    "bound is beyond it). undecided: they are too few to show either; in brackets, how "
-    "many samples would settle it 80% of the time, if the true loss is one standard error above or "
-    "below the measured one. No brackets: none can be computed, or it exceeds a million. A verdict "
-    "is about this file: another calibration draw (seed) makes another file, and experiment=spread "
-    "judges the recipe."
+    "limit: {limit} ({key}). pass: these samples prove that the model keeps the limit (the upper "
+    "one-sided 95% bound of the loss{several} is within it). fail: they prove that it does not "
+    "(the lower bound is beyond it). undecided: they are too few for either proof; the brackets "
+    "have the sample sizes that decide with 80% power, if the true loss is one standard error "
+    "above or below the measured one. Sizes above a million are not shown. A verdict is about this "
+    "file; another calibration draw (seed) makes another file, and experiment=spread judges the "
+    "recipe."
 )
 LOOKS_NOTE = (
     "{count} earlier {runs} scored on these samples{part}; verdicts do not correct for that. "
     "Each run is one more chance that a model beyond the limit passes by luck: with 30 single runs "
-    "at the limit, at least one passes wrongly in up to 34% of simulated cases, instead of 5%. New "
-    "test samples confirm a pass."
+    "at the limit, at least one passes wrongly in up to 34% of simulated cases, instead of 5%. "
+    "Confirm a pass on new test samples."
 )
 STOP_NOTE = (
     "after N of M: evaluate.stop=decided scored the M samples in random order, and stopped after "
@@ -55,17 +55,17 @@ SIMULATED_NOTE = (
     "representative and is not measured."
 )
 INTERVAL_NOTE = (
-    "interval: the differences from FP32 (delta) that these samples do not rule out, 95%, for this "
-    "run by itself: not corrected{for_all}; {how}."
+    "interval: the 95% confidence interval of delta, for each run by itself, not corrected"
+    "{for_all}: it holds the differences from FP32 that these samples do not rule out; {how}."
 )
 SPEEDUP_NOTE = (
-    "ms: the median latency of one image, {threads} thread(s); speedup: FP32's divided by the "
-    "run's. Each model is timed in turns with its own FP32, and the models at different times: "
-    "compare speedups, not ms."
+    "ms: the median latency of one image, {threads} thread(s); speedup: FP32's latency divided by "
+    "the run's, timed in turns. Runs are timed at different times: compare their speedups, not "
+    "their ms."
 )
 FAMILIES_NOTE = (
     "The runs were scored on {count} different sets of samples, or by different metrics. Each set "
-    "has its own table: runs are ranked, tested and recommended among those on the same samples."
+    "has its own table, tests and recommendations."
 )
 
 

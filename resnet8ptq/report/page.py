@@ -254,7 +254,7 @@ def _say_as_good(selected: Selection, best: Recommendation) -> list[str]:
     margin = metric.say_margin(verdicts.margin_of(metric, selected.limits))
     if shown:
         models = "1 other model is" if shown == 1 else f"{shown} other models are"
-        line = f"These samples show that {models} {margin}. Choose among them by size and speed."
+        line = f"These samples show that {models} {margin}; choose by size and speed."
     else:
         line = f"No other model is shown to be {margin}."
     return [line + (f" Undecided on these samples: {unknown}." if unknown else "")]
@@ -281,23 +281,27 @@ def summarize(selected: Selection) -> list[str]:
     if not recommendations:
         return [*lines, *why_none(selected)]
     best = recommendations[0]
-    lines.append(f"For {family.metric.title}: {best.label}: {best.why}; {best.verdict}.")
+    lines.append(f"{_begin(best.use)}: {best.label}: {best.why}; {best.verdict}.")
     lines += _say_as_good(selected, best)
     if not selected.passing:
         none = "No model passes."
         if selected.apart:
             none = (
-                "The verdicts above are on the reported samples. The models are picked on other "
-                "samples, the selection samples. Those alone prove for no model that it stays "
-                "within the limit."
+                "The verdicts above are on the reported samples. Models are chosen on other "
+                "samples, the selection samples, and no model passes on those alone."
             )
         among = "among the models with a measured loss within the limit"
         choice = f"are chosen {among}" if selected.within else "cannot be chosen"
         lines.append(
             f"{none} Therefore the smallest and the fastest {choice}. More samples may change this."
         )
-    lines += [f"{r.use.capitalize()}: {r.label}: {r.why}." for r in recommendations[1:4]]
+    lines += [f"{_begin(r.use)}: {r.label}: {r.why}." for r in recommendations[1:4]]
     return lines
+
+
+def _begin(text: str) -> str:
+    """Return a text with a capital first letter; `str.capitalize` makes "AUC" lower case."""
+    return text[:1].upper() + text[1:]
 
 
 def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 
 def mask(costs: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Tell which points [n, objectives] are on the front [n]; lower costs are better.
+    """Return which points [n, objectives] are on the front [n]; lower costs are better.
 
     A point is dominated by one that is nowhere worse and somewhere better; equal points are not.
     """

@@ -192,7 +192,7 @@ def finalists(selected: Selection) -> list[Cell]:
 def why_none(selected: Selection) -> list[str]:
     """Return the reason why no model is recommended, and remedies."""
     if selected.on_selection:
-        return ["These samples only choose: models are recommended by the reported samples."]
+        return ["These are the selection samples; the reported samples recommend a model."]
     family, limits = selected.family, selected.limits
     metric, measured = family.metric, family.measured
     least = least_of(metric, limits)
@@ -285,8 +285,8 @@ def other_choice(selected: Selection) -> str:
         return ""
     if not selected.apart:
         return (
-            "The best models are chosen on the reported samples; their results are therefore "
-            "optimistic."
+            "The best models are chosen on the reported samples; their results are probably too "
+            "good."
         )
     ours = selected.best(selected.candidates)
     theirs = selected.best(selected.candidates, reported=True)
@@ -294,15 +294,15 @@ def other_choice(selected: Selection) -> str:
     begin = f"The best are chosen on {samples}, which the reported figures do not use."
     if criterion := selected.criterion:
         begin += (
-            f" Some models score too close to the best {metric.title} to tell them apart (within "
-            f"{NEAR:g} paired standard errors). Among them, the one whose outputs stay closest to "
-            f"FP32's is chosen (lowest {criterion.title}), since that depends less on luck."
+            f" Among the models within {NEAR:g} paired standard errors of the best {metric.title}, "
+            f"the one with the outputs closest to FP32's is chosen (lowest {criterion.title}), "
+            "because that depends less on luck."
         )
     chosen, reported = (ours.metric(f"{prefix}{BASELINE}{metric.name}") for prefix in (CHOICE, ""))
     if metric.bounded and metric.cost(reported) - metric.cost(chosen) > FAMILIAR:
         begin += (
             f" FP32 has {metric.show(chosen)} on them and {metric.show(reported)} on the reported "
-            "samples: it was probably trained on them. There the loss may differ either way."
+            "samples. It was probably trained on them, so the loss there may be smaller or larger."
         )
     if any(TUNED.items() & cell.record.params.items() for cell in selected.candidates):
         begin += (
@@ -317,7 +317,7 @@ def other_choice(selected: Selection) -> str:
     ties = f" ({fair} with ties at the top broken at random)" if fair != value else ""
     return (
         f"{begin} On the reported samples the best is {theirs.label}: {value}{ties}. This result "
-        "is probably too high: the same samples would choose the model and score it."
+        "is probably too good, because the same samples would choose the model and score it."
     )
 
 
@@ -363,7 +363,7 @@ def _balanced(selected: Selection, best: Recommendation) -> Recommendation | Non
     small = [cell for cell in members if _bytes(cell) <= least]
     chosen = min(small, key=lambda cell: cell.record.latency_ms or math.inf)
     if chosen is best.choice:
-        why = f"no smaller model is shown to be {_say_margin(selected)}"
+        why = f"no model over {SAME_SIZE:.1%} smaller is shown to be {_say_margin(selected)}"
     else:
         metric = selected.family.metric
         why = f"{_bytes(chosen) / 1000:.1f} kB, the best has {_bytes(best.choice) / 1000:.1f} kB; "
@@ -400,12 +400,12 @@ def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Reco
     speedup = ratio(times[model], times[fp32], len(cells))  # the model is the best of several
     if speedup.value < 1:
         why = (
-            f"{ms[fp32]:.3f} ms when timed in turns; of the models within the limit the fastest is "
+            f"{ms[fp32]:.3f} ms, timed in turns; the fastest model within the limit is "
             f"{cells[model].label}, {speedup}; {_to_try()}"
         )
         return Recommendation(use, fp32, why)
     doubt = "" if speedup.faster else ": not significantly faster"
-    why = f"{ms[model]:.3f} ms when timed in turns, {speedup} as {fp32}, the fastest FP32{doubt}"
+    why = f"{ms[model]:.3f} ms, timed in turns; {speedup} as {fp32}, the fastest FP32{doubt}"
     equals = [
         cell
         for name, cell in cells.items()
@@ -451,4 +451,4 @@ def _baseline_latency(cell: Cell) -> float:
 
 def _to_try() -> str:
     advise = invocation.command("advise")
-    return f"to try: {advise}, +analysis=profile, another framework, format or dtype"
+    return f"try {advise}, +analysis=profile, another framework, format or dtype"

@@ -73,7 +73,7 @@ def print_pools(pools: Sequence[Pool]) -> None:
         print_table(console, HEADS, lines, title=pool.title, right=[1, 5], compact=True)
         say(console, POOLED_NOTE)
         if pool.left_out:
-            say(console, f"Not measured exactly once on every data set: {pool.left_out} more.")
+            say(console, f"{pool.left_out} more not measured exactly once on every data set.")
 
 
 def print_paths(folder: Path, store: Store) -> None:

@@ -32,7 +32,7 @@ class Point:
 
     Attributes:
         title: its name and values, for a pointer and a screen reader.
-        row: the number of its row in the table of runs; -1 for what has none.
+        row: the number of its row in the table of runs; -1 without a row.
         kind: the outcome of its verdict, `fp32` or `other`: the shape of the mark.
         low, high: ends of the 95% interval of the loss; equal without one.
         beyond: the loss is larger than the drawing shows.
@@ -130,7 +130,7 @@ def _datum(selected: Selection, cell: Cell, row: int, x: float) -> _Datum:
 
 
 def _baselines(family: Family, metric_name: str, scale: float) -> list[_Datum]:
-    """Return FP32 in each framework, at the median of what its runs measured."""
+    """Return FP32 in each framework, at the median over its runs."""
     measured: dict[str, list[float]] = {}
     for cell in family.measured:
         value = cell.record.metrics.get(f"{BASELINE}{metric_name}")

@@ -101,7 +101,7 @@ def least_of(metric: Metric, limits: ReportConfig) -> float | None:
 
 
 def reaches_least(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
-    """Tell whether a model reaches its metric's own limit, such as `report.min_accuracy`."""
+    """Return whether a model reaches its metric's own limit, such as `report.min_accuracy`."""
     least = least_of(metric, limits)
     return least is None or metric.cost(cell.metric(metric.name)) <= metric.cost(least)
 
@@ -210,7 +210,7 @@ def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float, total: i
 
 
 def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
-    """Tell whether a model is within `errors` standard errors of the best one.
+    """Return whether a model is within `errors` standard errors of the best one.
 
     Measured on the selection samples. The comparison is paired if both runs have the same ones.
     Another calibration draw leaves other selection samples; then the intervals of both runs give
@@ -227,7 +227,7 @@ def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
 
 
 def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
-    """Tell whether a model passes individually on the samples that the sweep chooses by."""
+    """Return whether a model passes individually on the samples that the sweep chooses by."""
     if cell.choice is None:
         return False
     total = int(cell.metric(f"{CHOICE}{TOTAL}"))

@@ -1,7 +1,7 @@
 """`report.html`: the answer, the figure and the table on one page; statistics and methods below.
 
-One file without any address: figures, style and script are inside, and the page's own policy lets
-nothing else load or run. Texts from outside are escaped.
+The file stands alone: figures, style and script are inside, and its content security policy blocks
+everything else. Texts of runs are escaped.
 """
 
 import base64

@@ -83,7 +83,7 @@ def _lower(metric: Metric, cell: Cell, level: float) -> float | None:
 
 
 def _edge(holds: Callable[[float], bool], bounded: bool) -> float | None:
-    """Return the limit from which on a condition holds; None if it holds always or never.
+    """Return the smallest limit at which a condition holds; None if it holds always or never.
 
     Args:
         bounded: losses lie between -1 and 1; others are looked for up to `FARTHEST`.

@@ -81,7 +81,7 @@ def _as_text(word: str) -> str:
 
 
 def find(asked: Arguments) -> Answer:
-    """Return the verdict on the run or the sweep that was asked for; errors as of `main`."""
+    """Return the verdict on the requested run or sweep; errors as of `main`."""
     sources = {key: getattr(asked, key) for key in ("run_id", "sweep", "folder")}
     named = [key for key, value in sources.items() if value is not None]
     if len(named) > 1:

@@ -113,12 +113,12 @@ def load_run(
 
 
 def is_sweep(folder: Path) -> bool:
-    """Tell whether a folder is a sweep's, not a run's; raises ConfigError if it is neither."""
+    """Return whether a folder is a sweep's, not a run's; raises ConfigError if it is neither."""
     return _read_journal(folder).tags.get("kind") == "sweep"
 
 
 def _select(source: _Source, asked: Asked) -> list[Selection]:
-    """Judge the runs as the report does, by the limits asked for, else by those of the sweep."""
+    """Judge the runs as the report does, by the requested limits, else by those of the sweep."""
     limits = _limits(source.records, asked)
     if source.parent is not None:
         return page.load_selections(source.store, source.parent, source.records, limits)

@@ -1,4 +1,4 @@
-"""A run and a sweep as values: what the report says of them, typed, for programs to read.
+"""A run and a sweep as typed values, with the report's verdicts, for programs.
 
 Nothing is measured or tested here: records come from `tracking.record`, verdicts and choices from
 `report`. Texts are printable, since a store is untrusted. Numbers are finite, or None where they
@@ -242,7 +242,7 @@ def _recommended(
     runs: Sequence[RunSummary],
     own: Mapping[str, Bounds],
 ) -> RunSummary | None:
-    """Return the summary of a recommended run, judged and bounded as one.
+    """Return the summary of a recommended run, with the verdict and bounds of `own_family`.
 
     Args:
         own: bounds of the models of `own_family`, by the run's id.

@@ -26,7 +26,7 @@ authorization_function = mlflow.server.auth:authenticate_request_basic_auth"""
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches an address."""
+    """Return whether only this machine reaches an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

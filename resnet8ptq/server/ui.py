@@ -38,7 +38,7 @@ LIGHT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETR
 
 @dataclass
 class Arguments:
-    """What `ui` takes, as key=value."""
+    """The settings of `ui`, as key=value."""
 
     root: str = TrackingConfig.root
     uri: str | None = None

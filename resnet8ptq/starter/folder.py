@@ -1,4 +1,4 @@
-"""A starting point for a project: an experiment, a metric, and what git leaves out.
+"""A starting point for a project: an experiment, a metric and a .gitignore.
 
     resnet8ptq init              in the current folder
     resnet8ptq init FOLDER       in that folder
@@ -23,7 +23,7 @@ FILES = {  # in the project: in `files/`
 
 @dataclass
 class Arguments:
-    """What `init` takes, as key=value or as a plain word."""
+    """The settings of `init`, as key=value or as a plain word."""
 
     folder: str = "."
 

@@ -1,4 +1,4 @@
-"""`task=binary`: two classes, judged by the AUC; a threshold tells them apart."""
+"""`task=binary`: two classes, scored by the AUC; a threshold separates them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

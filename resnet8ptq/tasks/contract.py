@@ -216,7 +216,7 @@ class Setting:
 
     @property
     def classes(self) -> int | None:
-        """Number of classes that the network tells apart; None for other outputs."""
+        """Number of classes of the network; None for other outputs."""
         shapes = list(self.outputs.values())
         single = len(shapes) == 1 and len(shapes[0]) == 1 and self.final != VALUES
         return shapes[0][0] if single else None
@@ -313,7 +313,7 @@ class Paired:
         return self.model.arrays() | named
 
     def same_samples(self, other: Self) -> bool:
-        """Tell whether another run has the same samples, by the arrays that models share."""
+        """Return whether another run has the same samples, by the arrays that models share."""
         ours, theirs = self.baseline.arrays(), other.baseline.arrays()
         return all(np.array_equal(ours[name], theirs[name]) for name in self.baseline.shared)
 
@@ -426,7 +426,7 @@ class Comparison:
 
     @property
     def fair_delta(self) -> float:
-        """The same, adjusted for ties."""
+        """`delta`, adjusted for ties."""
         return float(self.model.fair_gain(self.baseline))
 
     @property

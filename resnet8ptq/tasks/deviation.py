@@ -29,8 +29,8 @@ from resnet8ptq.tasks.contract import (
 from resnet8ptq.tasks.statistics import Margin, Values, bootstrap
 
 NOTE = (
-    "No labels: {measure} is measured against FP32 in the same framework. How good FP32 itself is "
-    "was not measured, and no accuracy is known."
+    "No labels: {measure} is measured against FP32 in the same framework. The quality of FP32 "
+    "itself was not measured, and no accuracy is known."
 )
 RESAMPLES = 9999
 SQNR = Metric("sqnr_db", "SQNR dB", bounded=False)
@@ -39,7 +39,7 @@ SQNR = Metric("sqnr_db", "SQNR dB", bounded=False)
 def powers(values: Array, reference: Array) -> tuple[Values, Values]:
     """Return the noise [n] and the signal [n] of each sample, relative to FP32's mean signal.
 
-    Both are sums of squares. They stay as they are where FP32 returns only zeros.
+    Both are sums of squares. They are absolute if FP32 returns only zeros.
     """
     noise, signal = np.empty(len(reference)), np.empty(len(reference))
     for part in distortion.parts(reference):
@@ -103,7 +103,7 @@ class DeviationValues(Replicates):
         return Margin.of_mean(self.noise - drop * self.signal)
 
     def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return the margin of the noise that the other model does not have."""
+        """Return the margin of this model's noise minus the other's."""
         return Margin.of_mean(self.noise - other.noise - drop * self.signal)
 
 

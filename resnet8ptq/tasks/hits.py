@@ -116,7 +116,7 @@ class Hits(SampleValues):
         return self.plan.estimate(*changes), self.plan.interval(*changes)
 
     def changes(self, baseline: Self) -> tuple[int, int, int]:
-        """Return how many samples the model lost and won, of how many."""
+        """Return the numbers of lost, of won and of all samples."""
         won, lost = flips(self.right, baseline.right)
         return lost, won, len(self.right)
 

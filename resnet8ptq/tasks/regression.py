@@ -70,7 +70,7 @@ def _flat(values: Array) -> NDArray[np.float64]:
 
 
 def _doubt(primary: str, baseline: BootstrapScores, expected: float | None) -> str | None:
-    """Doubt an error that is not significantly below that of predicting the targets' mean."""
+    """Return a doubt if the error is not significantly below that of predicting the mean."""
     errors, of_mean = baseline.per_item, baseline.of_mean
     assert errors is not None and of_mean is not None  # `_score` sets both
     if not of_mean.any() or Margin.of_mean(errors - of_mean).p_within <= SIGNIFICANCE:

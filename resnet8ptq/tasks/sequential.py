@@ -5,8 +5,9 @@ statistic (`statistics.tango`). One shows that the loss is within the limit, the
 beyond. Each test spends its level over the looks by the function of Lan and DeMets, "Discrete
 sequential boundaries for clinical trials", Biometrika 70, 1983, of the O'Brien-Fleming type: little
 at the first looks. The bounds follow by the recursive integration of Armitage, McPherson and Rowe,
-"Repeated significance tests on accumulating data", JRSS A 132, 1969. They count on neither the stop
-for the other side nor the stop for futility, so that each error stays below its level without them.
+"Repeated significance tests on accumulating data", JRSS A 132, 1969. They assume
+neither the stop for the other side nor the stop for futility. So each error stays below its level,
+even if such a stop is ignored.
 
 P-values, intervals and estimates after the stop use the stage-wise ordering of Tsiatis, Rosner and
 Mehta, "Exact confidence intervals following a group sequential test", Biometrics 40, 1984: an
@@ -88,7 +89,7 @@ class _Paths(NamedTuple):
         return cls(0.0, np.zeros(1), np.ones(1))
 
     def above(self, time: float, place: float) -> float:
-        """Return the probability of these paths to be above a place at a later time."""
+        """Return the probability that these paths are above a value at a later time."""
         return float(self.mass @ ndtr((self.places - place) / math.sqrt(time - self.time)))
 
     def below(self, time: float, place: float) -> float:

@@ -59,9 +59,9 @@ def mcnemar_of(ours: int, theirs: int) -> float:
 
 
 def least_found(flips: int, total: int, level: float) -> float:
-    """Return the loss that McNemar's test finds with `POWER` among as many flips, a fraction.
+    """Return the smallest loss, a fraction, that McNemar's test finds with `POWER` among the flips.
 
-    Not less than the fewest lost items that are significant if no item is won.
+    At least the smallest number of lost items that is significant if no item is won.
 
     Args:
         flips: items of `total` that only one of two models gets right.

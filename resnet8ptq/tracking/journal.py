@@ -113,7 +113,7 @@ def lock(folder: Path) -> FileLock:
 
 
 def is_alive(folder: Path, wait_s: float = 0) -> bool:
-    """Tell whether a process still holds the lock of a run's folder."""
+    """Return whether a process still holds the lock of a run's folder."""
     try:
         if (folder / LOCK).exists():
             FileLock(folder / LOCK).acquire(timeout=wait_s).lock.release()

@@ -1,4 +1,4 @@
-"""Tells runs made on this machine from others: a store is untrusted, and may name any folder."""
+"""Recognizes runs that were made here: a store is untrusted, and may name any folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ def own_folder(record: RunRecord, root: Path = RUNS) -> Path | None:
 
 
 def made_here(record: RunRecord, copies: Sequence[Path]) -> bool:
-    """Tell whether files of a store equal, byte for byte, those of a run made here."""
+    """Return whether files of a store equal, byte for byte, those of a run made here."""
     folder = own_folder(record)
     if folder is None:
         return False

@@ -1,6 +1,6 @@
-"""The params of a run in MLflow: its main settings, and every other that is not at its default.
+"""The params of a run in MLflow: its main settings, and those that differ from their defaults.
 
-A run has a hundred settings, and people look for the few that somebody chose. The config artifact
+Of a hundred settings of a run, only a few were chosen. The config artifact
 and the run's folder have all of them; `complete` adds the defaults again when a run is read.
 """
 

@@ -143,7 +143,7 @@ class RunRecord:
 
     @property
     def held_out(self) -> bool:
-        """Whether the run was scored on samples for choices, not on those of the report."""
+        """Whether the run was scored on held-out or selection samples, not on the reported ones."""
         return self.split in ("held_out", "choice")
 
     @property

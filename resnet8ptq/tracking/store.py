@@ -275,7 +275,7 @@ def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
 
 
 def is_away(error: Exception) -> bool:
-    """Tell whether an error means that the store is unavailable now.
+    """Return whether an error means that the store is unavailable now.
 
     That is an error of a connection, database, disk or permission. The others, with which MLflow
     refuses a value, would come again.

@@ -77,7 +77,7 @@ class Sweep:
 
 
 def is_sweep_folder(folder: Path, parent_id: str) -> bool:
-    """Tell whether a folder is a sweep's own: a store is untrusted and may name any folder."""
+    """Return whether a folder is a sweep's own: a store is untrusted and may name any folder."""
     try:
         return Sweep.load(folder).parent_id == parent_id
     except PtqError:  # missing, or not a sweep's

@@ -58,7 +58,7 @@ def log_batch(
 
 
 def _leads(point: Point) -> bool:
-    """Tell whether a metric is without a group and no point of a curve."""
+    """Return whether a metric is without a group and no point of a curve."""
     key, _, _, step = point
     return step == 0 and "/" not in key
 

@@ -61,7 +61,7 @@ VALUE = _value(json.dumps(_STATE))  # of TAG
 
 
 def is_outdated(value: str | None) -> bool:
-    """Tell whether a stored view is an earlier one of this module, or missing.
+    """Return whether a stored view is an earlier one of this module, or missing.
 
     A view that somebody changed no longer has the digest of its state, and stays. The first views
     had no digest.

@@ -70,7 +70,7 @@ def test_without_labels_the_preprocessing_and_the_noise_are_told(
     monkeypatch.setattr(pipeline, "LOW_SQNR_DB", 99)
     files = (f"data.root={write_data(tmp_path / 'a.npz')}", "data.labels=none", "preprocess=unit")
     run(*files, f"model.path={write_network(tmp_path / 'own.onnx')}")
-    assert "no labels to tell whether preprocess=unit (scale=0.00392157, " in caplog.text
+    assert "no labels to test whether preprocess=unit (scale=0.00392157, " in caplog.text
     (noise,) = [line for line in caplog.messages if line.startswith("SQNR ")]
     assert noise.endswith(" dB: far from FP32's outputs; per_channel=true may help")
 

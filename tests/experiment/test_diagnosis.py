@@ -185,7 +185,7 @@ def test_what_is_broken_is_named(
     assert tensor in finding.tensors
     assert result.answer(finding).words.startswith(answer)
     first = capsys.readouterr().out.splitlines()[1]
-    assert first.startswith("what is wrong: ")
+    assert first.startswith("fault: ")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_the_half_that_is_broken_costs_more(diagnose: Any, parts, overrides, hal
     result = diagnose(parts, *overrides)
     halves, whole = result.halves, result.before
     assert halves.costs_more == half
-    assert result.conclusion[-2].startswith(f"what costs more: the {half}: ")
+    assert result.conclusion[-2].startswith(f"larger cost: the {half}: ")
     worse, better = sorted([halves.weights.sqnr_db, halves.activations.sqnr_db])
     assert worse == pytest.approx(whole.sqnr_db, abs=3.0)  # of both together
     assert better > whole.sqnr_db
@@ -311,7 +311,7 @@ def test_a_diagnosis_is_logged(tmp_path: Path) -> None:
     short = ("data=shapes", "calib.samples_per_class=10", "held_out_images=100")
     done = call(tmp_path, *short, "+analysis=diagnose", "dtype=uint8", "calib=entropy")
     assert done.code == 0, done.err
-    assert "what is wrong: clipped activation in " in done.out
+    assert "fault: clipped activation in " in done.out
     (run,) = done.runs
     assert {"diagnosis.csv", "diagnosis.md", "diagnosis.png"} <= set(done.artifacts(run))
     assert run.data.metrics["diagnosis/findings"] >= 1

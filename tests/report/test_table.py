@@ -265,7 +265,7 @@ def test_a_doubtful_baseline_is_told_below_the_table() -> None:
 
 
 def test_speedup_is_a_ratio_in_words() -> None:
-    assert "speedup: FP32's divided by the run's" in notes.SPEEDUP_NOTE
+    assert "speedup: FP32's latency divided by " in notes.SPEEDUP_NOTE
 
 
 def test_p_and_speedup_are_explained_only_where_there_is_one() -> None:

@@ -26,7 +26,7 @@ def check_installed() -> None:
 
 
 def lower(module: Any, example: Example, most: int) -> bytes:
-    """Return the content of a .pte file; XNNPACK takes what it can, portable kernels the rest.
+    """Return the content of a .pte file; XNNPACK gets the operators that it supports.
 
     Args:
         example: to trace with.

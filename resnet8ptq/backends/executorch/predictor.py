@@ -92,7 +92,7 @@ class Network:
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Drop what the runtime's C++ code logs: files of CPUs that are not there, new threads."""
+    """Drop the log of the runtime's C++ code: missing files of CPUs, new threads."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)

@@ -131,7 +131,7 @@ class ExecutorchQuantizer:
         return predictor.load(path, threads)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count in the graph that XNNPACK gets, and in what portable kernels run."""
+        """Count in XNNPACK's graph and among the portable kernels."""
         from resnet8ptq.backends.executorch import contents
 
         layers = [operator for operator in contents.read(path.read_bytes()) if operator.is_layer]

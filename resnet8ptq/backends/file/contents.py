@@ -20,8 +20,8 @@ class Port:
 
     Attributes:
         shape: without the batch axis; a free size is None.
-        scale, zero_point: of an integer port that holds rounded floats; scale None: integers, or a
-            file that does not tell.
+        scale, zero_point: of an integer port that holds rounded floats; scale None: plain
+            integers, or a file without scales.
         low, high: the values that an input can hold, where the file rounds it.
     """
 

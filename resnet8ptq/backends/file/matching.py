@@ -1,7 +1,7 @@
 """Matches a file's inputs and outputs to those of the FP32 network, by name and shape.
 
 The result has the form of the settings `backend.inputs` and `backend.outputs`, so that a run's
-config holds it, and a person can set what the file leaves open.
+config holds it, and the user can resolve an ambiguous match.
 """
 
 import math
@@ -80,7 +80,7 @@ def _pair(
 
 
 def _read(key: str, name: str, value: Any) -> dict[str, Any]:
-    """Return a setting's value as a dict: a name stands for `{name: ...}`."""
+    """Return a setting's value as a dict: a name is short for `{name: ...}`."""
     if isinstance(value, str):
         return {"name": value}
     if not isinstance(value, Mapping) or not {*value} <= {*_KEYS} or not _is_plain(value):
@@ -92,7 +92,7 @@ def _read(key: str, name: str, value: Any) -> dict[str, Any]:
 
 
 def _is_plain(value: Mapping[str, Any]) -> bool:
-    """Tell whether the axes are an order of all axes, and the scale a positive number."""
+    """Return whether the axes are an order of all axes, and the scale a positive number."""
     axes, scale = value.get("axes"), value.get("scale")
     ordered = axes is None or (
         isinstance(axes, list) and {*axes} == {*range(len(axes))} and len({*axes}) == len(axes)
@@ -143,9 +143,9 @@ def _settle(
 
 
 def _ways(have: Shape, takes: Shape) -> list[tuple[int, ...] | None]:
-    """Return the orders of axes that lead from one shape to another; None: unchanged.
+    """Return the orders of axes that turn one shape into another; None: the order stays.
 
-    A free size fits every size. Known sizes that fit unchanged leave no other way.
+    A free size fits every size. An order that fits by known sizes alone excludes the others.
     """
     if have == takes:
         return [None]
@@ -167,7 +167,7 @@ def _fits(have: Shape, axes: tuple[int, ...] | None, takes: Shape, exactly: bool
 
 
 def _same_values(have: Shape, takes: Shape) -> bool:
-    """Tell whether two shapes hold the same values in the same order, such as [1, 1, 10] and [10].
+    """Return whether two shapes hold the same values in the same order: [1, 1, 10] and [10].
 
     At most one axis is longer than 1 in both.
     """

@@ -38,7 +38,7 @@ def fetch(path: Path) -> bytes:
 
 
 def read(content: bytes, path: Path) -> Contents:
-    """Return the facts of what `fetch` returned.
+    """Return the description of a file that `fetch` has read.
 
     Raises:
         ModelError: damaged, or the graph has operators that are not OpenVINO's.

@@ -1,7 +1,7 @@
 """A file that another program has quantized, scored unchanged beside its FP32 network.
 
-The file is untrusted: `reading` admits it. `matching` finds its inputs and outputs. The FP32
-network runs in the framework of the file, where that framework takes it.
+The file is untrusted: `reading` checks it. `matching` maps its inputs and outputs to those of the
+FP32 network, which runs in the framework of the file if that framework supports it.
 """
 
 import logging

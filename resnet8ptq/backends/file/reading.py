@@ -1,6 +1,6 @@
-"""Admits a file of others: checks it, describes it and tries it in a process of its own.
+"""Checks a file of others, describes it and tries it, in a separate process.
 
-The cache keeps the file as one piece, and its facts. Only then does this process load it.
+The cache keeps the file in one piece, with its description. Then this process may load it.
 """
 
 import json
@@ -35,7 +35,7 @@ _CODE = (".pt", ".pth", ".jit", ".ptl")
 
 @dataclass(frozen=True)
 class Admitted:
-    """A file that was checked, in one piece, and its facts."""
+    """A checked copy of a file, in one piece, and its description."""
 
     path: Path
     contents: Contents
@@ -144,7 +144,7 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 def _try(contents: Contents, opened: Any) -> Contents:
-    """Run zeros; return the facts with the batch and the shapes of the outputs that this shows."""
+    """Run zeros; return the description with the batch and the output shapes that were seen."""
     free = any(None in port.shape for port in contents.inputs)
     sizes = (2, 1) if contents.batch in (None, 1) else (contents.batch,)
     failure: Exception | None = None

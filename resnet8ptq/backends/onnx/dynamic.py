@@ -41,7 +41,7 @@ def check(config: QuantizationConfig, weights: WeightScheme) -> None:
 
 @cache
 def _runs_convolution(dtype: str, per_channel: bool) -> bool:
-    """Tell whether a quantized network of one convolution loads and runs."""
+    """Return whether a quantized network of one convolution loads and runs."""
     weights = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 2, 2, 2)
     proto = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]>'

@@ -227,7 +227,10 @@ class OnnxQuantizer:
         return {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
 
     def _find_tables(self, graph: onnx.GraphProto, skipped: Collection[str]) -> list[str]:
-        """Return the embeddings in 8 bits by row; weights alone have 4 bits if `op_types` says."""
+        """Return the nodes whose embedding tables have 8 bits, with a scale for each row.
+
+        With `method=weight_only` and `Gather` in `op_types`, the tables have 4 bits in blocks.
+        """
         if self.config.method == "weight_only":
             in_blocks = "Gather" in weight_only.find_operators(self.config)
             skipped = [n.name for n in graph.node] if in_blocks else self.config.nodes_to_exclude

@@ -30,7 +30,7 @@ _EIGHT_BITS = (
 
 
 def raise_opset(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
-    """Return the network in an opset with weights of so many bits and with 16-bit activations.
+    """Return the network in an opset that has these weight bits and 16-bit activations.
 
     Raises:
         UnsupportedError: an operator cannot be converted.
@@ -196,7 +196,7 @@ def keep_sums_apart(proto: onnx.ModelProto) -> bool:
 
 
 def _is_quantized(graph: onnx.GraphProto, name: str) -> bool:
-    """Tell whether a tensor is quantized, directly or after a chain of single consumers."""
+    """Return whether a tensor is quantized, directly or after a chain of single consumers."""
     while len(behind := consumers(graph, name)) == 1:
         if behind[0].op_type == "QuantizeLinear":
             return True

@@ -32,7 +32,7 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _merge_constants(graph: onnx.GraphProto) -> None:
-    """Keep one of equal constants, in the compact encoding; make equal zero points one.
+    """Merge equal constants, in the compact encoding, and equal zero points of all channels.
 
     QLinearConv takes one zero point for all channels, or one for each.
     """

@@ -12,7 +12,7 @@ _MISSING = "backend=openvino: got no package openvino; try pip install 'resnet8p
 
 
 def is_installed() -> bool:
-    """Tell whether the extra `openvino` is installed."""
+    """Return whether the extra `openvino` is installed."""
     return find_spec("openvino") is not None
 
 

@@ -70,7 +70,7 @@ _TOLERANCE = 0.02  # of an output's range: two kernels may round to neighbouring
 
 
 def is_installed() -> bool:
-    """Tell whether the extra `nncf` is installed."""
+    """Return whether the extra `nncf` is installed."""
     return find_spec("nncf") is not None and find_spec("openvino") is not None
 
 

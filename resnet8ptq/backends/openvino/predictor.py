@@ -121,7 +121,7 @@ class Network:
 
 
 def only_batch_is_free(graph: Any) -> bool:
-    """Tell whether the first axis of each input is free, and no other."""
+    """Return whether the first axis of each input is free, and no other."""
     shapes = [value.get_partial_shape() for value in graph.inputs]
     free = [[size.is_dynamic for size in shape] for shape in shapes]
     return all(axes[:1] == [True] and not any(axes[1:]) for axes in free)

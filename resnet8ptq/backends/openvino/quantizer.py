@@ -110,7 +110,7 @@ class OpenvinoQuantizer:
 
 
 def avoid_unit_scales(graph: onnx.GraphProto) -> bool:
-    """Raise activation scales of exactly 1 to the next float, in place; tell whether there is one.
+    """Raise activation scales of exactly 1 to the next float, in place; return whether any is.
 
     OpenVINO removes a multiplication by 1, then no longer recognizes the dequantization, and
     computes the next layer in float. Pixels 0..255 in dtype=u8s8 have that scale.

@@ -98,7 +98,7 @@ def layers(model: Any) -> Iterator[Layer]:
 
 
 def is_integer(model: Any, operator: Any) -> bool:
-    """Tell whether an operator returns integers."""
+    """Return whether an operator returns integers."""
     return model.subgraphs[0].tensors[operator.outputs[0]].type in ACTIVATIONS
 
 
@@ -118,7 +118,7 @@ def name_of(tensor: Any) -> str:
 
 
 def is_constant(model: Any, tensor: Any) -> bool:
-    """Tell whether the file holds a tensor's values."""
+    """Return whether the file holds a tensor's values."""
     return model.buffers[tensor.buffer].data is not None
 
 

@@ -1,4 +1,4 @@
-"""The ONNX tensors that the tensors of a converted .tflite file stand for, found by their values.
+"""Maps the tensors of a converted .tflite file to those of the ONNX graph, by their values.
 
 Converters rename, transpose, reshape and fuse. The range of a tensor does not depend on the order
 of its values, so that tensors with the same values in any order are the same here.
@@ -34,7 +34,7 @@ def find(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dict[int, list
 
     Args:
         content: of a float file that takes one sample.
-        batch: network inputs [n, ...]; more samples tell more tensors apart.
+        batch: network inputs [n, ...]; more samples distinguish more tensors.
     """
     graph, file = _of_graph(onnx_path, batch), _of_file(content, batch)
     return {index: names for index, sketch in file.items() if (names := _nearest(sketch, graph))}

@@ -54,7 +54,7 @@ class Scheme:
 def find_quantized(
     model: Any, names: Mapping[int, list[str]], graph: onnx.GraphProto, skipped: Collection[str]
 ) -> list[Any]:
-    """Return the operators of a file that stand for nodes of the graph that are quantized.
+    """Return the operators of a file that come from quantized nodes of the graph.
 
     Args:
         names: see `correspondence.find`.
@@ -184,7 +184,7 @@ def _rule(scopes: Iterable[str], operation: str, config: dict[str, Any] | None) 
 
 
 def _is_known(model: Any, operator: Any, ranges: Mapping[int, Range]) -> bool:
-    """Tell whether every float activation around an operator has a range."""
+    """Return whether every float activation around an operator has a range."""
     tensors = model.subgraphs[0].tensors
     around = [int(index) for index in (*operator.inputs, *operator.outputs) if index >= 0]
     return all(

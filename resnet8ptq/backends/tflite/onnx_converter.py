@@ -1,7 +1,7 @@
-"""Converts an ONNX graph to a float .tflite file, by onnx2tf in an environment of its own.
+"""Converts an ONNX graph to a float .tflite file, by onnx2tf in a separate environment.
 
-The file takes and returns what the graph does: onnx2tf lays inner tensors out anew, with the
-channels last, and its transpositions stay inside the file. It takes one sample at a time.
+The file has the inputs and outputs of the graph, for one sample at a time. Inside, onnx2tf moves
+the channels last; its transpositions stay in the file.
 """
 
 import itertools

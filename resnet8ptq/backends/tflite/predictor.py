@@ -79,7 +79,7 @@ def to_input(batch: NDArray[np.float32], details: dict[str, Any]) -> NDArray[Any
 
 
 def read_output(interpreter: Any, details: dict[str, Any]) -> NDArray[np.float32]:
-    """Return an output; integers with a scale as floats."""
+    """Return an output as float; integers without a scale stay integers."""
     output = interpreter.get_tensor(details["index"])
     scale, zero_point = details["quantization"]
     if scale and output.dtype.kind in "iu":

@@ -120,7 +120,7 @@ class TfliteQuantizer:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Return the widths of the flow."""
+        """Return the weight bits that the flow supports."""
         return (8, FLOAT_BITS) if self._flow == "onnx2tf" else (4, 8)
 
     def resolve(self) -> Resolved:

@@ -285,7 +285,7 @@ def _whole_pools(model: Any) -> list[Any]:
 
 
 def _covers(operator: Any, taken: Any, made: Any) -> bool:
-    """Tell whether a pool only averages each channel of [N, H, W, C] over the whole map."""
+    """Return whether a pool only averages each channel of [N, H, W, C] over the whole map."""
     options = operator.builtinOptions
     size, single = [options.filterHeight, options.filterWidth], [*made.shape[1:3]] == [1, 1]
     plain = options.fusedActivationFunction == ActivationFunctionType.NONE

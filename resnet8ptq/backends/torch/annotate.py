@@ -1,4 +1,4 @@
-"""Tells PT2E where to quantize: a `Quantizer` that follows the nodes of the ONNX graph.
+"""Annotates where PT2E quantizes: a `Quantizer` that follows the nodes of the ONNX graph.
 
 It names the tensors to calibrate (`observed`), then sets the scales (`annotate`).
 """
@@ -92,7 +92,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return node.target in targets and node.name not in self.float_nodes
 
     def _is_fused(self, node: Node) -> bool:
-        """Tell whether a Relu takes the output before it is rounded."""
+        """Return whether a Relu takes the output before it is rounded."""
         users = list(node.users)
         return (
             node.target in (*LAYERS, *_ARITHMETIC)

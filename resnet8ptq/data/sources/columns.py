@@ -78,7 +78,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest table that is read: a larger one takes minutes and the machine's memory."""
+    """The limits of a table. A larger one would take minutes and the machine's memory."""
 
     columns: int = 100_000
     rows: int = MAX_SAMPLES

@@ -1,4 +1,4 @@
-"""What a diagnosis comes to: which findings cost something, and what helps most."""
+"""The result of a diagnosis: the findings that cost something, and the best change."""
 
 import json
 import math
@@ -18,7 +18,7 @@ MORE_DB = 3.0  # twice the noise
 
 @dataclass(frozen=True)
 class Halves:
-    """What rounding the weights alone comes to, and rounding the activations alone."""
+    """The outcome of rounding the weights alone, and of rounding the activations alone."""
 
     weights: Outcome = UNCHANGED
     activations: Outcome = UNCHANGED
@@ -32,20 +32,20 @@ class Halves:
         return ""
 
     def say(self) -> str:
-        """Return which half costs more, and what that means."""
+        """Return which half costs more, and the remedies."""
         weights, activations = self.weights.sqnr_db, self.activations.sqnr_db
-        told = (
+        alone = (
             f"rounding the weights alone leaves {weights:.1f} dB, the activations alone "
             f"{activations:.1f} dB"
         )
-        meaning = {
+        remedy = {
             WEIGHTS: "; per_channel=true and corrections may win that back",
-            ACTIVATIONS: "; corrections round the weights otherwise, and leave that as it is: "
-            "calib=, layers in float or method=qat may win it back",
+            ACTIVATIONS: "; corrections do not change that; calib=, layers in float or method=qat "
+            "may win it back",
             "": "",
         }[self.costs_more]
-        which = f"the {self.costs_more}" if self.costs_more else "both alike"
-        return f"what costs more: {which}: {told}{meaning}"
+        which = f"the {self.costs_more}" if self.costs_more else "none, both cost alike"
+        return f"larger cost: {which}: {alone}{remedy}"
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class DiagnosisResult(RunResult):
     """Measurements, findings, and the changes that were tried, the best first.
 
     Attributes:
-        measured: None where nothing was.
+        measured: None if nothing was measured.
         findings: all of them, also those that cost nothing.
-        before: the run as its settings have it.
-        halves: the same with one half of it in float.
+        before: the outcome of the unchanged settings.
+        halves: the same with the weights alone or the activations alone rounded.
         metric: of which `fp32_value` is FP32's.
         images: how many held-out samples were scored.
-        notes: on what was diagnosed.
+        notes: on the diagnosed form of the network.
     """
 
     measured: TensorMeasurements | None = None
@@ -79,13 +79,13 @@ class DiagnosisResult(RunResult):
         return next(answers, None)
 
     def costs(self, finding: Finding) -> bool:
-        """Tell whether a finding is wrong for certain, or its answer wins something back."""
+        """Return whether a finding is certain, or a change against it helps."""
         answer = self.answer(finding)
         return finding.certain or (answer is not None and answer.helps)
 
     @property
     def reasons(self) -> list[Finding]:
-        """The findings that cost something: first what is certain, then what wins back most."""
+        """The findings that cost something: certain ones first, then by gain of the change."""
 
         def rank(finding: Finding) -> float:
             answer = self.answer(finding)
@@ -95,15 +95,15 @@ class DiagnosisResult(RunResult):
 
     @property
     def conclusion(self) -> list[str]:
-        """What is wrong and what helps, in lines."""
-        lines = [f"what is wrong: {each.say()}{self._say_answer(each)}" for each in self.reasons]
+        """The faults and the best change, in lines."""
+        lines = [f"fault: {each.say()}{self._say_answer(each)}" for each in self.reasons]
         return [*(lines or [self._nothing()]), self.halves.say(), self._help()]
 
     def _say_answer(self, finding: Finding) -> str:
         answer = self.answer(finding)
         if answer is None or not answer.helps:
             return ""
-        return f"; {answer.words} answers it ({answer.won_db:+.1f} dB)"
+        return f"; {answer.words} fixes it ({answer.won_db:+.1f} dB)"
 
     def _nothing(self) -> str:
         metric, before = self.metric, self.before
@@ -116,12 +116,12 @@ class DiagnosisResult(RunResult):
         best = next((each for each in self.outcomes if each.helps), None)
         where = f"{self.images:,} held-out samples"
         if best is None:
-            return f"what helps: none of {len(self.outcomes)} changes tried on {where}"
-        told = best.say(self.before, self.metric)
-        return f"what helps: {best.words} (measured: {told}; {where})"
+            return f"best change: none of the {len(self.outcomes)} changes tried helps on {where}"
+        gain = best.say(self.before, self.metric)
+        return f"best change: {best.words} (measured: {gain}; {where})"
 
     def to_json(self) -> str:
-        """Return the findings and the changes that answer them, for programs.
+        """Return the findings and the changes against them, for programs.
 
         A list of objects with `name`, `tensor` and `changes`, the settings of each.
         """
@@ -142,7 +142,7 @@ class DiagnosisResult(RunResult):
             return f"{names}; {self.halves.say()}"
         found = ", ".join(f"{each.name} in {each.tensors[0]}" for each in self.reasons)
         best = next((each for each in self.outcomes if each.helps), None)
-        helps = "nothing tried helps" if best is None else f"{best.words} helps most"
+        helps = "no change that was tried helps" if best is None else f"{best.words} helps most"
         return f"{found or 'nothing found'}; {helps}"
 
     def to_metrics(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`+analysis=diagnose`: why is the quantized network worse than FP32, and what helps?
+"""`+analysis=diagnose`: causes of a loss against FP32, and the changes that help.
 
 TensorMeasurements on training samples that did not calibrate, never on test samples.
 """
@@ -33,7 +33,7 @@ _TAKES = "+analysis=diagnose takes the graphs of backend=onnx method=static: typ
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
-    """Measure tensor by tensor, find what is wrong, try what may help, and print it.
+    """Measure tensor by tensor, find faults, try changes, and print the result.
 
     See `running.run`.
 
@@ -107,7 +107,7 @@ class _Variants:
     run: Recorder
 
     def attempt(self, config: RunConfig) -> Comparison:
-        """Quantize by these settings, with their number of calibration samples, and compare."""
+        """Quantize with these settings and as many calibration samples as they set; compare."""
         drawn = self.samples.calibrated_with(config.calib.samples_per_class, config.seed)
         return self.compare(config, self.quantize(config, drawn)[0].path)
 

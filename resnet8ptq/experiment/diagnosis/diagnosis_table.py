@@ -1,4 +1,4 @@
-"""What a diagnosis found: its tables, its files and its figure."""
+"""The tables, the files and the figure of a diagnosis."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ WEIGHTS = ("weight", "SQNR dB", "largest", "99% within")
 
 
 def describe(config: RunConfig) -> str:
-    """Return what was diagnosed, in one line: a title."""
+    """Return the title: the diagnosed configuration."""
     return " · ".join([config.data.name, *Combination.of_config(config).cells, "diagnosis"])
 
 
@@ -74,7 +74,7 @@ def to_markdown(result: DiagnosisResult, title: str) -> str:
 
 
 def print_tables(result: DiagnosisResult, title: str, console: Console | None = None) -> None:
-    """Print the conclusion, then what it rests on, to stdout."""
+    """Print the conclusion, then the measurements behind it, to stdout."""
     assert result.measured is not None
     console = stdout(console, 130)
     console.print(show(title), style="bold", highlight=False, markup=False)
@@ -89,7 +89,7 @@ def print_tables(result: DiagnosisResult, title: str, console: Console | None = 
         say(console, line)
 
 
-FINDINGS = ("finding", "in", "answer", "won back")
+FINDINGS = ("finding", "in", "change", "won back")
 
 
 def _findings(result: DiagnosisResult) -> list[list[str]]:
@@ -98,7 +98,7 @@ def _findings(result: DiagnosisResult) -> list[list[str]]:
         answer = result.answer(finding)
         won = "" if answer is None else f"{answer.won_db:+.1f} dB"
         if not result.costs(finding):
-            won = f"by itself nothing ({won})" if answer else "not tried"
+            won = f"nothing alone ({won})" if answer else "not tried"
         words = answer.words if answer else ", ".join(each.words for each in finding.changes)
         rows.append([finding.name, finding.tensors[0], words, won])
     return rows
@@ -110,7 +110,7 @@ def _changes_columns(metric: Metric) -> tuple[str, ...]:
 
 def _changes(result: DiagnosisResult) -> list[list[str]]:
     metric, before = result.metric, result.before
-    rows = [["(as it is)", metric.show(before.value), "", f"{before.sqnr_db:.1f}", ""]]
+    rows = [["(unchanged)", metric.show(before.value), "", f"{before.sqnr_db:.1f}", ""]]
     for each in (result.halves.weights, result.halves.activations, *result.outcomes):
         rows.append([each.words, *_change(each, metric)])
     return rows
@@ -155,12 +155,11 @@ def _notes(result: DiagnosisResult) -> list[str]:
     assert result.measured is not None
     return [
         f"Activations on {result.measured.samples} held-out training samples, lowest SQNR first: "
-        "in the quantized network, where only the layer that makes them is quantized, and of "
-        "rounding alone. 99% of the values that are not zero lie within what is named, to a power "
-        "of 2.",
-        f"Changes on {result.images:,} held-out training samples, each alone: SQNR of the output "
-        f"against FP32, by which they are ranked; {result.metric.title} "
-        f"{result.metric.show(result.fp32_value)} in FP32. A difference of a few samples is noise.",
+        "in the quantized network, with only their own layer quantized, and of rounding alone. "
+        "99% within: a power of 2 that 99% of the nonzero values stay below.",
+        f"Changes on {result.images:,} held-out training samples, each alone, ranked by the SQNR "
+        f"of the output against FP32. FP32: {result.metric.title} "
+        f"{result.metric.show(result.fp32_value)}. A difference of a few samples is noise.",
     ]
 
 
@@ -179,7 +178,7 @@ def _escape(text: str) -> str:
 
 
 def draw(result: DiagnosisResult, title: str) -> Figure:
-    """The SQNR along the network, that of the weights, and what each change wins back."""
+    """The SQNR along the network, that of the weights, and the gain of each change."""
     assert result.measured is not None
     tried = [each for each in result.outcomes if math.isfinite(each.won_db)]
     figure = Figure(figsize=(13, max(4.5, 1.6 + 0.4 * len(tried))), layout="constrained")

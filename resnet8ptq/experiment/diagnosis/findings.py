@@ -1,7 +1,7 @@
-"""What may be wrong with a quantized network: one function for each, which reads measurements.
+"""The faults of a quantized network: one function finds each in the measurements.
 
-Each returns a finding in words, with the changes that answer it, or None. Whether a finding costs
-anything is not known before one of these has been tried.
+Each returns a finding in words, with changes against it, or None. A finding counts as a cause only
+if one of these changes helps.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,14 +31,14 @@ OTHER_RANGE = 4
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, in words.
+    """A fault, in words.
 
     Attributes:
-        name: what it is called.
+        name: the finding in a few words.
         tensors: where, the worst first.
-        meaning: what was measured, and what it means.
-        changes: any of which answers it.
-        certain: it is wrong whatever a change of the quantization wins back.
+        meaning: the measurement and its meaning.
+        changes: each alone may fix it.
+        certain: a fault even if no change of the quantization helps.
     """
 
     name: str
@@ -65,7 +65,7 @@ def wrong_preprocessing(measured: TensorMeasurements, config: RunConfig) -> Find
         ("the calibration samples",),
         f"their values lie within {drawn.low:.4g} to {drawn.high:.4g}, those of the held-out "
         f"samples within {fed.low:.4g} to {fed.high:.4g}; take calibration samples (calib.images) "
-        "that are stored as the others are, or the preprocess= that fits both",
+        "that are stored like the others, or a preprocess= that fits both",
         certain=True,
     )
 
@@ -73,13 +73,14 @@ def wrong_preprocessing(measured: TensorMeasurements, config: RunConfig) -> Find
 def clipped(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """A calibrated range is far narrower than the values seen."""
     hit = [
-        found
-        for found in measured.activations
-        if found.rounding_db < LOW_DB and found.clipped > found.spread.noise.sum() / 2
+        activation
+        for activation in measured.activations
+        if activation.rounding_db < LOW_DB
+        and activation.clipped > activation.spread.noise.sum() / 2
     ]
     if not hit:
         return None
-    hit.sort(key=lambda found: found.rounding_db)
+    hit.sort(key=lambda activation: activation.rounding_db)
     worst = hit[0]
     more = calibrate_with(4 * (config.calib.samples_per_class or 100))
     return Finding(
@@ -98,12 +99,16 @@ def saturated_sum(measured: TensorMeasurements, config: RunConfig) -> Finding | 
     On x86 CPUs without VNNI, ONNX Runtime adds two products of uint8 and int8 into 16 bits, where
     255 * 127 * 2 does not fit (Intel, Intrinsics Guide, _mm256_maddubs_epi16).
     """
-    hit = [found for found in measured.activations if found.off > OFF_SHARE * found.count]
+    hit = [
+        activation
+        for activation in measured.activations
+        if activation.off > OFF_SHARE * activation.count
+    ]
     ends = measured.kernels
     whole = ends.noise > measured.arithmetic.noise and ends.sqnr_db < KERNEL_DB
     if not hit and not whole:
         return None
-    hit.sort(key=lambda found: -found.off / found.count)
+    hit.sort(key=lambda activation: -activation.off / activation.count)
     if hit:
         meaning = (
             f"{hit[0].off / hit[0].count:.2%} of its values differ from float arithmetic on the "
@@ -133,7 +138,7 @@ def channels_of_one_scale(measured: TensorMeasurements, config: RunConfig) -> Fi
             hit.append((lost / len(weight.channels), max(reaches) / min(reaches), weight))
     if not hit:
         return None
-    hit.sort(key=lambda found: -found[0])
+    hit.sort(key=lambda row: -row[0])
     _, ratio, worst = hit[0]
     lost = sum(map(_is_lost, worst.channels))
     return Finding(
@@ -169,13 +174,14 @@ def outlier_weight(measured: TensorMeasurements, config: RunConfig) -> Finding |
 def outlier_activation(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """The range of an activation is much larger than where nearly all values lie."""
     hit = [
-        found
-        for found in measured.activations
-        if _limit(found) >= OUTLIER * found.spread.reach > 0 and found.spread.bulk_db < LOW_DB
+        activation
+        for activation in measured.activations
+        if _limit(activation) >= OUTLIER * activation.spread.reach > 0
+        and activation.spread.bulk_db < LOW_DB
     ]
     if not hit:
         return None
-    hit.sort(key=lambda found: found.spread.bulk_db)
+    hit.sort(key=lambda activation: activation.spread.bulk_db)
     worst = hit[0]
     changes = [] if config.calib.name == "percentile" else [calibrate("percentile")]
     if worst.tensor.nodes:
@@ -191,20 +197,20 @@ def outlier_activation(measured: TensorMeasurements, config: RunConfig) -> Findi
 
 def unlike_inputs(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """A concatenation or an addition has one scale for inputs that differ much."""
-    by_name = {found.tensor.name: found for found in measured.activations}
+    by_name = {activation.tensor.name: activation for activation in measured.activations}
     hit = []
-    for found in measured.activations:
-        reaches = {name: by_name[name].spread.reach for name in found.parts}
-        for name, noise in found.parts.items():
+    for activation in measured.activations:
+        reaches = {name: by_name[name].spread.reach for name in activation.parts}
+        for name, noise in activation.parts.items():
             if noise.sqnr_db < LOW_DB and max(reaches.values()) >= JOINED_UNLIKE * reaches[name]:
-                hit.append((noise.sqnr_db, name, max(reaches.values()), reaches[name], found))
+                hit.append((noise.sqnr_db, name, max(reaches.values()), reaches[name], activation))
     if not hit:
         return None
-    hit.sort(key=lambda each: each[0])
+    hit.sort(key=lambda row: row[0])
     sqnr_db, name, largest, least, worst = hit[0]
     return Finding(
         "joined inputs of very different scale",
-        tuple(dict.fromkeys(found.tensor.name for *_, found in hit)),
+        tuple(dict.fromkeys(activation.tensor.name for *_, activation in hit)),
         f"one scale serves {name}, whose values lie within {least:.4g} of zero, and another input "
         f"that reaches {largest:.4g}: the smaller keeps {sqnr_db:.1f} dB",
         (leave_in_float(config, worst.tensor.nodes),),
@@ -224,20 +230,20 @@ FINDERS: tuple[Finder, ...] = (
 
 
 def find(measured: TensorMeasurements, config: RunConfig) -> list[Finding]:
-    """Return everything that is found, each once."""
-    found = (finder(measured, config) for finder in FINDERS)
-    return [finding for finding in found if finding is not None]
+    """Return all findings, each once."""
+    findings = (finder(measured, config) for finder in FINDERS)
+    return [finding for finding in findings if finding is not None]
 
 
 def doubtful_fp32(doubt: str) -> Finding:
-    """Return the finding that FP32 itself is bad, as `preprocessing_check` has it."""
+    """Return the finding that FP32 itself is bad, see `preprocessing_check`."""
     return Finding("wrong preprocessing", ("FP32",), doubt, certain=True)
 
 
 def worst_layer(measured: TensorMeasurements) -> tuple[str, ...]:
     """Return the node of the layer that loses most where it alone is quantized, if there is one."""
-    layers = [found for found in measured.activations if found.tensor.layer]
-    worst = min(layers, key=lambda found: found.layer.sqnr_db, default=None)
+    layers = [activation for activation in measured.activations if activation.tensor.layer]
+    worst = min(layers, key=lambda activation: activation.layer.sqnr_db, default=None)
     return () if worst is None else (worst.tensor.layer,)
 
 
@@ -255,13 +261,13 @@ def _ratio(first: Spread, second: Spread) -> float:
     return max(reaches) / min(reaches) if min(reaches) else 1.0
 
 
-def _limit(found: Activation) -> float:
-    return max(-found.tensor.low, found.tensor.high)
+def _limit(activation: Activation) -> float:
+    return max(-activation.tensor.low, activation.tensor.high)
 
 
-def _range(found: Activation) -> str:
-    return f"{found.tensor.low:.4g} to {found.tensor.high:.4g}"
+def _range(activation: Activation) -> str:
+    return f"{activation.tensor.low:.4g} to {activation.tensor.high:.4g}"
 
 
-def _names(found: Sequence[Activation]) -> tuple[str, ...]:
-    return tuple(each.tensor.name for each in found)
+def _names(activations: Sequence[Activation]) -> tuple[str, ...]:
+    return tuple(activation.tensor.name for activation in activations)

@@ -1,4 +1,4 @@
-"""What quantization does to each tensor: the quantized graph beside the FP32 graph.
+"""Measures each tensor of the quantized graph beside the FP32 graph.
 
 Powers are summed batch by batch: no activation is kept.
 """
@@ -31,13 +31,13 @@ _MIDDLE = _OCTAVES // 2
 
 @dataclass
 class Noise:
-    """Powers of a signal and of what was added to it, summed over values."""
+    """Powers of a signal and of its noise, summed over values."""
 
     signal: float = 0.0
     noise: float = 0.0
 
     def add(self, wanted: Array, found: Array) -> None:
-        """Add some values, and what became of them."""
+        """Add exact values and the same values with noise."""
         signal, error = wanted.ravel(), (found - wanted).ravel()
         self.signal += float(np.dot(signal, signal))
         self.noise += float(np.dot(error, error))
@@ -73,7 +73,7 @@ class Spread:
         return spread
 
     def add(self, values: Array, rounded: Array) -> None:
-        """Add some values, and what they are rounded to."""
+        """Add exact values and the rounded ones."""
         values, rounded = values.ravel(), rounded.ravel()
         self.low = min(self.low, float(values.min(initial=math.inf)))
         self.high = max(self.high, float(values.max(initial=-math.inf)))
@@ -94,9 +94,9 @@ class Spread:
 
     @property
     def reach(self) -> float:
-        """The magnitude that all but one in a hundred stay below, to an octave; one value at least.
+        """The power of two that 99% of the values stay below; at least one value is above.
 
-        0 where that leaves none.
+        0 if no value is left below.
         """
         octave = self._last
         return math.ldexp(1.0, octave - _MIDDLE) if octave >= 0 else 0.0
@@ -122,7 +122,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Weight:
-    """What is known of the weights of a quantized layer.
+    """Measurements of the weights of a quantized layer.
 
     Attributes:
         name, node, dtype, scales: see `RoundedWeight`.
@@ -151,16 +151,16 @@ class Weight:
 
 @dataclass
 class Activation:
-    """What is known of a tensor that is rounded as the network runs.
+    """Measurements of a tensor that is rounded while the network runs.
 
     Attributes:
         tensor: its name, its range, and the nodes around it.
-        network: FP32's values, and what they are in the quantized network.
-        layer: the same where only the layer that makes it is quantized: it takes FP32's values.
+        network: FP32's values, and those of the quantized network.
+        layer: the same if only the layer that makes it is quantized, and takes FP32's values.
         rounding: FP32's values, and the nearest levels.
         clipped: of these errors, the power of those beyond the range; `beyond` counts such values.
         kernels: the layer's outputs in float arithmetic, and those of the integer kernels, for the
-            same inputs: QDQ's definition against what runs.
+            same inputs: QDQ's definition against its execution.
         off: values of `count` where these differ by more than `OFF_LEVELS` levels.
         most_off: by how many levels at most.
         parts: where the tensor joins others (Concat, Add): each of these by its name, and its
@@ -186,7 +186,7 @@ class Activation:
             fp32: FP32's values.
             network: those of the quantized network.
             layer: those of the layer alone, given FP32's values.
-            kernel: those of the layer in float arithmetic, given what the quantized network gives.
+            kernel: those of the layer in float arithmetic, with the quantized network's inputs.
         """
         tensor, rounded = self.tensor, self.tensor.round(fp32)
         self.network.add(fp32, network)
@@ -218,9 +218,9 @@ class TensorMeasurements:
     """All tensors of a network, in the order of the graph.
 
     Attributes:
-        arithmetic: the network's first output, and what QDQ's definition makes it, in float
-            arithmetic; logits where it ends in a softmax.
-        kernels: the latter, and what the kernels make it that run.
+        arithmetic: the network's first output in FP32, and by QDQ's definition in float arithmetic;
+            logits if the network ends in a softmax.
+        kernels: the latter, and the output of the kernels that run.
         fed: the magnitudes of the network's input in the held-out samples.
         calibrated: the same in the calibration samples.
         samples: how many held-out samples were run.
@@ -329,7 +329,7 @@ class _Sessions:
         return self._quantized.run(None, self._feed(batch))
 
     def layers(self, batch: Array, given: Sequence[Array]) -> list[Array]:
-        """Return what each layer by itself makes of given values, in float arithmetic."""
+        """Return the outputs of each layer for given inputs, in float arithmetic."""
         feeds = self._feed(batch) | dict(zip(self._dequantized, given, strict=True))
         return self._layers.run(None, feeds)
 

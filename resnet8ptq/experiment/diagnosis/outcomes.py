@@ -17,16 +17,16 @@ HELPS_DB = 1.0  # of the output's SQNR: less may be luck
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a variant of the run comes to on the held-out samples.
+    """The result of a variant of the run on the held-out samples.
 
     Attributes:
-        words: the change; empty for the settings as they are.
+        words: the change; empty for the unchanged settings.
         value: the task's metric.
-        won: how much better that is than with the settings as they are, see `Metric.drop`.
-        sqnr_db: of the output; infinite where it is FP32's.
-        won_db: more SQNR than with the settings as they are.
-        p_value: of the task's paired test between the two; None where it has none.
-        reason: why it could not be tried; empty where it was.
+        won: the gain in that metric over the unchanged settings, see `Metric.drop`.
+        sqnr_db: of the output; infinite if it equals FP32's.
+        won_db: the gain in SQNR over the unchanged settings.
+        p_value: of the task's paired test between the two; None without such a test.
+        reason: why it could not be tried; empty if it was tried.
     """
 
     words: str
@@ -39,12 +39,12 @@ class Outcome:
 
     @property
     def helps(self) -> bool:
-        """Whether it wins back more than luck would, of the SQNR or of the metric."""
+        """Whether it wins back more SQNR, or more of the metric, than luck explains."""
         significant = self.p_value is not None and self.p_value < SIGNIFICANCE
         return self.won_db >= HELPS_DB or (significant and self.won > 0)
 
     def say(self, before: "Outcome", metric: Metric) -> str:
-        """Return what was measured, in words."""
+        """Return the metric and the SQNR before and after the change, in words."""
         return (
             f"{metric.title} {metric.show(before.value)} -> {metric.show(self.value)}, "
             f"SQNR {before.sqnr_db:.1f} -> {self.sqnr_db:.1f} dB"
@@ -52,7 +52,7 @@ class Outcome:
 
 
 def weigh(words: str, found: Comparison, reference: Comparison, task: Task) -> Outcome:
-    """Return what a variant comes to, beside the settings as they are; both compared with FP32."""
+    """Return the outcome of a variant; `reference` has the unchanged settings."""
     before, value, sqnr_db = unchanged(reference), found.model.value, _sqnr_db(found)
     won = task.metric.drop(before.value - value, before.value) + 0.0  # no -0.0
     gain = sqnr_db - before.sqnr_db if sqnr_db != before.sqnr_db else 0.0  # both may be inf
@@ -64,7 +64,7 @@ Compare = Callable[[RunConfig], Comparison]
 
 
 def unchanged(found: Comparison) -> Outcome:
-    """Return what the settings as they are come to, compared with FP32."""
+    """Return the outcome of the unchanged settings."""
     return Outcome("", found.model.value, 0.0, _sqnr_db(found), 0.0)
 
 
@@ -75,13 +75,13 @@ def attempt(
     task: Task,
     compare: Compare,
 ) -> list[Outcome]:
-    """Try each change by itself; return what helps most first, what cannot be tried last.
+    """Try each change alone; return the best first, those that could not be tried last.
 
     Ranked by SQNR, in which a difference of a few samples does not count.
 
     Args:
-        reference: the settings as they are, compared with FP32.
-        compare: quantizes as it is told, and compares with FP32 on the held-out samples.
+        reference: the unchanged settings, compared with FP32.
+        compare: quantizes with the settings, and compares with FP32 on the held-out samples.
     """
     outcomes = []
     for change in track(changes, "Trying changes", "changes"):

@@ -1,4 +1,4 @@
-"""What a profile says: times by operator, what conversions cost, and what follows from both."""
+"""The result of a profile: time by operator, cost of conversions, and a conclusion."""
 
 import re
 from collections import Counter, defaultdict
@@ -37,7 +37,7 @@ class Breakdown:
     fp32_ms: float
 
     def operators(self) -> list[Operator]:
-        """Return what each operator takes, most first."""
+        """Return the time of each operator, the longest first."""
         names = dict.fromkeys(node.operator for node in (*self.fp32, *self.model))
         sums = (_by_operator(self.fp32), _by_operator(self.model))
         counts = [Counter(node.operator for node in nodes) for nodes in (self.fp32, self.model)]
@@ -53,7 +53,7 @@ class Breakdown:
 
     @property
     def conversions_ms(self) -> float:
-        """What conversions to 8 bits, from 8 bits and between float types take."""
+        """Time of conversions to 8 bits, from 8 bits and between float types."""
         return self.total_ms("conversion")
 
     @property
@@ -76,10 +76,10 @@ class Breakdown:
                 f"conversions cost {cost:.3f} ms"
             )
         else:
-            more = "more than" if cost > saved else f"{cost / saved:.0%} of what"
+            share = "more than" if cost > saved else f"{cost / saved:.0%} of"
             second = (
                 f"Without conversions the operators take {saved:.3f} ms less; conversions cost "
-                f"{cost:.3f} ms, {more} the integer kernels save"
+                f"{cost:.3f} ms, {share} that gain"
             )
         unfused = [node for node in self.model if node.kind == "unfused"]
         if unfused:
@@ -87,7 +87,7 @@ class Breakdown:
             listed = ", ".join(f"{name} {count}" for name, count in kinds.items())
             second += (
                 f"; {self.total_ms('unfused'):.3f} ms are spent in float between conversions, "
-                f"where integer kernels were meant: {listed}"
+                f"where integer kernels were expected: {listed}"
             )
         return f"{first} {second}."
 

@@ -1,4 +1,4 @@
-"""`+analysis=profile`: what each operator takes, FP32 beside 8 bits."""
+"""`+analysis=profile`: the time of each operator, FP32 beside 8 bits."""
 
 import tempfile
 from functools import partial
@@ -28,7 +28,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
         run: the open MLflow run that records it.
 
     Raises:
-        UnsupportedError: the framework cannot tell the times.
+        UnsupportedError: the framework does not report times.
         PtqError: anything that went wrong, in one line.
     """
     timing = settings.config.latency

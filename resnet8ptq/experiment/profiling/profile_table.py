@@ -1,4 +1,4 @@
-"""What a profile found: its tables, its files and its figure."""
+"""The tables, the files and the figure of a profile."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,7 +91,7 @@ def _notes(found: Breakdown) -> list[str]:
 
 _MUCH = 0.1
 _KINDS = {
-    "unfused": "in float between conversions, where integer kernels were meant",
+    "unfused": "in float between conversions, where integer kernels were expected",
     "float": "in float",
 }
 
@@ -101,7 +101,7 @@ def _name(node: Node) -> str:
 
 
 def describe(config: RunConfig) -> str:
-    """Return what was profiled, in one line: a title."""
+    """Return the title: the profiled configuration."""
     threads = f"{config.latency.threads} thread{'s' if config.latency.threads > 1 else ''}"
     return " · ".join(
         filter(None, [config.model.name, *Combination.of_config(config).cells, threads])

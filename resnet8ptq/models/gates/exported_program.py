@@ -129,7 +129,7 @@ def _is_plain(key: str, value: Any) -> bool:
 
 
 def _items(content: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every key and value of nested JSON; the values of a list bear the list's key."""
+    """Yield every key and value of nested JSON; the values of a list have the list's key."""
     waiting = [("", content)]
     while waiting:
         key, value = waiting.pop()

@@ -83,7 +83,7 @@ def _parse(content: bytes, path: Path) -> onnx.ModelProto:
 
 
 def _read_outside(proto: onnx.ModelProto, path: Path) -> bool:
-    """Put the data that lie in files beside `path` into the model; return whether any do."""
+    """Read external data from files beside `path` into the model; return whether it has any."""
     outside = [t for t in find_all(proto, TensorProto) if t.external_data or _is_external(t)]
     contents: dict[str, bytes] = {}  # of the files beside the model
     for tensor in outside:

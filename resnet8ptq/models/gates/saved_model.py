@@ -156,7 +156,7 @@ def _foreign_reads(graph: Any, filename: str) -> Iterator[str]:
 
 
 def _origin(tensor: str, passed_on: Mapping[str, str]) -> str:
-    """Return the node or argument that a tensor comes from, behind what passes it on."""
+    """Return the node or argument that a tensor comes from, behind operators that pass it on."""
     name = tensor.split(":")[0]
     for _ in passed_on:
         name = passed_on.get(name, name).split(":")[0]

@@ -50,7 +50,7 @@ OPERATORS = {
 
 
 def is_allowed(namespace: str, name: str) -> bool:
-    """Tell whether an operator is one of inference."""
+    """Return whether an operator belongs to inference."""
     known = OPERATORS.get(namespace, frozenset())
     return name in known or (name.endswith("_") and name[:-1] in known)
 

@@ -25,7 +25,7 @@ Sample = NDArray[Any] | None  # [1, ...], as the data has it, maybe a record; No
 
 
 def is_record(sample: Sample) -> bool:
-    """Tell whether a sample has several inputs."""
+    """Return whether a sample has several inputs."""
     return sample is not None and bool(names_of(sample.dtype))
 
 
@@ -72,7 +72,7 @@ class Format:
     contains: str | None = None
 
     def is_of(self, path: Path) -> bool:
-        """Tell whether a file or folder has this format, by its name and first bytes."""
+        """Return whether a file or folder has this format, by its name and first bytes."""
         if self.contains is not None:
             return (path / self.contains).is_file()
         if not path.is_file() or (self.suffixes and path.suffix.lower() not in self.suffixes):
@@ -126,7 +126,7 @@ def format_name(path: Path, is_module: bool = False) -> str:
 
 
 def is_tflites(name: str, fp32: bool) -> bool:
-    """Tell whether TensorFlow makes a .tflite file of a format; a float one is its own baseline."""
+    """Return whether TensorFlow converts a format to .tflite; float .tflite is its own baseline."""
     return name in TFLITE_FORMATS or (fp32 and name == "tflite")
 
 

@@ -104,7 +104,7 @@ class Head:
 
     Attributes:
         takes: the outputs in words.
-        fits: tells whether the outputs have such shapes.
+        fits: whether the outputs have such shapes.
         decode: outputs [n, ...], in the network's order.
     """
 

@@ -157,7 +157,7 @@ def _annotated(record: Array) -> NDArray[np.float64]:
 
 
 def _unmatched(boxes: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Tell which boxes [D, 6] none of the others of the same class overlaps."""
+    """Return which boxes [D, 6] no other box of the same class overlaps."""
     if not len(boxes) or not len(others):
         return np.ones(len(boxes), np.bool_)
     first, second = boxes[:, np.newaxis], others[np.newaxis]

@@ -1,4 +1,4 @@
-"""An ExecuTorch program behind MLflow's pyfunc; the runtime is imported when a file is loaded."""
+"""Serves an ExecuTorch program through MLflow's pyfunc; loading it imports the runtime."""
 
 from pathlib import Path
 from threading import Lock

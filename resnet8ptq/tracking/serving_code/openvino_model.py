@@ -1,6 +1,6 @@
-"""A file behind MLflow's pyfunc, run by OpenVINO as it was measured: no bfloat16.
+"""Serves an ONNX file, or an archive of OpenVINO's two files, through MLflow's pyfunc.
 
-ONNX, or OpenVINO's two files in an archive.
+OpenVINO runs it as it was measured: without bfloat16.
 """
 
 import sys
