@@ -2,7 +2,8 @@
 
 The statistics of a tensor depend neither on dtype, granularity nor framework, and its histogram not
 on the method. So ONNX Runtime runs the ONNX graph once, every tensor is observed, and the cache
-keeps the statistics, and the ranges of each method, for all later runs.
+keeps the statistics, and the ranges of each method, for all later runs. A tensor that only repeats
+the values of another, as after a Reshape or Relu, follows from it.
 """
 
 import json
@@ -15,17 +16,26 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from resnet8ptq.calibration.methods import describe_method, find_method, find_range, run_pass
+from resnet8ptq.calibration.methods import (
+    describe_method,
+    find_method,
+    find_range,
+    make_observer,
+    run_pass,
+)
+from resnet8ptq.calibration.observer import TensorObserver
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import cache, files, memory
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import float_inputs, float_tensors
+from resnet8ptq.graph.layers import find_copies, float_inputs, float_tensors
 from resnet8ptq.graph.session import Runner, between, expose, fit, group, keep_apart, open_runner
 
 Stats = dict[str, TensorStats]
+
+_STATISTICS = "statistics.npz"
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ class Activations:
         calib = self.calib
 
         def make(folder: Path) -> None:
-            stats = self._load_statistics(find_method(calib.name).histogram)
+            stats = self._load_statistics()
             ranges = {name: find_range(stat, calib) for name, stat in stats.items()}
             (folder / "ranges.json").write_text(json.dumps(ranges))
 
@@ -83,47 +93,58 @@ class Activations:
         ranges = json.loads((folder / "ranges.json").read_text())
         return {name: (low, high) for name, (low, high) in ranges.items()}
 
-    def _load_statistics(self, histograms: bool) -> Stats:
+    def _load_statistics(self) -> Stats:
         """Return the statistics of every float tensor, from the cache if possible."""
-        calib = self.calib
-        # moving_average needs the range of each batch.
-        key, make = {"batch_size": calib.batch_size}, partial(self._observe, "ranges", {})
-        with np.load(self._entry("activation_batches", key, make) / "ranges.npz") as kept:
-            ranges = zip(kept["names"], kept["batches"], strict=True)
-            stats = {str(name): TensorStats.of_batches(batches) for name, batches in ranges}
-        if histograms:
-            key, make = {"num_bins": calib.num_bins}, partial(self._observe, "histograms", stats)
-            folder = self._entry("activation_histograms", key, make)
-            with np.load(folder / "histograms.npz") as kept:
-                counted = zip(stats.values(), kept["counts"], kept["zeros"], strict=True)
-                for stat, counts, zeros in counted:
-                    stat.counts, stat.zeros = counts, int(zeros)
+        kind: str
+        key: cache.Key
+        if find_method(self.calib.name).histogram:
+            kind, key = "activation_histograms", {"num_bins": self.calib.num_bins}
+        else:  # moving_average needs the range of each batch
+            kind, key = "activation_batches", {"batch_size": self.calib.batch_size}
+        with np.load(self._entry(kind, key, self._write_statistics) / _STATISTICS) as kept:
+            stats = {
+                str(name): TensorStats.of_batches(batches)
+                for name, batches in zip(kept["names"], kept["batches"], strict=True)
+            }
+            counted = zip(stats.values(), kept["counts"], kept["zeros"], strict=True)
+            for stat, counts, zeros in counted:
+                stat.counts, stat.zeros = counts, int(zeros)
         return stats
 
-    def _observe(self, stage: str, stats: Stats, folder: Path) -> None:
-        """Run all images, and write the statistics of the pass `stage`."""
-        proto = onnx.load(self.onnx_path)
-        inputs, names = float_inputs(proto.graph), float_tensors(proto)
-        parts = group(proto, names)
-        stats = stats or {name: TensorStats() for name in [*inputs, *names]}
+    def _write_statistics(self, folder: Path) -> None:
+        """Run all images, and write the statistics of every float tensor."""
+        proto, num_bins = onnx.load(self.onnx_path), self.calib.num_bins
+        names = [*float_inputs(proto.graph), *float_tensors(proto)]
+        every = find_copies(proto.graph)
+        copies = {name: every[name] for name in names if name in every and every[name][0] in names}
+        observers = self._observe(proto, [name for name in names if name not in copies])
+        for name, (source, low, high) in copies.items():
+            observers[name] = observers[source].clipped(low, high)
+        if coarse := [name for name in copies if observers[name].is_coarse(num_bins)]:
+            observers |= self._observe(proto, coarse)
+        stats = {name: observers[name].stats(num_bins) for name in names}
+        np.savez(
+            folder / _STATISTICS,
+            names=np.array(names),
+            batches=np.array([stat.batches for stat in stats.values()]),  # [T, batches, 2]
+            counts=np.array([stat.counts for stat in stats.values()]),  # [T, bins]
+            zeros=np.array([stat.zeros for stat in stats.values()]),  # [T]
+        )
+
+    def _observe(self, proto: onnx.ModelProto, names: Sequence[str]) -> dict[str, TensorObserver]:
+        """Run all images, and observe the tensors `names`."""
+        observers = {name: make_observer(self.calib) for name in names}
+        inputs = [value.name for value in proto.graph.input if value.name in observers]
+        parts = group(proto, [name for name in names if name not in inputs])
         runs, at_once = self._open(proto, parts)
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy releases the GIL
-            for samples, first in run_pass(stage, self.calibration, self.calib, at_once):
-                observe = partial(
-                    TensorStats.observe, stage=stage, config=self.calib, new_batch=first
-                )
+            for samples, first in run_pass(self.calibration, self.calib, at_once):
+                observe = partial(TensorObserver.observe, new_batch=first)
                 for name, values in feed(samples, inputs).items():
-                    observe(stats[name], values)
+                    observe(observers[name], values)
                 for run, part in zip(runs, parts, strict=True):
-                    list(pool.map(observe, [stats[name] for name in part], run(samples)))
-        every = stats.values()
-        np.savez(
-            folder / f"{stage}.npz",
-            names=np.array(list(stats)),
-            batches=np.array([stat.batches for stat in every]),  # [T, batches, 2]
-            counts=np.array([stat.counts for stat in every]),  # [T, bins]
-            zeros=np.array([stat.zeros for stat in every]),  # [T]
-        )
+                    list(pool.map(observe, [observers[name] for name in part], run(samples)))
+        return observers
 
     def _open(
         self, proto: onnx.ModelProto, parts: Sequence[Sequence[str]]

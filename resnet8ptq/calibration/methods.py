@@ -1,8 +1,7 @@
 """The calibration methods: from statistics of activations to a range [low, high].
 
-Statistics are collected in two passes over the calibration images: first the range of each tensor,
-then, for the methods that need it, a histogram over that range. So the result depends neither on
-the batch size nor on the order of the images (except for `moving_average`), and memory stays flat.
+Statistics are collected in one pass over the calibration images: the range of each tensor and, for
+the methods that need it, a histogram (`calibration.observer`).
 """
 
 import itertools
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import rel_entr
 
+from resnet8ptq.calibration.observer import TensorObserver
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core.console import track
@@ -160,7 +160,7 @@ class Method:
     Attributes:
         choose: returns the range for a tensor's statistics; None: torch does it itself.
         parameters: the keys of `calib` that it reads.
-        histogram: it needs the second pass.
+        histogram: it reads the counts of the values.
     """
 
     choose: Callable[[TensorStats, CalibConfig], Range] | None
@@ -190,6 +190,11 @@ def describe_method(config: CalibConfig) -> dict[str, str | int | float]:
     return {"name": config.name, **{key: getattr(config, key) for key in parameters}}
 
 
+def make_observer(config: CalibConfig) -> TensorObserver:
+    """Return an observer of what the method `config.name` reads."""
+    return TensorObserver(counting=find_method(config.name).histogram)
+
+
 def find_range(stats: TensorStats, config: CalibConfig) -> Range:
     """Return the range [low, high] that `config.name` chooses for a tensor.
 
@@ -203,9 +208,9 @@ def find_range(stats: TensorStats, config: CalibConfig) -> Range:
 
 
 def run_pass(
-    stage: str, calibration: Split, config: CalibConfig, at_once: int | None = None
+    calibration: Split, config: CalibConfig, at_once: int | None = None
 ) -> Iterator[tuple[Batch, bool]]:
-    """Yield the batches [n, ...] of the pass `stage`, with a progress bar.
+    """Yield the calibration images in batches [n, ...], with a progress bar.
 
     Args:
         at_once: the largest number of samples; larger batches are split. None: whole batches.
@@ -217,15 +222,5 @@ def run_pass(
     step, every = min(size, at_once or calibration.limit(size)), np.arange(len(calibration))
     parts = [every[part] for part in calibration.parts(size, padded=False)]
     steps = [(part[i : i + step], i == 0) for part in parts for i in range(0, len(part), step)]
-    for chosen, first in track(steps, f"Calibrating: {stage}"):
+    for chosen, first in track(steps, "Calibrating"):
         yield calibration.inputs(chosen), first
-
-
-def run_passes(calibration: Split, config: CalibConfig) -> Iterator[tuple[str, Batch]]:
-    """Yield (stage, batch) of the passes of the method `config.name`.
-
-    The stages are `ranges` and, if the method needs it, `histograms`.
-    """
-    for stage in ["ranges", "histograms"] if find_method(config.name).histogram else ["ranges"]:
-        for batch, _ in run_pass(stage, calibration, config):
-            yield stage, batch

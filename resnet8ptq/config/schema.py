@@ -135,7 +135,7 @@ class CalibConfig:
     samples_per_class: int | None = limited(100, *limits.COUNT)
     batch_size: int = limited(100, *limits.COUNT)
     percentile: float = limited(99.99, limits.PERCENTILE, only=_with("calib.name", "percentile"))
-    num_bins: int = limited(2048, at_most(2**20), only=_HISTOGRAM)
+    num_bins: int = limited(2048, at_most(2**15), only=_HISTOGRAM)  # not below fine bins
     num_quantized_bins: int = limited(128, at_least(2), only=_with("calib.name", "entropy"))
     averaging_constant: float = limited(0.01, limits.SHARE, only=_AVERAGE)
     table: str | None = limited(None, is_path=True)

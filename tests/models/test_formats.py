@@ -26,7 +26,7 @@ from resnet8ptq.models import conversion, network_path, sources
 from resnet8ptq.models.gates import tflite as tflite_gate
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import Module
-from tests.helpers import probe
+from tests.helpers import converted, probe
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
 from tests.helpers.torch_archives import forge
@@ -41,7 +41,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
-from resnet8ptq.models import conversion
+from tests.helpers.converted import convert
 
 folder = Path(sys.argv[1])
 target, secret = folder / "target", folder / "secret"
@@ -185,9 +185,8 @@ for path in sorted(folder.iterdir()):
     if path == secret or path.suffix == ".converted":
         continue
     made = folder / f"{path.name}.converted"
-    made.mkdir()
     try:
-        conversion.convert(path, made, samples)
+        convert(path, made, samples)
         report[path.name] = ["", ""]
     except Exception as error:
         report[path.name] = [type(error).__name__, str(error)]
@@ -378,10 +377,7 @@ def take(tmp_path: Path) -> Take:
     """Convert here, not in a process of its own."""
 
     def run(path: Path, module: Module | None = None) -> conversion.Conversion:
-        folder = tmp_path / "made"
-        folder.mkdir()
-        conversion.convert(path, folder, SAMPLES, module)
-        return conversion.read_record(folder)
+        return converted.convert(path, tmp_path / "made", SAMPLES, module)
 
     return run
 

@@ -25,8 +25,9 @@ from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.data import registry, shapes
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.graph.torch_module import load_torch_module
-from resnet8ptq.models import conversion, model, normalization
+from resnet8ptq.models import batch_axis, conversion, model, normalization
 from resnet8ptq.models.conversion import compare
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.network_path import SHA256, URL
 from resnet8ptq.tasks.contract import PROBABILITIES
 from tests.helpers import probe
@@ -40,7 +41,7 @@ from pathlib import Path
 import h5py
 import keras
 import numpy as np
-from resnet8ptq.models import conversion
+from tests.helpers.converted import convert
 from resnet8ptq.core.errors import PtqError
 
 keras.utils.clear_session()  # which numbers the layers
@@ -166,9 +167,8 @@ report = {}
 for path in sorted([*folder.glob("*.h5"), *folder.glob("*.keras")]):
     target.unlink(missing_ok=True)
     made = folder / f"{path.name}.converted"
-    made.mkdir()
     try:
-        conversion.convert(path, made, images)
+        convert(path, made, images)
         report[path.name] = ["", ""]
     except Exception as error:
         report[path.name] = [type(error).__name__, str(error)]
@@ -442,9 +442,35 @@ def test_folded_and_unfolded_agree(shapes, shapes_model, cache_root, images):
 
 def test_parity_was_found_for_each_framework_and_file(shapes_model):
     assert set(shapes_model.conversion.parity) == {
-        f"{framework}, {file}" for framework in ("onnx", "torch") for file in ("folded", "unfolded")
+        *("onnx, unfolded", "onnx, folded", "torch, folded")
     }
     assert all(0 <= value <= 1e-4 for value in shapes_model.conversion.parity.values())
+
+
+def test_torch_is_checked_only_where_it_is_needed(
+    shapes_model: Fp32Model, shapes: Dataset, tmp_path: Path
+) -> None:
+    config = ModelConfig(name="own", path=str(shapes_model.onnx_path))
+    alone = model.load(config, shapes, tmp_path, torch=False)
+    assert set(alone.conversion.parity) == {"onnx, unfolded", "onnx, folded"}
+    assert not (tmp_path / "torch_checks").exists()
+    both = model.load(config, shapes, tmp_path)
+    assert both.conversion.parity["torch, folded"] <= 1e-4
+    assert both.onnx_path == alone.onnx_path  # one conversion
+
+
+def test_a_network_on_which_torch_disagrees_is_refused(
+    shapes_model: Fp32Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = conversion._torch_runner(shapes_model.onnx_path)
+
+    def wrong(path: Path) -> batch_axis.Predict:
+        return lambda batch: [output[:, ::-1] for output in right(batch)]
+
+    monkeypatch.setattr(conversion, "_torch_runner", wrong)
+    samples = np.random.default_rng(0).uniform(0, 255, (20, 32, 32, 3)).astype(np.float32)
+    with pytest.raises(ParityError, match="torch, folded: differs from the original on"):
+        conversion.check_torch(shapes_model.onnx_path, samples, final=PROBABILITIES)
 
 
 def test_the_source_is_told_with_its_hash(shapes_model):

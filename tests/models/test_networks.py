@@ -96,15 +96,14 @@ PROBE = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from resnet8ptq.models import conversion
+from tests.helpers.converted import convert
 
 folder, wanted = Path(sys.argv[1]), json.loads(sys.argv[3])
 made, report = Path(sys.argv[2]), []
 for index, (name, shape, spread) in enumerate(wanted):
     samples = spread * np.random.default_rng(0).normal(size=(6, *shape)).astype(np.float32)
-    (made / str(index)).mkdir()
     try:
-        conversion.convert(folder / name, made / str(index), samples)
+        convert(folder / name, made / str(index), samples)
         report.append("")
     except Exception as error:
         report.append(f"{type(error).__name__}: {error}")

@@ -34,6 +34,7 @@ from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import write_paddings
+from tests.helpers import converted
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
 from tests.helpers.onnx_networks import DENSE, FILTERS, IMAGES, RANDOM, build
@@ -51,10 +52,7 @@ def take(tmp_path: Path) -> Take:
         path = given if isinstance(given, Path) else tmp_path / "network.onnx"
         if not isinstance(given, Path):
             onnx.save(given, path)
-        folder = tmp_path / "made"
-        folder.mkdir()
-        conversion.convert(path, folder, samples, outputs=outputs)
-        return conversion.read_record(folder)
+        return converted.convert(path, tmp_path / "made", samples, outputs=outputs)
 
     return run
 

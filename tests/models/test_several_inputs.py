@@ -12,6 +12,7 @@ from resnet8ptq.core.records import pack
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import conversion
 from resnet8ptq.models.sources import Module
+from tests.helpers import converted
 from tests.helpers.text_networks import write
 
 COUNT, LONGEST, WORDS = 8, 6, 20
@@ -38,9 +39,7 @@ UNMASKED = """
 
 
 def convert(path: Path, folder: Path, samples=TEXTS, module: Module | None = None):
-    folder.mkdir()
-    conversion.convert(path, folder, samples, module)
-    return conversion.read_record(folder)
+    return converted.convert(path, folder, samples, module)
 
 
 def test_a_network_that_ignores_padding_takes_any_length(tmp_path: Path) -> None:

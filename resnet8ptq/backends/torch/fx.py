@@ -21,8 +21,8 @@ from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 from resnet8ptq.backends.contract import Takes
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.calibration.activations import Activations
-from resnet8ptq.calibration.methods import find_range, run_passes
-from resnet8ptq.calibration.statistics import Range, TensorStats
+from resnet8ptq.calibration.methods import find_range, make_observer, run_pass
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import CalibConfig, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.text import one_line
@@ -63,19 +63,18 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         super().__init__(dtype=torch.quint8, qscheme=qscheme, **kwargs)
         self.config = config
         self.scheme = scheme
-        self.stats = TensorStats()
-        self.stage = "ranges"
+        self.observer = make_observer(config)
         self.preset: Range | None = None
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Update the statistics, unless the range is preset; return `values`."""
         if self.preset is None:
-            self.stats.observe(values.detach().numpy(), self.stage, self.config)
+            self.observer.observe(values.detach().numpy())
         return values
 
     def chosen_range(self) -> Range:
         """Return the preset range, or the one that the calibration method chooses."""
-        return self.preset or find_range(self.stats, self.config)
+        return self.preset or find_range(self.observer.stats(self.config.num_bins), self.config)
 
     def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scale and zero_point, each of shape [1]."""
@@ -232,7 +231,5 @@ def _calibrate(prepared: Any, calibration: Split, config: CalibConfig) -> None:
     observers = [module for module in prepared.modules() if isinstance(module, _OBSERVERS)]
     observers = [module for module in observers if getattr(module, "preset", None) is None]
     with torch.inference_mode():
-        for stage, batch in run_passes(calibration, config) if observers else ():
-            for observer in observers:
-                observer.stage = stage
+        for batch, _ in run_pass(calibration, config) if observers else ():
             prepared(*as_tensors(batch))

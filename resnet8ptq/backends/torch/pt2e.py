@@ -15,8 +15,8 @@ from resnet8ptq.backends.torch.annotate import OnnxNodeQuantizer
 from resnet8ptq.backends.torch.program import export
 from resnet8ptq.backends.torch.torchscript import Example, known_warnings
 from resnet8ptq.calibration.activations import Activations
-from resnet8ptq.calibration.methods import SHARED, find_range, run_passes
-from resnet8ptq.calibration.statistics import Range, TensorStats
+from resnet8ptq.calibration.methods import SHARED, find_range, make_observer, run_pass
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import CalibConfig, QuantizationConfig
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import as_tensors, name_tensors
@@ -113,11 +113,15 @@ def _calibrate(
     exported: Any, observed: list[str], calibration: Split, config: CalibConfig
 ) -> dict[str, Range]:
     """Return the ranges of tensors that the ONNX graph lacks."""
-    stats = {node: TensorStats() for node in exported.graph.nodes if node.name in observed}
+    nodes = [node for node in exported.graph.nodes if node.name in observed]
+    observers = {node: make_observer(config) for node in nodes}
     interpreter = torch.fx.Interpreter(exported, garbage_collect_values=False)
     with torch.inference_mode():
-        for stage, batch in run_passes(calibration, config) if observed else ():
+        for batch, _ in run_pass(calibration, config) if observed else ():
             interpreter.run(*as_tensors(batch))
-            for node, stat in stats.items():
-                stat.observe(interpreter.env[node].numpy(), stage, config)
-    return {node.name: find_range(stat, config) for node, stat in stats.items()}
+            for node, observer in observers.items():
+                observer.observe(interpreter.env[node].numpy())
+    return {
+        node.name: find_range(observer.stats(config.num_bins), config)
+        for node, observer in observers.items()
+    }

@@ -1,0 +1,130 @@
+"""Observes a tensor in one pass over the calibration images.
+
+The histogram of a calibration method spans the observed range, which is known after the last batch
+only. So values are counted in finer bins: 2**-15 of a power of two above the largest magnitude,
+with an edge at zero. When a larger value comes, the power grows, and neighbouring bins merge
+without rounding. So the counts depend neither on batch size nor on the order of the images, and
+memory stays constant.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.calibration.statistics import Range, TensorStats
+from resnet8ptq.core.errors import QuantizationError
+
+HALF = 2**15  # fine bins on each side of zero
+
+_BLOCK = 2**17  # values: intermediate results stay in the processor's cache
+_LEAST = -100  # binary exponent: the inverse of smaller values overflows
+
+
+@dataclass
+class TensorObserver:
+    """The range of a tensor in each batch, and the counts of its values.
+
+    Attributes:
+        counting: values are counted; otherwise only their ranges are kept.
+        batches: the range of each batch, in order.
+        counts: of the fine bins [2 * HALF], from the lowest to the highest.
+        exponent: the bins span [-2**exponent, 2**exponent).
+    """
+
+    counting: bool = False
+    batches: list[Range] = field(default_factory=list)
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    exponent: int = _LEAST
+
+    @property
+    def width(self) -> float:
+        """The width of a fine bin."""
+        return math.ldexp(1 / HALF, self.exponent)
+
+    def observe(self, values: NDArray[np.float32], new_batch: bool = True) -> None:
+        """Add values.
+
+        Args:
+            new_batch: the values start a batch; else they continue that of the last call.
+
+        Raises:
+            QuantizationError: a value is NaN or infinite.
+        """
+        low, high = 0.0, 0.0  # of a tensor without values, such as the boxes found where none are
+        if values.size:
+            low, high = float(values.min()), float(values.max())
+        if not np.isfinite([low, high]).all():  # min and max of anything with NaN are NaN
+            raise QuantizationError("an activation of the calibration images is NaN or infinite")
+        if self.counting:
+            self._widen(max(-low, high))
+            self._count(values.reshape(-1), math.floor(low / self.width))
+        if not new_batch:
+            last_low, last_high = self.batches.pop()
+            low, high = min(low, last_low), max(high, last_high)
+        self.batches.append((low, high))
+
+    def clipped(self, low: float, high: float) -> "TensorObserver":
+        """Return the observer of the same values, limited to [low, high]."""
+        if (low, high) == (-math.inf, math.inf):
+            return self
+        ends = np.clip([low, high], -HALF * self.width, (HALF - 1) * self.width)
+        first, last = (math.floor(end / self.width) + HALF for end in ends)
+        counts = self.counts.copy()
+        if self.counting:
+            counts[first], counts[:first] = counts[: first + 1].sum(), 0
+            counts[last], counts[last + 1 :] = counts[last:].sum(), 0
+        batches = [tuple(np.clip(ends, low, high).tolist()) for ends in self.batches]
+        return replace(self, batches=batches, counts=counts)
+
+    def is_coarse(self, num_bins: int) -> bool:
+        """Tell whether one of `num_bins` bins over the observed range is narrower than a fine bin.
+
+        A clipped tensor has the fine bins of its source.
+        """
+        threshold = max(max(-low, high) for low, high in self.batches)
+        return self.counting and 0 < 2 * threshold / num_bins < self.width
+
+    def stats(self, num_bins: int) -> TensorStats:
+        """Return the statistics, with a histogram of `num_bins` bins.
+
+        A fine bin across an edge is divided evenly. So each edge has the right number of values
+        below it, except for those of one fine bin.
+        """
+        stats = TensorStats.of_batches(np.array(self.batches))
+        if self.counting:
+            edges = np.linspace(-stats.threshold, stats.threshold, num_bins + 1)
+            fine = self.width * np.arange(-HALF, HALF + 1)
+            below = np.concatenate([[0], np.cumsum(self.counts)])
+            cumulated = np.rint(np.interp(edges, fine, below)).astype(np.int64)
+            cumulated[0], cumulated[-1] = 0, below[-1]
+            stats.counts, stats.zeros = np.diff(cumulated), int(self.counts[HALF])
+        return stats
+
+    def _widen(self, magnitude: float) -> None:
+        """Make the bins span more than `magnitude`."""
+        if not self.counts.size:
+            self.counts = np.zeros(2 * HALF, np.int64)
+        exponent = max(_LEAST, math.frexp(magnitude)[1]) if magnitude else _LEAST
+        if (grown := exponent - self.exponent) > 0:
+            bins = (np.arange(-HALF, HALF) >> min(grown, 16)) + HALF
+            self.counts = np.bincount(bins, self.counts, 2 * HALF).astype(np.int64)
+            self.exponent = exponent
+
+    def _count(self, values: NDArray[np.float32], first: int) -> None:
+        """Count `values` [n], the least of which lies in bin `first`; 0 is that above zero.
+
+        The product with a power of two is exact in float32, and so is its floor. Each step fills a
+        buffer, and the differences wrap around in 16 bits.
+        """
+        counts, scale = self.counts[HALF + first :], np.float32(1 / self.width)
+        size = min(_BLOCK, values.size)
+        positions, bins = np.empty(size, np.float32), np.empty(size, np.int16)
+        for start in range(0, values.size, _BLOCK):
+            block = values[start : start + _BLOCK]
+            np.multiply(block, scale, out=positions[: block.size])
+            np.floor(positions, out=bins, casting="unsafe")
+            bins -= np.int16(first)
+            block_counts = np.bincount(bins.view(np.uint16)[: block.size])
+            counts[: len(block_counts)] += block_counts

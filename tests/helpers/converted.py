@@ -1,0 +1,29 @@
+"""Converts a network in this process, and lets torch check it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from resnet8ptq.models import conversion
+from resnet8ptq.models.sources import Module
+
+
+def convert(
+    source: Path,
+    folder: Path,
+    samples: NDArray[Any],
+    module: Module | None = None,
+    outputs: list[str] | None = None,
+) -> conversion.Conversion:
+    """Write a conversion into `folder`, with torch's check of each file; return the record."""
+    folder.mkdir(exist_ok=True)
+    conversion.convert(source, folder, samples, module, outputs=outputs)
+    record = json.loads((folder / conversion.RECORD).read_text())
+    for path in folder.glob("*.onnx"):
+        checked = json.loads(conversion.check_torch(path, samples, final=record["final"]))
+        for key, values in checked.items():
+            record[key].update(values)
+    (folder / conversion.RECORD).write_text(json.dumps(record))
+    return conversion.read_record(folder)
