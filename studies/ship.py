@@ -93,11 +93,7 @@ def measure(network: str, asked: Arguments) -> dict[str, Any]:
     if not (folder / "winner.yaml").exists():
         ship = ("ship", *words, f"goal={asked.goal}", f"minutes={asked.minutes:g}")
         took = call(*ship, store, f"hydra.sweep.dir={folder}")
-    steps = sync.load_records(folder)
-    runs = load_sweep(folder=folder).runs
-    confirmed = [run for run in runs if run.samples_from == "test"]
-    winner = next((run for run in reversed(confirmed) if run.verdict == PASS), confirmed[0])
-    [step] = [step for step in steps if step.run_id == winner.run_id]
+    steps, (winner, step) = sync.load_records(folder), find_winner(folder)
     halved = any("of the test samples" in step.chosen_by for step in steps)
     half = ("evaluate.choice=half",) if halved else ()
     plain = folder.parent / f"{network}_plain"
@@ -114,6 +110,15 @@ def measure(network: str, asked: Arguments) -> dict[str, Any]:
         **describe("plain", load_run(folder=plain)),
         **took,
     }
+
+
+def find_winner(folder: Path) -> tuple[RunSummary, RunRecord]:
+    """Return the last confirmed run that passes, else the first confirmed."""
+    runs = load_sweep(folder=folder).runs
+    confirmed = [run for run in runs if run.samples_from == "test"]
+    winner = next((run for run in reversed(confirmed) if run.verdict == PASS), confirmed[0])
+    [step] = [step for step in sync.load_records(folder) if step.run_id == winner.run_id]
+    return winner, step
 
 
 def call(*words: str) -> dict[str, str]:

@@ -1,17 +1,16 @@
 """Winners of `resnet8ptq ship` beside the flagships and NNCF: `python -m studies.ship_beside`.
 
-    python -m studies.ship_beside networks=resnet8,kws    some of the networks of ship.csv
+    python -m studies.ship_beside networks=resnet8,kws    some of the networks
     python -m studies.ship_beside report=true             only the table, from ship_beside.csv
 
-Of each network of `studies.ship`, on the same samples and with the same calibration draw: the
-winner, made again by its settings; `experiment=flagship_quick` and `flagship`; NNCF with accuracy
-control (`studies.accuracy_control`). What was measured is kept in ship_beside.csv, and not measured
-again. SHARED names the folder of networks and data.
+Of each network of `studies.ship`, on the same samples: the winner; `experiment=flagship_quick` and
+`flagship` with the same calibration draw; NNCF with accuracy control (`studies.accuracy_control`).
+What was measured is kept in ship_beside.csv, and not measured again. SHARED names the folder of
+networks and data.
 """
 
 import csv
 import resource
-import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,17 +18,18 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import numpy as np
 
 from benchmarks.setting import REPO
 from benchmarks.tables import table
-from resnet8ptq.config import words as grammar
-from resnet8ptq.core import command, files, machine
-from resnet8ptq.experiment.ladder import rungs
+from resnet8ptq.core import command, files
 from resnet8ptq.report import verdicts
 from resnet8ptq.tasks.contract import Paired
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tracking import sync
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
 from studies import ship
@@ -45,6 +45,7 @@ class Arguments:
     """What `python -m studies.ship_beside` takes, as key=value; networks with commas."""
 
     networks: str = ""
+    minutes: float = 10
     folder: str = "runs/ship_beside"
     report: bool = False
 
@@ -52,53 +53,47 @@ class Arguments:
 def main() -> int:
     """Measure what is not in the table yet, then print the table."""
     asked = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
-    rows, won = read(), {row["network"]: row["winner"] for row in ship.read()}
+    rows = read()
     known = {row["network"] for row in rows}
-    chosen = asked.networks.split(",") if asked.networks else list(won)
+    chosen = asked.networks.split(",") if asked.networks else list(ship.NETWORKS)
     for network in [] if asked.report else chosen:
         if network not in known:
-            rows += measure(network, won[network], Path(asked.folder).absolute())
+            rows += measure(network, asked.minutes, Path(asked.folder).absolute())
             names = list(rows[0])
             files.write_text(RECORD, files.to_csv([names, *([r[n] for n in names] for r in rows)]))
     print(render(rows))
     return 0
 
 
-def measure(network: str, winner: str, folder: Path) -> list[dict[str, Any]]:
+def measure(network: str, minutes: float, folder: Path) -> list[dict[str, Any]]:
     """Make the models of a network; return a row for each."""
-    words = ship.NETWORKS[network]
-    store, sweep = f"tracking.root={folder / 'mlruns'}", folder / f"{network}_flagships"
-    if not sweep.exists():
-        both = f"experiment={','.join(FLAGSHIPS)}"
-        call("resnet8ptq", "run", "-m", both, SEED, *words, store, f"hydra.sweep.dir={sweep}")
-    places = {name: next(sweep.glob(f"{number}_*")) for number, name in enumerate(FLAGSHIPS)} | {
-        name: folder / f"{network}_{name}" for name in (LADDER, NNCF)
-    }
-    halved = "of the test samples" in load(places[FLAGSHIPS[0]])[0].chosen_by
-    words = (*words, *(("evaluate.choice=half",) if halved else ()))
-    run, cpu_minutes = ("resnet8ptq", "run", *words, SEED, store), {}
+    words, spent = ship.NETWORKS[network], {}
+    store = f"tracking.root={folder / 'mlruns'}"
+    places = {name: folder / f"{network}_{name}" for name in (LADDER, "flagships", NNCF)}
     if not places[LADDER].exists():
-        call(*run, *settings_of(winner), f"hydra.run.dir={places[LADDER]}")
+        asked = (*words, SEED, f"minutes={minutes:g}", store, f"hydra.sweep.dir={places[LADDER]}")
+        spent[LADDER] = call("resnet8ptq", "ship", *asked)
+    if not places["flagships"].exists():
+        both = (f"experiment={','.join(FLAGSHIPS)}", *words, SEED, store)
+        call("resnet8ptq", "run", "-m", *both, f"hydra.sweep.dir={places['flagships']}")
+    records = dict(zip(FLAGSHIPS, sync.load_records(places["flagships"]), strict=True))
+    records[LADDER] = ship.find_winner(places[LADDER])[1]
     if not places[NNCF].exists():
+        halved = "of the test samples" in records[LADDER].chosen_by
+        words = (*words, *(("evaluate.choice=half",) if halved else ()), SEED)
         file = folder / f"{network}_nncf.xml"
-        cpu_minutes[NNCF] = call("studies.accuracy_control", str(file), *words, SEED)
-        named = f"backend=file backend.path={file}".split() if file.exists() else []
-        if named:
-            call(*run, *named, f"hydra.run.dir={places[NNCF]}")
-    models = {name: load(place) for name, place in places.items() if place.exists()}
-    best = min((models[name] for name in FLAGSHIPS), key=lambda model: model[0].drop or 0.0)
+        spent[NNCF] = call("studies.accuracy_control", str(file), *words)
+        if file.exists():
+            named = ("backend=file", f"backend.path={file}", f"hydra.run.dir={places[NNCF]}")
+            call("resnet8ptq", "run", *words, store, *named)
+    if places[NNCF].exists():
+        records[NNCF] = RunRecord.of_journal(Journal.load(places[NNCF]), places[NNCF])
+    values = {name: read_values(record) for name, record in records.items()}
+    best = values[min(FLAGSHIPS, key=lambda name: records[name].drop or 0.0)]
     return [
-        describe(network, name, *model, best[1], cpu_minutes.get(name, ""))
-        for name, model in models.items()
+        describe(network, name, record, values[name], best, spent.get(name, ""))
+        for name, record in records.items()
     ]
-
-
-def settings_of(winner: str) -> list[str]:
-    """Return the settings of a winner of ship.csv: those of the first step, and its changes."""
-    first = rungs.start(rungs.Seen("onnx", machine.has_vnni(), LIMIT)).settings
-    changes = [] if winner == "the first step" else shlex.split(winner)
-    by_key = {grammar.parse(word).key_or_group: word for word in (*first, *changes)}
-    return ["backend=onnx", *by_key.values()]
 
 
 def call(module: str, *words: str) -> str:
@@ -109,15 +104,16 @@ def call(module: str, *words: str) -> str:
     return f"{(sum(after[:2]) - sum(before[:2])) / 60:.1f}"
 
 
-def load(folder: Path) -> tuple[RunRecord, Paired]:
-    """Return a run's record, and its values of each sample."""
-    record = RunRecord.of_journal(Journal.load(folder), folder)
-    with np.load(folder / "predictions.npz") as arrays:
-        return record, record.task.test.read(dict(arrays))
+def read_values(record: RunRecord) -> Paired:
+    """Return the values of each sample of a run, from its folder."""
+    with np.load(
+        Path(url2pathname(urlparse(record.artifact_uri).path)) / "predictions.npz"
+    ) as kept:
+        return record.task.test.read(dict(kept))
 
 
 def describe(
-    network: str, name: str, record: RunRecord, values: Paired, best: Paired, cpu_minutes: str
+    network: str, name: str, record: RunRecord, values: Paired, best: Paired, spent: str
 ) -> dict[str, Any]:
     """Return a model as a row, with the p-value that it is worse than the best flagship."""
     metric, total = record.task.metric, int(record.total or 0)
@@ -134,7 +130,7 @@ def describe(
         "bytes": record.size_bytes,
         "speedup": record.speedup,
         "p_worse": "" if values is best else worse.p_beyond,
-        "cpu_minutes": cpu_minutes,
+        "cpu_minutes": spent,
     }
 
 

@@ -52,15 +52,22 @@ def test_cheap_steps_come_first_and_each_changes_the_best_so_far():
     assert "calib=mse" in tried[-1].step.overrides
 
 
-def test_where_nothing_is_lost_but_samples_are_too_few_the_cheap_steps_suffice():
-    tried = climb(ASKED, lambda step: replace(LOST, loss=0.0))
-    assert rungs_of(tried) == ["start", "calibrations"]
+FREE = ["start", "calibrations", "quick_corrections", "learned_rounding"]
+
+
+def test_where_nothing_is_lost_but_samples_are_too_few_no_step_costs_bytes_or_speed():
+    def outcome(step):
+        return replace(LOST, loss=0.0, noise=0.1 if step.rung == "learned_rounding" else 1.0)
+
+    tried = climb(ASKED, outcome)
+    assert rungs_of(tried) == FREE
+    assert climbing.rank(ASKED, tried)[0].step.rung == "learned_rounding"
 
 
 @pytest.mark.parametrize(("loss", "ends"), [(0.004, True), (0.006, False)])
 def test_samples_that_can_show_no_loss_end_the_ladder_at_half_of_the_limit(loss, ends):
     tried = climb(ASKED, lambda step: replace(LOST, loss=loss, error=0.015))
-    assert (rungs_of(tried) == ["start", "calibrations"]) == ends
+    assert (rungs_of(tried) == FREE) == ends
 
 
 def test_findings_decide_the_next_steps():

@@ -1,14 +1,12 @@
 """The studies: their tables are there, and their pages name them with a date and a command."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from studies import ship, ship_beside, stores
+from studies import ship, stores
 from tests.helpers.calling import REPO
-from tests.helpers.configs import make_config
 
 PAGES = sorted(set(REPO.glob("studies/*.md")) - {REPO / "studies/README.md"})
 
@@ -50,11 +48,3 @@ def test_a_network_left_out_is_looked_up_in_the_order_of_the_others() -> None:
         ["b", "adaround", "calib", "none", "calib", "none"],
         ["c", "the first step", "adaround, calib", "", "calib, adaround", ""],
     ]
-
-
-def test_a_winner_of_the_table_is_made_again_by_its_settings() -> None:
-    first = make_config(*ship_beside.settings_of("the first step"))
-    changed = make_config(*ship_beside.settings_of("calib=mse 'nodes_to_exclude=[a,b]'"))
-    assert (first.calib.name, first.dtype.name, first.slim) == ("minmax", "u8s8", True)
-    assert (changed.calib.name, changed.nodes_to_exclude) == ("mse", ["a", "b"])
-    assert replace(changed, calib=first.calib, nodes_to_exclude=[]) == first

@@ -26,6 +26,8 @@ FINALISTS = 3  # models that are confirmed on the reported samples, one after th
 SAME_SIZE = 1.03  # sizes that differ by less are not told apart
 SAME_NOISE = 1.25
 FEWEST = 0.35  # of the bytes of 8 bits: 2 or 3 bits a weight
+# Steps whose models have the bytes and the speed of the first one.
+COST_NOTHING = ("calibrations", "quick_corrections", "learned_rounding")
 _EXCLUDE = "nodes_to_exclude"
 NARROWER = ("onnx", "tflite")  # backends that store weights below 8 bits
 
@@ -231,12 +233,9 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
         before = [each for each in own if each.step.rung not in above]
         above.remove(rung.__name__)
         base = closest([each for each in before if each.measured]).found
-        if (
-            asked.goal != "best"
-            and rung is not rungs.calibrations
-            and _loses_nothing(asked, before)
-        ):
-            return []
+        costs_nothing = rung.__name__ in COST_NOTHING
+        if asked.goal != "best" and not costs_nothing and _loses_nothing(asked, before):
+            continue
         seen = rung(_see(asked, own, before))
         proposals = [each for each in seen if not _is_fixed(asked, each)]
         steps = [_step(asked, base.settings, rung.__name__, each) for each in proposals]
@@ -250,7 +249,8 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
 def _loses_nothing(asked: Asked, tried: Sequence[Tried]) -> bool:
     """Whether no loss was measured, or half of the limit where the samples could show none.
 
-    No step makes samples decide that are too few; the confirmation has others.
+    No step makes samples decide that are too few; the confirmation has others. Then only steps are
+    tried that cost neither bytes nor speed: their noise tells them apart.
     """
     best = closest([each for each in tried if each.measured])
     return best.loss <= 0 or (best.error >= asked.limit and best.loss <= asked.limit / 2)
