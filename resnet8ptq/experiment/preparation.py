@@ -224,7 +224,7 @@ def leave_in_float(work: Workspace, prepared: Preparation) -> Preparation:
 
     chosen = exclusion.choose(
         *(config, work.evaluator, work.samples, prepared.network, work.folder, prepared.ranges),
-        None if _learns_anew(config.corrections) else correct_again,
+        correct_again if _corrects_again(config.corrections) else None,
     )
     prepared = replace(
         prepared,
@@ -236,13 +236,15 @@ def leave_in_float(work: Workspace, prepared: Preparation) -> Preparation:
     return read_table(work, correct(work, prepared)) if chosen.nodes else prepared
 
 
-def _learns_anew(chosen: CorrectionsConfig) -> bool:
-    """Tell whether rounding is learned again once other layers stay in float: minutes each time.
+def _corrects_again(chosen: CorrectionsConfig) -> bool:
+    """Tell whether each trial of layers in float is corrected again, which takes seconds.
 
-    AdaRound alone takes its layers from the cache.
+    Smoothing and equalization keep the function of a layer in float. Beside them, rounding would be
+    learned again, for minutes: AdaRound's layers come from the cache only without them.
     """
-    smooths = chosen.smooth_quant or chosen.equalization
-    return chosen.reconstruction or (chosen.adaround and smooths)
+    changes = chosen.smooth_quant or chosen.equalization
+    learns = chosen.reconstruction or (chosen.adaround and changes)
+    return (chosen.adaround or chosen.bias_correction) and not learns
 
 
 def quantize(work: Workspace, prepared: Preparation, folder: Path) -> Quantized:

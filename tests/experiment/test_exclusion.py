@@ -3,6 +3,7 @@
 import csv
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,13 +15,15 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.deadline import Deadline
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.layers import exclusion, noise
 from resnet8ptq.experiment.layers.exclusion import Exclusion
 from resnet8ptq.experiment.layers.exclusion_search import Trial, Trials, select, to_csv
 from resnet8ptq.experiment.layers.noise import Source
+from resnet8ptq.experiment.preparation import Workspace
 from resnet8ptq.experiment.samples import draw_to_analyse
 from resnet8ptq.graph.layers import weight_layers
-from resnet8ptq.graph.weights import read_weights, write_weights
+from resnet8ptq.graph.weights import read_bias, read_weights, write_weights
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks import agreement, classification
@@ -259,6 +262,52 @@ def test_a_layer_in_float_has_its_own_weights_in_every_trial(
     own = exclusion.choose(config, evaluator, samples, network, tmp_path, correct=correct)
     assert own.steps[0].drop > 0.05 >= own.chosen.drop
     assert layer.name in own.nodes
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        ("corrections.bias_correction=true", True),
+        ("corrections.smooth_quant=true", False),
+        ("corrections.adaround=true corrections.smooth_quant=true", False),
+    ],
+)
+def test_a_run_corrects_the_network_of_each_trial_again(
+    words: str,
+    again: bool,
+    shapes: Dataset,
+    shapes_model: Fp32Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class EndError(Exception):
+        pass
+
+    def choose(*given: Any) -> None:
+        seen.append(given[-1])
+        raise EndError
+
+    monkeypatch.setattr(exclusion, "choose", choose)
+    seen: list[Any] = []
+    quick = ("corrections.adaround_iterations=1",) if "adaround" in words else ()
+    config = make_config(*SMALL, *words.split(), *quick, "nodes_to_exclude=auto")
+    evaluator, samples = evaluator_of(config, shapes_model), draw_to_analyse(config, shapes)
+    nowhere: Any = None
+    work = Workspace(config, evaluator, samples, tmp_path, tmp_path, nowhere)
+    with pytest.raises(EndError):
+        preparation.prepare(work)
+    (correct,) = seen
+    assert (correct is not None) == again
+    if again:
+        graph = onnx.load(shapes_model.onnx_path).graph
+        first, second, *_ = weight_layers(graph).values()
+        network = correct(replace(config, nodes_to_exclude=[first.name]), tmp_path)
+        corrected = onnx.load(network.onnx_path).graph
+        same = [
+            np.array_equal(read_bias(graph, layer), read_bias(corrected, layer))
+            for layer in (first, second)
+        ]
+        assert same == [True, False]
 
 
 def test_a_run_tells_what_it_left_in_float(tmp_path: Path) -> None:
