@@ -57,7 +57,8 @@ FREE = ["start", "calibrations", "quick_corrections", "learned_rounding"]
 
 def test_where_nothing_is_lost_but_samples_are_too_few_no_step_costs_bytes_or_speed():
     def outcome(step):
-        return replace(LOST, loss=0.0, noise=0.1 if step.rung == "learned_rounding" else 1.0)
+        noise = 0.001 if step.rung == "learned_rounding" else 0.009
+        return replace(LOST, loss=0.0, noise=noise)
 
     tried = climb(ASKED, outcome)
     assert rungs_of(tried) == FREE
@@ -66,8 +67,13 @@ def test_where_nothing_is_lost_but_samples_are_too_few_no_step_costs_bytes_or_sp
 
 @pytest.mark.parametrize(("loss", "ends"), [(0.004, True), (0.006, False)])
 def test_samples_that_can_show_no_loss_end_the_ladder_at_half_of_the_limit(loss, ends):
-    tried = climb(ASKED, lambda step: replace(LOST, loss=loss, error=0.015))
+    tried = climb(ASKED, lambda step: replace(LOST, loss=loss, error=0.015, noise=0.001))
     assert (rungs_of(tried) == FREE) == ends
+
+
+def test_outputs_far_from_fp32s_are_no_luck_of_few_samples():
+    tried = climb(ASKED, lambda step: replace(LOST, loss=0.0, error=0.015, noise=0.02))
+    assert rungs_of(tried)[-2:] == ["float_layers", "fine_tuning"]
 
 
 def test_findings_decide_the_next_steps():

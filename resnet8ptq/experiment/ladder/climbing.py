@@ -250,10 +250,13 @@ def _loses_nothing(asked: Asked, tried: Sequence[Tried]) -> bool:
     """Whether no loss was measured, or half of the limit where the samples could show none.
 
     No step makes samples decide that are too few; the confirmation has others. Then only steps are
-    tried that cost neither bytes nor speed: their noise tells them apart.
+    tried that cost neither bytes nor speed: their noise tells them apart. But noise above the limit
+    is no luck of the samples (a rule of thumb: 100 samples showed no loss of outputs with a KL
+    divergence of 0.02, and 800 others a loss of 1.1 points).
     """
     best = closest([each for each in tried if each.measured])
-    return best.loss <= 0 or (best.error >= asked.limit and best.loss <= asked.limit / 2)
+    kept = best.loss <= 0 or (best.error >= asked.limit and best.loss <= asked.limit / 2)
+    return kept and best.noise <= asked.limit
 
 
 def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
