@@ -154,13 +154,13 @@ def test_16_bit_activations_are_a_step_where_they_run_on_integers(backend, goal,
 def test_layers_in_float_have_to_lower_the_noise_clearly():
     first, *_ = next_steps(ASKED, [])
     plain = replace(LOST, step=first, noise=1.0)
-    searching = replace(
-        first, settings={**first.settings, "nodes_to_exclude": "nodes_to_exclude=auto"}
-    )
+    search = {"nodes_to_exclude": "nodes_to_exclude=auto", "max_drop": "max_drop=0.005"}
+    searching = replace(first, settings={**first.settings, **search})
     some = replace(plain, step=searching, named="[a]", noise=0.9)
     assert climbing.closest([plain, some]) is plain
-    quiet = replace(some, noise=0.7)
+    quiet, none = replace(some, noise=0.7), replace(some, named="[]")
     assert climbing.closest([plain, quiet]) is quiet
+    assert climbing.closest([plain, none]) is none
 
 
 def test_settings_of_the_user_are_never_changed():

@@ -141,8 +141,8 @@ class Tried:
     @property
     def distance(self) -> float:
         """The noise; more with layers in float, which cost speed and have to pay for it."""
-        left = self.named not in ("", "[]") if self.searches else _EXCLUDE in self.step.settings
-        return SAME_NOISE * self.noise if left else self.noise
+        in_float = self.found.settings.get(_EXCLUDE, f"{_EXCLUDE}=[]") != f"{_EXCLUDE}=[]"
+        return SAME_NOISE * self.noise if in_float else self.noise
 
     @property
     def passes(self) -> bool:
