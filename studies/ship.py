@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from math import log10
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,6 +26,8 @@ from typing import Any
 from benchmarks.setting import REPO
 from benchmarks.tables import table
 from resnet8ptq.core import command, files
+from resnet8ptq.experiment.ladder import rungs
+from resnet8ptq.experiment.ladder.properties import ATTENTION, POOLS
 from resnet8ptq.report.verdicts import PASS
 from resnet8ptq.results import RunSummary, load_run, load_sweep
 from resnet8ptq.sweep.ladder import noise
@@ -52,6 +55,7 @@ KINDS = (  # of steps, the later ones first: each goes on from those before
     *("nodes_to_exclude", "corrections.adaround", "corrections.smooth_quant"),
     *("corrections.bias_correction", "op_types", "calib"),
 )
+SHOWN = ("metric", "loss", "verdict", "bytes", "speedup")
 HELPS = 0.8  # of the noise of the plain step: a step with less has helped
 
 
@@ -89,11 +93,7 @@ def measure(network: str, asked: Arguments) -> dict[str, Any]:
     if not (folder / "winner.yaml").exists():
         ship = ("ship", *words, f"goal={asked.goal}", f"minutes={asked.minutes:g}")
         took = call(*ship, store, f"hydra.sweep.dir={folder}")
-    steps = sync.load_records(folder)
-    runs = load_sweep(folder=folder).runs
-    confirmed = [run for run in runs if run.samples_from == "test"]
-    winner = next((run for run in reversed(confirmed) if run.verdict == PASS), confirmed[0])
-    [step] = [step for step in steps if step.run_id == winner.run_id]
+    steps, (winner, step) = sync.load_records(folder), find_winner(folder)
     halved = any("of the test samples" in step.chosen_by for step in steps)
     half = ("evaluate.choice=half",) if halved else ()
     plain = folder.parent / f"{network}_plain"
@@ -110,6 +110,15 @@ def measure(network: str, asked: Arguments) -> dict[str, Any]:
         **describe("plain", load_run(folder=plain)),
         **took,
     }
+
+
+def find_winner(folder: Path) -> tuple[RunSummary, RunRecord]:
+    """Return the last confirmed run that passes, else the first confirmed."""
+    runs = load_sweep(folder=folder).runs
+    confirmed = [run for run in runs if run.samples_from == "test"]
+    winner = next((run for run in reversed(confirmed) if run.verdict == PASS), confirmed[0])
+    [step] = [step for step in sync.load_records(folder) if step.run_id == winner.run_id]
+    return winner, step
 
 
 def call(*words: str) -> dict[str, str]:
@@ -173,27 +182,41 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
     heads = ["loss", "verdict", "kB", "speed"]
     first = table(["network", "samples", *heads, "minutes (CPU)", *heads], ends)
     helps = table(["network", "properties", "winner", "helped (noise)"], known)
-    others = table(
-        ["network left out", "order of the others", "its winner", "place"], left_out(rows)
-    )
+    heads = ["network left out", "its winner", "by gain", "place", "by gain over time", "place"]
+    others = table(heads, left_out(rows))
     return f"{first}\n\n{helps}\n\n{others}"
 
 
 def left_out(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
     """Return, for each network, the order of steps by the other networks, and its winner's place.
 
-    Steps are ordered by the mean of their gains; 1 where they did not help.
+    Once by the mean gain in decibels of noise, 0 where a step did not help; once by the same over
+    the expected time of the step.
     """
+    times = expected_times()
     lines = []
     for row in rows:
         others = [gains(other) for other in rows if other is not row]
-        means = {kind: fmean(least.get(kind, 1.0) for least in others) for kind in KINDS}
-        order = sorted((kind for kind in KINDS if means[kind] < 1), key=means.__getitem__)
+        means = {kind: fmean(10 * log10(1 / g.get(kind, 1.0)) for g in others) for kind in KINDS}
+        per_time = {kind: means[kind] / times[kind] for kind in KINDS}
         kind = kind_of(row["winner"])
-        place = str(order.index(kind) + 1) if kind in order else "none" if kind else ""
-        short = [each.removeprefix("corrections.") for each in (*order, kind)]
-        lines.append([row["network"], ", ".join(short[:-1]), short[-1] or "the first step", place])
+        line = [row["network"], kind.removeprefix("corrections.") or "the first step"]
+        for value in (means, per_time):
+            order = sorted(filter(value.get, KINDS), key=value.__getitem__, reverse=True)
+            place = str(order.index(kind) + 1) if kind in order else "none" if kind else ""
+            names = [each.removeprefix("corrections.") for each in order]
+            line += [", ".join(names), place]
+        lines.append(line)
     return lines
+
+
+def expected_times() -> dict[str, float]:
+    """Return the ladder's expected time of each kind of step, in units of the plain run."""
+    seen = rungs.Seen("onnx", True, 0.01, (ATTENTION, POOLS))
+    steps = (rungs.calibrations, rungs.operators, rungs.quick_corrections)
+    costly = (rungs.float_layers, rungs.learned_rounding)
+    proposals = [proposal for rung in (*steps, *costly) for proposal in rung(seen)]
+    return {kind_of(proposal.change.words): proposal.cost for proposal in proposals}
 
 
 def gains(row: dict[str, Any]) -> dict[str, float]:
@@ -215,13 +238,18 @@ def kind_of(change: str) -> str:
 
 def cells(row: dict[str, Any], name: str) -> list[str]:
     """Return loss, verdict, size and speed of a model."""
-    loss, size, speed = (row[f"{name}_{key}"] for key in ("loss", "bytes", "speedup"))
-    points = row[f"{name}_metric"] in ("accuracy", "agreement")
+    return show({key: row[f"{name}_{key}"] for key in SHOWN})
+
+
+def show(row: dict[str, Any]) -> list[str]:
+    """Return the columns of `SHOWN`, but the metric, as texts."""
+    loss, size, speed = (row[key] for key in ("loss", "bytes", "speedup"))
+    points = row["metric"] in ("accuracy", "agreement")
     return [
         (f"{100 * float(loss):.2f}" if points else f"{float(loss):.3f}")
         if loss not in ("", None)
         else "",
-        row[f"{name}_verdict"] or "",
+        row["verdict"] or "",
         f"{float(size) / 1000:.1f}" if size not in ("", None) else "",
         f"{float(speed):.2f}" if speed not in ("", None) else "",
     ]

@@ -53,7 +53,8 @@ class LadderSweeper(Sweeper):
             self.jobs += len(batch)
             return [_outcome(result) for result in results]
 
-        asked = Asked(self.goal, tuple(backends), 0.0, frozenset(typed), machine.has_vnni())
+        fixed = {key: override.input_line or "" for key, override in typed.items()}
+        asked = Asked(self.goal, tuple(backends), 0.0, fixed, machine.has_vnni())
         running = callback.find_current()
         assert running is not None  # started by the callback
         at_once = running.worker.at_once if running.worker else 1

@@ -16,7 +16,7 @@ from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import CorrectionsConfig, RunConfig
 from resnet8ptq.core import background, files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.corrections import sequence
@@ -218,8 +218,13 @@ def leave_in_float(work: Workspace, prepared: Preparation) -> Preparation:
     config = prepared.config
     if config.nodes_to_exclude != "auto":
         return prepared
+
+    def correct_again(variant: RunConfig, folder: Path) -> Fp32Model:
+        return correct(replace(work, scratch=folder), replace(prepared, config=variant)).network
+
     chosen = exclusion.choose(
-        config, work.evaluator, work.samples, prepared.network, work.folder, prepared.ranges
+        *(config, work.evaluator, work.samples, prepared.network, work.folder, prepared.ranges),
+        correct_again if _corrects_again(config.corrections) else None,
     )
     prepared = replace(
         prepared,
@@ -229,6 +234,17 @@ def leave_in_float(work: Workspace, prepared: Preparation) -> Preparation:
     )
     # The weights of the chosen layers are not to be rounded after all.
     return read_table(work, correct(work, prepared)) if chosen.nodes else prepared
+
+
+def _corrects_again(chosen: CorrectionsConfig) -> bool:
+    """Tell whether each trial of layers in float is corrected again, which takes seconds.
+
+    Smoothing and equalization keep the function of a layer in float. Beside them, rounding would be
+    learned again, for minutes: AdaRound's layers come from the cache only without them.
+    """
+    changes = chosen.smooth_quant or chosen.equalization
+    learns = chosen.reconstruction or (chosen.adaround and changes)
+    return (chosen.adaround or chosen.bias_correction) and not learns
 
 
 def quantize(work: Workspace, prepared: Preparation, folder: Path) -> Quantized:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -16,6 +16,7 @@ from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import CalibConfig, QatConfig
 from resnet8ptq.core import cache, code, files, machine
+from resnet8ptq.core.deadline import TimeUpError
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
@@ -64,7 +65,8 @@ def fine_tune(
     """Return the fine-tuned network, and learned activation ranges by ONNX tensor name.
 
     The cache key has everything but the backend's name: backends with the same quantization share
-    the result. An interrupted training continues after its last complete epoch.
+    the result. An interrupted training continues after its last complete epoch. So does one that
+    ended at the deadline, if it gets more time.
 
     Args:
         dataset: its training images train, without those held out or in its test split.
@@ -93,26 +95,41 @@ def fine_tune(
         **machine.versions(),
     }
     points: list[Point] = []
+    student: Any = None  # trained by `make`
+    done = 0  # epochs
 
     def make(entry: Path) -> None:
         from resnet8ptq.finetuning.training import Trainer
         from resnet8ptq.simulation import network
 
+        nonlocal student, done
         activations = Activations(fp32.onnx_path, calibration.split, settings.calib, runtime)
         grids = settings.weights, settings.activations, settings.float_output
         student = network.prepare(fp32.onnx_path, skipped, activations.find_around(skipped), *grids)
         fixed = settings.training, settings.seed, runtime.threads
         networks = student.module, network.load_logits(fp32.onnx_path)
         images = leave_out(dataset.train, (held_out, dataset.test)), held_out
-        trainer = Trainer(*fixed, *networks, *images, checkpoint, report)
-        points.extend(trainer.run())
+        trainer = Trainer(*fixed, *networks, *images, checkpoint, report, runtime.deadline)
+        done, curves = trainer.run()
+        points.extend(curves)
+        if done < settings.training.epochs:
+            raise TimeUpError
+        write(entry)
+
+    def write(entry: Path) -> None:
+        from resnet8ptq.simulation import network
+
         onnx.save(network.write_back(fp32.onnx_path, student), entry / NETWORK_FILE)
         (entry / RANGES_FILE).write_text(json.dumps(student.ranges(), indent=2))
         (entry / CURVES_FILE).write_text(json.dumps(points))
 
     checkpoint = cache.path_of(runtime.cache_root, "qat", key).with_suffix(".checkpoint")
-    entry = cache.entry(runtime.cache_root, "qat", key, make)
-    checkpoint.unlink(missing_ok=True)
+    try:
+        entry = cache.entry(runtime.cache_root, "qat", key, make)
+        checkpoint.unlink(missing_ok=True)
+    except TimeUpError:
+        runtime.deadline.cut(f"fine-tuning: {done} of {settings.training.epochs} epochs")
+        entry = cache.entry(runtime.cache_root, "qat", {**key, "epochs_done": done}, write)
     for point in [] if points else json.loads((entry / CURVES_FILE).read_text()):
         report(point)
     ranges = json.loads((entry / RANGES_FILE).read_text())

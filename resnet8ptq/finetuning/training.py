@@ -6,6 +6,7 @@ import logging
 import math
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch.nn import functional
 from resnet8ptq.config.schema import QatConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.console import track
+from resnet8ptq.core.deadline import Deadline, TimeUpError
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.data.dataset import Split
 
@@ -58,6 +60,7 @@ class Trainer:
         held_out: training images that choose the best epoch.
         checkpoint: file from which an interrupted training continues.
         report: called with each point of the curves, also with those before an interruption.
+        deadline: ends the training after its last complete epoch.
     """
 
     settings: QatConfig
@@ -69,9 +72,10 @@ class Trainer:
     held_out: Split
     checkpoint: Path
     report: Callable[[Point], None]
+    deadline: Deadline
 
-    def run(self) -> list[Point]:
-        """Train the student, restore its best epoch, and return the curves.
+    def run(self) -> tuple[int, list[Point]]:
+        """Train the student, restore its best epoch; return the number of epochs and the curves.
 
         Raises:
             QuantizationError: the loss is NaN or infinite.
@@ -79,15 +83,16 @@ class Trainer:
         torch.set_num_threads(self.threads)
         optimizer = self._optimizer()
         state = self._resume(optimizer)
-        while state.epoch < self.settings.epochs:
-            self._train_epoch(state, optimizer)
-            state.epoch += 1
-            state.student = self._weights()
-            state.optimizer = optimizer.state_dict()
-            self._validate(state)
-            _save(vars(state), self.checkpoint)
+        with suppress(TimeUpError):
+            while state.epoch < self.settings.epochs:
+                self._train_epoch(state, optimizer)
+                state.epoch += 1
+                state.student = self._weights()
+                state.optimizer = optimizer.state_dict()
+                self._validate(state)
+                _save(vars(state), self.checkpoint)
         self.student.load_state_dict(state.best)
-        return state.points
+        return state.epoch, state.points
 
     def _optimizer(self) -> torch.optim.Adam:
         """Scale each tensor's learning rate by its size, as in You et al., LAMB, ICLR 2020.
@@ -125,6 +130,7 @@ class Trainer:
         marks = {round(len(starts) * (i + 1) / POINTS) for i in range(POINTS)}
         losses: list[float] = []
         for batch in track(starts, f"Fine-tuning: epoch {epoch + 1} of {settings.epochs}"):
+            self.deadline.check()
             step = epoch * len(starts) + batch // settings.batch_size
             progress = step / (settings.epochs * len(starts))
             rate = (1 + math.cos(math.pi * progress)) / 2 * settings.learning_rate  # falls to 0

@@ -11,6 +11,8 @@ from resnet8ptq.report.table import VOID, say_size
 from resnet8ptq.report.verdicts import FAIL, PASS, Verdict
 from resnet8ptq.tasks.contract import BASELINE, TOTAL
 
+UNKNOWN_SPEED = "for an NPU: its speed was not measured here, this CPU computes it in float"
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -114,6 +116,8 @@ def say_facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
         lines.append(say_size(record.size_bytes, record.size_reduction))
     if speed := _say_speed(selected, cell):
         lines.append(speed)
+    if record.is_for_npu:
+        lines.append(UNKNOWN_SPEED)
     return tuple(lines)
 
 

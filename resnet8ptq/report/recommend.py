@@ -87,7 +87,7 @@ class Selection:
 
     @cached_property
     def candidates(self) -> list[Cell]:
-        """The models that are not simulated; none if all fail, or if FP32 is in doubt.
+        """The models of `_ran`; none if all fail, or if FP32 is in doubt.
 
         Without selection samples, only models that do not fail and that reach the minimum.
         """
@@ -102,8 +102,15 @@ class Selection:
 
     @cached_property
     def _ran(self) -> list[Cell]:
-        ran = [c for c in self.family.measured if c.record.execution != "simulated"]
-        return [cell for cell in ran if not cell.record.doubt]
+        """The models that ran as deployed; without any, files for NPUs, whose speed is unknown."""
+        measured = [cell for cell in self.family.measured if not cell.record.doubt]
+        ran = [cell for cell in measured if cell.record.execution != "simulated"]
+        return ran or [cell for cell in measured if cell.record.is_for_npu]
+
+    @property
+    def for_npus(self) -> bool:
+        """Whether the candidates are files for NPUs: accuracy and size are known, no speed."""
+        return any(cell.record.is_for_npu for cell in self.candidates)
 
     @cached_property
     def passing(self) -> list[Cell]:

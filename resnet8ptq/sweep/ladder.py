@@ -27,7 +27,6 @@ from resnet8ptq.tracking.record import RunRecord
 
 # Runs steps that have these seconds.
 Launch = Callable[[Sequence[Step], float], Sequence[RunRecord | Exception]]
-PART = 0.25
 LEAST_S = 1.0  # for a job: learned layers come from the cache
 
 
@@ -83,8 +82,7 @@ class Ladder:
         Of a step that ends in time with the best so far, a part has to fit.
         """
         expected_s, confirm_s = self._expect(step), self._confirm_s()
-        if step.rung in climbing.ENDS_IN_TIME:
-            expected_s *= PART
+        expected_s *= climbing.ENDS_IN_TIME.get(step.rung, 1)
         if not self.tried or expected_s + confirm_s <= left_s:
             return True
         self.tried.append(Tried(step, climbing.SKIPPED))
@@ -219,6 +217,7 @@ def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
         size_bytes=record.size_bytes or shared.size_bytes,
         latency_ms=record.latency_ms,
         properties=tuple(filter(None, record.params.get("properties", "").split(", "))),
+        classifies=record.scored_as == "classification",
         named=record.params.get("excluded_nodes", ""),
         cut_short=f"; the time was up: {cut}" if (cut := record.params.get("cut_short")) else "",
     )

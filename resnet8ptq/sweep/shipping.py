@@ -3,6 +3,7 @@
     resnet8ptq ship                                    ResNet8 on CIFAR-10, in ONNX Runtime
     resnet8ptq ship model.path=FILE data=folder data.root=DIR preprocess=unit
     resnet8ptq ship backend=onnx,torch goal=smallest minutes=20 report.max_drop=0.005
+    resnet8ptq ship experiment=npu                     16-bit activations, for NPUs
 
 goal=fastest (default): the first model of each backend that passes, by latency
 goal=smallest: by bytes, with fewer than 8 bits where they pass
@@ -25,6 +26,7 @@ from resnet8ptq.core import command, invocation
 from resnet8ptq.core.errors import ConfigError
 
 _OWN = ("goal", "minutes")  # settings of the sweeper
+_NPU = ("dtype=w8a16", "attention=all", "latency.enabled=false")  # of conf/experiment/npu.yaml
 
 
 def to_run(words: Sequence[str]) -> list[str]:
@@ -36,13 +38,16 @@ def to_run(words: Sequence[str]) -> list[str]:
     >>> to_run(["goal=best", "data=shapes"])
     ['experiment=auto', 'hydra.sweeper.goal=best', 'data=shapes']
     """
+    words = [new for word in words for new in (_NPU if word == "experiment=npu" else (word,))]
     if {"-h", "--help"} & set(words):
         print(invocation.adapt(__doc__ or ""))
         raise SystemExit(0)
     for word in words:
         key, _, name = word.lstrip("+").partition("=")
         if key == "experiment" and name != "auto":
-            error = ConfigError(f"experiment: got {name}, takes auto with ship; try run {word}")
+            error = ConfigError(
+                f"experiment: got {name}, takes auto | npu with ship; try run {word}"
+            )
             raise SystemExit(command.report(error))
     owned = [f"hydra.sweeper.{w}" if w.partition("=")[0] in _OWN else w for w in words]
     return ["experiment=auto", *owned]

@@ -132,6 +132,11 @@ class RunRecord:
         return self.dtype != "fp32"
 
     @property
+    def is_for_npu(self) -> bool:
+        """Whether the file is meant for kernels of another device, and simulated on this one."""
+        return self.execution == "simulated" and self.dtype == "w8a16"
+
+    @property
     def dataset(self) -> str:
         """The name of the data set, or of its source if the run did not read it."""
         return self.params.get("dataset", self.params.get("data", "?"))

@@ -14,6 +14,7 @@ from resnet8ptq.experiment.ladder import changes, climbing, properties, rungs
 from resnet8ptq.experiment.ladder.changes import Change
 from resnet8ptq.experiment.ladder.climbing import DIAGNOSIS, FEWER_BITS, Asked, Tried, next_steps
 from tests.helpers.configs import make_config
+from tests.helpers.factories import quantizer_of
 
 ASKED = Asked("fastest", ("onnx",), limit=0.01)
 LOST = Tried(step=None, loss=0.1, error=0.002, noise=1.0, size_bytes=100_000, seconds=1.0)
@@ -46,20 +47,33 @@ def test_cheap_steps_come_first_and_each_changes_the_best_so_far():
     tried = climb(ASKED, outcome)
     assert rungs_of(tried) == [
         *("start", "calibrations", DIAGNOSIS, "quick_corrections"),
-        *("learned_rounding", "float_layers"),
+        *("learned_rounding", "float_layers", "fine_tuning"),
     ]
     assert "calib=mse" in tried[-1].step.overrides
 
 
-def test_where_nothing_is_lost_but_samples_are_too_few_the_cheap_steps_suffice():
-    tried = climb(ASKED, lambda step: replace(LOST, loss=0.0))
-    assert rungs_of(tried) == ["start", "calibrations"]
+FREE = ["start", "calibrations", "quick_corrections", "learned_rounding"]
+
+
+def test_where_nothing_is_lost_but_samples_are_too_few_no_step_costs_bytes_or_speed():
+    def outcome(step):
+        noise = 0.001 if step.rung == "learned_rounding" else 0.009
+        return replace(LOST, loss=0.0, noise=noise)
+
+    tried = climb(ASKED, outcome)
+    assert rungs_of(tried) == FREE
+    assert climbing.rank(ASKED, tried)[0].step.rung == "learned_rounding"
 
 
 @pytest.mark.parametrize(("loss", "ends"), [(0.004, True), (0.006, False)])
 def test_samples_that_can_show_no_loss_end_the_ladder_at_half_of_the_limit(loss, ends):
-    tried = climb(ASKED, lambda step: replace(LOST, loss=loss, error=0.015))
-    assert (rungs_of(tried) == ["start", "calibrations"]) == ends
+    tried = climb(ASKED, lambda step: replace(LOST, loss=loss, error=0.015, noise=0.001))
+    assert (rungs_of(tried) == FREE) == ends
+
+
+def test_outputs_far_from_fp32s_are_no_luck_of_few_samples():
+    tried = climb(ASKED, lambda step: replace(LOST, loss=0.0, error=0.015, noise=0.02))
+    assert rungs_of(tried)[-2:] == ["float_layers", "fine_tuning"]
 
 
 def test_findings_decide_the_next_steps():
@@ -73,7 +87,7 @@ def test_findings_decide_the_next_steps():
 
     tried = climb(ASKED, outcome)
     assert rungs_of(tried)[3:] == [
-        *("answers", "quick_corrections", "float_layers", "learned_rounding"),
+        *("answers", "quick_corrections", "float_layers", "learned_rounding", "fine_tuning"),
     ]
     by_rung = {each.step.rung: each.step for each in tried}
     assert "nodes_to_exclude=[a]" in by_rung["answers"].overrides
@@ -97,8 +111,61 @@ def test_a_property_of_the_network_brings_its_answer(name, word):
     assert word not in all_words(climb(ASKED, lambda step: LOST))
 
 
+def test_fine_tuning_is_last_without_corrections_and_needs_classes():
+    def outcome(step):
+        return replace(LOST, loss=0.05) if step.rung == "learned_rounding" else LOST
+
+    last = climb(ASKED, outcome)[-1].step
+    assert last.rung == "fine_tuning"
+    config = make_config(*last.overrides)
+    assert config.method == "qat"
+    assert not any((config.corrections.adaround, config.corrections.bias_correction))
+    other = climb(ASKED, lambda step: replace(LOST, classifies=False))
+    assert "fine_tuning" not in rungs_of(other)
+
+
+@pytest.mark.parametrize("goal", climbing.GOALS)
+def test_16_bit_activations_are_the_users_wish_and_hold_in_every_step(goal):
+    known = (properties.POOLS, properties.SILU)
+    asked = replace(ASKED, goal=goal, fixed={"dtype": "dtype=w8a16"})
+    first, *rest = climb(asked, lambda step: replace(LOST, properties=known))
+    assert first.step.why == "8-bit weights, 16-bit activations"
+    assert set(first.step.overrides) >= {"calib=minmax", "per_channel=true"}
+    for each in (first, *rest):
+        config = make_config("dtype=w8a16", *each.step.overrides)
+        if each.step.rung != DIAGNOSIS:
+            quantizer_of(config).resolve()  # nothing that 16 bits do not take
+    assert {"operators", "fine_tuning"}.isdisjoint(rungs_of(rest))
+
+
+@pytest.mark.parametrize(
+    ("backend", "goal", "tried"),
+    [("tflite", "smallest", True), ("tflite", "fastest", False), ("onnx", "best", False)],
+)
+def test_16_bit_activations_are_a_step_where_they_run_on_integers(backend, goal, tried):
+    """They are slow on a CPU, and ONNX files with them are simulated."""
+    steps = climb(replace(ASKED, backends=(backend,), goal=goal), lambda step: LOST)
+    wide = [each.step for each in steps if "dtype=w8a16" in each.step.overrides]
+    assert bool(wide) == tried
+    for step in wide:
+        quantizer_of(make_config(*step.overrides)).resolve()
+
+
+def test_layers_in_float_have_to_lower_the_noise_clearly():
+    first, *_ = next_steps(ASKED, [])
+    plain = replace(LOST, step=first, noise=1.0)
+    search = {"nodes_to_exclude": "nodes_to_exclude=auto", "max_drop": "max_drop=0.005"}
+    searching = replace(first, settings={**first.settings, **search})
+    some = replace(plain, step=searching, named="[a]", noise=0.9)
+    assert climbing.closest([plain, some]) is plain
+    quiet, none = replace(some, noise=0.7), replace(some, named="[]")
+    assert climbing.closest([plain, quiet]) is quiet
+    assert climbing.closest([plain, none]) is none
+
+
 def test_settings_of_the_user_are_never_changed():
-    asked = replace(ASKED, goal="best", fixed=frozenset({"calib", "per_channel"}))
+    fixed = {"calib": "calib=minmax", "per_channel": "per_channel=false"}
+    asked = replace(ASKED, goal="best", fixed=fixed)
     tried = climb(asked, lambda step: LOST)
     assert not any(
         word.startswith(("calib=", "per_ch")) for t in tried for word in t.step.overrides
@@ -111,7 +178,7 @@ def test_a_backend_that_cannot_is_left_and_the_other_goes_on():
     refused = replace(LOST, status="unsupported", loss=float("nan"))
     tried = climb(asked, lambda step: refused if step.backend == "tflite" else LOST)
     assert [each.step.backend for each in tried].count("tflite") == 1
-    assert rungs_of(each for each in tried if each.step.backend == "torch")[-1] == "float_layers"
+    assert rungs_of(each for each in tried if each.step.backend == "torch")[-1] == "fine_tuning"
 
 
 def test_smallest_narrows_the_budget_between_pass_and_fail():
@@ -180,7 +247,11 @@ def test_every_budget_of_bytes_is_a_valid_configuration(backend):
 
 
 def test_a_setting_of_the_user_leaves_out_the_steps_about_it():
-    fixed = frozenset(["nodes_to_exclude", "corrections.adaround", "latency.enabled"])
+    fixed = {
+        "nodes_to_exclude": "nodes_to_exclude=[]",
+        "corrections.adaround": "corrections.adaround=false",
+        "latency.enabled": "latency.enabled=false",
+    }
     tried = climb(replace(ASKED, fixed=fixed), lambda step: LOST)
     assert {"float_layers", "learned_rounding"}.isdisjoint(rungs_of(tried))
     last = climbing.confirm(replace(ASKED, fixed=fixed), tried[-1].step)
@@ -191,7 +262,8 @@ def test_a_setting_of_the_user_leaves_out_the_steps_about_it():
 def test_layers_of_any_name_are_left_in_float():
     named = words.as_list(["conv;1", "b=2"])
     tried = climb(ASKED, lambda step: replace(LOST, named=named))
-    assert make_config(*tried[-1].found.overrides).nodes_to_exclude == ["conv;1", "b=2"]
+    [search] = [each for each in tried if each.searches]
+    assert make_config(*search.found.overrides).nodes_to_exclude == ["conv;1", "b=2"]
 
 
 def test_the_flagships_are_presets_of_the_ladder():

@@ -1,5 +1,6 @@
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnx import numpy_helper
 
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.core import figures
+from resnet8ptq.core.deadline import Deadline
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
@@ -28,6 +30,9 @@ from tests.helpers.factories import THREADS, quantizer_of, runtime_of
 
 SMALL = ("data=shapes", "held_out_images=50", "calib.samples_per_class=5", "threads=1")
 QUICK = (*SMALL, "qat.epochs=2", "qat.batch_size=32", "qat.learning_rate=1e-4")
+
+
+NEVER = Deadline()
 
 
 class Curves:
@@ -55,7 +60,7 @@ def few(shapes: Dataset) -> Dataset:
     return Dataset(shapes.name, shapes.class_names, train, test)
 
 
-def start(config, fp32, dataset, calibration, held_out, report):
+def start(config, fp32, dataset, calibration, held_out, report, deadline=NEVER):
     settings = qat.Settings(
         config.qat,
         config.calib,
@@ -65,17 +70,22 @@ def start(config, fp32, dataset, calibration, held_out, report):
         config.float_output,
         config.seed,
     )
-    runtime = runtime_of(config)
+    runtime = replace(runtime_of(config), deadline=deadline)
     return qat.fine_tune(settings, fp32, dataset, calibration, held_out, runtime, report)
 
 
 def fine_tune(
-    few: Dataset, fp32: model.Fp32Model, folder: Path, *overrides: str, run: Curves
+    few: Dataset,
+    fp32: model.Fp32Model,
+    folder: Path,
+    *overrides: str,
+    run: Curves,
+    deadline: Deadline = NEVER,
 ) -> tuple[model.Fp32Model, dict[str, tuple[float, float]]]:
     config = make_config(*QUICK, f"cache_dir={folder / 'cache'}", *overrides)
     held_out = draw_held_out(few, config.held_out_images)
     calibration = draw_calibration(few, 5, config.seed, [held_out])
-    return start(config, fp32, few, calibration, held_out, run)
+    return start(config, fp32, few, calibration, held_out, run, deadline)
 
 
 @pytest.fixture(scope="module")
@@ -334,6 +344,27 @@ def test_interrupted_training_goes_on_to_the_same_bits(tuned, few, shapes_model,
     checkpoint.write_bytes(damaged)
     assert training._load(checkpoint) is None
     assert "is damaged; training starts again" in caplog.text
+
+
+def test_at_the_end_of_the_time_whole_epochs_count_and_more_time_goes_on(
+    tuned, few, shapes_model, tmp_path
+):
+    *_, network, ranges = tuned
+    deadline = Deadline()
+
+    class Late(Curves):
+        def __call__(self, point):
+            super().__call__(point)
+            if len(self.of("qat/validation_loss")) == 2:  # before and after the first epoch
+                deadline.at = 0
+
+    cut, ranges_cut = fine_tune(few, shapes_model, tmp_path, run=Late(), deadline=deadline)
+    assert deadline.cut_short == ["fine-tuning: 1 of 2 epochs"]
+    assert ranges_cut.keys() == ranges.keys() and ranges_cut != ranges
+    more = fine_tune(few, shapes_model, tmp_path, run=Curves())
+    assert more[0].onnx_path.read_bytes() == network.onnx_path.read_bytes()
+    assert cut.onnx_path.read_bytes() != network.onnx_path.read_bytes()
+    assert more[1] == ranges
 
 
 def test_neither_held_out_nor_test_images_are_trained_on(few, shapes_model, tmp_path, monkeypatch):

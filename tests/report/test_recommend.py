@@ -10,6 +10,7 @@ import pytest
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.report import page
+from resnet8ptq.report.answer import UNKNOWN_SPEED, explain
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.recommend import (
     Recommendation,
@@ -449,6 +450,20 @@ def test_what_ran_on_no_integer_kernels_is_never_recommended() -> None:
     assert recommend(select(sweep(("a", predictions(), {"execution": "simulated"})))) == []
     (first, *_) = recommend(select(sweep(("a", predictions(), {"execution": "integer"}))))
     assert chosen(first) == "a"
+
+
+def test_files_for_npus_are_recommended_where_nothing_runs_on_this_cpu() -> None:
+    """Their speed is reported as unknown; a model that runs here is preferred to them."""
+    npu = {"execution": "simulated", "dtype": "w8a16"}
+    alone = select(sweep(("npu", predictions(), npu)))
+    assert chosen(recommend(alone)[0]) == "npu"
+    (answer,) = explain(alone)
+    assert UNKNOWN_SPEED in answer.facts
+    assert not any("fastest" in use for use in answer.uses)
+    text = page.to_markdown([alone], {})
+    assert "These files are for an NPU." in text and "measured as deployed" not in text
+    beside = select(sweep(("npu", predictions(), npu), ("here", predictions(lost=3), {})))
+    assert {chosen(each) for each in recommend(beside)} == {"here"}
 
 
 @pytest.mark.parametrize("low", [-0.012, None])

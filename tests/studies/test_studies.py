@@ -37,13 +37,14 @@ def test_stores_of_several_sizes_stand_side_by_side() -> None:
 
 
 def test_a_network_left_out_is_looked_up_in_the_order_of_the_others() -> None:
+    learned = "calib=mse corrections.adaround=true"
     rows = [
         {"network": "a", "winner": "calib=mse", "helped": "calib=mse (0.50)"},
-        {"network": "b", "winner": "calib=mse op_types=[Conv]", "helped": "op_types=[Conv] (0.20)"},
+        {"network": "b", "winner": learned, "helped": "corrections.adaround=true (0.20)"},
         {"network": "c", "winner": "the first step", "helped": ""},
     ]
     assert ship.left_out(rows) == [
-        ["a", "op_types", "calib", "none"],
-        ["b", "calib", "op_types", "none"],
-        ["c", "op_types, calib", "the first step", ""],
+        ["a", "calib", "adaround", "none", "adaround", "none"],
+        ["b", "adaround", "calib", "none", "calib", "none"],
+        ["c", "the first step", "adaround, calib", "", "calib, adaround", ""],
     ]

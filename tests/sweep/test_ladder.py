@@ -1,7 +1,7 @@
 """The ladder climbed by made-up jobs: time, errors, confirmation; then once in earnest."""
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -77,7 +77,17 @@ def test_a_step_that_an_earlier_sweep_has_run_counts_with_its_own_time():
 def test_ship_takes_no_other_experiment(capsys):
     with pytest.raises(SystemExit, match="2"):
         to_run(["experiment=qat"])
-    assert "experiment: got qat, takes auto with ship" in capsys.readouterr().err
+    assert "experiment: got qat, takes auto | npu with ship" in capsys.readouterr().err
+
+
+def test_ship_for_an_npu_takes_the_settings_of_its_preset():
+    experiment, *words = to_run(["experiment=npu"])
+    first, *_ = climbing.next_steps(
+        Asked("fastest", ("onnx",), 0.0, {w.partition("=")[0]: w for w in words}), []
+    )
+    ours, preset = make_config(*words, *first.overrides), make_config("experiment=npu")
+    assert experiment == "experiment=auto"
+    assert replace(ours, evaluate=preset.evaluate) == preset
 
 
 def test_a_step_that_is_not_expected_to_fit_is_not_started(capsys):

@@ -30,10 +30,11 @@ class Seen:
         backend: as chosen by `backend=`.
         vnni: this CPU sums 8-bit products exactly.
         properties: of the network, see `properties`.
-        settings: of the best configuration so far, by key.
+        settings: of the best configuration so far and of the user, by key.
         findings: the changes that answer what a diagnosis found, by the name of the finding.
         costs_more: `WEIGHTS` or `ACTIVATIONS`; empty where unknown, or where both cost alike.
         limit: the largest loss.
+        classifies: the samples have classes as labels.
     """
 
     backend: str
@@ -43,13 +44,19 @@ class Seen:
     settings: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[tuple[str, Change], ...] = ()
     costs_more: str = ""
+    classifies: bool = True
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether activations have 16 bits."""
+        return self.is_set("dtype", "w8a16")
 
     def has(self, *names: str) -> bool:
         """Whether the network has one of the properties."""
         return not set(names).isdisjoint(self.properties)
 
     def is_set(self, key: str, value: str) -> bool:
-        """Whether the best configuration so far has a setting."""
+        """Whether the best configuration so far, or the user, has a setting."""
         return self.settings.get(key) == f"{key}={value}"
 
 
@@ -68,10 +75,13 @@ Rung = Callable[[Seen], Iterator[Proposal]]
 def start(seen: Seen) -> Change:
     """Return the plain 8-bit configuration of a backend on this CPU, per channel.
 
-    As of `experiment=flagship_quick`, but with 8-bit weights where their sums do not saturate.
+    As of `experiment=flagship_quick`, but with 8-bit weights where their sums do not saturate; with
+    `dtype=w8a16` as of `experiment=npu`.
     """
     narrow = () if seen.vnni else ("reduce_range=true",)
     plain = ("calib=minmax", "per_channel=true")
+    if seen.is_wide:
+        return Change(plain)
     if seen.backend == "onnx":
         small = ("format=auto", "float_output=true", "slim=true")
         return Change(("dtype=u8s8", *plain, *small, *narrow))
@@ -84,16 +94,15 @@ def start(seen: Seen) -> Change:
 def calibrations(seen: Seen) -> Iterator[Proposal]:
     """Other ranges of the activations."""
     for method in _CALIBRATIONS:
-        if not seen.is_set("calib", method):
+        chooses_8_bits = method == "mse" and seen.is_wide
+        if not seen.is_set("calib", method) and not chooses_8_bits:
             why = "other ranges from the statistics that are there"
             yield Proposal(changes.calibrate(method), why, 0.8)
 
 
 def operators(seen: Seen) -> Iterator[Proposal]:
     """Operators in float, by properties of the network."""
-    if seen.backend not in ONNX_GRAPHS:
-        return
-    if seen.has(POOLS):
+    if seen.backend in ONNX_GRAPHS and seen.has(POOLS) and not seen.is_wide:
         why = "an average pool takes the range of its input, which is too large for its output"
         yield Proposal(changes.POOLS_IN_FLOAT, why)
 
@@ -146,6 +155,33 @@ def weights_alone(seen: Seen) -> Iterator[Proposal]:
             yield Proposal(change(words), why)
 
 
+def wide_activations(seen: Seen) -> Iterator[Proposal]:
+    """16-bit activations, on TFLite's integer kernels; its converter takes no corrections then.
+
+    In ONNX files this CPU computes them in float, so that they are a step only for a user who asks
+    for an NPU by `dtype=w8a16`.
+    """
+    if seen.backend == "tflite" and not seen.is_wide:
+        words = ("dtype=w8a16", "calib=minmax", *_without_corrections(seen))
+        why = "8 bits do not suffice for the activations: 16, which are slow on a CPU"
+        yield Proposal(Change(words), why, 100)
+
+
+def fine_tuning(seen: Seen) -> Iterator[Proposal]:
+    """Training with fake quantization, towards FP32's outputs, from the weights as they are."""
+    weights_alone = seen.is_set("method", "weight_only")
+    if seen.classifies and not (seen.is_wide or weights_alone):
+        words = ("method=qat", *_without_corrections(seen))
+        why = "nothing without training suffices: three epochs on the training samples"
+        yield Proposal(Change(words), why, 150)
+
+
+def _without_corrections(seen: Seen) -> list[str]:
+    """Return the settings that switch off the corrections of the best configuration so far."""
+    switched_on = [key for key in seen.settings if seen.is_set(key, "true")]
+    return [f"{key}=false" for key in switched_on if key.startswith("corrections.")]
+
+
 def order(seen: Seen, goal: str) -> Sequence[Rung]:
     """Return the rungs above the first one, the cheap ones first.
 
@@ -161,4 +197,6 @@ def order(seen: Seen, goal: str) -> Sequence[Rung]:
         costly = [*middle, learned_rounding, float_layers]
     last: list[Rung] = [weights_alone] if goal != "fastest" else []
     last += [learned_blocks] if goal == "best" else []
+    last += [wide_activations] if goal != "fastest" else []
+    last += [fine_tuning]
     return [calibrations, operators, *costly, *last]

@@ -8,6 +8,7 @@ import logging
 import math
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 FILE = "exclusion.csv"
 _STATIC = ("static", "qat")  # methods whose files round activations to fixed ranges
 LEVEL = SIGNIFICANCE / TESTS  # each test has its share
+Correct = Callable[[RunConfig, Path], Fp32Model]  # writes the corrected network into a folder
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,12 @@ def choose(
     network: Fp32Model,
     folder: Path,
     ranges: Ranges | None = None,
+    correct: Correct | None = None,
 ) -> Exclusion:
     """Leave the layers that add most noise in float until the drop is within `max_drop`.
 
-    Writes `exclusion.csv` into `folder`, also where the search fails.
+    Writes `exclusion.csv` into `folder`, also where the search fails. Where no choice keeps
+    `max_drop`, the one with the smallest drop is taken, with a warning.
 
     Args:
         config: with `nodes_to_exclude: auto` and a quantized dtype.
@@ -120,9 +124,8 @@ def choose(
         network: what is quantized: the FP32 network, or a corrected one.
         folder: the run's own, existing.
         ranges: see `contract.Quantizer.quantize`.
-
-    Raises:
-        QuantizationError: no choice that leaves a layer quantized keeps `max_drop`.
+        correct: corrects the FP32 network without the layers that a trial leaves in float, which
+            keep their own weights; None: every trial takes `network`.
     """
     start = time.perf_counter()
     config = replace(config, nodes_to_exclude=[])
@@ -132,7 +135,9 @@ def choose(
     warn_of_perfection(task, fp32)
     level = LEVEL if can_show(task, fp32, config.max_drop, LEVEL) else None
     with tempfile.TemporaryDirectory() as scratch:
-        variants = _Variants(config, evaluator, samples, network, Path(scratch), ranges, level)
+        variants = _Variants(
+            *(config, evaluator, samples, network, Path(scratch), ranges, level, correct)
+        )
         trials = Trials(variants.measure)
         deadline = evaluator.runtime.deadline
         try:
@@ -182,6 +187,7 @@ class _Variants:
 
     Attributes:
         level: of the test that accepts a variant; None: the measured drop decides.
+        correct: see `choose`.
     """
 
     config: RunConfig
@@ -191,13 +197,15 @@ class _Variants:
     folder: Path
     ranges: Ranges | None
     level: float | None
+    correct: Correct | None
 
     def measure(self, nodes: tuple[str, ...]) -> Trial:
         """Quantize with these nodes in float, and compare with FP32."""
         variant = replace(self.config, nodes_to_exclude=list(nodes))
         folder = Path(tempfile.mkdtemp(dir=self.folder))
+        network = self.correct(variant, folder) if self.correct and nodes else self.network
         quantized = self.evaluator.quantize(
-            variant, self.network, self.samples.calibrating.split, folder, self.ranges
+            variant, network, self.samples.calibrating.split, folder, self.ranges
         )
         tried = try_choice(
             *(self.evaluator, variant, quantized.path, self.samples.held_out),

@@ -8,6 +8,7 @@ of ten choices that all lose more, the luckiest is within it. Otherwise by the m
 Knows nothing of models: what it is given measures a choice of nodes.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,8 @@ from resnet8ptq.config import words
 from resnet8ptq.core import files
 from resnet8ptq.core.console import track
 from resnet8ptq.core.deadline import Deadline
-from resnet8ptq.core.errors import QuantizationError
+
+log = logging.getLogger(__name__)
 
 COUNTS = (1, 2, 4, 8, 16, 32)  # of groups of nodes that are left in float
 TESTS = len(COUNTS) + 3  # that decide: none in float, `COUNTS`, two that end at the first refusal
@@ -79,10 +81,9 @@ def select(
     Args:
         rank: returns the groups; called only where it is needed.
         level: of each test; None: by the measured drop.
-        deadline: where it passes, the trial with the least drop so far is taken.
+        deadline: no more is tried after it.
 
-    Raises:
-        QuantizationError: no choice keeps `max_drop`.
+    Where no choice keeps `max_drop`, the one with the smallest drop is taken, with a warning.
     """
 
     def measured(trial: Trial) -> bool:
@@ -110,17 +111,17 @@ def select(
             groups = [] if deadline.is_over else rank()
         if kept := _double(groups, keeps, perfect):
             return join(_take_back(kept, keeps))
-    best = min(trials.steps, key=lambda trial: trial.drop)
+    best = min(trials.steps, key=lambda trial: (trial.drop, len(trial.nodes)))
     if deadline.is_over:
         deadline.cut(
             f"search for layers in float: {len(trials.steps)} trials, none is within max_drop"
         )
-        return list(best.nodes)
-    raise QuantizationError(
-        f"max_drop: got {max_drop}, takes at least {best.drop:.5f} here: the smallest drop on "
-        f"held-out images of all that was tried, with {words.as_list(best.nodes)} in float; "
-        f"without any it is {first.drop:.5f}"
+    log.warning(
+        "max_drop: got %g, takes at least %.5f here: the smallest drop on held-out images of all "
+        "that was tried, with %s in float; it is taken; without any it is %.5f",
+        *(max_drop, best.drop, words.as_list(best.nodes), first.drop),
     )
+    return list(best.nodes)
 
 
 def join(groups: Groups) -> list[str]:

@@ -1,0 +1,72 @@
+"""NNCF's quantization with accuracy control: `python -m studies.accuracy_control FILE.xml ...`.
+
+    python -m studies.accuracy_control FILE.xml data=cifar10 seed=42
+
+Other words are settings of `resnet8ptq run`. The calibration samples and the samples to choose by
+are those of a sweep with these settings; `max_drop` is 0.01, NNCF's default. NNCF takes the hits:
+of the labels, or of FP32's classes without labels. Tasks without hits are refused. Needs the extra
+`nncf`.
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+
+from benchmarks.setting import REPO
+from resnet8ptq.backends.openvino.library import library, read
+from resnet8ptq.config import loading
+from resnet8ptq.core.records import feed
+from resnet8ptq.experiment import samples
+from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.experiment.settings import settle
+
+MAX_DROP = 0.01
+
+
+def quantize(words: list[str], path: Path) -> None:
+    """Write OpenVINO's files of the network."""
+    openvino = library()  # before NNCF, which would report to Intel too
+    import nncf
+
+    loading.register_schemas()
+    with initialize_config_dir(str(REPO / "conf"), version_base=None):
+        asked = [*words, "backend=openvino", "evaluate.split=choice"]
+        settings = settle(loading.parse_config(compose("config", overrides=asked)))
+    data, fp32 = load(settings)
+    drawn = samples.draw(settings.config, data, tunes=False, check=lambda split: None)
+    choosing, calibrating, graph = drawn.reported, drawn.calibrating.split, read(fp32.onnx_path)
+    names = [value.get_any_name() for value in graph.inputs]
+
+    def classify(model: Any, numbers: Iterable[int]) -> list[int]:
+        inputs = (feed(choosing.inputs(np.array([number])), names) for number in numbers)
+        return [int(np.argmax(model(one)[0])) for one in inputs]
+
+    classes = choosing.labels
+    if classes is None:
+        compiled = openvino.Core().compile_model(graph, "CPU")
+        classes = np.array(classify(compiled, range(len(choosing))))
+
+    def validate(model: Any, numbers: Iterable[int]) -> tuple[float, list[float]]:
+        chosen = list(numbers)
+        hits = np.array(classify(model, chosen)) == classes[chosen]
+        return float(hits.mean()), hits.astype(float).tolist()
+
+    quantized = nncf.quantize_with_accuracy_control(
+        graph,
+        nncf.Dataset(
+            range(len(calibrating)), lambda n: feed(calibrating.inputs(np.array([n])), names)
+        ),
+        nncf.Dataset(range(len(choosing))),
+        validate,
+        max_drop=MAX_DROP,
+        subset_size=len(calibrating),
+    )
+    openvino.save_model(quantized, path, compress_to_fp16=False)
+
+
+if __name__ == "__main__":
+    quantize(sys.argv[2:], Path(sys.argv[1]))

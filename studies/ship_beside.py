@@ -1,0 +1,161 @@
+"""Winners of `resnet8ptq ship` beside the flagships and NNCF: `python -m studies.ship_beside`.
+
+    python -m studies.ship_beside networks=resnet8,kws    some of the networks
+    python -m studies.ship_beside report=true             only the table, from ship_beside.csv
+
+Of each network of `studies.ship`, on the same samples: the winner; `experiment=flagship_quick` and
+`flagship` with the same calibration draw; NNCF with accuracy control (`studies.accuracy_control`).
+What was measured is kept in ship_beside.csv, and not measured again. SHARED names the folder of
+networks and data.
+"""
+
+import csv
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+import numpy as np
+
+from benchmarks.setting import REPO
+from benchmarks.tables import table
+from resnet8ptq.core import command, files
+from resnet8ptq.report import verdicts
+from resnet8ptq.tasks.contract import Paired
+from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tracking import sync
+from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.record import RunRecord
+from studies import ship
+
+RECORD = REPO / "studies" / "ship_beside.csv"
+FLAGSHIPS = ("flagship_quick", "flagship")
+LADDER, NNCF, SEED = "ladder", "nncf", "seed=42"
+LIMIT = 0.01  # in the unit of the loss
+
+
+@dataclass
+class Arguments:
+    """What `python -m studies.ship_beside` takes, as key=value; networks with commas."""
+
+    networks: str = ""
+    minutes: float = 10
+    folder: str = "runs/ship_beside"
+    report: bool = False
+
+
+def main() -> int:
+    """Measure what is not in the table yet, then print the table."""
+    asked = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
+    rows = read()
+    known = {row["network"] for row in rows}
+    chosen = asked.networks.split(",") if asked.networks else list(ship.NETWORKS)
+    for network in [] if asked.report else chosen:
+        if network not in known:
+            rows += measure(network, asked.minutes, Path(asked.folder).absolute())
+            names = list(rows[0])
+            files.write_text(RECORD, files.to_csv([names, *([r[n] for n in names] for r in rows)]))
+    print(render(rows))
+    return 0
+
+
+def measure(network: str, minutes: float, folder: Path) -> list[dict[str, Any]]:
+    """Make the models of a network; return a row for each."""
+    words, spent = ship.NETWORKS[network], {}
+    store = f"tracking.root={folder / 'mlruns'}"
+    places = {name: folder / f"{network}_{name}" for name in (LADDER, "flagships", NNCF)}
+    if not places[LADDER].exists():
+        asked = (*words, SEED, f"minutes={minutes:g}", store, f"hydra.sweep.dir={places[LADDER]}")
+        spent[LADDER] = call("resnet8ptq", "ship", *asked)
+    if not places["flagships"].exists():
+        both = (f"experiment={','.join(FLAGSHIPS)}", *words, SEED, store)
+        call("resnet8ptq", "run", "-m", *both, f"hydra.sweep.dir={places['flagships']}")
+    records = dict(zip(FLAGSHIPS, sync.load_records(places["flagships"]), strict=True))
+    records[LADDER] = ship.find_winner(places[LADDER])[1]
+    if not places[NNCF].exists():
+        halved = "of the test samples" in records[LADDER].chosen_by
+        words = (*words, *(("evaluate.choice=half",) if halved else ()), SEED)
+        file = folder / f"{network}_nncf.xml"
+        spent[NNCF] = call("studies.accuracy_control", str(file), *words)
+        if file.exists():
+            named = ("backend=file", f"backend.path={file}", f"hydra.run.dir={places[NNCF]}")
+            call("resnet8ptq", "run", *words, store, *named)
+    if places[NNCF].exists():
+        records[NNCF] = RunRecord.of_journal(Journal.load(places[NNCF]), places[NNCF])
+    values = {name: read_values(record) for name, record in records.items()}
+    best = values[min(FLAGSHIPS, key=lambda name: records[name].drop or 0.0)]
+    return [
+        describe(network, name, record, values[name], best, spent.get(name, ""))
+        for name, record in records.items()
+    ]
+
+
+def call(module: str, *words: str) -> str:
+    """Run a module; return its minutes of the CPU."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", module, *words], check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return f"{(sum(after[:2]) - sum(before[:2])) / 60:.1f}"
+
+
+def read_values(record: RunRecord) -> Paired:
+    """Return the values of each sample of a run, from its folder."""
+    with np.load(
+        Path(url2pathname(urlparse(record.artifact_uri).path)) / "predictions.npz"
+    ) as kept:
+        return record.task.test.read(dict(kept))
+
+
+def describe(
+    network: str, name: str, record: RunRecord, values: Paired, best: Paired, spent: str
+) -> dict[str, Any]:
+    """Return a model as a row, with the p-value that it is worse than the best flagship."""
+    metric, total = record.task.metric, int(record.total or 0)
+    margin = values.margin(metric, LIMIT, total)
+    worse = values.margin_over(best, metric, 0.0, total)
+    return {
+        "date": date.today().isoformat(),
+        "network": network,
+        "model": name,
+        "metric": metric.name,
+        "samples": total,
+        "loss": record.drop,
+        "verdict": verdicts.decide([margin], [total])[0].outcome,
+        "bytes": record.size_bytes,
+        "speedup": record.speedup,
+        "p_worse": "" if values is best else worse.p_beyond,
+        "cpu_minutes": spent,
+    }
+
+
+def read() -> list[dict[str, Any]]:
+    """Return what was measured before."""
+    if not RECORD.exists():
+        return []
+    with RECORD.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def render(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the table of `ship.md`."""
+    lines = []
+    for row in rows:
+        worse = row["p_worse"]
+        shown = "best flagship" if worse == "" else f"{float(worse):.3f}"
+        significant = worse != "" and float(worse) <= SIGNIFICANCE
+        name = f"{row['model']}, worse" if significant else row["model"]
+        samples = str(row["samples"])
+        *known, _ = ship.show(row)  # a speed takes a quiet machine
+        lines.append([row["network"], name, samples, *known, shown, row["cpu_minutes"]])
+    heads = ["network", "model", "samples", "loss", "verdict", "kB", "p worse", "CPU minutes"]
+    return table(heads, lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
