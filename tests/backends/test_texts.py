@@ -17,6 +17,7 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment.compatibility import fit, fit_settings
 from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.graph.attention import attention_products
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import model
 from resnet8ptq.tasks.distortion import sqnr_db
@@ -66,6 +67,13 @@ def test_outputs_do_not_depend_on_the_batch_size(phrases, backend, dtype, tmp_pa
         np.testing.assert_allclose(other, outputs[0], atol=ROUNDING)
     right = (outputs[0].argmax(axis=1) == some.labels).mean()
     assert right > 0.9  # FP32: 95.3% of all samples
+    if backend == "executorch":  # looked at here, since it lowers the encoder for many seconds
+        products = len(attention_products(onnx.load(fp32.onnx_path).graph))
+        layers = artifact.quantized_layers
+        assert quantizer.count_kernels(artifact.path) == (layers, products)
+        assert products > 0 < layers
+        delegated, whole = artifact.details["delegated_operators"].split(" of ")
+        assert int(delegated) < int(whole)  # LayerNormalization has no kernel in XNNPACK
 
 
 # tests/deploy/test_deploy_texts.py lowers such a network by ExecuTorch.

@@ -223,7 +223,7 @@ def test_a_head_of_ones_own_on_a_folder_of_pictures(shared, tmp_path):
             (tmp_path / "pictures" / kind / picture.name).symlink_to(picture)
     root, backbone = tmp_path / "pictures", shared / "networks" / "mobilenet_v1_0.25_224.h5"
     words = (f"root={root}", f"backbone={backbone}", f"output={tmp_path / 'own.keras'}")
-    script = (sys.executable, str(REPO / "docs/examples/finetune_head.py"), *words, "epochs=20")
+    script = (sys.executable, str(REPO / "docs/examples/finetune_head.py"), *words, "epochs=50")
     done = subprocess.run(script, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "12 pictures of 2 classes" in done.stdout
