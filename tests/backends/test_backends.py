@@ -103,15 +103,12 @@ def test_resolves_as_the_dtype_table_says(quantize: Quantize, backend: str, dtyp
 
 
 @pytest.mark.parametrize(("backend", "dtype"), SUPPORTED)
-def test_writes_one_file(quantize: Quantize, backend: str, dtype: str) -> None:
+def test_writes_one_file_and_counts_its_layers(
+    quantize: Quantize, backend: str, dtype: str
+) -> None:
     cell = quantize(f"backend={backend}", f"dtype={dtype}")
     assert list(cell.folder.iterdir()) == [cell.artifact.path]
     assert cell.artifact.size_bytes == cell.artifact.path.stat().st_size
-
-
-@pytest.mark.parametrize(("backend", "dtype"), SUPPORTED)
-def test_counts_quantized_layers(quantize: Quantize, backend: str, dtype: str) -> None:
-    cell = quantize(f"backend={backend}", f"dtype={dtype}")
     assert cell.artifact.quantized_layers == (0 if dtype == "fp32" else WEIGHT_LAYERS)
 
 
