@@ -49,8 +49,8 @@ _barrier: Any = None
 @contextmanager
 def start_processes(number: int) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool whose processes begin each round of `number` tasks at once."""
-    context = multiprocessing.get_context("forkserver")  # MLflow is imported once, not in each
-    context.set_forkserver_preload([__name__])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "mlflow", "git"])  # imported once, not in each
     barrier = context.Barrier(number)
     with ProcessPoolExecutor(number, context, _enter, (barrier,)) as pool:
         yield pool

@@ -50,8 +50,9 @@ TIMED = (  # a run that is timed, if not for long
     "report.columns=[all]",
     *("latency.repeats=20", "latency.batch_repeats=2", "calib.samples_per_class=20"),
 )
-LONG = {  # few tests, of many processes each
+LONG = {  # tests of many processes, and of every backend
     *("test_run", "test_launchers", "test_server", "test_sync", "test_browser"),
+    *("test_deploy", "test_backends"),
 }
 
 

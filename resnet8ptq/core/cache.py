@@ -23,6 +23,7 @@ from resnet8ptq.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+RECORD = "entry.json"  # the file of an entry that is not its own
 MAX_RECORD_BYTES = 2**24
 Key = Mapping[str, str | int | bool]
 
@@ -108,14 +109,14 @@ def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
         make(temporary)
         hashes = {file.name: files.sha256(file) for file in sorted(temporary.iterdir())}
         record = {"key": json.loads(key), "sha256": hashes}
-        (temporary / "entry.json").write_text(json.dumps(record, indent=2))
+        (temporary / RECORD).write_text(json.dumps(record, indent=2))
         temporary.replace(path)
 
 
 def _is_whole(path: Path, key: str) -> bool:
     try:
-        record = json.loads(files.read_bytes(path / "entry.json", MAX_RECORD_BYTES))
-        kept = [file for file in path.iterdir() if file.name != "entry.json"]
+        record = json.loads(files.read_bytes(path / RECORD, MAX_RECORD_BYTES))
+        kept = [file for file in path.iterdir() if file.name != RECORD]
         if any(not file.is_file() or file.is_symlink() for file in kept):  # reading a pipe blocks
             return False
         hashes = {file.name: files.sha256(file) for file in kept}

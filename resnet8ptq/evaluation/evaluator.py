@@ -1,6 +1,7 @@
 """Quantize, reload, run, score, compare with FP32: the one place where a network is measured."""
 
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -68,7 +69,7 @@ class Quantized:
 
     Attributes:
         size_bytes: of the file as it was written: a later artifact may replace it.
-        seconds: conversion, and calibration where the cache has no ranges.
+        seconds: conversion and calibration, as far as the cache lacks the FP32 file and the ranges.
     """
 
     artifact: Artifact
@@ -140,10 +141,38 @@ class Evaluator:
             calibration, folder, ranges: see `backends.contract.Quantizer.quantize`.
         """
         start = time.perf_counter()
-        quantizer = make_quantizer(config, self.runtime)
         with waiting("Quantizing"):
-            artifact = quantizer.quantize(network, calibration, folder, ranges)
+            if config.dtype.name == "fp32":
+                converted = self._convert(config, network, calibration)
+                artifact = Artifact(folder / converted.name)
+                shutil.copyfile(converted, artifact.path)
+            else:
+                quantizer = make_quantizer(config, self.runtime)
+                artifact = quantizer.quantize(network, calibration, folder, ranges)
         return Quantized(artifact, artifact.size_bytes, time.perf_counter() - start)
+
+    def _convert(self, config: QuantizationConfig, network: Fp32Model, samples: Split) -> Path:
+        """Return the file of the FP32 network in the framework of `config`.
+
+        The cache keeps it by content: a framework may take 20 seconds for it, and every role of the
+        samples has a baseline. The file depends on the form of the samples, not on their values.
+        """
+        inputs, fields = samples.zeros, samples.fields
+        form = inputs.dtype, inputs.shape, fields and fields.any_length
+        key: cache.Key = {
+            "network": network.sha256,
+            "graph": files.sha256(network.onnx_path),
+            "backend": _backend(as_fp32(config)),
+            "inputs": str((*form, samples.at_once, samples.within_memory)),
+            **cache.made_with(__name__),
+        }
+
+        def make(folder: Path) -> None:
+            make_quantizer(as_fp32(config), self.runtime).quantize(network, samples, folder)
+
+        folder = cache.entry(self.runtime.cache_root, "fp32", key, make)
+        [path] = (path for path in folder.iterdir() if path.name != cache.RECORD)
+        return path
 
     def compare(
         self,
@@ -274,15 +303,14 @@ class Evaluator:
         fp32 = as_fp32(config)
         key = {"model": files.sha256(self.network.onnx_path), **self._about(fp32, samples)}
 
+        path = self._convert(config, self.network, samples)
+
         def make(folder: Path) -> None:
-            quantized = self.quantize(fp32, self.network, samples, folder)
-            evaluation = self._infer(fp32, quantized.path, samples, "FP32 baseline", logits=True)
-            kept.save(evaluation, folder)
-            (folder / "artifact").write_text(quantized.path.name)
+            label = "FP32 baseline"
+            kept.save(self._infer(fp32, path, samples, label, logits=True), folder)
 
         folder = cache.entry(self.runtime.cache_root, "baselines", key, make)
-        outputs = kept.load(folder, self.network.final).outputs
-        return Baseline(outputs, folder / (folder / "artifact").read_text())
+        return Baseline(kept.load(folder, self.network.final).outputs, path)
 
     def _score(self, outputs: Outputs, samples: Split) -> Scores:
         if self.cut and outputs.logits is None:

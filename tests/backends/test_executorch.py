@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import torch
 
+from resnet8ptq.backends.contract import Artifact, Predictor
 from resnet8ptq.backends.executorch import lowering
 from resnet8ptq.backends.executorch import quantizer as executorch_quantizer
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
-from tests.helpers import product_networks, transformers
+from tests.helpers import product_networks
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
 from tests.helpers.quantized import Quantize
@@ -45,27 +44,6 @@ def test_the_integers_are_those_that_pt2e_simulates(quantize: Quantize) -> None:
 
 
 @needs_executorch
-def test_products_of_computed_tensors_stay_in_float(
-    shapes_model: Fp32Model, tmp_path: Path
-) -> None:
-    onnx.save(transformers.build(), tmp_path / "transformer.onnx")
-    model = replace(shapes_model, onnx_path=tmp_path / "transformer.onnx")
-    quantizer = quantizer_of(make_config("data=shapes", "backend=executorch"))
-    artifact = quantizer.quantize(model, Split(PICTURES, None, "made"), tmp_path)
-    assert artifact.quantized_layers == len(transformers.LAYERS)
-    assert quantizer.count_kernels(artifact.path) == (
-        len(transformers.LAYERS),
-        len(transformers.PRODUCTS),
-    )
-    delegated, whole = artifact.details["delegated_operators"].split(" of ")
-    assert int(delegated) < int(whole)  # LayerNormalization has no kernel in XNNPACK
-    [scores] = quantizer.load(artifact.path, THREADS).predict(PICTURES)
-    with torch.inference_mode():
-        expected = load_torch_module(model.onnx_path)(torch.from_numpy(PICTURES)).numpy()
-    assert np.corrcoef(scores.ravel(), expected.ravel())[0, 1] > 0.99
-
-
-@needs_executorch
 def test_a_network_that_xnnpack_runs_in_float_is_not_called_quantized(
     shapes_model: Fp32Model, tmp_path: Path
 ) -> None:
@@ -82,12 +60,6 @@ def test_a_network_that_xnnpack_runs_in_float_is_not_called_quantized(
 
 
 @needs_executorch
-def test_a_float_layer_behind_8_bits_is_unsupported(quantize: Quantize) -> None:
-    with pytest.raises(UnsupportedError, match="a layer in float behind one in 8 bits"):
-        quantize("backend=executorch", "dtype=int8", "precision.plan={conv2d_3_1: 32}")
-
-
-@needs_executorch
 def test_programs_survive_another_number_of_threads(quantize: Quantize) -> None:
     cell = quantize("backend=executorch", "dtype=int8")
     quantizer, images = quantizer_of(cell.config), cell.data.test.inputs(slice(100))
@@ -96,22 +68,56 @@ def test_programs_survive_another_number_of_threads(quantize: Quantize) -> None:
         np.testing.assert_array_equal(predictor.predict(images)[0], cell.predict()[:100])
 
 
+@pytest.fixture(scope="module")
+def mixer(shapes_model: Fp32Model, tmp_path_factory: pytest.TempPathFactory) -> Fp32Model:
+    path = tmp_path_factory.mktemp("mixer") / "own.onnx"
+    return replace(shapes_model, onnx_path=product_networks.write_mixer(path))
+
+
+Lowered = tuple[Artifact, Predictor]
+
+
+def lower(network: Fp32Model, folder: Path, *overrides: str) -> Lowered:
+    quantizer = quantizer_of(make_config("data=shapes", "backend=executorch", *overrides))
+    artifact = quantizer.quantize(network, Split(PICTURES, None, "made"), folder)
+    return artifact, quantizer.load(artifact.path, THREADS)
+
+
+@pytest.fixture(scope="module")
+def lowered(mixer: Fp32Model, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
+    return lower(mixer, tmp_path_factory.mktemp("lowered"))
+
+
 @needs_executorch
 def test_more_samples_than_memory_is_planned_for_run_in_parts(
-    shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mixer: Fp32Model, lowered: Lowered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = replace(shapes_model, onnx_path=product_networks.write_mixer(tmp_path / "own.onnx"))
-    quantizer = quantizer_of(make_config("data=shapes", "backend=executorch"))
-    whole = None
-    for most in (64, 1, 16):  # 16: a bound that torch's own choice of kernels has
+    predictors = [lowered[1]]
+    for most in (1, 16):  # 16: a bound that torch's own choice of kernels has
         monkeypatch.setattr(executorch_quantizer, "MOST_AT_ONCE", most)
-        artifact = quantizer.quantize(model, Split(PICTURES, None, "made"), tmp_path)
-        predictor = quantizer.load(artifact.path, THREADS)
-        [scores] = predictor.predict(PICTURES)
+        predictors.append(lower(mixer, tmp_path)[1])
+    [whole] = lowered[1].predict(PICTURES)
+    for predictor in predictors:
+        np.testing.assert_array_equal(predictor.predict(PICTURES)[0], whole)
         parts = [predictor.predict(PICTURES[n : n + 3])[0] for n in range(0, len(PICTURES), 3)]
-        whole = scores if whole is None else whole
-        np.testing.assert_array_equal(scores, whole)
         np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@needs_executorch
+def test_files_are_reproduced_and_per_channel_has_more_scales(
+    mixer: Fp32Model, lowered: Lowered, tmp_path: Path
+) -> None:
+    before, again = lowered[0].path.read_bytes(), lower(mixer, tmp_path)[0].path.read_bytes()
+    assert again == before
+    artifact, predictor = lower(mixer, tmp_path, "per_channel=true")
+    assert artifact.size_bytes > len(before)
+    assert not np.array_equal(predictor.predict(PICTURES)[0], lowered[1].predict(PICTURES)[0])
+
+
+@needs_executorch
+def test_a_float_layer_behind_8_bits_is_unsupported(quantize: Quantize) -> None:
+    with pytest.raises(UnsupportedError, match="a layer in float behind one in 8 bits"):
+        quantize("backend=executorch", "dtype=int8", "precision.plan={conv2d_3_1: 32}")
 
 
 @pytest.mark.parametrize(

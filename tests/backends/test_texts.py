@@ -17,12 +17,14 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment.compatibility import fit, fit_settings
 from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.graph.attention import attention_products
+from resnet8ptq.graph.pruning import prune
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import model
 from resnet8ptq.tasks.distortion import sqnr_db
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of, runtime_of
-from tests.helpers.text_networks import write
+from tests.helpers.text_networks import write_bag_of_words
 
 INSTALLED = {"openvino": is_installed(), "executorch": find_spec("executorch") is not None}
 BACKENDS = ("onnx", "torch", "torch_pt2e", *(name for name, there in INSTALLED.items() if there))
@@ -34,6 +36,20 @@ def phrases(cache_root: Path) -> tuple[Dataset, model.Fp32Model]:
     data = registry.load("phrases", None, cache_root)
     fp32 = model.load(make_config("data=phrases").model, data, cache_root)
     return fit(data, fp32), fp32
+
+
+@pytest.fixture(scope="module")
+def one_layer(phrases, tmp_path_factory: pytest.TempPathFactory) -> model.Fp32Model:
+    """The encoder without its second layer: every operator, and half the work of a lowering."""
+    _, fp32 = phrases
+    proto = onnx.load(fp32.onnx_path)
+    first, second = (f"/layers.{n}/norm2/LayerNormalization_output_0" for n in (0, 1))
+    [last] = [node for node in proto.graph.node if second in node.input]
+    last.input[0] = first
+    prune(proto.graph)
+    path = tmp_path_factory.mktemp("encoder") / "one_layer.onnx"
+    onnx.save(proto, path)
+    return replace(fp32, onnx_path=path)
 
 
 def test_the_conversion_keeps_both_inputs_and_frees_the_length(phrases) -> None:
@@ -51,12 +67,14 @@ def test_the_conversion_keeps_both_inputs_and_frees_the_length(phrases) -> None:
     # ExecuTorch's fp32 is lowered with the same bounds: 20 s for the same answer.
     [(d, b) for d in ("fp32", "int8") for b in BACKENDS if (d, b) != ("fp32", "executorch")],
 )
-def test_outputs_do_not_depend_on_the_batch_size(phrases, backend, dtype, tmp_path) -> None:
+def test_outputs_do_not_depend_on_the_batch_size(
+    phrases, one_layer, backend, dtype, tmp_path
+) -> None:
     """Neither on the padding that a batch adds."""
-    data, fp32 = phrases
+    data, _ = phrases
     config = make_config("data=phrases", f"backend={backend}", f"dtype={dtype}", "per_channel=true")
     quantizer = quantizer_of(config)
-    artifact = quantizer.quantize(fp32, draw_calibration(data, 10, 0).split, tmp_path)
+    artifact = quantizer.quantize(one_layer, draw_calibration(data, 10, 0).split, tmp_path)
     predict, some = quantizer.load(artifact.path, 1).predict, data.test.take(np.arange(0, 4000, 16))
     outputs = []
     for size in (1, 32, 250):
@@ -64,22 +82,23 @@ def test_outputs_do_not_depend_on_the_batch_size(phrases, backend, dtype, tmp_pa
         outputs.append(batches.restore(np.concatenate([predict(batch)[0] for batch in batches])))
     for other in outputs[1:]:
         np.testing.assert_allclose(other, outputs[0], atol=ROUNDING)
-    right = (outputs[0].argmax(axis=1) == some.labels).mean()
-    assert right > 0.9  # FP32: 95.3% of all samples
+    run, batches = open_runner(str(one_layer.onnx_path)), some.batches(250)
+    expected = batches.restore(np.concatenate([run(batch)[0] for batch in batches]))
+    assert np.corrcoef(expected.ravel(), outputs[0].ravel())[0, 1] > 0.99
+    if backend == "executorch":  # looked at here, since it lowers the encoder for many seconds
+        products = len(attention_products(onnx.load(one_layer.onnx_path).graph))
+        layers = artifact.quantized_layers
+        assert quantizer.count_kernels(artifact.path) == (layers, products)
+        assert products > 0 < layers
+        delegated, whole = artifact.details["delegated_operators"].split(" of ")
+        assert int(delegated) < int(whole)  # LayerNormalization has no kernel in XNNPACK
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+# tests/deploy/test_deploy_texts.py lowers such a network by ExecuTorch.
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "executorch"])
 def test_a_mask_that_stays_an_integer_is_not_quantized(phrases, backend, tmp_path) -> None:
     data, fp32 = phrases
-    nodes = """
-        wide = Unsqueeze(attention_mask, two)
-        counted = Cast<to = 1>(wide)
-        kept = Mul(rows, counted)
-        sums = ReduceSum<keepdims = 0>(kept, one)
-        logits = MatMul(sums, weights)"""
-    words = int(data.test.images["input_ids"].max()) + 1
-    names = {"ids": "input_ids", "mask": "int64[N, L] attention_mask"}
-    path = write(tmp_path / "masked.onnx", nodes, words, width=8, **names)
+    path = write_bag_of_words(tmp_path / "masked.onnx", data)
     config = make_config("data=phrases", f"backend={backend}", "dtype=int8", "per_channel=true")
     quantizer = quantizer_of(config)
     network = replace(fp32, onnx_path=path)

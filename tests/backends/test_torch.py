@@ -446,26 +446,6 @@ def test_a_program_that_would_run_code_is_refused(
         quantizer_of(cell.config).load(path, THREADS)
 
 
-@pytest.mark.slow
-def test_pt2e_uint8_keeps_the_accuracy_of_the_real_network(
-    real_files: None, tmp_path: Path, cache_root: Path
-) -> None:
-    from resnet8ptq.data import locate, registry
-    from resnet8ptq.models import model
-
-    config = make_config("backend=torch_pt2e", "dtype=uint8", "per_channel=true")
-    dataset = registry.load("cifar10", locate.settle(config.data).root)
-    split = draw_calibration(dataset, 20, config.seed).split
-    quantizer = quantizer_of(config)
-    artifact = quantizer.quantize(model.load(config.model, dataset, cache_root), split, tmp_path)
-    test = dataset.test.take(np.arange(1000))
-    found = np.concatenate(
-        [quantizer.load(artifact.path, THREADS).predict(b)[0] for b in test.batches(250)]
-    )
-    assert artifact.quantized_layers == WEIGHT_LAYERS
-    assert (found.argmax(1) == test.labels).mean() > 0.84
-
-
 def test_refuses_a_module_in_which_nothing_is_quantized(
     shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 """Every option composes, and every refusal names the key, what it got and what it takes."""
 
 import shlex
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -65,11 +64,15 @@ def test_every_option_composes_and_parses(option):
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_cell_of_a_named_sweep_parses(name):
+def test_every_value_of_a_named_sweep_parses(name):
     params = compose_whole(f"experiment={name}").hydra.sweeper.params or {}
-    axes = [[f"{key}={value}" for value in str(params[key]).split(",")] for key in params]
-    cells = [make_config(f"experiment={name}", *cell) for cell in product(*axes)]
-    assert len({str(cell) for cell in cells}) == len(cells)  # every axis has an effect
+    first = {key: str(values).split(",")[0] for key, values in params.items()}
+    others = [first | {key: value} for key in first for value in str(params[key]).split(",")[1:]]
+    cells = [
+        make_config(f"experiment={name}", *(f"{key}={value}" for key, value in cell.items()))
+        for cell in (first, *others)
+    ]
+    assert len({str(cell) for cell in cells}) == len(cells)  # every value has an effect
 
 
 def test_defaults():

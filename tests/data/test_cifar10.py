@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import pickletools
 import resource
 import subprocess
 import sys
@@ -320,6 +321,8 @@ VALID = pickle_published(make_batch(2))
 # so that it is read in a process of its own, below.
 DESCRIPTION = range(VALID.index(b"cnumpy\ndtype"), VALID.index(b"\x89T"))
 # Among the pixels any value is right.
+# Every opcode, and the ends of numbers.
+WRONG = sorted({*map(ord, pickletools.code2op), 0, 1, 127, 128, 254, 255})
 OUTSIDE = [*range(260), *range(len(VALID) - 60, len(VALID))]
 
 
@@ -388,7 +391,7 @@ def test_no_damaged_byte_in_the_description_of_the_array_crashes_the_process(tmp
     """numpy trusts the state of a pickled dtype; the process may not die of one wrong byte."""
     contents = [
         VALID[:place] + bytes([value]) + VALID[place + 1 :]
-        for place, value in product(DESCRIPTION, range(256))
+        for place, value in product(DESCRIPTION, WRONG)
     ]
     read_in_own_process(tmp_path, contents)
 

@@ -125,13 +125,6 @@ def test_groups_stay_together(tmp_path):
         assert len(set(split.groups)) == 1 and len(split) == 4
 
 
-def test_categories_are_text(tmp_path):
-    content = pa.table(numbers())
-    categories = pa.array(["x", "y"] * 4).dictionary_encode()
-    pq.write_table(content.set_column(2, "label", categories), tmp_path / "a.parquet")
-    assert read(tmp_path / "a.parquet").class_names == ("x", "y")
-
-
 def test_pictures_by_path(tmp_path):
     path = write(tmp_path / "a.csv", **write_pictures(tmp_path))
     data = read(path)

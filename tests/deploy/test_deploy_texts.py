@@ -7,7 +7,9 @@ import mlflow.pyfunc
 import numpy as np
 import pytest
 
+from resnet8ptq.data import registry
 from resnet8ptq.deploy import example
+from tests.helpers import text_networks
 from tests.helpers.calling import call, call_beside
 
 FAST = ("latency.enabled=false", "calib.samples_per_class=5")
@@ -16,8 +18,12 @@ FAST = ("latency.enabled=false", "calib.samples_per_class=5")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit.load
 @pytest.mark.parametrize("backend", ["onnx", "torch", "executorch", "openvino"])
-def test_a_network_of_texts_is_deployed_and_served(tmp_path: Path, backend: str) -> None:
-    words = ("data=phrases", f"backend={backend}", "per_channel=true", *FAST)
+def test_a_network_of_texts_is_deployed_and_served(
+    tmp_path: Path, cache_root: Path, backend: str
+) -> None:
+    data = registry.load("phrases", None, cache_root)
+    network = text_networks.write_bag_of_words(tmp_path / "bag.onnx", data)
+    words = ("data=phrases", f"model.path={network}", f"backend={backend}", *FAST)
     ended = call(tmp_path, *words)
     assert ended.code == 0, ended.err
     [run] = ended.runs

@@ -216,17 +216,6 @@ def test_mnist(shared, tmp_path):
 
 
 @pytest.mark.slow
-def test_visual_wake_words(shared, tmp_path):
-    vww = shared / "vww"
-    found = fp32_accuracy(
-        tmp_path,
-        *("data=arrays", f"data.root={vww / 'vww_own_permissive.npz'}", "preprocess=unit"),
-        f"model.path={vww / 'vww_96.h5'}",
-    )
-    assert abs(found - 0.811) < 0.12
-
-
-@pytest.mark.slow
 def test_a_head_of_ones_own_on_a_folder_of_pictures(shared, tmp_path):
     for kind in ("glass", "paper"):
         (tmp_path / "pictures" / kind).mkdir(parents=True)

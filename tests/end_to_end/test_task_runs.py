@@ -9,7 +9,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from resnet8ptq.config.schema import CORRECTIONS
 from resnet8ptq.tasks import registry
 from tests.helpers import detectors
 from tests.helpers.calling import Called, call
@@ -201,11 +200,11 @@ def test_layers_are_chosen_by_any_task(files, tmp_path, task):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("correction", ["equalization", "adaround"])
 def test_a_corrected_detector_says_what_stays_in_float(files, tmp_path, correction):
     """The corrected graph is deleted once it is quantized."""
-    few = ("corrections.adaround_iterations=3", "corrections.reconstruction_iterations=3")
-    done = run(tmp_path, files, "detection", f"corrections.{correction}=true", *few)
+    few = "corrections.adaround_iterations=3"
+    done = run(tmp_path, files, "detection", f"corrections.{correction}=true", few)
     assert done.code == 0, done.err
     [record] = done.runs
     assert "Concat 1" in record.data.params["float_operators"]
@@ -252,6 +251,8 @@ def test_visual_wake_words_as_two_classes(shared, tmp_path):
     assert done.code == 0, done.err
     [row] = [row for row in done.table if row["status"] == "ok"]
     assert float(row["AUC"]) > 0.9
+    [run] = done.runs
+    assert abs(run.data.metrics["accuracy"] - 0.811) < 0.12
     assert abs(float(row["delta"])) < 0.02
 
 

@@ -159,54 +159,51 @@ def test_a_healthy_network_has_no_finding(diagnose: Any, granularity: str, capsy
     assert capsys.readouterr().out.splitlines()[1].startswith("nothing found: ")
 
 
-@pytest.mark.parametrize(
-    ("parts", "overrides", "name", "tensor", "answer"),
-    [
-        (outlier_weight(), (), "outlier weight", "second", "nodes_to_exclude=[second]"),
-        (
-            *(unlike_channels(), (), "channels of very different scale", "second"),
-            "per_channel=true",
-        ),
-        (
-            *(healthy(), ("calib=percentile", "calib.percentile=70"), "clipped activation", "m"),
-            "calib=minmax",
-        ),
-        (outlier_activation(), (), "outlier in an activation", "r", "nodes_to_exclude=["),
-        (unlike_inputs(), (), "joined inputs of very different scale", "j", "nodes_to_exclude=["),
-    ],
-    ids=["outlier weight", "channels", "clipped", "outlier activation", "joined"],
-)
-def test_what_is_broken_is_named(
-    diagnose: Any, tmp_path: Path, capsys: Any, parts, overrides, name, tensor, answer
+@dataclass(frozen=True)
+class Broken:
+    parts: Parts
+    name: str  # of the finding
+    tensor: str
+    answer: str
+    half: str | None = None  # which costs more
+    overrides: tuple[str, ...] = ()
+
+
+LOW = ("calib=percentile", "calib.percentile=70")
+BROKEN = [
+    Broken(outlier_weight(), "outlier weight", "second", "nodes_to_exclude=[second]", WEIGHTS),
+    Broken(
+        *(unlike_channels(), "channels of very different scale", "second", "per_channel=true"),
+        WEIGHTS,
+    ),
+    Broken(healthy(), "clipped activation", "m", "calib=minmax", ACTIVATIONS, LOW),
+    Broken(
+        *(outlier_activation(), "outlier in an activation", "r", "nodes_to_exclude=["),
+        ACTIVATIONS,
+    ),
+    Broken(unlike_inputs(), "joined inputs of very different scale", "j", "nodes_to_exclude=["),
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+def test_what_is_broken_is_named_and_its_half_costs_more(
+    diagnose: Any, capsys: pytest.CaptureFixture[str], broken: Broken
 ) -> None:
-    result = diagnose(parts, *overrides)
-    assert name in names(result), result.conclusion
-    (finding,) = [each for each in result.reasons if each.name == name]
-    assert tensor in finding.tensors
-    assert result.answer(finding).words.startswith(answer)
+    result = diagnose(broken.parts, *broken.overrides)
+    assert broken.name in names(result), result.conclusion
+    (finding,) = [each for each in result.reasons if each.name == broken.name]
+    assert broken.tensor in finding.tensors
+    assert result.answer(finding).words.startswith(broken.answer)
     first = capsys.readouterr().out.splitlines()[1]
     assert first.startswith("fault: ")
-
-
-@pytest.mark.parametrize(
-    ("parts", "overrides", "half"),
-    [
-        (outlier_weight(), (), WEIGHTS),
-        (unlike_channels(), (), WEIGHTS),
-        (outlier_activation(), (), ACTIVATIONS),
-        (healthy(), ("calib=percentile", "calib.percentile=70"), ACTIVATIONS),
-    ],
-    ids=["outlier weight", "channels", "outlier activation", "clipped"],
-)
-def test_the_half_that_is_broken_costs_more(diagnose: Any, parts, overrides, half) -> None:
-    result = diagnose(parts, *overrides)
     halves, whole = result.halves, result.before
-    assert halves.costs_more == half
-    assert result.conclusion[-2].startswith(f"larger cost: the {half}: ")
-    worse, better = sorted([halves.weights.sqnr_db, halves.activations.sqnr_db])
-    assert worse == pytest.approx(whole.sqnr_db, abs=3.0)  # of both together
-    assert better > whole.sqnr_db
-    assert f"({half} alone)" in to_markdown(result, "title")
+    if broken.half is not None:
+        assert halves.costs_more == broken.half
+        assert result.conclusion[-2].startswith(f"larger cost: the {broken.half}: ")
+        worse, better = sorted([halves.weights.sqnr_db, halves.activations.sqnr_db])
+        assert worse == pytest.approx(whole.sqnr_db, abs=3.0)  # of both together
+        assert better > whole.sqnr_db
+        assert f"({broken.half} alone)" in to_markdown(result, "title")
 
 
 def test_corrections_are_tried_where_the_weights_of_each_channel_cost_more(diagnose: Any) -> None:

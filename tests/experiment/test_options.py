@@ -19,7 +19,6 @@ IMAGES = 500
 FP32_ACCURACY = 0.87
 
 OPTIONS = [
-    ("method=dynamic",),
     ("method=dynamic", "dtype=uint8", "per_channel=true"),
     ("method=qat", "qat.epochs=1", "per_channel=true", "held_out_images=200"),
     ("format=qoperator", "dtype=u8s8"),
@@ -35,16 +34,10 @@ OPTIONS = [
     ("calib=mse",),
     ("corrections.equalization=true",),
     ("corrections.bias_correction=true",),
-    (
-        "corrections.adaround=true",
-        "corrections.adaround_iterations=50",
-        "calib.samples_per_class=5",
-    ),
     ("model.fold=false",),
     ("backend=torch", "method=dynamic"),
     ("backend=torch", "symmetric.activations=true"),
-    ("backend=torch", "calib=mse"),
-    ("backend=torch_pt2e", "dtype=u8s8", "float_output=true"),
+    ("backend=torch_pt2e", "dtype=uint8", "per_channel=true", "float_output=true"),
     ("backend=tflite", "method=dynamic", "per_channel=true"),
     (
         "experiment=flagship",

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import mlflow
 import numpy as np
@@ -150,6 +151,33 @@ def test_what_is_evaluated_is_the_file_on_disk(
     assert comparison.model.agreement(comparison.baseline) == 1
     assert record.drop == 0
     assert record.size_reduction == 0
+
+
+@dataclass(frozen=True)
+class Counting(OnnxQuantizer):
+    """Notes the samples of each call."""
+
+    calls: ClassVar[list[int]] = []
+
+    def quantize(
+        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges = None
+    ) -> Artifact:
+        self.calls.append(len(calibration))
+        return super().quantize(model, calibration, folder, ranges)
+
+
+def test_the_fp32_network_is_converted_once_for_all_samples(
+    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BACKENDS, "onnx", f"{__name__}:Counting")
+    config = make_config("data=shapes", "dtype=fp32", f"cache_dir={tmp_path}")
+    evaluator = evaluator_of(config, shapes_model)
+    few, more = (shapes.test.take(np.arange(count)) for count in (20, 30))
+    baselines = [evaluator.baseline(config, samples) for samples in (few, more)]
+    assert [len(each.outputs.values[0]) for each in baselines] == [20, 30]
+    artifact = evaluator.quantize(config, shapes_model, few, tmp_path)
+    assert artifact.path.read_bytes() == baselines[0].path.read_bytes()
+    assert Counting.calls == [20]
 
 
 @dataclass(frozen=True)

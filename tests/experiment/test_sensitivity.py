@@ -29,6 +29,8 @@ from tests.helpers.factories import THREADS, quantizer_of
 
 # TFLite quantizes all or nothing, NNCF chooses by itself, and a file is quantized already.
 CHOOSING = [name for name in BACKENDS if name not in ("tflite", "openvino_nncf", "file")]
+# PT2E chooses for ExecuTorch, whose lowering takes seconds.
+COUNTED = [name if name != "executorch" else "torch_pt2e" for name in CHOOSING]
 LAYERS = 10  # ResNet8: nine convolutions, one dense layer
 SHORT_RUN = (
     *("data=shapes", "calib.samples_per_class=10"),
@@ -67,7 +69,7 @@ def choose(backend: str, key: str, *names: str) -> RunConfig:
 
 def float_layers(config: RunConfig, artifact: Artifact) -> int:
     """Count layers in the artifact that multiply by float32 weights."""
-    if config.backend.name == "executorch":
+    if artifact.path.suffix == ".pt2":
         return quantizer_of(config).count_kernels(artifact.path)[1]
     if config.backend.name in ("onnx", "openvino"):
         graph = onnx.load(artifact.path).graph
@@ -133,7 +135,7 @@ def test_unknown_node_is_refused_with_the_nearest(
     assert nodes["conv2d_1"] in message.partition("nearest: ")[2]
 
 
-@pytest.mark.parametrize("backend", [b for b in CHOOSING if b != "executorch"])  # see its tests
+@pytest.mark.parametrize("backend", [b for b in CHOOSING if b != "executorch"])
 def test_excluded_layer_keeps_float_weights(
     quantize: Quantize, nodes: dict[str, str], backend: str
 ) -> None:
@@ -144,20 +146,18 @@ def test_excluded_layer_keeps_float_weights(
         assert float_layers(config, artifact) == 1
 
 
-@pytest.mark.parametrize("backend", CHOOSING)
+@pytest.mark.parametrize("backend", COUNTED)
 def test_chosen_layer_alone_is_quantized(
     quantize: Quantize, nodes: dict[str, str], backend: str
 ) -> None:
-    # Lowering to ExecuTorch takes five seconds; which node is in float is PT2E's part.
-    names = ("conv2d_1", "conv2d_3_1", "dense_1") if backend != "executorch" else ("conv2d_3_1",)
-    for name in names:
+    for name in ("conv2d_1", "conv2d_3_1", "dense_1"):
         config = choose(backend, "nodes_to_quantize", nodes[name])
         artifact = quantize(config)
         assert artifact.quantized_layers == 1
         assert float_layers(config, artifact) == LAYERS - 1
 
 
-@pytest.mark.parametrize("backend", CHOOSING)
+@pytest.mark.parametrize("backend", COUNTED)
 def test_quantizing_nothing_is_an_error(
     quantize: Quantize, graph: onnx.GraphProto, backend: str
 ) -> None:

@@ -61,12 +61,6 @@ NETWORKS = {
         11,
         60,
     ),
-    "networks/mobilenet_v1_0.25_224.h5": Expected(
-        (224, 224, 3),
-        "input [224, 224, 3] float32",
-        ("probabilities [1000] float32",),
-        PROBABILITIES,
-    ),
     "networks/mobilenet_v2_128_0.5.onnx": Expected(
         (128, 128, 3),
         "input_1:0 [3, 128, 128] float32",
