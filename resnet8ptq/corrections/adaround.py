@@ -21,6 +21,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.deadline import Deadline, TimeUpError
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.quadratic import Quadratic
 from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.graph.layers import attribute, consumers
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_weights
@@ -34,15 +35,17 @@ STRETCH = (-0.1, 1.1)  # gamma and zeta of the rectified sigmoid, equation 23
 BETA = (20.0, 2.0)  # of the regularizer, equation 24; start and end of the annealing
 WARM_UP = 0.2  # share of the iterations without regularizer
 _TOLERANCE = 1e-3  # levels
+FEW = 64  # inputs of a group: at most so many, the levels are found without learning
+STARTS = 64  # of the descent, besides the nearest levels
 REGULARIZER = 10.0  # its weight, relative to the error of nearest rounding
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One layer's rounding: rows [groups, n, inputs], outputs [groups, n, channels of a group]."""
+    """One layer's rounding: rows of a layer's inputs and outputs, in which a batch is together."""
 
-    inputs: torch.Tensor  # after layers that are already rounded
-    targets: torch.Tensor  # of the FP32 network, after a following ReLU
+    inputs: torch.Tensor  # [n, groups, inputs], after layers that are already rounded
+    targets: torch.Tensor  # [n, groups, channels of a group], of FP32, after a following ReLU
     bias: torch.Tensor  # [groups, 1, channels of a group]
     relu: bool
 
@@ -50,9 +53,27 @@ class Problem:
         self, weights: torch.Tensor, rows: torch.Tensor | slice = slice(None)
     ) -> torch.Tensor:
         """Return the mean squared error of the outputs; weights [output channels, ...]."""
-        matrix = _matrix(weights, len(self.inputs))
-        outputs = torch.baddbmm(self.bias, self.inputs[:, rows], matrix)
-        return (outputs.relu() if self.relu else outputs).sub(self.targets[:, rows]).square().mean()
+        outputs = self._outputs(weights, rows)
+        targets = self.targets[rows].transpose(0, 1)
+        return (outputs.relu() if self.relu else outputs).sub(targets).square().mean()
+
+    def quadratic(self, weights: torch.Tensor) -> Quadratic:
+        """Return the error as a function of the weights' change.
+
+        Args:
+            weights: of the FP32 network, [output channels, ...]; no ReLU follows.
+        """
+        inputs, targets = (part.transpose(0, 1) for part in (self.inputs, self.targets))
+        excess = self._outputs(weights) - targets
+        products, slope = (part.mT @ inputs / targets.numel() for part in (inputs, excess))
+        return Quadratic(weights.reshape(slope.shape), products, slope)
+
+    def _outputs(
+        self, weights: torch.Tensor, rows: torch.Tensor | slice = slice(None)
+    ) -> torch.Tensor:
+        """Return the outputs without ReLU, [groups, rows, channels of a group]."""
+        matrix = _matrix(weights, len(self.bias))
+        return torch.baddbmm(self.bias, self.inputs[rows].transpose(0, 1), matrix)
 
 
 def round_weights(
@@ -186,7 +207,7 @@ def _pose(
     groups, width = int(attribute(node, "group", 1)), weights[0].size
     most = min(SAMPLES, memory.fitting(weights[0].nbytes * groups, memory.step()))
     per_image = -(-most // len(setting.images))  # positions
-    drawn: list[Array] = []  # rows of both networks [groups, n, width], large: filled in place
+    drawn: list[Array] = []  # rows of both networks [n, groups, width], large: filled in place
     done = 0
     label = f"{label}: inputs"
     for walk in walks:
@@ -197,17 +218,19 @@ def _pose(
         keys = random.random((len(images), count_positions(images, node, weights)))
         positions = keys.argsort(axis=1)[:, :per_image]  # drawn without replacement
         if not drawn:
-            shape = groups, len(setting.images) * positions.shape[1], width
+            shape = len(setting.images) * positions.shape[1], groups, width
             drawn = [np.empty(shape, np.float32) for _ in walks]
         for rows, [inputs] in zip(drawn, tensors, strict=True):
             windows = sample_windows(inputs, node, weights, positions)
-            rows[:, done : done + positions.size] = windows
+            rows[done : done + positions.size] = windows
         done += positions.size
     bias = torch.from_numpy(read_bias(fp32.graph, node).reshape(groups, 1, -1))
     relu = [reader.op_type for reader in consumers(fp32.graph, node.output[0])] == ["Relu"]
     exact, rounded = map(torch.from_numpy, drawn)
-    targets = torch.baddbmm(bias, exact, _matrix(torch.from_numpy(weights), groups))
-    return Problem(rounded, targets.relu() if relu else targets, bias, relu)
+    matrices = torch.from_numpy(weights)
+    targets = torch.baddbmm(bias, exact.transpose(0, 1), _matrix(matrices, groups))
+    targets = (targets.relu() if relu else targets).transpose(0, 1).contiguous()
+    return Problem(rounded, targets, bias, relu)
 
 
 def _matrix(weights: torch.Tensor, groups: int) -> torch.Tensor:
@@ -237,6 +260,10 @@ class Choices:
     def levels(self, up: torch.Tensor) -> NDArray[np.int64]:
         """Return the levels, relative to the zero_point."""
         return (self.floor + self.step * up).numpy().astype(np.int64)
+
+    def nearest(self) -> torch.Tensor:
+        """Return 1 for each weight whose upper level is the nearest one, 0 for the others."""
+        return (self.fraction >= 0.5).float()
 
     def start(self) -> torch.Tensor:
         """Return values that `rectify` takes to the fractions."""
@@ -292,7 +319,11 @@ def learn_levels(
     """
     grid, choices = scheme.grid(weights, 0), find_choices(weights, scheme)
     nearest = grid.quantize(weights)
-    up = _learn(problem, choices, iterations, random, label, deadline)
+    groups, inputs = problem.inputs.shape[1:]
+    if groups > 1 and inputs <= FEW and not problem.relu:
+        up = _descend(problem, torch.from_numpy(weights), choices, random)
+    else:
+        up = _learn(problem, choices, iterations, random, label, deadline)
     levels = choices.levels(up) + grid.zero_point
     learned, rounded = (
         problem.error(torch.from_numpy(grid.dequantize(tried))) for tried in (levels, nearest)
@@ -312,9 +343,9 @@ def _learn(
     value = choices.start().requires_grad_()
     optimizer = torch.optim.Adam([value], lr=LEARNING_RATE)
     # Relative to the error of nearest rounding, so that one regularizer fits layers of any scale.
-    nearest = problem.error(choices.weights((choices.fraction >= 0.5).float()))
+    nearest = problem.error(choices.weights(choices.nearest()))
     unit = nearest.clamp(min=torch.finfo(nearest.dtype).tiny)
-    rows = problem.inputs.shape[1]
+    rows = len(problem.inputs)
     for i in track(range(iterations), label, "iterations"):
         deadline.check()
         batch = torch.from_numpy(random.integers(rows, size=min(BATCH, rows)))
@@ -325,6 +356,22 @@ def _learn(
         loss.backward()
         optimizer.step()
     return (value.detach() >= 0).float()  # h >= 1/2
+
+
+def _descend(
+    problem: Problem, weights: torch.Tensor, choices: Choices, random: np.random.Generator
+) -> torch.Tensor:
+    """Return 1 for each weight to round up, 0 for the others, without learning.
+
+    The descent starts from the nearest levels, and from levels that are drawn by the weights'
+    fractions. In depthwise layers it ends within 1% of the least error, as all 2^9 choices of a
+    channel show.
+    """
+    fraction = choices.fraction.numpy()
+    drawn = (random.random((STARTS, *fraction.shape)) < fraction).astype(np.float32)
+    starts = torch.cat([choices.nearest()[None], torch.from_numpy(drawn)])
+    lower, step = choices.weights(torch.zeros(())), choices.scale * choices.step
+    return problem.quadratic(weights).descend(lower, step, starts)
 
 
 def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
@@ -369,7 +416,7 @@ def count_positions(inputs: Array, node: onnx.NodeProto, weights: Array) -> int:
 def sample_windows(
     inputs: Array, node: onnx.NodeProto, weights: Array, positions: NDArray[np.int64]
 ) -> Array:
-    """Return the windows at `positions` of the output as rows [groups, images * drawn, inputs].
+    """Return the windows at `positions` of the output as rows [images * drawn, groups, inputs].
 
     Args:
         weights: [output channels, ...].
@@ -380,7 +427,7 @@ def sample_windows(
     index: Any = (images, slice(None), *np.unravel_index(positions, shape))
     rows = windows[index]  # [images, drawn, channels, *kernel]
     groups = int(attribute(node, "group", 1))
-    return rows.reshape(positions.size, groups, -1).transpose(1, 0, 2)
+    return rows.reshape(positions.size, groups, -1)
 
 
 def _windows(inputs: Array, node: onnx.NodeProto, weights: Array) -> tuple[Array, tuple[int, ...]]:

@@ -159,7 +159,7 @@ def test_windows_are_what_the_convolution_multiplies(
     assert count == expected[0, 0].size
     positions = np.tile(np.arange(count), (2, 1))
     rows = adaround.sample_windows(batch, node, weights, positions)
-    outputs = np.einsum("gnk,gok->ngo", rows, weights.reshape(groups, 8 // groups, -1))
+    outputs = np.einsum("ngk,gok->ngo", rows, weights.reshape(groups, 8 // groups, -1))
     outputs = outputs.reshape(2, count, 8).transpose(0, 2, 1).reshape(expected.shape)
     np.testing.assert_allclose(outputs, expected, atol=1e-5)
 
@@ -194,20 +194,71 @@ def test_the_grid_is_found_again(
     np.testing.assert_array_equal(again.quantize(placed), levels)
 
 
+def make_problem(
+    weights: NDArray[np.float32], inputs: NDArray[np.float32], relu: bool = False
+) -> adaround.Problem:
+    """Return the problem of a layer [output channels, ...] with inputs [n, groups, inputs]."""
+    groups = inputs.shape[1]
+    matrices = weights.reshape(groups, len(weights) // groups, -1)
+    targets = torch.from_numpy(np.einsum("ngk,gok->ngo", inputs, matrices))
+    bias = torch.zeros(groups, 1, matrices.shape[1])
+    return adaround.Problem(
+        torch.from_numpy(inputs), targets.relu() if relu else targets, bias, relu
+    )
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_a_quadratic_error_is_that_of_the_rows(groups: int) -> None:
+    """Also with inputs that differ from those of the targets, as behind rounded layers."""
+    weights, inputs = normal(8, 12), normal(300, groups, 12)
+    exact, fp32 = make_problem(weights, inputs), torch.from_numpy(weights)
+    problem = replace(exact, inputs=exact.inputs + 0.1 * torch.from_numpy(normal(groups, 12)))
+    for size in (0.0, 0.01, 1.0):
+        tried = fp32 + size * torch.from_numpy(normal(12, 8).T.copy())
+        rise = problem.quadratic(fp32).rise(tried.reshape(groups, 8 // groups, 12)).sum()
+        expected = problem.error(tried) - problem.error(fp32)
+        torch.testing.assert_close(rise, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_after_descent_no_single_move_lowers_the_error(groups: int) -> None:
+    weights = torch.from_numpy(normal(8, 6))
+    problem = make_problem(weights.numpy(), 1 + normal(200, groups, 6))
+    lower, step = (4 * weights).floor() / 4, torch.full_like(weights, 0.25)
+    step[0, 0] = 0  # a weight that keeps its level
+    starts = torch.stack([torch.zeros_like(lower), torch.ones_like(lower)])
+
+    def error(up: torch.Tensor) -> float:
+        return float(problem.error(lower + step * up))
+
+    def descend(*indices: int) -> torch.Tensor:
+        return problem.quadratic(weights).descend(lower, step, starts[[*indices]])
+
+    up = descend(0, 1)
+    assert error(up) < 0.9 * min(map(error, starts))
+    assert error(up) < min(error(descend(0)), error(descend(1)))  # the best of each channel
+    for index in np.ndindex(*up.shape):
+        moved = up.clone()
+        moved[index] = 1 - moved[index]
+        assert error(moved) >= error(up) * (1 - 1e-5)
+
+
 @pytest.mark.parametrize(
-    ("dtype", "per_channel", "relu"),
-    [(*scheme, relu) for scheme, relu in zip(SCHEMES, (False, True, True, False), strict=True)],
+    ("dtype", "per_channel", "relu", "groups"),
+    [
+        (*scheme, relu, groups)
+        for groups in (1, 4)
+        for scheme, relu in zip(SCHEMES, (False, True, True, False), strict=True)
+    ],
 )
-def test_adaround_beats_nearest_rounding(dtype: str, per_channel: str, relu: bool) -> None:
+def test_adaround_beats_nearest_rounding(
+    dtype: str, per_channel: str, relu: bool, groups: int
+) -> None:
     config = configure(f"dtype={dtype}", f"per_channel={per_channel}")
     scheme = WeightScheme.of(config)
-    weights = normal(32, 4, 3, 3)
+    weights = normal(32, 4 // groups, 3, 3)
     # Inputs with a mean, as behind a ReLU: errors of a channel's weights then add up.
-    inputs = torch.from_numpy(1 + np.abs(normal(1, 500, 36)))
-    matrix = torch.from_numpy(weights.reshape(32, -1).T[None].copy())
-    targets = inputs @ matrix
-    bias = torch.zeros(1, 1, 32)
-    problem = adaround.Problem(inputs, targets.relu() if relu else targets, bias, relu)
+    problem = make_problem(weights, 1 + np.abs(normal(500, groups, 36 // groups)), relu)
 
     def error(values: NDArray[np.float32]) -> float:
         return float(problem.error(torch.from_numpy(values)))
@@ -262,9 +313,9 @@ def test_memory_of_large_networks_is_limited(
     monkeypatch.setattr(memory, "step", lambda: 2**18)
     adaround.round_weights(proto, setting, 1, 0)
     sizes = [problem.inputs.nbytes for problem in posed]
-    at_least = [problem.inputs.nbytes // problem.inputs.shape[1] * len(images) for problem in posed]
+    at_least = [problem.inputs[0].nbytes * len(images) for problem in posed]
     assert all(size <= 2**18 + least for size, least in zip(sizes, at_least, strict=True))
-    assert len({problem.inputs.shape[1] for problem in posed}) > 1  # fewer of wide ones
+    assert len({len(problem.inputs) for problem in posed}) > 1  # fewer of wide ones
     monkeypatch.setattr(memory, "step", lambda: 1)
     name = proto.graph.node[-1].input[0]
     assert [len(one) for [one] in setting.walk(proto).run([name])] == [1] * len(images)
