@@ -1,6 +1,7 @@
 """Sweeps whose jobs run in processes of their own: the same results, and no lost run or process."""
 
 import os
+import shutil
 import signal
 import sys
 import uuid
@@ -40,6 +41,7 @@ AT_ONCE = {"processes": CORES}  # the others: 2
 CELLS = (*QUICK, *FAILS)
 AFTER_KILLED = (*CELLS[:-1], "calib.num_bins=4096,2048,2047")  # the first job is killed
 WRONG = "error: calib.num_bins: got 2047, takes an even number > 2 * calib.num_quantized_bins = 256"
+SHARED = {"threads", "evaluation"}  # params that depend on other jobs, and on the cache
 MEASURED = {
     *("system/quantize_s", "system/evaluate_s", "peak_memory_bytes"),
     *("system/evaluate_batch_size", "system/evaluate_threads"),
@@ -63,17 +65,22 @@ def parallel(
     launcher: str,
     tmp_path_factory: pytest.TempPathFactory,
     started: "Started",
+    cache_root: Path,
     request: pytest.FixtureRequest,
 ) -> Called:
+    """A sweep with a cache of its own, so that it evaluates its files itself."""
     if launcher == "slurm":
         request.getfixturevalue("cluster")
     folder = tmp_path_factory.mktemp(launcher)
     new_store(folder / "mlruns")
+    hidden = shutil.ignore_patterns(".*")  # locks, and entries that are not complete
+    shutil.copytree(cache_root / "models", folder / "cache" / "models", ignore=hidden)
+    env = {**NO_REAL_FILES, "RESNET8PTQ_CACHE": str(folder / "cache")}
     if launcher in ("processes", "ray_local"):
         cells = CELLS if launcher == "ray_local" else AFTER_KILLED
-        return call_and_kill(folder, started, *cells, *LAUNCHERS[launcher])
+        return call_and_kill(folder, started, *cells, *LAUNCHERS[launcher], **env)
     with ray_head.run() if launcher == "ray_cluster" else nullcontext():
-        return call_process(folder, "-m", *CELLS, *LAUNCHERS[launcher], **NO_REAL_FILES)
+        return call_process(folder, "-m", *CELLS, *LAUNCHERS[launcher], **env)
 
 
 def test_jobs_have_one_parent_and_lose_no_run(
@@ -111,7 +118,7 @@ def test_jobs_find_the_same_to_the_last_prediction(failing_sweep: Called, parall
     finished = [run for run in sorted_children(parallel) if run.data.tags["status"] != "killed"]
     for one, other in zip(sorted_children(failing_sweep), finished, strict=False):
         assert one.info.run_name == other.info.run_name
-        assert without(one.data.params, {"threads"}) == without(other.data.params, {"threads"})
+        assert without(one.data.params, SHARED) == without(other.data.params, SHARED)
         assert without(one.data.metrics, MEASURED) == without(other.data.metrics, MEASURED)
         theirs, ours = failing_sweep.artifacts(one), parallel.artifacts(other)
         assert set(theirs) == set(ours)
@@ -234,9 +241,9 @@ def test_what_slurm_refuses_is_told_in_one_line(tmp_path: Path) -> None:
     assert "Invalid partition name specified" in found.err
 
 
-def call_and_kill(folder: Path, pids: Iterable[int], *args: str) -> Called:
+def call_and_kill(folder: Path, pids: Iterable[int], *args: str, **env: str) -> Called:
     """Call a sweep, and kill its first job, which is one of the processes `pids`."""
-    with Process(folder, "-m", *args, **NO_REAL_FILES) as process:
+    with Process(folder, "-m", *args, **env) as process:
         process.wait_for_jobs({"0"})
         os.kill(find_job(0, pids), signal.SIGKILL)
         return process.wait()
