@@ -12,6 +12,7 @@ from benchmarks import (
     calibration,
     equality,
     evaluation,
+    limits,
     memory,
     parallel,
     pictures,
@@ -41,6 +42,7 @@ SECTIONS = {
         {"A sweep of 24": sweeps.render_sweep24, "One more configuration": sweeps.render_added},
     ),
     "memory": Section(memory.measure, {"Memory of calibration": memory.render}),
+    "limits": Section(limits.measure, {"Memory within `memory_gb`": limits.render}),
     "calibration": Section(
         calibration.measure, {"Calibrating a network of real size": calibration.render}
     ),
