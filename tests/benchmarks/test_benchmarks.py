@@ -200,6 +200,9 @@ def recorded() -> dict[str, Any]:
         "sweep4": {"samples": {name: [sample(8.0, four)] * 2 for name in sweeps.SWEEP4}},
         "sweep24": {"samples": grid},
         "memory": {"runs": memory},
+        "limits": {
+            "rows": [{"network": "kws", "limit_bytes": 1e9, "peaks": {"calibration": 8.1e8}}]
+        },
         "evaluation": {
             "artifacts": {
                 "onnx int8": {
@@ -235,6 +238,7 @@ def test_page_is_made_from_the_measurements(tmp_path: Path) -> None:
     assert "| 6 to 12: per channel, both frameworks | 1.00 (1.00 to 1.00) | 1.00" in page
     assert "| 12 to 18: uint8, ONNX Runtime | 1.50 (1.50 to 1.50) | 1.00" in page
     assert "| onnx int8 | 1.15 (1.10 to 1.20) | 1.10 (1.00 to 1.20) | 64 | 2 |" in page
+    assert "| kws | 1 |  | 0.81 (81%) |  |  |  |  |" in page  # the steps that ran
     assert "Predictions of 18 of 18 configurations" in page
     drawn = {path.name for path in (tmp_path / "images").iterdir()}
     assert drawn == {"memory.png", "added.png", "steps.png"}
