@@ -196,10 +196,11 @@ def recorded() -> dict[str, Any]:
     ]
     grown = [
         {"millions": size, "samples": count, "jobs": jobs, "disk_bytes": jobs * size * 3_000_000}
-        | {"usage": sample(10 + n + jobs * (1 + size / 10), [])["usage"]}
+        | {"usage": {**sample(0, [])["usage"], **dict.fromkeys(("wall_s", "user_s"), taken)}}
         for size, count in [(1, 2_000), (10, 2_000), (100, 2_000), (1, 10_000), (1, 50_000)]
         for n in range(2)
         for jobs in growth.JOBS
+        for taken in [10 + n + jobs * (1 + size / 10)]
     ]
     profile = {"wall_s": 9.0, "steps": dict.fromkeys(steps.STEPS, 0.5)}
     start = {"packages_s": {"numpy": 0.1}, "imported": [], "wall_s": [0.5, 0.6]}
@@ -208,6 +209,9 @@ def recorded() -> dict[str, Any]:
         "sweep24": {"samples": grid},
         "memory": {"runs": memory},
         "growth": {"cells": grown},
+        "limits": {
+            "rows": [{"network": "kws", "limit_bytes": 1e9, "peaks": {"calibration": 8.1e8}}]
+        },
         "evaluation": {
             "artifacts": {
                 "onnx int8": {
@@ -243,9 +247,10 @@ def test_page_is_made_from_the_measurements(tmp_path: Path) -> None:
     assert "| 6 to 12: per channel, both frameworks | 1.00 (1.00 to 1.00) | 1.00" in page
     assert "| 12 to 18: uint8, ONNX Runtime | 1.50 (1.50 to 1.50) | 1.00" in page
     assert "| onnx int8 | 1.15 (1.10 to 1.20) | 1.10 (1.00 to 1.20) | 64 | 2 |" in page
+    assert "| kws | 1 |  | 0.81 (81%) |  |  |  |  |" in page  # the steps that ran
     assert "Predictions of 18 of 18 configurations" in page
     assert "| wall_s | 11.00 | 11.00 (11.00 to 11.00) | 1.00 |" in page  # a line is predicted
-    assert "| 100 M | 0.0 | 300.0 |" in page
+    assert "| 100 M | 3.1 | 300.0 |" in page
     drawn = {path.name for path in (tmp_path / "images").iterdir()}
     assert drawn == {"memory.png", "added.png", "steps.png", "growth.png"}
     assert all(f"images/{name}" in page for name in drawn)
