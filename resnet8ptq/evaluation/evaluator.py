@@ -145,7 +145,8 @@ class Evaluator:
             if config.dtype.name == "fp32":
                 converted = self._convert(config, network, calibration)
                 artifact = Artifact(folder / converted.name)
-                shutil.copyfile(converted, artifact.path)
+                with files.atomic(artifact.path) as temporary:
+                    shutil.copyfile(converted, temporary)
             else:
                 quantizer = make_quantizer(config, self.runtime)
                 artifact = quantizer.quantize(network, calibration, folder, ranges)
