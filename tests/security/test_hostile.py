@@ -467,7 +467,7 @@ def text_keys(node: object, prefix: str = "") -> list[str]:
 
 
 ALL: RunConfig = make_config("backend=torch")
-LISTS = ("op_types", "nodes_to_quantize", "nodes_to_exclude", "report.columns")
+LISTS = ("op_types", "nodes_to_quantize", "nodes_to_exclude", "report.columns", "model.outputs")
 
 
 @pytest.mark.parametrize("key", [*text_keys(ALL), "nodes_to_exclude"])
