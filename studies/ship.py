@@ -15,7 +15,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from math import log10
@@ -73,16 +73,31 @@ class Arguments:
 def main() -> int:
     """Ship what is not in the table yet, then print the tables."""
     asked = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
-    rows = read()
-    known = {row["network"] for row in rows}
-    chosen = asked.networks.split(",") if asked.networks else list(NETWORKS)
-    for network in [] if asked.report else chosen:
-        if network not in known:
-            rows.append(measure(network, asked))
-            names = list(rows[0])
-            files.write_text(RECORD, files.to_csv([names, *([r[n] for n in names] for r in rows)]))
-    print(render(rows))
+    chosen = [] if asked.report else choose(asked.networks)
+    print(render(complete(RECORD, chosen, lambda network: [measure(network, asked)])))
     return 0
+
+
+def choose(networks: str) -> list[str]:
+    """Return the networks whose names are joined by commas; all without any."""
+    return networks.split(",") if networks else list(NETWORKS)
+
+
+def complete(
+    record: Path, networks: Sequence[str], measure: Callable[[str], list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file, with those of `networks` that it lacks, measured now."""
+    rows: list[dict[str, Any]] = []
+    if record.exists():
+        with record.open(newline="") as file:
+            rows += csv.DictReader(file)
+    known = {row["network"] for row in rows}
+    for network in networks:
+        if network not in known:
+            rows += measure(network)
+            names = list(rows[0])
+            files.write_text(record, files.to_csv([names, *([r[n] for n in names] for r in rows)]))
+    return rows
 
 
 def measure(network: str, asked: Arguments) -> dict[str, Any]:
@@ -92,13 +107,13 @@ def measure(network: str, asked: Arguments) -> dict[str, Any]:
     took = {"minutes": "", "cpu_minutes": ""}
     if not (folder / "winner.yaml").exists():
         ship = ("ship", *words, f"goal={asked.goal}", f"minutes={asked.minutes:g}")
-        took = call(*ship, store, f"hydra.sweep.dir={folder}")
+        took = call("resnet8ptq", *ship, store, f"hydra.sweep.dir={folder}")
     steps, (winner, step) = sync.load_records(folder), find_winner(folder)
     halved = any("of the test samples" in step.chosen_by for step in steps)
     half = ("evaluate.choice=half",) if halved else ()
     plain = folder.parent / f"{network}_plain"
     if not plain.exists():
-        call("run", *words, *PLAIN, *half, store, f"hydra.run.dir={plain}")
+        call("resnet8ptq", "run", *words, *PLAIN, *half, store, f"hydra.run.dir={plain}")
     return {
         "date": date.today().isoformat(),
         "network": network,
@@ -121,10 +136,10 @@ def find_winner(folder: Path) -> tuple[RunSummary, RunRecord]:
     return winner, step
 
 
-def call(*words: str) -> dict[str, str]:
-    """Call a command; return its minutes, by the clock and of the CPU."""
+def call(module: str, *words: str) -> dict[str, str]:
+    """Run a module; return its minutes, by the clock and of the CPU."""
     begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "resnet8ptq", *words], check=False)
+    subprocess.run([sys.executable, "-m", module, *words], check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     minutes = (time.monotonic() - begun) / 60
@@ -161,14 +176,6 @@ def changed(step: RunRecord, first: RunRecord) -> list[str]:
     ours, theirs = (each.job_overrides.split() for each in (step, first))
     hidden = ("evaluate.", "latency.", "max_drop=", "max_seconds=")
     return [word for word in ours if word not in theirs and not word.startswith(hidden)]
-
-
-def read() -> list[dict[str, Any]]:
-    """Return what was measured before."""
-    if not RECORD.exists():
-        return []
-    with RECORD.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def render(rows: Sequence[dict[str, Any]]) -> str:

@@ -9,13 +9,11 @@ What was measured is kept in ship_beside.csv, and not measured again. SHARED nam
 networks and data.
 """
 
-import csv
-import resource
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -25,7 +23,7 @@ import numpy as np
 
 from benchmarks.setting import REPO
 from benchmarks.tables import table
-from resnet8ptq.core import command, files
+from resnet8ptq.core import command
 from resnet8ptq.report import verdicts
 from resnet8ptq.tasks.contract import Paired
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
@@ -53,15 +51,9 @@ class Arguments:
 def main() -> int:
     """Measure what is not in the table yet, then print the table."""
     asked = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
-    rows = read()
-    known = {row["network"] for row in rows}
-    chosen = asked.networks.split(",") if asked.networks else list(ship.NETWORKS)
-    for network in [] if asked.report else chosen:
-        if network not in known:
-            rows += measure(network, asked.minutes, Path(asked.folder).absolute())
-            names = list(rows[0])
-            files.write_text(RECORD, files.to_csv([names, *([r[n] for n in names] for r in rows)]))
-    print(render(rows))
+    chosen = [] if asked.report else ship.choose(asked.networks)
+    make = partial(measure, minutes=asked.minutes, folder=Path(asked.folder).absolute())
+    print(render(ship.complete(RECORD, chosen, make)))
     return 0
 
 
@@ -72,20 +64,21 @@ def measure(network: str, minutes: float, folder: Path) -> list[dict[str, Any]]:
     places = {name: folder / f"{network}_{name}" for name in (LADDER, "flagships", NNCF)}
     if not places[LADDER].exists():
         asked = (*words, SEED, f"minutes={minutes:g}", store, f"hydra.sweep.dir={places[LADDER]}")
-        spent[LADDER] = call("resnet8ptq", "ship", *asked)
+        spent[LADDER] = ship.call("resnet8ptq", "ship", *asked)["cpu_minutes"]
     if not places["flagships"].exists():
         both = (f"experiment={','.join(FLAGSHIPS)}", *words, SEED, store)
-        call("resnet8ptq", "run", "-m", *both, f"hydra.sweep.dir={places['flagships']}")
+        ship.call("resnet8ptq", "run", "-m", *both, f"hydra.sweep.dir={places['flagships']}")
     records = dict(zip(FLAGSHIPS, sync.load_records(places["flagships"]), strict=True))
     records[LADDER] = ship.find_winner(places[LADDER])[1]
     if not places[NNCF].exists():
         halved = "of the test samples" in records[LADDER].chosen_by
         words = (*words, *(("evaluate.choice=half",) if halved else ()), SEED)
         file = folder / f"{network}_nncf.xml"
-        spent[NNCF] = call("studies.accuracy_control", str(file), *words)
+        made = ship.call("studies.accuracy_control", str(file), *words)
+        spent[NNCF] = made["cpu_minutes"]
         if file.exists():
             named = ("backend=file", f"backend.path={file}", f"hydra.run.dir={places[NNCF]}")
-            call("resnet8ptq", "run", *words, store, *named)
+            ship.call("resnet8ptq", "run", *words, store, *named)
     if places[NNCF].exists():
         records[NNCF] = RunRecord.of_journal(Journal.load(places[NNCF]), places[NNCF])
     values = {name: read_values(record) for name, record in records.items()}
@@ -94,14 +87,6 @@ def measure(network: str, minutes: float, folder: Path) -> list[dict[str, Any]]:
         describe(network, name, record, values[name], best, spent.get(name, ""))
         for name, record in records.items()
     ]
-
-
-def call(module: str, *words: str) -> str:
-    """Run a module; return its minutes of the CPU."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", module, *words], check=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return f"{(sum(after[:2]) - sum(before[:2])) / 60:.1f}"
 
 
 def read_values(record: RunRecord) -> Paired:
@@ -132,14 +117,6 @@ def describe(
         "p_worse": "" if values is best else worse.p_beyond,
         "cpu_minutes": spent,
     }
-
-
-def read() -> list[dict[str, Any]]:
-    """Return what was measured before."""
-    if not RECORD.exists():
-        return []
-    with RECORD.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def render(rows: Sequence[dict[str, Any]]) -> str:
