@@ -68,8 +68,8 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     return module.eval()
 
 
-# Attributes without a counterpart in the older opset: of a Cast to 8-bit floats; of a Split into
-# equal parts, which the older opset makes where no sizes are given.
+# Attributes that the older opset lacks: of a Cast to 8-bit floats, and of a Split without sizes,
+# whose number of outputs says the same.
 _LATER = ("saturate", "num_outputs")
 
 
@@ -187,31 +187,15 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
             for index, argument in (*enumerate(node.args), *named)
             if layer is not None and argument.op == "get_attr"
         }
-        kind, fixed = type(layer).__name__, None
+        fixed: Any
+        kind = type(layer).__name__
         settled = len(constants) == len(node.args) + len(node.kwargs) - 1  # all but the first
-        if kind == "OnnxReshape" and 1 in constants:
-            fixed = _Reshape(shape=[int(size) for size in constants[1]])
-        elif kind == "OnnxResize" and settled:
-            fixed = _fix_resize(layer, constants)
-        elif kind == "OnnxSlice" and settled:
-            fixed = _fix_slice(constants)
-        elif kind == "OnnxSqueezeDynamicAxes" and settled:
-            fixed = _Squeeze(axes=tuple(constants[1].tolist()) if 1 in constants else None)
-        elif kind in ("OnnxSplit", "OnnxSplit13") and settled:
-            sizes = constants[1].tolist() if 1 in constants else getattr(layer, "split", None)
-            fixed = _Split(axis=layer.axis, count=layer.num_splits, sizes=sizes)
-        elif kind == "OnnxPReLU" and 1 in constants and _is_by_channel(constants[1]):
-            fixed = _to_prelu(constants[1])
-        elif kind == "OnnxClip" and None not in (layer.min_val, layer.max_val):
-            fixed = torch.nn.Hardtanh(layer.min_val, layer.max_val)  # XNNPACK fuses it, no clamp
-        elif kind == "OnnxMatMul" and 1 in constants and constants[1].ndim == 2:
-            fixed = _to_linear(constants[1])
-        elif kind == "OnnxGather" and 0 in constants and layer._axis == 0:
+        if kind == "OnnxGather" and 0 in constants and layer._axis == 0:
             fixed, node.args = _Lookup(constants[0]), node.args[1:]
-        elif kind == "OnnxGather" and 1 in constants:
-            fixed = _fix_gather(layer._axis, constants[1])
         elif kind == "OnnxRange" and (counted := _find_counted(module, node, constants)):
             fixed, node.args = _Positions(axis=counted[1]), counted[:1]
+        else:
+            fixed = _fix_first(kind, layer, constants, settled)
         if fixed is not None:
             module.set_submodule(node.target, fixed)
             node.args, node.kwargs = node.args[:1], {}
@@ -228,6 +212,38 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
         if name not in used:  # else a program would hold the weights of a Linear twice
             delattr(module.get_submodule(_CONSTANTS), name.removeprefix(f"{_CONSTANTS}."))
     module.recompile()
+
+
+def _fix_first(
+    kind: str, layer: Any, constants: Mapping[int, torch.Tensor], settled: bool
+) -> "torch.nn.Module | None":
+    """Return a module of the first input alone; None for a module that may stay.
+
+    Args:
+        kind: the name of onnx2torch's class of `layer`.
+        constants: its other inputs, by their index.
+        settled: no other input is computed.
+    """
+    if kind == "OnnxReshape" and 1 in constants:
+        return _Reshape(shape=[int(size) for size in constants[1]])
+    if kind == "OnnxResize" and settled:
+        return _fix_resize(layer, constants)
+    if kind == "OnnxSlice" and settled:
+        return _fix_slice(constants)
+    if kind == "OnnxSqueezeDynamicAxes" and settled:
+        return _Squeeze(axes=tuple(constants[1].tolist()) if 1 in constants else None)
+    if kind in ("OnnxSplit", "OnnxSplit13") and settled:
+        sizes = constants[1].tolist() if 1 in constants else getattr(layer, "split", None)
+        return _Split(axis=layer.axis, count=layer.num_splits, sizes=sizes)
+    if kind == "OnnxPReLU" and 1 in constants and _is_by_channel(constants[1]):
+        return _to_prelu(constants[1])
+    if kind == "OnnxClip" and None not in (layer.min_val, layer.max_val):
+        return torch.nn.Hardtanh(layer.min_val, layer.max_val)  # XNNPACK fuses it, no clamp
+    if kind == "OnnxMatMul" and 1 in constants and constants[1].ndim == 2:
+        return _to_linear(constants[1])
+    if kind == "OnnxGather" and 1 in constants:
+        return _fix_gather(layer._axis, constants[1])
+    return None
 
 
 def _to_linear(weights: torch.Tensor) -> torch.nn.Linear:
@@ -348,14 +364,19 @@ class _Squeeze(_Fixed):
 
 
 class _Split(_Fixed):
-    """ONNX's Split along `axis` into parts of fixed `sizes`; None: into `count` equal parts."""
+    """ONNX's Split along `axis` into parts of fixed `sizes`.
+
+    None: into `count` equal parts, of which the last may be smaller.
+    """
 
     def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the parts."""
-        sizes = self.sizes or [values.shape[self.axis] // self.count] * self.count
-        starts = (sum(sizes[:number]) for number in range(self.count))
-        parts = zip(starts, sizes, strict=True)
-        return tuple(values.narrow(self.axis, start, size) for start, size in parts)
+        length = values.shape[self.axis]
+        sizes = self.sizes or [-(-length // self.count)] * (self.count - 1)
+        starts = [sum(sizes[:number]) for number in range(self.count)]
+        ends = [*starts[1:], length]
+        parts = zip(starts, ends, strict=True)
+        return tuple(values.narrow(self.axis, start, end - start) for start, end in parts)
 
 
 class _Lookup(_Fixed):

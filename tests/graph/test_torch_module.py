@@ -138,6 +138,19 @@ def test_a_split_into_equal_parts_of_a_newer_opset_can_be_traced() -> None:
     assert torch.equal(traced(values), values[:, [2, 3, 0, 1]])
 
 
+def test_the_last_part_of_an_uneven_split_is_smaller() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        network (float[N, 5] x) => (float[N, 2] a, float[N, 2] b, float[N, 1] c)
+        { a, b, c = Split <axis = 1, num_outputs = 3> (x) }"""
+    )
+    values = np.arange(10, dtype=np.float32).reshape(2, 5)
+    expected = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": values})
+    found = torch.fx.symbolic_trace(to_torch_module(proto))(torch.from_numpy(values))
+    for part, same in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(part, same)
+
+
 @pytest.mark.parametrize("sizes", ["", "sizes"])
 def test_the_batch_of_a_split_stays_free(sizes: str) -> None:
     """ExecuTorch decomposes torch's own split for the batch of the trace alone."""
