@@ -166,6 +166,10 @@ class Quantizer(Protocol):
         """
 
     @property
+    def runs_torch(self) -> bool:
+        """Return whether FP32 runs in torch, which then has to agree with ONNX Runtime."""
+
+    @property
     def level_pools(self) -> tuple[str, ...]:
         """Return the average pools, by ONNX name, whose output has the scale of their input.
 

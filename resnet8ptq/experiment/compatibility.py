@@ -18,8 +18,6 @@ from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks import registry as tasks
 from resnet8ptq.tasks.contract import Setting, Task
 
-_TORCH = ("torch", "executorch")  # backends whose files are made from torch modules
-
 
 def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
     """Return the data set as the network takes it: its axes in order, in batches that fit.
@@ -50,14 +48,15 @@ def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
     """
     config, cache_root = settings.config, settings.runtime.cache_root
     data = registry.read(config.data, config.preprocess, cache_root, config.calib.images)
-    fp32 = model.load(config.model, data, cache_root, _runs_torch(config))
+    torch = settings.quantizer.runs_torch or _learns(config)
+    fp32 = model.load(config.model, data, cache_root, torch)
     return fit(data, fp32), fp32
 
 
-def _runs_torch(config: QuantizationConfig) -> bool:
-    """Tell whether torch computes the network: for its files, or to learn weights."""
-    learns = config.method == "qat" or config.corrections.adaround
-    return learns or config.corrections.reconstruction or config.backend.name in _TORCH
+def _learns(config: QuantizationConfig) -> bool:
+    """Return whether torch learns the network's weights."""
+    changes = config.corrections
+    return config.method == "qat" or changes.adaround or changes.reconstruction
 
 
 def make_task(

@@ -58,6 +58,7 @@ class ExecutorchQuantizer:
     config: QuantizationConfig
     runtime: Runtime
     widths: ClassVar[tuple[int, ...]] = (8, FLOAT_BITS)
+    runs_torch: ClassVar[bool] = True
     level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
 
     def resolve(self) -> Resolved:

@@ -61,6 +61,11 @@ class FileQuantizer:
     widths: ClassVar[tuple[int, ...]] = (8, FLOAT_BITS)
     level_pools: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def runs_torch(self) -> bool:
+        """Return whether FP32 runs in the file's framework, and torch makes its files."""
+        return (self._options.fp32 or self._engine) in ("torch", "executorch")
+
     def resolve(self) -> Resolved:
         """Return the dtypes that the file holds."""
         refuse_others(self.config, _TAKES)

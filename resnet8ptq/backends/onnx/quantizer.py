@@ -70,6 +70,7 @@ class OnnxQuantizer:
     config: QuantizationConfig
     runtime: Runtime
     widths: ClassVar[tuple[int, ...]] = (2, 4, 8, FLOAT_BITS)
+    runs_torch: ClassVar[bool] = False
 
     @property
     def level_pools(self) -> tuple[str, ...]:

@@ -81,6 +81,7 @@ class NncfQuantizer:
     config: QuantizationConfig
     runtime: Runtime
     widths: ClassVar[tuple[int, ...]] = (8,)
+    runs_torch: ClassVar[bool] = False
     level_pools: ClassVar[tuple[str, ...]] = ()
 
     def resolve(self) -> Resolved:

@@ -47,6 +47,7 @@ class OpenvinoQuantizer:
     config: QuantizationConfig
     runtime: Runtime
     widths: ClassVar[tuple[int, ...]] = (8, FLOAT_BITS)
+    runs_torch: ClassVar[bool] = False
 
     @property
     def level_pools(self) -> tuple[str, ...]:

@@ -116,6 +116,7 @@ class TfliteQuantizer:
 
     config: QuantizationConfig
     runtime: Runtime
+    runs_torch: ClassVar[bool] = False
     level_pools: ClassVar[tuple[str, ...]] = ()  # `rewriting` turns average pools into means
 
     @property
