@@ -79,7 +79,7 @@ class TensorObserver:
         return replace(self, batches=batches, counts=counts)
 
     def is_coarse(self, num_bins: int) -> bool:
-        """Tell whether one of `num_bins` bins over the observed range is narrower than a fine bin.
+        """Return whether one of `num_bins` bins over the range is narrower than a fine bin.
 
         A clipped tensor has the fine bins of its source.
         """

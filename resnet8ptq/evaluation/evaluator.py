@@ -27,7 +27,7 @@ from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation import kept
+from resnet8ptq.evaluation import evaluation_cache
 from resnet8ptq.evaluation.batching import Batching, Load, find_batching
 from resnet8ptq.evaluation.inference import (
     Evaluation,
@@ -250,12 +250,12 @@ class Evaluator:
             "logits": logits,
             "batch_size": str(batch_size or self.batch_size),
             "method": config.method,
-            **self._about(config, samples),
+            **self._evaluation_key(config, samples),
         }
-        if (kept_before := kept.find(root, key, final)) is not None:
-            return kept_before
-        evaluation = self._infer(config, path, samples, label, batch_size, logits)
-        kept.keep(root, key, evaluation)
+        evaluation = evaluation_cache.find(root, key, final)
+        if evaluation is None:
+            evaluation = self._infer(config, path, samples, label, batch_size, logits)
+            evaluation_cache.keep(root, key, evaluation)
         return evaluation
 
     def _infer(
@@ -271,8 +271,8 @@ class Evaluator:
         run = infer(copies, samples, batching, label, self.network.final, self.task.reduction)
         return with_logits(run, copies, samples) if logits else run
 
-    def _about(self, config: QuantizationConfig, samples: Split) -> cache.Key:
-        """Return the key of an evaluation, besides the file: framework, samples and code."""
+    def _evaluation_key(self, config: QuantizationConfig, samples: Split) -> cache.Key:
+        """Return the cache key of an evaluation without its file: framework, samples and code."""
         reduction = self.task.reduction
         kind = f"{reduction} {code.behind(type(reduction).__module__)}" if reduction else ""
         about = {"backend": _backend(config), "images": samples.digest, "reduction": kind}
@@ -302,16 +302,15 @@ class Evaluator:
         The cache keeps it by content.
         """
         fp32 = as_fp32(config)
-        key = {"model": files.sha256(self.network.onnx_path), **self._about(fp32, samples)}
-
+        key = {"model": files.sha256(self.network.onnx_path), **self._evaluation_key(fp32, samples)}
         path = self._convert(config, self.network, samples)
 
         def make(folder: Path) -> None:
-            label = "FP32 baseline"
-            kept.save(self._infer(fp32, path, samples, label, logits=True), folder)
+            evaluation = self._infer(fp32, path, samples, "FP32 baseline", logits=True)
+            evaluation_cache.save(evaluation, folder)
 
         folder = cache.entry(self.runtime.cache_root, "baselines", key, make)
-        return Baseline(kept.load(folder, self.network.final).outputs, path)
+        return Baseline(evaluation_cache.load(folder, self.network.final).outputs, path)
 
     def _score(self, outputs: Outputs, samples: Split) -> Scores:
         if self.cut and outputs.logits is None:

@@ -237,7 +237,7 @@ def leave_in_float(work: Workspace, prepared: Preparation) -> Preparation:
 
 
 def _corrects_again(chosen: CorrectionsConfig) -> bool:
-    """Tell whether each trial of layers in float is corrected again, which takes seconds.
+    """Return whether each trial of layers in float is corrected again, which takes seconds.
 
     Smoothing and equalization keep the function of a layer in float. Beside them, rounding would be
     learned again, for minutes: AdaRound's layers come from the cache only without them.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from resnet8ptq.core.machine import Runtime
-from resnet8ptq.evaluation import evaluator, kept
+from resnet8ptq.evaluation import evaluation_cache, evaluator
 from resnet8ptq.tasks import classification
 from tests.helpers.quantized import Quantize
 
@@ -59,7 +59,7 @@ def test_another_file_sample_or_batch_is_run(opened, quantize: Quantize, shapes)
 def test_large_outputs_are_not_kept(opened, quantize: Quantize, shapes, monkeypatch):
     measuring, _ = opened
     cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
-    monkeypatch.setattr(kept, "MAX_BYTES", 130 * len(shapes.class_names) * 4 - 1)
+    monkeypatch.setattr(evaluation_cache, "MAX_BYTES", 130 * len(shapes.class_names) * 4 - 1)
     for _ in range(2):
         assert not measuring.run(cell.config, cell.artifact.path, images).cached
 
@@ -68,7 +68,7 @@ def test_a_damaged_evaluation_is_made_again(opened, quantize: Quantize, shapes, 
     measuring, _ = opened
     cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
     first = measuring.run(cell.config, cell.artifact.path, images)
-    [entry] = (tmp_path / kept.KIND).glob("[!.]*")
+    [entry] = (tmp_path / evaluation_cache.KIND).glob("[!.]*")
     (entry / "output0.npy").write_bytes(b"")
     again = measuring.run(cell.config, cell.artifact.path, images)
     assert not again.cached
