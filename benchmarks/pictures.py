@@ -58,7 +58,8 @@ def render(found: Record) -> str:
             "EfficientNet-lite0 by `backend=onnx calib=minmax per_channel=true dtype=u8s8,uint8` "
             "on a folder of 500 pictures (JPEG), half of which calibrate. Cold: from an empty "
             "cache. This includes the conversion of the network, its check, and the search for the "
-            "fastest batch size, which the bare loop lacks. Warm: again, with that cache.",
+            "fastest batch size, which the bare loop lacks. Warm: again, with that "
+            "cache, from which the outputs of the same files come.",
             usage_table(found["usages"], {BARE: BARE}),
         ]
     )
