@@ -17,7 +17,7 @@ from benchmarks.steps import STEPS
 # Okabe and Ito's colours, which colour-blind people can tell apart; then greys.
 COLOURS = (
     *("#0072B2", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#D55E00", "#CC79A7", "#000000"),
-    *("#999999", "#CCCCCC", "#666666"),
+    *("#999999", "#CCCCCC", "#666666", "#E0E0E0"),
 )
 
 
