@@ -1,12 +1,12 @@
 """The memory of an ONNX graph's tensors, for one sample, from their shapes."""
 
-import copy
 import math
 
 import onnx
 from onnx import helper
 
 from resnet8ptq.core import memory
+from resnet8ptq.graph.shapes import infer_shapes
 
 
 def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str, int]:
@@ -17,12 +17,7 @@ def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str,
     Args:
         length: of samples of any length: the size of the inputs' free axes behind the batch.
     """
-    if length is not None:
-        proto = copy.deepcopy(proto)
-        for value in proto.graph.input:
-            for axis in value.type.tensor_type.shape.dim[1:]:
-                axis.dim_value = axis.dim_value or length
-    graph = onnx.shape_inference.infer_shapes(proto).graph
+    graph = infer_shapes(proto, length)
     constants = {tensor.name for tensor in graph.initializer}
     return {
         value.name: helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize

@@ -8,6 +8,8 @@ from typing import Any
 import onnx
 from onnx import numpy_helper
 
+from resnet8ptq.graph.shapes import infer_shapes
+
 LAYERS = ("Conv", "Gemm", "MatMul")
 RECURRENT = ("LSTM",)  # quantized by ONNX Runtime with method=dynamic alone
 FUSED = ("Relu", "Clip")  # activations that can be part of a layer's kernel
@@ -54,7 +56,7 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
         proto: the whole model.
         around: names of nodes: only their inputs and outputs; None: all.
     """
-    graph = onnx.shape_inference.infer_shapes(proto).graph
+    graph = infer_shapes(proto)
     values = [*graph.value_info, *graph.output]
     float_type = onnx.TensorProto.FLOAT
     floats = {value.name for value in values if value.type.tensor_type.elem_type == float_type}
@@ -91,7 +93,7 @@ def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
 
 def integer_nodes(proto: onnx.ModelProto) -> list[str]:
     """Return the names of the nodes that take or make integers, such as tokens or a mask."""
-    inferred = onnx.shape_inference.infer_shapes(proto).graph
+    inferred = infer_shapes(proto)
     values = [*inferred.input, *inferred.value_info, *inferred.output]
     float_type = onnx.TensorProto.FLOAT
     integers = {v.name for v in values if v.type.tensor_type.elem_type not in (0, float_type)}

@@ -21,6 +21,7 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.pruning import find_all, inputs_of, prune
 from resnet8ptq.graph.session import expose, open_session
+from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models.contract import Samples, read_contract
 from resnet8ptq.models.normalization import drop_attribute, write_paddings
 
@@ -168,7 +169,7 @@ def find_data_sized(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
     for node in proto.graph.node:
         if node.op_type in _COUNTING or data_sized.intersection(node.input):
             data_sized.update(node.output)
-    inferred = onnx.shape_inference.infer_shapes(proto).graph.output
+    inferred = infer_shapes(proto).output
     return {
         value.name: tuple(
             dim.dim_value or f"{value.name}_{axis}"

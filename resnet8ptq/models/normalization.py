@@ -15,6 +15,7 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis
 from resnet8ptq.graph.pruning import find_all
+from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.graph.weights import read_bias, write_bias
 from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, graph_inputs, read_constant
 
@@ -153,7 +154,7 @@ def write_paddings(proto: onnx.ModelProto) -> None:
 
 def _sizes(proto: onnx.ModelProto) -> dict[str, list[int]]:
     """Return the sizes of each tensor that has a known shape; a free size is 0."""
-    graph = onnx.shape_inference.infer_shapes(proto).graph
+    graph = infer_shapes(proto)
     values = [*graph.input, *graph.value_info, *graph.output]
     shapes = {
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values
