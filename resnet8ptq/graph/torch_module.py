@@ -168,11 +168,11 @@ def name_tensors(
 def _fix_constants(module: Any, floats: Collection[str]) -> None:
     """Replace modules that read constants at run time by modules with fixed parameters.
 
-    onnx2torch's Reshape, Resize, Slice and Squeeze read their shape, sizes, parts and axes, and its
-    Div the type of its operands: neither `torch.export` nor FX can trace that. ExecuTorch fixes the
-    batch size of a network with torch's split. Its MatMul reads its weights,
-    which torch's integer kernels take from a Linear only. A Clip with two ends becomes a Hardtanh,
-    and a constant the second operand, as the kernels need them.
+    onnx2torch's Pad, Reshape, Resize, Slice and Squeeze read their widths, shape, sizes, parts and
+    axes, and its Div the type of its operands: neither `torch.export` nor FX can trace that.
+    ExecuTorch fixes the batch size of a network with torch's split. onnx2torch's MatMul reads its
+    weights, which torch's integer kernels take from a Linear only. A Clip with two ends becomes a
+    Hardtanh, and a constant the second operand, as the kernels need them.
 
     Args:
         floats: names of the modules that make float tensors.
@@ -230,6 +230,8 @@ def _fix_first(
         return _fix_resize(layer, constants)
     if kind == "OnnxSlice" and settled:
         return _fix_slice(constants)
+    if kind == "OnnxPadDynamic" and settled:
+        return _fix_pad(layer.mode, constants)
     if kind == "OnnxSqueezeDynamicAxes" and settled:
         return _Squeeze(axes=tuple(constants[1].tolist()) if 1 in constants else None)
     if kind in ("OnnxSplit", "OnnxSplit13") and settled:
@@ -300,6 +302,14 @@ def _fix_slice(constants: Mapping[int, Any]) -> "_Slice | None":
     return _Slice(parts=tuple(slices.get(axis, slice(None)) for axis in range(max(axes) + 1)))
 
 
+def _fix_pad(mode: str, constants: Mapping[int, torch.Tensor]) -> "_Pad":
+    """Return a Pad of fixed widths; only a constant pads the axes of batch and channel, too."""
+    constant = mode == "constant"
+    pairs = constants[1].reshape(2, -1).T[0 if constant else 2 :].flip(0)  # the last axis first
+    value = float(constants[2]) if constant and 2 in constants else None
+    return _Pad(widths=pairs.flatten().tolist(), mode=mode, value=value)
+
+
 def _fix_gather(axis: int, indices: torch.Tensor) -> "_Fixed | None":
     """Return a Gather of fixed indices; None if several count from the end."""
     if indices.ndim == 0:
@@ -353,6 +363,14 @@ class _Slice(_Fixed):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return the parts of `values`."""
         return values[self.parts]
+
+
+class _Pad(_Fixed):
+    """ONNX's Pad with fixed `widths`: before and after each axis, the last axis first."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `values`, padded."""
+        return torch.nn.functional.pad(values, self.widths, self.mode, self.value)
 
 
 class _Squeeze(_Fixed):

@@ -63,6 +63,20 @@ def test_a_slice_without_axes_keeps_its_steps() -> None:
     assert to_torch_module(proto)(torch.arange(8.0).reshape(2, 4)).tolist() == [[0, 2], [4, 6]]
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
+def test_a_pad_with_a_value_can_be_exported(mode: str) -> None:
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 1, 3, 4] x) => (float[N, 1, 6, 5] y)
+        <int64[8] widths = {{0, 0, 1, 0, 0, 0, 2, 1}}, float value = {{7}}>
+        {{ y = Pad <mode = "{mode}"> (x, widths, value) }}"""
+    )
+    values = np.arange(24, dtype=np.float32).reshape(2, 1, 3, 4)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    program = torch.export.export(to_torch_module(proto), (torch.from_numpy(values),))
+    padded = program.module()(torch.from_numpy(values))
+    np.testing.assert_array_equal(padded, session.run(None, {"x": values})[0])
+
+
 def test_a_clip_with_both_ends_is_a_hardtanh() -> None:
     """Which XNNPACK fuses with a convolution; a clamp leaves the convolution in float."""
     proto = onnx.parser.parse_model(
