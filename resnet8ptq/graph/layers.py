@@ -101,6 +101,19 @@ def integer_nodes(proto: onnx.ModelProto) -> list[str]:
     return [n.name for n in nodes if not integers.isdisjoint((*n.input[:1], *n.output))]
 
 
+def value_pads(graph: onnx.GraphProto) -> list[str]:
+    """Return the names of the Pads with a constant that is not 0; the input may not reach it."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    return [
+        node.name
+        for node in graph.node
+        if node.op_type == "Pad"
+        and attribute(node, "mode", b"constant") == b"constant"
+        and (name := "".join(node.input[2:3]))
+        and (name not in constants or numpy_helper.to_array(constants[name]).any())
+    ]
+
+
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     """Map node indices to the tensors at which the graph can be cut in two.
 

@@ -252,6 +252,24 @@ def test_a_normalization_before_a_convolution_stays_in_float(
     assert 0 < np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("backend", FLOWS)
+def test_a_pad_keeps_a_value_beyond_its_input(
+    shapes_model: Fp32Model, tmp_path: Path, backend: str
+) -> None:
+    """As linear attention pads ones, to sum its weights."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 4, 4, 4] y)
+        <int64[8] widths = {0, 0, 0, 0, 0, 1, 0, 0}, float value = {200}>
+        { wide = Conv(x, v)  kept = Relu(wide)  padded = Pad(kept, widths, value)
+          y = Conv(padded, w) }"""
+    )
+    weights = {"v": (4, 2, 1, 1), "w": (4, 5, 1, 1)}
+    got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights, backend)
+    assert kernels == (2, 0)
+    assert 0 < np.abs(got - expected).max() < 0.03 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("order", ["small, wide", "wide, small"])
 def test_a_tensor_keeps_its_range_beside_one_of_fixed_scale(
     shapes_model: Fp32Model, tmp_path: Path, order: str

@@ -5,7 +5,7 @@ from typing import Any
 import onnx
 
 from resnet8ptq.graph.embeddings import find_tables
-from resnet8ptq.graph.layers import integer_nodes
+from resnet8ptq.graph.layers import integer_nodes, value_pads
 from resnet8ptq.graph.torch_module import quantize_tables
 from resnet8ptq.precision.plan import Selection, find_float_nodes
 
@@ -13,8 +13,9 @@ from resnet8ptq.precision.plan import Selection, find_float_nodes
 def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[str]:
     """Store the embeddings of a module in 8 bits, and return the nodes that are not quantized.
 
-    These are the nodes that stay in float, and those that take or make integers, whose tensors
-    torch's observers would quantize as if they were floats.
+    These are the nodes that stay in float, those that take or make integers, whose tensors torch's
+    observers would quantize as if they were floats, and Pads with another value than 0: torch gives
+    a padded tensor the scale of the tensor before, which clips the value.
 
     Args:
         module: of `load_torch_module`; changed in place.
@@ -25,4 +26,4 @@ def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[s
     """
     skipped = find_float_nodes(proto.graph, selection)
     quantize_tables(module, {node.name for node in find_tables(proto.graph)} - {*skipped})
-    return skipped + [name for name in integer_nodes(proto) if name not in skipped]
+    return [*dict.fromkeys((*skipped, *integer_nodes(proto), *value_pads(proto.graph)))]
