@@ -102,7 +102,7 @@ def _dynamic(flags: Collection[str], network: Summary | None) -> Iterator[Candid
     dynamic = Resolved("int8", "uint8 (dynamic)", "integer", 8, file_format="IntegerOps")
     if "Conv" in operators:
         why = "ConvInteger has no fast kernel: 0.13 (int8) to 0.56 (uint8) of FP32's speed"
-        yield Candidate(settings, SLOW, why, "measured elsewhere: docs/quantization.md")
+        yield Candidate(settings, SLOW, why, "measured elsewhere: studies/frameworks.md")
     else:
         why = "advised for networks of matrix products; nothing has to be calibrated"
         yield Candidate(f"{settings} dtype=uint8", TRY, why, _DOCS)
@@ -133,7 +133,7 @@ def _executorch(network: Summary | None) -> Iterator[Candidate]:
     rest = _in_float("executorch", network)
     why = f"XNNPACK's kernels take s8 activations; runs on phones too{rest}"
     settings = "backend=executorch dtype=int8 per_channel=true"
-    yield Candidate(settings, TRY, why, "measured elsewhere: docs/quantization.md")
+    yield Candidate(settings, TRY, why, "measured elsewhere: studies/frameworks.md")
 
 
 def _openvino(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
@@ -142,7 +142,7 @@ def _openvino(flags: Collection[str], network: Summary | None) -> Iterator[Candi
         settings += " reduce_range=true"
     fast = f"{_beyond_x86(flags)}: " if not is_x86(flags) else ""
     why = f"{fast}its integer kernels take s8 weights (extra openvino)"
-    place = "measured elsewhere: docs/quantization.md"
+    place = "measured elsewhere: studies/frameworks.md"
     yield Candidate(settings, TRY, f"{why}{_in_float('openvino', network)}", place)
     nncf = "NNCF's own quantizer, a reference for backend=openvino (extra nncf)"
     yield Candidate("backend=openvino_nncf dtype=int8 per_channel=true", TRY, nncf, place)
