@@ -285,47 +285,48 @@ def _judge(selected: Selection, chosen: Sequence[Recommendation]) -> list[Recomm
     return [add(recommended) for recommended in chosen]
 
 
-def other_choice(selected: Selection) -> str:
-    """Return how the models were chosen, and the best on the reported samples."""
+def other_choice(selected: Selection) -> list[str]:
+    """Return how the models were chosen, and the best on the reported samples, as sentences."""
     metric = selected.family.metric
     if not selected.candidates:
-        return ""
+        return []
     if not selected.apart:
-        return (
+        return [
             "The best models are chosen on the reported samples; their results are probably too "
             "good."
-        )
+        ]
     ours = selected.best(selected.candidates)
     theirs = selected.best(selected.candidates, reported=True)
     samples = ours.record.chosen_by or "other samples"
-    begin = f"The best are chosen on {samples}, which the reported figures do not use."
+    lines = [f"The best are chosen on {samples}, which the reported figures do not use."]
     if criterion := selected.criterion:
-        begin += (
-            f" Among the models within {NEAR:g} paired standard errors of the best {metric.title}, "
+        lines.append(
+            f"Among the models within {NEAR:g} paired standard errors of the best {metric.title}, "
             f"the one with the outputs closest to FP32's is chosen (lowest {criterion.title}), "
             "because that depends less on luck."
         )
     chosen, reported = (ours.metric(f"{prefix}{BASELINE}{metric.name}") for prefix in (CHOICE, ""))
     if metric.bounded and metric.cost(reported) - metric.cost(chosen) > FAMILIAR:
-        begin += (
-            f" FP32 has {metric.show(chosen)} on them and {metric.show(reported)} on the reported "
+        lines.append(
+            f"FP32 has {metric.show(chosen)} on them and {metric.show(reported)} on the reported "
             "samples. It was probably trained on them, so the loss there may be smaller or larger."
         )
     if any(TUNED.items() & cell.record.params.items() for cell in selected.candidates):
-        begin += (
-            " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their "
+        lines.append(
+            "Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their "
             "settings on the selection samples, so these samples favour those runs."
         )
     if selected.family.stopped:
-        return begin
+        return lines
     if ours is theirs:
-        return f"{begin} The reported samples would give the same choice."
+        return [*lines, "The reported samples would give the same choice."]
     value, fair = (metric.show(theirs.metric(name)) for name in (metric.name, metric.ranked_by))
     ties = f" ({fair} with ties at the top broken at random)" if fair != value else ""
-    return (
-        f"{begin} On the reported samples the best is {theirs.label}: {value}{ties}. This result "
-        "is probably too good, because the same samples would choose the model and score it."
-    )
+    return [
+        *lines,
+        f"On the reported samples the best is {theirs.label}: {value}{ties}. This result is "
+        "probably too good, because the same samples would choose the model and score it.",
+    ]
 
 
 def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendation:

@@ -10,13 +10,13 @@ import pytest
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.report import page
+from resnet8ptq.report import recommend as recommending
 from resnet8ptq.report.answer import UNKNOWN_SPEED, explain
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.recommend import (
     Recommendation,
     Selection,
     finalists,
-    other_choice,
     recommend,
     why_none,
 )
@@ -42,6 +42,10 @@ def by_use(
     **options: object,
 ) -> dict[str, Recommendation]:
     return {r.use: r for r in recommend(select(sweep(*cells, **options), race, limits))}  # type: ignore[arg-type]
+
+
+def other_choice(selected: Selection) -> str:
+    return " ".join(recommending.other_choice(selected))
 
 
 def chosen(found: Recommendation) -> str:
