@@ -160,7 +160,7 @@ def render_added(found: Record) -> str:
             "(cold, without latency). It is compared with the quantize and evaluate calls of the "
             "added configurations: the calls of the fastest bare loop, and our `quantize_s + "
             "evaluate_s + choose_s`. `choose_s` is there because a sweep also evaluates the "
-            "samples that it chooses by. The step to 18 also adds six unsupported runs.",
+            "selection samples. The step to 18 also adds six unsupported runs.",
             table(header, rows),
             "![Wall time against configurations](images/added.png)",
         ]

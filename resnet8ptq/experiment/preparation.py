@@ -20,7 +20,7 @@ from resnet8ptq.config.schema import CorrectionsConfig, RunConfig
 from resnet8ptq.core import background, files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.corrections import sequence
-from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import shuffle
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
@@ -105,9 +105,9 @@ class Workspace:
         """Return the grids of the weights."""
         return Plan.of(config.precision, WeightScheme.of(config, self.resolved.weight_bits == 7))
 
-    def setting(self, config: RunConfig, images: Split) -> Setting:
+    def setting(self, config: RunConfig, images: Split) -> CorrectionSettings:
         """Return what corrections of these settings work with."""
-        return Setting(
+        return CorrectionSettings(
             self.plan(config),
             Selection.of(config),
             images,
@@ -165,7 +165,7 @@ def fine_tune(work: Workspace, prepared: Preparation) -> Preparation:
     config = prepared.config
     if config.method != "qat":
         return prepared
-    settings = qat.Settings(
+    settings = qat.QatSettings(
         config.qat,
         config.calib,
         work.plan(config),

@@ -77,7 +77,7 @@ class Recommendation:
 
 
 @dataclass(frozen=True)
-class Selection:
+class ModelSelection:
     """The models of a family that could be deployed, and the criteria of the choice."""
 
     family: Family
@@ -183,7 +183,7 @@ def fp32_name(cell: Cell) -> str:
     return f"{cell.record.combination.baseline} fp32"
 
 
-def finalists(selected: Selection) -> list[Cell]:
+def finalists(selected: ModelSelection) -> list[Cell]:
     """Return the models to time against each other and FP32; none without measured latencies."""
     timed = _timed(selected.within)
     if not timed:
@@ -196,7 +196,7 @@ def finalists(selected: Selection) -> list[Cell]:
     return list({cell.record.run_id: cell for cell in chosen}.values())
 
 
-def why_none(selected: Selection) -> list[str]:
+def why_none(selected: ModelSelection) -> list[str]:
     """Return the reason why no model is recommended, and remedies."""
     if selected.on_selection:
         return ["These are the selection samples; the reported samples recommend a model."]
@@ -227,7 +227,7 @@ def why_none(selected: Selection) -> list[str]:
     return lines
 
 
-def recommend(selected: Selection) -> list[Recommendation]:
+def recommend(selected: ModelSelection) -> list[Recommendation]:
     """Return one recommendation for each use; none without candidates.
 
     Empty if the runs were scored on the selection samples: these are steps of a ladder, which runs
@@ -259,13 +259,13 @@ def recommend(selected: Selection) -> list[Recommendation]:
     return _judge(selected, [replace(chosen, key=key) for key, chosen in uses.items()])
 
 
-def own_family(selected: Selection, chosen: Sequence[Recommendation]) -> Family:
-    """Return the recommended models that the selection samples chose, see `Selection.own`."""
+def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Family:
+    """Return the recommended models that the selection samples chose, see `ModelSelection.own`."""
     apart = [r.choice for r in chosen if r.choice and r.key != BALANCED and selected.apart]
     return Family(tuple({cell.record.run_id: cell for cell in apart}.values()))
 
 
-def _judge(selected: Selection, chosen: Sequence[Recommendation]) -> list[Recommendation]:
+def _judge(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[Recommendation]:
     """Add the verdicts on the reported samples.
 
     Models of `own_family` are judged together. The balanced model is chosen on the reported
@@ -285,7 +285,7 @@ def _judge(selected: Selection, chosen: Sequence[Recommendation]) -> list[Recomm
     return [add(recommended) for recommended in chosen]
 
 
-def other_choice(selected: Selection) -> list[str]:
+def other_choice(selected: ModelSelection) -> list[str]:
     """Return how the models were chosen, and the best on the reported samples, as sentences."""
     metric = selected.family.metric
     if not selected.candidates:
@@ -329,7 +329,7 @@ def other_choice(selected: Selection) -> list[str]:
     ]
 
 
-def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendation:
+def _best(selected: ModelSelection, use: str, cells: Sequence[Cell]) -> Recommendation:
     metric = selected.family.metric
     best = selected.best(cells)
     shown, fair = (metric.show(best.metric(name)) for name in (metric.name, metric.ranked_by))
@@ -349,12 +349,12 @@ def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendatio
     return replace(recommended, unknown=tuple(unknown))
 
 
-def _say_margin(selected: Selection) -> str:
+def _say_margin(selected: ModelSelection) -> str:
     metric = selected.family.metric
     return metric.say_margin(verdicts.margin_of(metric, selected.limits))
 
 
-def _balanced(selected: Selection, best: Recommendation) -> Recommendation | None:
+def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation | None:
     """Choose the smallest of the models that are shown to be as good as the best.
 
     Of equal sizes it is the fastest. None if the best is not within the limit, and no other is.
@@ -380,7 +380,7 @@ def _balanced(selected: Selection, best: Recommendation) -> Recommendation | Non
     return _of(BALANCED, chosen, why, others, f"shown to be {_say_margin(selected)}")
 
 
-def _smallest(selected: Selection) -> Recommendation:
+def _smallest(selected: ModelSelection) -> Recommendation:
     metric = selected.family.metric
     least = min(map(_bytes, selected.within)) * (1 + SAME_SIZE)
     best = selected.best([cell for cell in selected.within if _bytes(cell) <= least])
@@ -399,7 +399,7 @@ def _smallest(selected: Selection) -> Recommendation:
     return _of("smallest", best, why, close, f"size within {CLOSE:.0%}")
 
 
-def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Recommendation:
+def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) -> Recommendation:
     """Choose by latencies that were measured in turns."""
     cells = {cell.record.run_id: cell for cell in selected.within if cell.record.run_id in times}
     baselines = [name for name in times if name.endswith(" fp32")]
@@ -422,7 +422,7 @@ def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Reco
     return _of(use, cells[model], why, equals, "not significantly slower")
 
 
-def _fastest_of_runs(selected: Selection) -> Recommendation:
+def _fastest_of_runs(selected: ModelSelection) -> Recommendation:
     """Choose by latencies of different runs, without a timing."""
     timed = _timed(selected.within)
     best = min(timed, key=_latency)

@@ -108,7 +108,7 @@ class _Paths(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class StoppingPlan:
     """A sequential test, planned before a sample is scored.
 
     Attributes:

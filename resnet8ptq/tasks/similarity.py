@@ -20,9 +20,9 @@ from resnet8ptq.tasks.contract import (
     Metric,
     Outputs,
     Scores,
-    Setting,
     Targets,
     Task,
+    TaskContext,
     TaskType,
     check_labels,
     describe,
@@ -133,7 +133,7 @@ def _keep_predictions(comparison: Comparison) -> dict[str, Array]:
     }
 
 
-def _make(config: SimilarityConfig, setting: Setting) -> Task:
+def _make(config: SimilarityConfig, setting: TaskContext) -> Task:
     check_labels("similarity", setting, "fiu", "a score for each pair [N]")
     labels = np.asarray(setting.labels)
     if labels.ndim > 1:

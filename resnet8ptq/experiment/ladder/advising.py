@@ -27,7 +27,7 @@ class Network:
 
 
 @dataclass
-class Settings:
+class Arguments:
     """What the command takes."""
 
     model: Network = field(default_factory=Network)
@@ -41,7 +41,7 @@ def main(words: list[str]) -> None:
         ConfigError: there is no such key.
         ModelError: the network is missing, no model, unsafe, or nothing to quantize.
     """
-    settings = command.parse_words(words, Settings, __doc__, plain="model.path")
+    settings = command.parse_words(words, Arguments, __doc__, plain="model.path")
     limits.check(settings)
     network = None
     if settings.model.path is not None:

@@ -79,7 +79,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Tried:
-    """A step that has run, measured on the choosing samples.
+    """A step that has run, measured on the selection samples.
 
     Attributes:
         status: ok, unsupported, failed or skipped; `reason` says why.
@@ -169,7 +169,7 @@ def closest(tried: Sequence[Tried]) -> Tried:
 def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
     """Return the models in the order in which they are confirmed.
 
-    First those that pass on the choosing samples, by the goal. If none does, the closest to FP32,
+    First those that pass on the selection samples, by the goal. If none does, the closest to FP32,
     then the next closest: these samples are too few, or all lose too much.
     """
     left = [each for each in tried if each.measured]
@@ -340,7 +340,7 @@ def _budget(step: Step) -> float:
 
 
 def _base(asked: Asked, backend: str) -> dict[str, str]:
-    """Return the settings of every trial: it runs the choosing samples only."""
+    """Return the settings of every trial: it runs the selection samples only."""
     settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
     compares = asked.goal == "fastest" and len(asked.backends) > 1  # latencies
     if not compares and "latency.enabled" not in asked.fixed:

@@ -21,7 +21,7 @@ from resnet8ptq.core import files, memory
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.corrections import layers
-from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.data.lazy import Batches
 from resnet8ptq.graph.session import Runner, end_at_logits, open_runner
 from resnet8ptq.graph.weights import Array, read_weights, write_weights
@@ -70,7 +70,7 @@ Try = Callable[[Bits], TriedPlan]
 
 
 def measure_options(
-    path: Path, setting: Setting, widths: Sequence[int], learned: Learned
+    path: Path, setting: CorrectionSettings, widths: Sequence[int], learned: Learned
 ) -> list[Option]:
     """Return what each layer costs and saves in each of the `widths`.
 
