@@ -228,8 +228,8 @@ def load(path: Path, threads: int = THREADS) -> Predict:
 def run_module(module: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return what a torch module makes of a batch."""
     with torch.inference_mode():
-        found = module(torch.from_numpy(batch))
-        return (found.dequantize() if found.is_quantized else found).numpy()
+        outputs = module(torch.from_numpy(batch))
+        return (outputs.dequantize() if outputs.is_quantized else outputs).numpy()
 
 
 def evaluate(predict: Predict, images: Images, labels: NDArray[np.int64]) -> float:

@@ -39,9 +39,9 @@ def same_predictions(folder: Path, other: Path) -> bool:
         )
 
 
-def render(found: Record) -> str:
+def render(record: Record) -> str:
     """Return the section in Markdown."""
-    runs = found["runs"]
+    runs = record["runs"]
     equal = sum(run["equal"] for run in runs)
     said = (
         f"Predictions of {equal} of {len(runs)} configurations are equal bit for bit "

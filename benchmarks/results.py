@@ -69,12 +69,12 @@ def describe(rounds: int) -> Record:
     """Return what a section was measured on, and when."""
     from resnet8ptq.core import machine
 
-    found = machine.describe()
+    described = machine.describe()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),
-        "commit": found["git_commit"],
+        "commit": described["git_commit"],
         "rounds": rounds,
-        "cpu": found["cpu"],
+        "cpu": described["cpu"],
         "cores": machine.threads(None),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "platform": platform.system() + " " + platform.machine(),

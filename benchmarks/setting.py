@@ -104,8 +104,8 @@ class Setting:
         """Call run.py in `folder`; return its usage, its runs and their folders."""
         before = set(find_runs(folder))
         done = self.call(folder, cache, *overrides)
-        found = sorted(set(find_runs(folder)) - before, key=job_number)
-        return {"usage": asdict(done.usage), "runs": [read_run(path) for path in found]}
+        added = sorted(set(find_runs(folder)) - before, key=job_number)
+        return {"usage": asdict(done.usage), "runs": [read_run(path) for path in added]}
 
     def call_in_turns(
         self, sides: Callable[[], Mapping[str, Callable[[], process.Finished]]]

@@ -45,10 +45,10 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Candi
         network: None: whatever it is.
     """
     order = (TRY, SLOW, WRONG, CANNOT)
-    found = [*_onnx(flags, network), *_dynamic(flags, network), *_torch(flags, network)]
-    found += [*_executorch(network), *_openvino(flags, network), *_tflite(network)]
-    found += [*_per_tensor(network)]
-    return sorted(found, key=lambda finding: order.index(finding.verdict))
+    listed = [*_onnx(flags, network), *_dynamic(flags, network), *_torch(flags, network)]
+    listed += [*_executorch(network), *_openvino(flags, network), *_tflite(network)]
+    listed += [*_per_tensor(network)]
+    return sorted(listed, key=lambda finding: order.index(finding.verdict))
 
 
 def sweeps(flags: Collection[str], network: Summary | None = None) -> list[str]:
@@ -142,11 +142,11 @@ def _openvino(flags: Collection[str], network: Summary | None) -> Iterator[Candi
         settings += " reduce_range=true"
     fast = f"{_beyond_x86(flags)}: " if not is_x86(flags) else ""
     why = f"{fast}its integer kernels take s8 weights (extra openvino)"
-    place = "measured elsewhere: studies/frameworks.md"
-    yield Candidate(settings, TRY, f"{why}{_in_float('openvino', network)}", place)
+    source = "measured elsewhere: studies/frameworks.md"
+    yield Candidate(settings, TRY, f"{why}{_in_float('openvino', network)}", source)
     nncf = "NNCF's own quantizer, a reference for backend=openvino (extra nncf)"
-    yield Candidate("backend=openvino_nncf dtype=int8 per_channel=true", TRY, nncf, place)
-    yield Candidate("backend=openvino dtype=uint8", CANNOT, "u8 weights run in float", place)
+    yield Candidate("backend=openvino_nncf dtype=int8 per_channel=true", TRY, nncf, source)
+    yield Candidate("backend=openvino dtype=uint8", CANNOT, "u8 weights run in float", source)
 
 
 def _tflite(network: Summary | None) -> Iterator[Candidate]:

@@ -102,9 +102,9 @@ def measure_options(
             write_weights(rounded.graph, node, scheme.grid(weights, 0).round(weights))
             run = open_runner(rounded, setting.runtime.threads)
             error = sum(
-                _square(found - wanted)
+                _square(actual - wanted)
                 for batch, outputs in exact
-                for found, wanted in zip(run(batch), outputs, strict=True)
+                for actual, wanted in zip(run(batch), outputs, strict=True)
             )
             options.append(Option(name, bits, float(error / max(power, 1e-30)), saved))
     return options
@@ -143,13 +143,13 @@ def find_plans(options: Sequence[Option]) -> list[Bits]:
     by_layer: dict[str, list[Option]] = {}
     for option in options:
         by_layer.setdefault(option.layer, []).append(option)
-    saves = [[option.saved_bytes for option in found] for found in by_layer.values()]
-    width = max(1, sum(max(each) - min(each) for each in saves) // _STEPS)
+    saves = [[option.saved_bytes for option in choices] for choices in by_layer.values()]
+    width = max(1, sum(max(savings) - min(savings) for savings in saves) // _STEPS)
     partial: list[tuple[int, float, dict[str, int]]] = [(0, 0.0, {})]  # bytes saved, error, bits
-    for name, found in by_layer.items():
+    for name, choices in by_layer.items():
         best: dict[int, tuple[int, float, dict[str, int]]] = {}
         for saved, error, bits in partial:
-            for option in found:
+            for option in choices:
                 chosen = {**bits, name: option.bits}
                 if len(chosen) == len(by_layer) and {*chosen.values()} == {FLOAT_BITS}:
                     continue
@@ -201,25 +201,25 @@ def choose(
     """
     tried: dict[int, TriedPlan] = {}
 
-    def fits(place: int) -> bool:
-        found = tried[place] = attempt(plans[place])
+    def fits(number: int) -> bool:
+        plan = tried[number] = attempt(plans[number])
         if max_bytes is not None:
-            return found.size_bytes <= max_bytes
+            return plan.size_bytes <= max_bytes
         if level is not None:
-            return found.p <= level
-        return (math.inf if found.drop is None else found.drop) <= (max_drop or 0)
+            return plan.p <= level
+        return (math.inf if plan.drop is None else plan.drop) <= (max_drop or 0)
 
     low, high = 0, len(plans) - 1
     first_wanted = max_bytes is not None
     if not fits(high if first_wanted else low):
-        found = tried[high if first_wanted else low]
+        plan = tried[high if first_wanted else low]
         if first_wanted:
             raise ConfigError(
-                f"precision.max_bytes: got {max_bytes}, takes at least {found.size_bytes} here: "
+                f"precision.max_bytes: got {max_bytes}, takes at least {plan.size_bytes} here: "
                 "every layer has the fewest bits that this backend's files hold"
             )
         raise ConfigError(
-            f"precision.max_drop: got {max_drop}, takes at least {found.drop:.5f} here: the drop "
+            f"precision.max_drop: got {max_drop}, takes at least {plan.drop:.5f} here: the drop "
             "on held-out images with the most bits that the layers can have"
         )
     if first_wanted:
@@ -237,9 +237,9 @@ def to_csv(tried: Sequence[TriedPlan]) -> str:
     """Return one line for each plan that was quantized, in order; the drop on held-out images."""
     names = [*tried[0].bits] if tried else []
     rows: list[list[object]] = [["size_bytes", "drop", "samples", *names]]
-    for found in tried:
-        measured = ["" if value is None else value for value in (found.drop, found.samples)]
-        rows.append([found.size_bytes, *measured, *found.bits.values()])
+    for plan in tried:
+        measured = ["" if value is None else value for value in (plan.drop, plan.samples)]
+        rows.append([plan.size_bytes, *measured, *plan.bits.values()])
     return files.to_csv(rows)
 
 

@@ -172,7 +172,7 @@ def to_csv(steps: Sequence[Trial], metric: str) -> str:
     rows: list[list[object]] = [
         ["step", "nodes_in_float", metric, "drop", "p", "samples", "size_bytes", "nodes"]
     ]
-    for place, step in enumerate(steps):
+    for number, step in enumerate(steps):
         figures = [len(step.nodes), step.value, step.drop, step.p, step.samples, step.size_bytes]
-        rows.append([place, *figures, " ".join(step.nodes)])
+        rows.append([number, *figures, " ".join(step.nodes)])
     return files.to_csv(rows)
