@@ -206,7 +206,7 @@ def main() -> int:
     for name in NAMES:
         print(replay(name, pairs[name], 100, asked.seed))
     images = {name: to_images(pairs[name]) for name in NAMES}
-    flips = {name: float((each.lost + each.won).mean()) for name, each in images.items()}
+    flips = {name: float((pairs.lost + pairs.won).mean()) for name, pairs in images.items()}
     cells = list(product(flips, _cells(asked.runs)))
     for name, (loss, total, models, runs) in track(cells, "Simulating"):
         random = np.random.default_rng([asked.seed, total, models, round(1e6 * loss)])
