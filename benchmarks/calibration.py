@@ -25,7 +25,7 @@ BARE = {f"ONNX Runtime, {name}": name for name in ("MinMax", "Percentile", "Entr
 
 
 def is_available() -> bool:
-    """Tell whether the network's packages are installed."""
+    """Return whether the network's packages are installed."""
     return find_spec("efficientnet_lite_pytorch") is not None
 
 

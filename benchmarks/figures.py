@@ -56,7 +56,7 @@ def memory(record: Record, axes: Any) -> None:
 
 
 def added(record: Record, axes: Any) -> None:
-    """Draw wall time against the number of configurations, and what each step's calls take."""
+    """Draw wall time against the number of configurations, and the time of each step's calls."""
     names, counts = ("six", "twelve", "cold_no_latency"), (6, 12, 18)
     medians = [statistics.median(sweeps.values(record, name)) for name in names]
     axes.plot(counts, medians, "o-", color=COLOURS[0], label="run.py, whole sweep")

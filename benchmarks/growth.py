@@ -90,13 +90,13 @@ def disk_bytes(folder: Path) -> int:
 
 
 def added(record: Record, key: str, millions: int, samples: int) -> list[float]:
-    """Return what one more job takes, round by round."""
+    """Return the cost of one more job, round by round."""
     (few, less), (many, more) = ((n, values(record, key, millions, samples, n)) for n in JOBS)
     return [(high - low) / (many - few) for low, high in zip(less, more, strict=True)]
 
 
 def values(record: Record, key: str, millions: int, samples: int, jobs: int) -> list[float]:
-    """Return what a sweep took, round by round."""
+    """Return the cost of a sweep, round by round."""
     asked = {"millions": millions, "samples": samples, "jobs": jobs}
     return [_value(cell, key) for cell in record["cells"] if asked.items() <= cell.items()]
 
@@ -113,7 +113,7 @@ def _value(cell: Record, key: str) -> float:
 
 
 def predict(record: Record, key: str) -> float:
-    """Return what the line through the two smaller networks gives for the largest."""
+    """Return the largest network's cost on the line through the two smaller ones."""
     small, middle, large = WIDTHS
     low, high = (
         statistics.median(added(record, key, size, SAMPLES[0])) for size in (small, middle)

@@ -11,7 +11,7 @@ SAMPLES = (100, 500, 2000)  # of each of ten classes
 
 
 def measure(setting: Setting) -> Record:
-    """Run each method on 1,000, 5,000 and 20,000 images; note what was imported."""
+    """Run each method on 1,000, 5,000 and 20,000 images; note the imported packages."""
     runs = []
     for method in METHODS:
         cache = setting.copy_cache()  # its own: histograms serve every method

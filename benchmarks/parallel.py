@@ -17,7 +17,7 @@ LAUNCHERS = {  # each with a job for each core
 
 
 def is_available() -> bool:
-    """Tell whether the launchers are installed: they are extras."""
+    """Return whether the launchers are installed: they are extras."""
     return all(importlib.util.find_spec(f"hydra_plugins.{name}") for name in PLUGINS)
 
 

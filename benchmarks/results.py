@@ -30,7 +30,7 @@ MARKDOWN_FILE = "RESULTS.md"
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the benchmark: what it measures, and how that reads."""
+    """A part of the benchmark: its measurement and its text."""
 
     measure: Callable[[Setting], Record]
     parts: dict[str, Callable[[Record], str]]  # heading -> text from what was measured
@@ -60,13 +60,13 @@ QUICK = ("sweep4", "evaluation", "startup")  # without `--all`: a few minutes ea
 
 
 def load(folder: Path = FOLDER) -> Record:
-    """Return what was measured before; empty where nothing was."""
+    """Return the earlier measurements; empty if there are none."""
     path = folder / JSON_FILE
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def describe(rounds: int) -> Record:
-    """Return what a section was measured on, and when."""
+    """Return machine, versions and date of a section."""
     from resnet8ptq.core import machine
 
     described = machine.describe()
@@ -117,7 +117,7 @@ def render(results: Record) -> str:
 
 
 def _machines(results: Record) -> list[str]:
-    """Describe what was measured on what: once, where all sections share it."""
+    """Describe commit, machine and versions: once if all sections share them."""
     said: dict[str, list[str]] = {}
     for name in SECTIONS:
         if name in results:

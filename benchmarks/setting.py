@@ -152,7 +152,7 @@ def job_number(folder: Path) -> int:
 
 
 def read_run(folder: Path) -> Record:
-    """Return what a run was and what it measured, as the bare loop prints it."""
+    """Return a run's configuration and measurements, as the bare loop prints them."""
     config = OmegaConf.load(folder / "config.yaml")
     metrics = json.loads((folder / "result.json").read_text())["metrics"]
     return {

@@ -1,4 +1,4 @@
-"""Start-up: what `--help` and one cached run import, and how long they take."""
+"""Start-up: imports and time of `--help` and of one cached run."""
 
 import re
 from collections import defaultdict
@@ -13,7 +13,7 @@ _LINE = re.compile(r"^import time:\s+(\d+) \|\s+\d+ \| +([\w.]+)$", flags=re.MUL
 
 
 def measure(setting: Setting) -> Record:
-    """Time both, and sum what they import by top-level package."""
+    """Time both, and sum their imports by top-level package."""
     folder, cache = setting.swept
     commands: Record = {}
     for name, arguments in COMMANDS.items():

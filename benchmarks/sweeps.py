@@ -97,7 +97,7 @@ def measure_sweep24(setting: Setting) -> Record:
 
 
 def values(record: Record, name: str, key: str = "wall_s") -> list[float]:
-    """Return what a contender used, round by round."""
+    """Return the usage of a contender, round by round."""
     return [sample["usage"][key] for sample in record["samples"][name]]
 
 
@@ -131,7 +131,7 @@ def render_sweep24(record: Record) -> str:
 
 
 def render_added(record: Record) -> str:
-    """Return the section on what one more configuration costs, in Markdown."""
+    """Return the section on the cost of one more configuration, in Markdown."""
     rows = []
     for label, fewer, more in steps():
         wall_s = added_wall_s(record, fewer, more)
@@ -168,7 +168,7 @@ def render_added(record: Record) -> str:
 
 
 def steps() -> list[tuple[str, str, str]]:
-    """Return what each step adds, and the contenders before and after it."""
+    """Return the name of each step, and the contenders before and after it."""
     return [
         ("6 to 12: per channel, both frameworks", "six", "twelve"),
         ("12 to 18: uint8, ONNX Runtime", "twelve", "cold_no_latency"),

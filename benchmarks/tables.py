@@ -33,7 +33,7 @@ def usage_table(usages: Mapping[str, Sequence[Mapping[str, Any]]], bases: Mappin
     """Return seconds, CPU seconds, peak MB, and the ratio of seconds to those of each base.
 
     Args:
-        usages: `process.Usage` of each round, as dicts, by what ran.
+        usages: `process.Usage` of each round, as dicts, by contender.
         bases: some of them, with the words for the head of a column.
     """
     walls = {name: [usage["wall_s"] for usage in rounds] for name, rounds in usages.items()}

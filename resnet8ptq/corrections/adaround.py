@@ -138,7 +138,7 @@ def _keep(
     """Return the levels of a layer, from the cache where they were learned before.
 
     Args:
-        made_of: what they depend on, besides the images, and the threads and the memory that set
+        made_of: their dependencies, besides the images, and the threads and the memory that set
             the order of sums.
     """
     runtime = setting.runtime

@@ -294,7 +294,7 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
 
 
 def _is_fused(module: Any, node: Any) -> bool:
-    """Tell whether a Relu or Clip follows, which belongs to this node."""
+    """Return whether a Relu or Clip follows, which belongs to this node."""
     kinds = (nn.ReLU, nn.ReLU6, nn.Hardtanh)
     followers = [user for user in node.users if user.op == "call_module"]
     return len(followers) == 1 and any(

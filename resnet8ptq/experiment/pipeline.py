@@ -291,7 +291,7 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphP
 
 
 def _warn_of_noise(config: RunConfig, sqnr_db: float | None) -> None:
-    """Warn where the quantized network's outputs are far from FP32's, whatever it is scored by."""
+    """Warn where the quantized network's outputs are far from FP32's, by any metric."""
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
         finest = config.per_channel or config.method == "weight_only"
         settings = "nodes_to_exclude=auto" if finest else "per_channel=true"

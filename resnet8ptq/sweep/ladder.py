@@ -110,7 +110,7 @@ class Ladder:
     def _run(
         self, steps: Sequence[Step], seconds_each: float, into: list[Tried] | None = None
     ) -> list[Tried]:
-        """Run steps, and say what they came to."""
+        """Run steps, and print their outcomes."""
         for step in steps:
             _say(f"{step.backend}: {step.words}: {step.why}")
         begun_s, results = (
@@ -141,7 +141,7 @@ class Ladder:
         return replace(done, within=done.within and reaches)
 
     def _outcome(self, tried: Tried) -> str:
-        """Return what a step came to, in one line."""
+        """Return the outcome of a step in one line."""
         if tried.status != "ok":
             return f"{tried.status}: {tried.reason}"
         if tried.step.rung == climbing.DIAGNOSIS:
@@ -246,7 +246,7 @@ def _warm_s(tried: Tried) -> float:
 
 
 def _again_s(tried: Tried) -> float:
-    """Return the seconds of a step on other samples: the cache has what was learned."""
+    """Return the seconds of a step on other samples: the cache has the learned layers."""
     return min(tried.seconds, 2 * tried.own_seconds or tried.seconds)
 
 

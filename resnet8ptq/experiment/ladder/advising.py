@@ -28,14 +28,14 @@ class Network:
 
 @dataclass
 class Arguments:
-    """What the command takes."""
+    """The words of the command."""
 
     model: Network = field(default_factory=Network)
     cache_dir: str | None = None
 
 
 def main(words: list[str]) -> None:
-    """Read the network, where one is named, and print what is known.
+    """Read the network, if one is named, and print the advice.
 
     Raises:
         ConfigError: there is no such key.

@@ -1,6 +1,6 @@
-"""Which configurations are worth trying for a network on a CPU, before anything is measured there.
+"""Configurations worth trying for a network on a CPU, from its flags and operators alone.
 
-Every finding names what it rests on. Figures are of the machine that docs/speed.md names.
+Each candidate names its source. Figures are of the machine that docs/speed.md names.
 """
 
 import shlex
@@ -24,7 +24,7 @@ _OUT_OF_16_BITS = "vpmaddubsw sums two products in 16 bits, which saturate witho
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is known of a configuration, why, and from where.
+    """A configuration with its verdict, the reason and the source.
 
     Attributes:
         settings: as they are typed.
@@ -42,7 +42,7 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Candi
 
     Args:
         flags: of the CPU, see `machine.cpu`.
-        network: None: whatever it is.
+        network: None: any.
     """
     order = (TRY, SLOW, WRONG, CANNOT)
     listed = [*_onnx(flags, network), *_dynamic(flags, network), *_torch(flags, network)]
@@ -52,7 +52,7 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Candi
 
 
 def sweeps(flags: Collection[str], network: Summary | None = None) -> list[str]:
-    """Return commands that measure what `advise` says to try."""
+    """Return commands that measure the candidates to try."""
     weights = "per_channel=true" if network and network.depthwise else "per_channel=false,true"
     dtypes = "dtype=u8s8"
     if _saturates("u8s8", flags):
@@ -185,7 +185,7 @@ def _beyond_x86(flags: Collection[str]) -> str:
 
 
 def _in_float(backend: str, network: Summary | None) -> str:
-    """Say which operators stay in float, as far as their names tell."""
+    """Return the operators that stay in float, by their names, as text."""
     left = [
         f"{name} {count}"
         for name, count in (network.operators.items() if network else ())
@@ -195,7 +195,7 @@ def _in_float(backend: str, network: Summary | None) -> str:
 
 
 def describe_cpu(name: str, flags: Collection[str]) -> str:
-    """Return the CPU, and what of it decides, in one line."""
+    """Return the CPU and its deciding features, in one line."""
     if is_arm(flags):
         return f"{name}: ARM, {'dot product' if 'asimddp' in flags else 'no dot product'}"
     if not is_x86(flags):

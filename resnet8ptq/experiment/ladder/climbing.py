@@ -34,7 +34,7 @@ NARROWER = ("onnx", "tflite")  # backends that store weights below 8 bits
 
 @dataclass(frozen=True)
 class Asked:
-    """What the ladder is asked for.
+    """The request to the ladder.
 
     Attributes:
         goal: `fastest`: the first models that pass, by latency; `smallest`: by bytes, with fewer
@@ -88,13 +88,13 @@ class Tried:
         error: half of its 95% interval, 0 where unknown.
         within: the loss is shown to be within the limit.
         noise: distance of the outputs from FP32's: the criterion between models of equal loss.
-        properties, findings: what the job saw, see `rungs.Seen`; findings as JSON.
+        properties, findings: of the job, see `rungs.Seen`; findings as JSON.
         classifies: see `rungs.Seen`.
         named: nodes that `nodes_to_exclude=auto` left in float.
         seconds: of the job.
         own_seconds: of its quantization and evaluation alone.
         weights_db, activations_db: SQNR with only one of them rounded.
-        cut_short: what ended at the end of the time, to print.
+        cut_short: the work that ended early for lack of time, to print.
         show_loss: returns a loss as text, in the unit of the metric.
     """
 
@@ -260,7 +260,7 @@ def _loses_nothing(asked: Asked, tried: Sequence[Tried]) -> bool:
 
 
 def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
-    """Return what is known: of the network from all steps, of the settings from those before."""
+    """Return properties and findings from all steps, and the settings from earlier ones."""
     first = next(trial for trial in own if trial.measured)
     diagnosed = next((trial for trial in own if trial.step.rung == DIAGNOSIS), None)
     base = closest([trial for trial in before if trial.measured]).found

@@ -1,10 +1,11 @@
 """The choice of bits for each layer's weights: `precision.plan=auto`.
 
-As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.2: what
-each layer's rounding alone does to the output is measured, and taken to add up; where rounding
-will be learned, it is learned for that, too. Of the plans that no other one beats in both error and
-bytes, the largest within `max_bytes` is taken, or the smallest within `max_drop`; both are found by
-quantizing. Everything is measured on training images that did not calibrate.
+As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.2: the
+error of the output with one layer rounded is measured, and the errors are assumed to add up. If
+rounding will be learned, it is learned for the measurement too. Of the plans that no other one
+beats in both error and bytes, the largest within `max_bytes` is taken, or the smallest within
+`max_drop`; both are found by quantizing. Everything is measured on training images that did not
+calibrate.
 """
 
 import copy
@@ -72,7 +73,7 @@ Try = Callable[[Bits], TriedPlan]
 def measure_options(
     path: Path, setting: CorrectionSettings, widths: Sequence[int], learned: Learned
 ) -> list[Option]:
-    """Return what each layer costs and saves in each of the `widths`.
+    """Return the error and the saved bytes of each layer in each of the `widths`.
 
     Args:
         path: of the FP32 network.
@@ -111,7 +112,7 @@ def measure_options(
 
 
 class _Runs:
-    """Batches and what a network makes of them, which is kept as far as a step's budget goes."""
+    """Batches and a network's outputs, kept as far as a step's budget goes."""
 
     def __init__(self, run: Runner, batches: Batches) -> None:
         self._run, self._batches = run, batches
@@ -165,7 +166,7 @@ def find_plans(options: Sequence[Option]) -> list[Bits]:
 def _undominated(
     plans: Iterable[tuple[int, float, dict[str, int]]],
 ) -> list[tuple[int, float, dict[str, int]]]:
-    """Return what no other saves as much as with less error, in the order of the bytes saved."""
+    """Return the partial plans that no other beats in bytes and error, by bytes saved."""
     kept: list[tuple[int, float, dict[str, int]]] = []
     least = math.inf
     for plan in sorted(plans, key=lambda plan: (-plan[0], plan[1])):

@@ -5,7 +5,7 @@ the drop is small enough; then fewer are tried. By a test, if the samples suffic
 choice that is accepted is shown to be within `max_drop`. A measured drop within it shows nothing:
 of ten choices that all lose more, the luckiest is within it. Otherwise by the measured drop.
 
-Knows nothing of models: what it is given measures a choice of nodes.
+Knows nothing of models: a function of the caller measures a choice of nodes.
 """
 
 import logging
