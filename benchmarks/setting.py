@@ -1,4 +1,4 @@
-"""Where a benchmark runs: scratch folders, caches, and how both sides are called."""
+"""The environment of a benchmark: scratch folders, caches, and calls of both sides."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Where the time of a sweep goes, by step: a sampling profile summed by our own modules."""
+"""Time of a sweep by step: a sampling profile summed by the package's modules."""
 
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Recommends a sweep's models by use, each with its verdict.
 
 Models are chosen on samples that the reported figures do not use, see `experiment.samples`: the
-best of many models looks better than it is on the samples that choose it. They are judged
+best of many models looks better than it is on the samples that chose it. They are judged
 as a family of their own, without a correction for the models that were not chosen. For speed, FP32
 is a candidate too.
 """
@@ -136,7 +136,7 @@ class ModelSelection:
 
     @property
     def on_selection(self) -> bool:
-        """Whether the runs were scored on the samples that choose, and not on the reported ones."""
+        """Whether the runs were scored on the selection samples, not on the reported ones."""
         return any(cell.record.split == "choice" for cell in self.family.cells)
 
     def outcome(self, cell: Cell) -> str:

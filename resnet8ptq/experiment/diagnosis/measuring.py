@@ -57,7 +57,7 @@ def to_db(signal: float, noise: float) -> float:
 
 @dataclass
 class Spread:
-    """How values other than zero are spread over magnitudes, an octave [2**(n-1), 2**n) a bin."""
+    """Histogram of nonzero values by magnitude, an octave [2**(n-1), 2**n) a bin."""
 
     counts: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
     signal: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))

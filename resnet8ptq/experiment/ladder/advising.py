@@ -21,7 +21,7 @@ from resnet8ptq.models.summary import Summary, summarize
 
 @dataclass
 class Network:
-    """Where the network lies."""
+    """The network's file."""
 
     path: str | None = None
 

@@ -110,7 +110,7 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class ProfileResult(RunResult):
-    """Where the time goes, at batch 1 and, where the network takes one, at a larger batch.
+    """The time of each operator, at batch 1 and, if the network takes one, at a larger batch.
 
     Attributes:
         latency: of whole runs, without a profiler.
