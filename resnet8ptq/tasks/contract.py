@@ -471,7 +471,7 @@ class Comparison:
 
     @property
     def outcome(self) -> str:
-        """The reason why scoring ends at these samples, see `StoppingPlan.outcome`; empty if it goes on."""
+        """Reason to end scoring at these samples, see `StoppingPlan.outcome`; empty if it goes on."""
         return str(self._values.outcome(self.baseline.per_sample))
 
     @property
