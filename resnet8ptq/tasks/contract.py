@@ -471,7 +471,7 @@ class Comparison:
 
     @property
     def outcome(self) -> str:
-        """Reason to end scoring at these samples, see `StoppingPlan.outcome`; empty if it goes on."""
+        """Reason to end scoring at these samples, see `StoppingPlan.outcome`; empty to go on."""
         return str(self._values.outcome(self.baseline.per_sample))
 
     @property
