@@ -1,1 +1,1 @@
-"""What the program costs beside the bare libraries: `python -m benchmarks`, or `make bench`."""
+"""Time and memory beside the bare libraries: `python -m benchmarks`, or `make bench`."""

@@ -24,12 +24,12 @@ OPTIONAL = {
 def main() -> int:
     """Measure the sections asked for; return the exit code."""
     arguments = parse_arguments()
-    found = results.load()
+    record = results.load()
     missing = [name for name in NEEDED if not Path(os.environ.get(name) or "-").exists()]
     if missing and not arguments.render:
         print(f"error: takes {' and '.join(missing)} to name the real files", file=sys.stderr)
         return 2
-    if arguments.render and not found:
+    if arguments.render and not record:
         print("error: --render: there is no benchmarks/results.json to render", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # takes the running child along
@@ -43,9 +43,9 @@ def main() -> int:
                 continue
             setting.say(f"== {name}")
             measured = results.describe(arguments.rounds)
-            found[name] = {**results.SECTIONS[name].measure(setting), "measured": measured}
-            results.write(found)  # after each: an interrupted benchmark keeps what it has
-    results.write(found)
+            record[name] = {**results.SECTIONS[name].measure(setting), "measured": measured}
+            results.write(record)  # after each: an interrupted benchmark keeps what it has
+    results.write(record)
     return 0
 
 

@@ -8,7 +8,7 @@ nothing is tracked, compared or drawn. Prints a line of JSON for each configurat
 the seconds that quantizing (with calibration, writing and loading) and evaluating took.
 
 Imports nothing of this project but the way around torchvision's missing ops in `resnet8ptq`, so
-that it is neither slowed nor helped by what it is measured against.
+that the project neither slows nor helps it.
 """
 
 import argparse
@@ -226,10 +226,10 @@ def load(path: Path, threads: int = THREADS) -> Predict:
 
 
 def run_module(module: Any, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return what a torch module makes of a batch."""
+    """Return the outputs of a torch module."""
     with torch.inference_mode():
-        found = module(torch.from_numpy(batch))
-        return (found.dequantize() if found.is_quantized else found).numpy()
+        outputs = module(torch.from_numpy(batch))
+        return (outputs.dequantize() if outputs.is_quantized else outputs).numpy()
 
 
 def evaluate(predict: Predict, images: Images, labels: NDArray[np.int64]) -> float:

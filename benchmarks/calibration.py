@@ -25,7 +25,7 @@ BARE = {f"ONNX Runtime, {name}": name for name in ("MinMax", "Percentile", "Entr
 
 
 def is_available() -> bool:
-    """Tell whether the network's packages are installed."""
+    """Return whether the network's packages are installed."""
     return find_spec("efficientnet_lite_pytorch") is not None
 
 
@@ -45,16 +45,16 @@ def measure(setting: Setting) -> Record:
     return {"pictures": PICTURES, "usages": setting.call_in_turns(sides)}
 
 
-def render(found: Record) -> str:
+def render(record: Record) -> str:
     """Return the section in Markdown."""
     return "\n\n".join(
         [
             "The ranges of all tensors of EfficientNet-lite0 (224x224, 1,000 classes), from "
-            f"{found['pictures']} pictures and an empty cache. ONNX Runtime's calibrators get one "
+            f"{record['pictures']} pictures and an empty cache. ONNX Runtime's calibrators get one "
             "picture at a time, which needs the least memory. They run the pictures once, and "
             "widen their histograms on the way (2,048 bins; 128 for entropy). So does our "
             "calibration (2,048 bins, from 65,536 finer ones).",
-            usage_table(found["usages"], BARE),
+            usage_table(record["usages"], BARE),
         ]
     )
 
@@ -99,8 +99,8 @@ def calibrate(method: str, model: Path) -> None:
     split = Split(draw_pictures(), labels, "drawn", steps, layout=(2, 0, 1))
     with tempfile.TemporaryDirectory() as folder:
         runtime = cache.runtime(folder, None)
-        found = Activations(model, split, CalibConfig(method), runtime).find_around([])
-    print(len(found))
+        ranges = Activations(model, split, CalibConfig(method), runtime).find_around([])
+    print(len(ranges))
 
 
 def calibrate_bare(method: str, model: Path) -> None:

@@ -10,7 +10,7 @@ from resnet8ptq.models import model
 
 
 def main() -> None:
-    """Do what a run does before it quantizes."""
+    """Convert the network as a run does."""
     register_schemas()
     with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
         config = parse_config(compose("config", overrides=["data.on_missing=error"]))

@@ -29,7 +29,7 @@ def measure(setting: Setting) -> Record:
 
 
 def same_predictions(folder: Path, other: Path) -> bool:
-    """Tell whether two runs have the same arrays in `predictions.npz`, bit for bit."""
+    """Return whether two runs have the same arrays in `predictions.npz`, bit for bit."""
     with np.load(folder / "predictions.npz") as first, np.load(other / "predictions.npz") as second:
         return set(first) == set(second) and all(
             first[name].dtype == second[name].dtype
@@ -39,9 +39,9 @@ def same_predictions(folder: Path, other: Path) -> bool:
         )
 
 
-def render(found: Record) -> str:
+def render(record: Record) -> str:
     """Return the section in Markdown."""
-    runs = found["runs"]
+    runs = record["runs"]
     equal = sum(run["equal"] for run in runs)
     said = (
         f"Predictions of {equal} of {len(runs)} configurations are equal bit for bit "

@@ -21,7 +21,7 @@ SWEEP = ("-m", "backend=onnx,torch", "dtype=fp32,int8,uint8", NO_LATENCY)
 def measure(setting: Setting) -> Record:
     """Run a sweep, then its artifacts bare over batch sizes and threads, in turns."""
     setting.run_warm(*SWEEP)
-    found: dict[str, Record] = {}
+    artifacts: dict[str, Record] = {}
     for turn in range(setting.rounds):
         folder, cache = setting.warm
         before = set(find_runs(folder))
@@ -29,13 +29,13 @@ def measure(setting: Setting) -> Record:
         for run_folder in sorted(set(find_runs(folder)) - before):
             run = read_run(run_folder)
             name = f"{run['backend']} {run['dtype']}"
-            entry = found.setdefault(name, {"ours_s": [], "bare_s": {}})
+            entry = artifacts.setdefault(name, {"ours_s": [], "bare_s": {}})
             entry["ours_s"].append(run["evaluate_s"])
             (artifact,) = (*run_folder.glob("model.onnx"), *run_folder.glob("model.pt"))
             for combination, seconds in _run_bare(setting, artifact, _best(entry)).items():
                 entry["bare_s"].setdefault(combination, []).append(seconds)
             setting.say(f"evaluation, round {turn + 1} of {setting.rounds}: {name}")
-    return {"artifacts": found}
+    return {"artifacts": artifacts}
 
 
 def _best(entry: Record) -> list[str]:
@@ -53,10 +53,10 @@ def _run_bare(setting: Setting, artifact: Path, combinations: list[str]) -> dict
     return {str(name): float(seconds) for name, seconds in json.loads(done.out).items()}
 
 
-def render(found: Record) -> str:
+def render(record: Record) -> str:
     """Return the section in Markdown."""
     rows = []
-    for name, entry in found["artifacts"].items():
+    for name, entry in record["artifacts"].items():
         full = {c: t for c, t in entry["bare_s"].items() if len(t) == len(entry["ours_s"])}
         best = min(full, key=lambda combination: statistics.median(full[combination]))
         batch, threads = best.split("x")

@@ -40,30 +40,30 @@ def draw(results: Record, folder: Path) -> None:
             plt.close(figure)
 
 
-def memory(found: Record, axes: Any) -> None:
+def memory(record: Record, axes: Any) -> None:
     """Draw peak memory against calibration images, a line for each method."""
-    methods = dict.fromkeys(run["calib"] for run in found["runs"])
+    methods = dict.fromkeys(run["calib"] for run in record["runs"])
     for method, colour in zip(methods, COLOURS, strict=False):
-        runs = [run for run in found["runs"] if run["calib"] == method]
+        runs = [run for run in record["runs"] if run["calib"] == method]
         peaks = [run["usage"]["max_rss_bytes"] / 1e6 for run in runs]
         axes.plot([run["images"] for run in runs], peaks, "o-", color=colour, label=method)
     axes.set(xlabel="calibration images", ylabel="peak memory of the process, MB", xscale="log")
-    counts = sorted({run["images"] for run in found["runs"]})
+    counts = sorted({run["images"] for run in record["runs"]})
     axes.set_xticks(counts, [f"{count:,}" for count in counts], minor=False)
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
 
 
-def added(found: Record, axes: Any) -> None:
-    """Draw wall time against the number of configurations, and what each step's calls take."""
+def added(record: Record, axes: Any) -> None:
+    """Draw wall time against the number of configurations, and the time of each step's calls."""
     names, counts = ("six", "twelve", "cold_no_latency"), (6, 12, 18)
-    medians = [statistics.median(sweeps.values(found, name)) for name in names]
+    medians = [statistics.median(sweeps.values(record, name)) for name in names]
     axes.plot(counts, medians, "o-", color=COLOURS[0], label="run.py, whole sweep")
     for colour, side, label in ((COLOURS[1], "bare", "bare loop's"), (COLOURS[3], "ours", "own")):
         walls = [medians[0]]
         for _, fewer, more in sweeps.steps():
-            calls = sweeps.added_calls_s(found, fewer, more, side)
+            calls = sweeps.added_calls_s(record, fewer, more, side)
             walls.append(walls[-1] + 6 * statistics.median(calls))
         label = f"+ {label} quantize and evaluate calls"
         axes.plot(counts, walls, "o--", color=colour, label=label)
@@ -72,12 +72,12 @@ def added(found: Record, axes: Any) -> None:
     axes.legend(frameon=False)
 
 
-def growth_by_size(found: Record, axes: Any) -> None:
+def growth_by_size(record: Record, axes: Any) -> None:
     """Draw CPU time over the size of the network, of the data, and of the sweep."""
     least, fewest = min(growth.WIDTHS), growth.SAMPLES[0]
-    sizes = {size: growth.added(found, "cpu_s", size, fewest) for size in growth.WIDTHS}
-    counts = {count: growth.added(found, "cpu_s", least, count) for count in growth.SAMPLES}
-    jobs = {n: growth.values(found, "cpu_s", least, fewest, n) for n in growth.JOBS}
+    sizes = {size: growth.added(record, "cpu_s", size, fewest) for size in growth.WIDTHS}
+    counts = {count: growth.added(record, "cpu_s", least, count) for count in growth.SAMPLES}
+    jobs = {n: growth.values(record, "cpu_s", least, fewest, n) for n in growth.JOBS}
     panels = (
         (sizes, "million parameters", "CPU s, one more job"),
         (counts, "samples", ""),
@@ -90,9 +90,9 @@ def growth_by_size(found: Record, axes: Any) -> None:
         panel.set_ylim(bottom=0)
 
 
-def steps(found: Record, axes: Any) -> None:
+def steps(record: Record, axes: Any) -> None:
     """Draw one stacked bar for each sweep profiled."""
-    profiles = found["sweeps"]
+    profiles = record["sweeps"]
     names = list(profiles)
     left = [0.0] * len(names)
     for step, colour in zip(STEPS, COLOURS, strict=True):

@@ -43,12 +43,12 @@ def measure(setting: Setting) -> Record:
         for _ in range(setting.rounds):
             for jobs, varied in JOBS.items():
                 shutil.rmtree(cache / "evaluations", ignore_errors=True)
-                place = setting.fresh()
-                found = setting.run(place, cache, "-m", *words, *varied)
+                folder = setting.fresh()
+                swept = setting.run(folder, cache, "-m", *words, *varied)
                 cell = {"millions": millions, "samples": samples, "jobs": jobs}
-                cells.append({**cell, "usage": found["usage"], "disk_bytes": disk_bytes(place)})
-                assert len(found["runs"]) == jobs
-                wall_s = found["usage"]["wall_s"]
+                cells.append({**cell, "usage": swept["usage"], "disk_bytes": disk_bytes(folder)})
+                assert len(swept["runs"]) == jobs
+                wall_s = swept["usage"]["wall_s"]
                 setting.say(f"{millions} M, {samples:,} samples, {jobs} jobs: {wall_s:.1f} s")
     return {"cells": cells}
 
@@ -57,11 +57,11 @@ def make_network(width: int) -> onnx.ModelProto:
     """Return a network of dense layers: `INPUTS`, twice `width`, `CLASSES`."""
     rng, sizes = np.random.default_rng(0), (INPUTS, width, width, CLASSES)
     nodes, weights, name = [], [], "x"
-    for number, (taken, given) in enumerate(itertools.pairwise(sizes)):
-        values = rng.normal(size=(taken, given)) * np.sqrt(2 / taken)
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        values = rng.normal(size=(inputs, outputs)) * np.sqrt(2 / inputs)
         weights.append(numpy_helper.from_array(values.astype(np.float32), f"w{number}"))
-        weights.append(numpy_helper.from_array(np.zeros(given, np.float32), f"b{number}"))
-        last = given == CLASSES
+        weights.append(numpy_helper.from_array(np.zeros(outputs, np.float32), f"b{number}"))
+        last = outputs == CLASSES
         layer = "logits" if last else f"dense{number}"
         nodes.append(helper.make_node("Gemm", [name, f"w{number}", f"b{number}"], [layer], layer))
         name = "y" if last else f"relu{number}"
@@ -89,16 +89,16 @@ def disk_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def added(found: Record, key: str, millions: int, samples: int) -> list[float]:
-    """Return what one more job takes, round by round."""
-    (few, less), (many, more) = ((n, values(found, key, millions, samples, n)) for n in JOBS)
+def added(record: Record, key: str, millions: int, samples: int) -> list[float]:
+    """Return the cost of one more job, round by round."""
+    (few, less), (many, more) = ((n, values(record, key, millions, samples, n)) for n in JOBS)
     return [(high - low) / (many - few) for low, high in zip(less, more, strict=True)]
 
 
-def values(found: Record, key: str, millions: int, samples: int, jobs: int) -> list[float]:
-    """Return what a sweep took, round by round."""
+def values(record: Record, key: str, millions: int, samples: int, jobs: int) -> list[float]:
+    """Return the cost of a sweep, round by round."""
     asked = {"millions": millions, "samples": samples, "jobs": jobs}
-    return [_value(cell, key) for cell in found["cells"] if asked.items() <= cell.items()]
+    return [_value(cell, key) for cell in record["cells"] if asked.items() <= cell.items()]
 
 
 def _value(cell: Record, key: str) -> float:
@@ -112,29 +112,31 @@ def _value(cell: Record, key: str) -> float:
     return float(values[key])
 
 
-def predict(found: Record, key: str) -> float:
-    """Return what the line through the two smaller networks gives for the largest."""
+def predict(record: Record, key: str) -> float:
+    """Return the largest network's cost on the line through the two smaller ones."""
     small, middle, large = WIDTHS
-    low, high = (statistics.median(added(found, key, size, SAMPLES[0])) for size in (small, middle))
+    low, high = (
+        statistics.median(added(record, key, size, SAMPLES[0])) for size in (small, middle)
+    )
     return low + (high - low) * (large - small) / (middle - small)
 
 
-def render(found: Record) -> str:
+def render(record: Record) -> str:
     """Return the section in Markdown."""
-    cells = dict.fromkeys((cell["millions"], cell["samples"]) for cell in found["cells"])
+    cells = dict.fromkeys((cell["millions"], cell["samples"]) for cell in record["cells"])
     keys = ("wall_s", "cpu_s", "disk_mb")
     rows = []
     for millions, samples in cells:
-        each = [spread(added(found, key, millions, samples)) for key in keys]
-        peak = max(values(found, "peak_mb", millions, samples, max(JOBS)))
-        rows.append([f"{millions} M", f"{samples:,}", *each, f"{peak:.0f}"])
+        spreads = [spread(added(record, key, millions, samples)) for key in keys]
+        peak = max(values(record, "peak_mb", millions, samples, max(JOBS)))
+        rows.append([f"{millions} M", f"{samples:,}", *spreads, f"{peak:.0f}"])
     large, fitted = max(WIDTHS), []
     for key in keys:
-        measured, line = added(found, key, large, SAMPLES[0]), predict(found, key)
+        measured, line = added(record, key, large, SAMPLES[0]), predict(record, key)
         ratio = line / statistics.median(measured)
         fitted.append([key, f"{line:.2f}", spread(measured), f"{ratio:.2f}"])
     plan = [
-        [f"{size} M", *(_planned(found, key, size) for key in ("cpu_s", "disk_mb"))]
+        [f"{size} M", *(_planned(record, key, size) for key in ("cpu_s", "disk_mb"))]
         for size in WIDTHS
     ]
     return "\n\n".join(
@@ -163,6 +165,6 @@ def render(found: Record) -> str:
     )
 
 
-def _planned(found: Record, key: str, millions: int) -> str:
-    each = statistics.median(added(found, key, millions, SAMPLES[0]))
-    return f"{PLANNED * each / (3600 if key == 'cpu_s' else 1000):.1f}"
+def _planned(record: Record, key: str, millions: int) -> str:
+    marginal = statistics.median(added(record, key, millions, SAMPLES[0]))
+    return f"{PLANNED * marginal / (3600 if key == 'cpu_s' else 1000):.1f}"

@@ -90,10 +90,12 @@ def make_large_maps(folder: Path) -> tuple[str, ...]:
     return "data=arrays", source, "data.labels=none", f"model.path={folder / 'large.onnx'}"
 
 
-def render(found: Record) -> str:
+def render(record: Record) -> str:
     """Return the section in Markdown."""
     steps = list(STEPS)
-    rows = [[row["network"], f"{row['limit_bytes'] / 1e9:g}", *cells(row)] for row in found["rows"]]
+    rows = [
+        [row["network"], f"{row['limit_bytes'] / 1e9:g}", *cells(row)] for row in record["rows"]
+    ]
     return "\n\n".join(
         [
             "Peak resident memory of whole runs of `backend=onnx` in GB, with the share of "

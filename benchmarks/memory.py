@@ -11,7 +11,7 @@ SAMPLES = (100, 500, 2000)  # of each of ten classes
 
 
 def measure(setting: Setting) -> Record:
-    """Run each method on 1,000, 5,000 and 20,000 images; note what was imported."""
+    """Run each method on 1,000, 5,000 and 20,000 images; note the imported packages."""
     runs = []
     for method in METHODS:
         cache = setting.copy_cache()  # its own: histograms serve every method
@@ -26,10 +26,10 @@ def measure(setting: Setting) -> Record:
                 NO_LATENCY,
                 flags=("-X", "importtime"),
             )
-            found = {**read_run(next(find_runs(folder))), "usage": asdict(done.usage)}
-            found |= {"images": 10 * samples, "imported": imported(done.err)}
-            runs.append(found)
-            peak = megabytes(found["usage"]["max_rss_bytes"])
+            run = {**read_run(next(find_runs(folder))), "usage": asdict(done.usage)}
+            run |= {"images": 10 * samples, "imported": imported(done.err)}
+            runs.append(run)
+            peak = megabytes(run["usage"]["max_rss_bytes"])
             setting.say(f"{method}, {10 * samples} images: {peak} MB")
     return {"runs": runs}
 
@@ -40,10 +40,10 @@ def imported(log: str) -> list[str]:
     return sorted(names & {"tensorflow", "keras", "torch", "tf2onnx"})
 
 
-def render(found: Record) -> str:
+def render(record: Record) -> str:
     """Return the section in Markdown."""
     rows = []
-    for run in found["runs"]:
+    for run in record["runs"]:
         cells = [run["calib"], f"{run['images']:,}", megabytes(run["usage"]["max_rss_bytes"])]
         logged = run["peak_memory_bytes"]
         cells += [megabytes(logged) if logged else "", f"{run['quantize_s']:.1f}"]
@@ -56,7 +56,7 @@ def render(found: Record) -> str:
             "of TensorFlow, Keras, tf2onnx and torch that the run imports.",
             table(header, rows),
             *(
-                f"{method}: largest divided by smallest, {_growth(found, method):.3f}."
+                f"{method}: largest divided by smallest, {_growth(record, method):.3f}."
                 for method in METHODS
             ),
             "![Memory against calibration images](images/memory.png)",
@@ -64,7 +64,7 @@ def render(found: Record) -> str:
     )
 
 
-def _growth(found: Record, method: str) -> float:
-    runs = [run for run in found["runs"] if run["calib"] == method]
+def _growth(record: Record, method: str) -> float:
+    runs = [run for run in record["runs"] if run["calib"] == method]
     peaks = [run["usage"]["max_rss_bytes"] for run in runs]
     return float(max(peaks) / min(peaks))

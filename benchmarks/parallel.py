@@ -17,7 +17,7 @@ LAUNCHERS = {  # each with a job for each core
 
 
 def is_available() -> bool:
-    """Tell whether the launchers are installed: they are extras."""
+    """Return whether the launchers are installed: they are extras."""
     return all(importlib.util.find_spec(f"hydra_plugins.{name}") for name in PLUGINS)
 
 
@@ -28,11 +28,11 @@ def measure(setting: Setting) -> Record:
     for turn in range(setting.rounds):
         for name, extra in LAUNCHERS.items():
             folders[name] = setting.fresh()
-            found = setting.run(folders[name], setting.copy_cache(), GRID, NO_LATENCY, *extra)
-            wall_s[name].append(found["usage"]["wall_s"])
+            swept = setting.run(folders[name], setting.copy_cache(), GRID, NO_LATENCY, *extra)
+            wall_s[name].append(swept["usage"]["wall_s"])
             setting.say(
                 f"round {turn + 1} of {setting.rounds}: {name}: {wall_s[name][-1]:.1f} s, "
-                f"{len(found['runs'])} runs"
+                f"{len(swept['runs'])} runs"
             )
     runs = {
         name: {job_number(run): run for run in find_runs(folder)}
@@ -42,23 +42,23 @@ def measure(setting: Setting) -> Record:
         all(number in others and same_predictions(run, others[number]) for others in runs.values())
         for number, run in runs["serial"].items()
     )
-    counts = {name: len(found) for name, found in runs.items()}
+    counts = {name: len(job_runs) for name, job_runs in runs.items()}
     return {"jobs": machine.threads(None), "wall_s": wall_s, "runs": counts, "equal": equal}
 
 
-def render(found: Record) -> str:
+def render(record: Record) -> str:
     """Return the section in Markdown."""
-    wall_s = found["wall_s"]
+    wall_s = record["wall_s"]
     rows = [
-        [name, spread(times, 1), spread(ratios(times, wall_s["serial"])), str(found["runs"][name])]
+        [name, spread(times, 1), spread(ratios(times, wall_s["serial"])), str(record["runs"][name])]
         for name, times in wall_s.items()
     ]
     return "\n\n".join(
         [
-            f"`experiment=grid`, cold, latency.enabled=false, with {found['jobs']} jobs at once, "
+            f"`experiment=grid`, cold, latency.enabled=false, with {record['jobs']} jobs at once, "
             "by `hydra/launcher`.",
             table(["launcher", "wall s", "to serial", "measured runs"], rows),
             "Runs with the same predictions, bit for bit, in all launchers: "
-            f"{found['equal']} of {found['runs']['serial']}.",
+            f"{record['equal']} of {record['runs']['serial']}.",
         ]
     )

@@ -38,11 +38,11 @@ def measure(setting: Setting) -> Record:
     )
 
     def sides() -> dict[str, Callable[[], process.Finished]]:
-        place, cache = setting.fresh(), setting.fresh()
-        ours = partial(setting.call, place, cache, *words)
+        folder, cache = setting.fresh(), setting.fresh()
+        ours = partial(setting.call, folder, cache, *words)
         bare = setting.module("pictures", "bare", model, pictures)
         return {
-            BARE: partial(process.run, bare, place, setting.environment()),
+            BARE: partial(process.run, bare, folder, setting.environment()),
             "run.py -m, cold, latency.enabled=false": partial(ours, NO_LATENCY),
             "run.py -m, warm, latency.enabled=false": partial(ours, NO_LATENCY),
             "run.py -m, warm, default settings": ours,
@@ -51,7 +51,7 @@ def measure(setting: Setting) -> Record:
     return {"usages": setting.call_in_turns(sides)}
 
 
-def render(found: Record) -> str:
+def render(record: Record) -> str:
     """Return the section in Markdown."""
     return "\n\n".join(
         [
@@ -60,7 +60,7 @@ def render(found: Record) -> str:
             "cache. This includes the conversion of the network, its check, and the search for the "
             "fastest batch size, which the bare loop lacks. Warm: again, with that "
             "cache, from which the outputs of the same files come.",
-            usage_table(found["usages"], {BARE: BARE}),
+            usage_table(record["usages"], {BARE: BARE}),
         ]
     )
 
@@ -83,7 +83,7 @@ def run_bare(model: Path, folder: Path) -> None:
     def read(paths: list[Path]) -> NDArray[np.float32]:
         """Return pictures [n, 3, SIDE, SIDE] as the network takes them."""
         pictures = [Image.open(path).convert("RGB").resize((SIDE, SIDE)) for path in paths]
-        values = (np.stack([np.asarray(each, np.float32) for each in pictures]) - MEAN) / STD
+        values = (np.stack([np.asarray(picture, np.float32) for picture in pictures]) - MEAN) / STD
         return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]

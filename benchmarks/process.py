@@ -1,4 +1,4 @@
-"""Run a whole process, and what it took."""
+"""Runs a whole process and measures it."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a process took and printed."""
+    """The usage and the output of a process."""
 
     usage: Usage
     out: str
@@ -38,10 +38,10 @@ def run(command: Sequence[str | Path], folder: Path, env: Mapping[str, str]) -> 
     """Run `command` in `folder` to its end.
 
     The kernel counts the starting process into the peak of the started one, up to its `exec`: so
-    whatever calls this has to stay small.
+    the caller has to stay small.
 
     Raises:
-        RuntimeError: it failed; with the end of what it printed.
+        RuntimeError: it failed; with the end of its output.
     """
     out, err = folder / ".stdout", folder / ".stderr"
     with out.open("wb") as out_file, err.open("wb") as err_file:

@@ -30,7 +30,7 @@ MARKDOWN_FILE = "RESULTS.md"
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the benchmark: what it measures, and how that reads."""
+    """A part of the benchmark: its measurement and its text."""
 
     measure: Callable[[Setting], Record]
     parts: dict[str, Callable[[Record], str]]  # heading -> text from what was measured
@@ -60,21 +60,21 @@ QUICK = ("sweep4", "evaluation", "startup")  # without `--all`: a few minutes ea
 
 
 def load(folder: Path = FOLDER) -> Record:
-    """Return what was measured before; empty where nothing was."""
+    """Return the earlier measurements; empty if there are none."""
     path = folder / JSON_FILE
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def describe(rounds: int) -> Record:
-    """Return what a section was measured on, and when."""
+    """Return machine, versions and date of a section."""
     from resnet8ptq.core import machine
 
-    found = machine.describe()
+    described = machine.describe()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),
-        "commit": found["git_commit"],
+        "commit": described["git_commit"],
         "rounds": rounds,
-        "cpu": found["cpu"],
+        "cpu": described["cpu"],
         "cores": machine.threads(None),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "platform": platform.system() + " " + platform.machine(),
@@ -117,7 +117,7 @@ def render(results: Record) -> str:
 
 
 def _machines(results: Record) -> list[str]:
-    """Describe what was measured on what: once, where all sections share it."""
+    """Describe commit, machine and versions: once if all sections share them."""
     said: dict[str, list[str]] = {}
     for name in SECTIONS:
         if name in results:

@@ -1,4 +1,4 @@
-"""Where a benchmark runs: scratch folders, caches, and how both sides are called."""
+"""The environment of a benchmark: scratch folders, caches, and calls of both sides."""
 
 import json
 import os
@@ -104,8 +104,8 @@ class Setting:
         """Call run.py in `folder`; return its usage, its runs and their folders."""
         before = set(find_runs(folder))
         done = self.call(folder, cache, *overrides)
-        found = sorted(set(find_runs(folder)) - before, key=job_number)
-        return {"usage": asdict(done.usage), "runs": [read_run(path) for path in found]}
+        added = sorted(set(find_runs(folder)) - before, key=job_number)
+        return {"usage": asdict(done.usage), "runs": [read_run(path) for path in added]}
 
     def call_in_turns(
         self, sides: Callable[[], Mapping[str, Callable[[], process.Finished]]]
@@ -152,7 +152,7 @@ def job_number(folder: Path) -> int:
 
 
 def read_run(folder: Path) -> Record:
-    """Return what a run was and what it measured, as the bare loop prints it."""
+    """Return a run's configuration and measurements, as the bare loop prints them."""
     config = OmegaConf.load(folder / "config.yaml")
     metrics = json.loads((folder / "result.json").read_text())["metrics"]
     return {

@@ -1,4 +1,4 @@
-"""Start-up: what `--help` and one cached run import, and how long they take."""
+"""Start-up: imports and time of `--help` and of one cached run."""
 
 import re
 from collections import defaultdict
@@ -13,12 +13,12 @@ _LINE = re.compile(r"^import time:\s+(\d+) \|\s+\d+ \| +([\w.]+)$", flags=re.MUL
 
 
 def measure(setting: Setting) -> Record:
-    """Time both, and sum what they import by top-level package."""
+    """Time both, and sum their imports by top-level package."""
     folder, cache = setting.swept
-    found: Record = {}
+    commands: Record = {}
     for name, arguments in COMMANDS.items():
         done = setting.call(folder, cache, *arguments, flags=("-X", "importtime"))
-        found[name] = {
+        commands[name] = {
             "packages_s": sum_packages(done.err),
             "imported": imported(done.err),
             "wall_s": [],
@@ -26,9 +26,9 @@ def measure(setting: Setting) -> Record:
     for _ in range(setting.rounds):
         for name, arguments in COMMANDS.items():
             wall_s = setting.call(folder, cache, *arguments).usage.wall_s
-            found[name]["wall_s"].append(wall_s)
+            commands[name]["wall_s"].append(wall_s)
             setting.say(f"{name}: {wall_s:.2f} s")
-    return {"commands": found}
+    return {"commands": commands}
 
 
 def sum_packages(log: str) -> dict[str, float]:
@@ -40,9 +40,9 @@ def sum_packages(log: str) -> dict[str, float]:
     return {package: round(seconds[package], 4) for package in most}
 
 
-def render(found: Record) -> str:
+def render(record: Record) -> str:
     """Return the section in Markdown."""
-    commands = found["commands"]
+    commands = record["commands"]
     parts = [
         "Wall time of the process, and import time by top-level package (by `-X importtime`, which "
         "slows imports somewhat). Heavy imports: those of TensorFlow, Keras, tf2onnx and torch."
@@ -51,15 +51,13 @@ def render(found: Record) -> str:
         heavy = ", ".join(entry["imported"]) or "none"
         parts.append(f"`{name}`: {spread(entry['wall_s'])} s. Heavy imports: {heavy}.")
     columns = [list(entry["packages_s"].items()) for entry in commands.values()]
-    rows = [
-        [cell for column in columns for cell in _cells(column, place)] for place in range(SHOWN)
-    ]
+    rows = [[cell for column in columns for cell in _cells(column, rank)] for rank in range(SHOWN)]
     parts.append(table([label for name in commands for label in (name, "s")], rows))
     return "\n\n".join(parts)
 
 
-def _cells(column: list[tuple[str, float]], place: int) -> tuple[str, str]:
-    if place >= len(column):
+def _cells(column: list[tuple[str, float]], rank: int) -> tuple[str, str]:
+    if rank >= len(column):
         return "", ""
-    package, seconds = column[place]
+    package, seconds = column[rank]
     return package, f"{seconds:.2f}"

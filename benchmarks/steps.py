@@ -1,4 +1,4 @@
-"""Where the time of a sweep goes, by step: a sampling profile summed by our own modules."""
+"""Time of a sweep by step: a sampling profile summed by the package's modules."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -28,15 +28,15 @@ STEPS = ("imports", *MODULES, WAITING, "other")
 
 def measure(setting: Setting) -> Record:
     """Profile a cached run, and the sweeps as they are by default."""
-    found = {}
+    sweeps = {}
     for name, arguments in PROFILED.items():
         folder, cache = setting.swept if name == CACHED else setting.warm
         path = setting.fresh() / "profile.pyisession"
         profiler = ("-m", "pyinstrument", "-i", str(INTERVAL_S), "-r", "session", "-o", str(path))
         done = setting.call(folder, cache, *arguments, flags=profiler)
-        found[name] = {"wall_s": done.usage.wall_s, "steps": sum_steps(path)}
+        sweeps[name] = {"wall_s": done.usage.wall_s, "steps": sum_steps(path)}
         setting.say(f"profile of {name}: {done.usage.wall_s:.1f} s")
-    return {"sweeps": found}
+    return {"sweeps": sweeps}
 
 
 def sum_steps(path: Path) -> dict[str, float]:
@@ -63,9 +63,9 @@ def find_step(stack: list[str]) -> str:
             return "imports"
         if file.endswith("/resnet8ptq/core/background.py"):
             return WAITING
-        found = _step_of(file)
-        if step == "other" or (step == "quantize" and found == "calibration"):
-            step = found
+        named = _step_of(file)
+        if step == "other" or (step == "quantize" and named == "calibration"):
+            step = named
     return step
 
 
@@ -75,9 +75,9 @@ def _step_of(file: str) -> str:
     return next(matching, "other") if package else "other"
 
 
-def render(found: Record) -> str:
+def render(record: Record) -> str:
     """Return the section in Markdown."""
-    profiles = found["sweeps"]
+    profiles = record["sweeps"]
     rows = [
         [step, *(f"{profiles[name]['steps'][step]:.1f}" for name in profiles)]
         for step in STEPS

@@ -96,25 +96,25 @@ def measure_sweep24(setting: Setting) -> Record:
     return measure(setting, SWEEP24)
 
 
-def values(found: Record, name: str, key: str = "wall_s") -> list[float]:
-    """Return what a contender used, round by round."""
-    return [sample["usage"][key] for sample in found["samples"][name]]
+def values(record: Record, name: str, key: str = "wall_s") -> list[float]:
+    """Return the usage of a contender, round by round."""
+    return [sample["usage"][key] for sample in record["samples"][name]]
 
 
-def render_sweep4(found: Record) -> str:
+def render_sweep4(record: Record) -> str:
     """Return the section in Markdown."""
     return "\n\n".join(
         [
             "`run.py -m backend=onnx,torch dtype=int8,uint8`: three configurations, and a fourth "
             "that torch does not support. Warm: the cache holds all that jobs share. Repeated: it "
             "also holds the outputs of the same files, so that none is evaluated again.",
-            _usage_table(found, SWEEP4, BARE),
-            _accuracy_line(found, "ours"),
+            _usage_table(record, SWEEP4, BARE),
+            _accuracy_line(record, "ours"),
         ]
     )
 
 
-def render_sweep24(found: Record) -> str:
+def render_sweep24(record: Record) -> str:
     """Return the section in Markdown."""
     whole = {name: contender for name, contender in SWEEP24.items() if name not in PARTS}
     return "\n\n".join(
@@ -124,18 +124,18 @@ def render_sweep24(found: Record) -> str:
             "has no entropy or percentile observer. In their place, the bare loop uses "
             "MinMaxObserver, its cheapest observer, or HistogramObserver. The last three rows ran "
             "once.",
-            _usage_table(found, whole, FASTEST),
-            _accuracy_line(found, "cold"),
+            _usage_table(record, whole, FASTEST),
+            _accuracy_line(record, "cold"),
         ]
     )
 
 
-def render_added(found: Record) -> str:
-    """Return the section on what one more configuration costs, in Markdown."""
+def render_added(record: Record) -> str:
+    """Return the section on the cost of one more configuration, in Markdown."""
     rows = []
     for label, fewer, more in steps():
-        wall_s = added_wall_s(found, fewer, more)
-        own = {side: added_calls_s(found, fewer, more, side) for side in ("bare", "ours")}
+        wall_s = added_wall_s(record, fewer, more)
+        own = {side: added_calls_s(record, fewer, more, side) for side in ("bare", "ours")}
         rows.append(
             [
                 label,
@@ -160,7 +160,7 @@ def render_added(found: Record) -> str:
             "(cold, without latency). It is compared with the quantize and evaluate calls of the "
             "added configurations: the calls of the fastest bare loop, and our `quantize_s + "
             "evaluate_s + choose_s`. `choose_s` is there because a sweep also evaluates the "
-            "samples that it chooses by. The step to 18 also adds six unsupported runs.",
+            "selection samples. The step to 18 also adds six unsupported runs.",
             table(header, rows),
             "![Wall time against configurations](images/added.png)",
         ]
@@ -168,22 +168,22 @@ def render_added(found: Record) -> str:
 
 
 def steps() -> list[tuple[str, str, str]]:
-    """Return what each step adds, and the contenders before and after it."""
+    """Return the name of each step, and the contenders before and after it."""
     return [
         ("6 to 12: per channel, both frameworks", "six", "twelve"),
         ("12 to 18: uint8, ONNX Runtime", "twelve", "cold_no_latency"),
     ]
 
 
-def added_wall_s(found: Record, fewer: str, more: str) -> list[float]:
+def added_wall_s(record: Record, fewer: str, more: str) -> list[float]:
     """Return the wall time of each of six added configurations, round by round."""
-    pairs = zip(values(found, more), values(found, fewer), strict=True)
+    pairs = zip(values(record, more), values(record, fewer), strict=True)
     return [(after - before) / 6 for after, before in pairs]
 
 
-def added_calls_s(found: Record, fewer: str, more: str, side: str) -> list[float]:
+def added_calls_s(record: Record, fewer: str, more: str, side: str) -> list[float]:
     """Return their mean seconds of quantizing and evaluating, in the bare loop or in ours."""
-    samples = found["samples"]
+    samples = record["samples"]
     old, new = ({_cell(run) for run in samples[name][0]["runs"]} for name in (fewer, more))
     return [
         statistics.mean(
@@ -195,8 +195,8 @@ def added_calls_s(found: Record, fewer: str, more: str, side: str) -> list[float
     ]
 
 
-def _usage_table(found: Record, contenders: Mapping[str, Contender], base: str) -> str:
-    samples = found["samples"]
+def _usage_table(record: Record, contenders: Mapping[str, Contender], base: str) -> str:
+    samples = record["samples"]
     usages = {
         contender.title: [sample["usage"] for sample in samples[name]]
         for name, contender in contenders.items()
@@ -208,10 +208,10 @@ def _cell(run: Record) -> tuple[object, ...]:
     return run["backend"], run["dtype"], run["calib"], run["per_channel"]
 
 
-def _accuracy_line(found: Record, name: str) -> str:
+def _accuracy_line(record: Record, name: str) -> str:
     """Say how far the accuracies of both sides are apart, by framework and method."""
     bare, ours = (
-        {_cell(run): run["accuracy"] for run in found["samples"][side][0]["runs"]}
+        {_cell(run): run["accuracy"] for run in record["samples"][side][0]["runs"]}
         for side in (BARE, name)
     )
     worst: dict[str, float] = {}

@@ -33,14 +33,14 @@ def usage_table(usages: Mapping[str, Sequence[Mapping[str, Any]]], bases: Mappin
     """Return seconds, CPU seconds, peak MB, and the ratio of seconds to those of each base.
 
     Args:
-        usages: `process.Usage` of each round, as dicts, by what ran.
+        usages: `process.Usage` of each round, as dicts, by contender.
         bases: some of them, with the words for the head of a column.
     """
-    walls = {name: [usage["wall_s"] for usage in each] for name, each in usages.items()}
+    walls = {name: [usage["wall_s"] for usage in rounds] for name, rounds in usages.items()}
     rows = []
-    for name, each in usages.items():
-        cpu = [usage["user_s"] + usage["sys_s"] for usage in each]
-        peak = megabytes(max(usage["max_rss_bytes"] for usage in each))
+    for name, rounds in usages.items():
+        cpu = [usage["user_s"] + usage["sys_s"] for usage in rounds]
+        peak = megabytes(max(usage["max_rss_bytes"] for usage in rounds))
         against = ["" if name == b else spread(ratios(walls[name], walls[b])) for b in bases]
         rows.append([name, spread(walls[name], 1), spread(cpu, 1), peak, *against])
     heads = [f"to {words}" for words in bases.values()]

@@ -2,7 +2,7 @@
 
     python -m studies.accuracy_control FILE.xml data=cifar10 seed=42
 
-Other words are settings of `resnet8ptq run`. The calibration samples and the samples to choose by
+Other words are settings of `resnet8ptq run`. The calibration samples and the selection samples
 are those of a sweep with these settings; `max_drop` is 0.01, NNCF's default. NNCF takes the hits:
 of the labels, or of FP32's classes without labels. Tasks without hits are refused. Needs the extra
 `nncf`.
@@ -38,17 +38,17 @@ def quantize(words: list[str], path: Path) -> None:
         settings = settle(loading.parse_config(compose("config", overrides=asked)))
     data, fp32 = load(settings)
     drawn = samples.draw(settings.config, data, tunes=False, check=lambda split: None)
-    choosing, calibrating, graph = drawn.reported, drawn.calibrating.split, read(fp32.onnx_path)
+    selection, calibrating, graph = drawn.reported, drawn.calibrating.split, read(fp32.onnx_path)
     names = [value.get_any_name() for value in graph.inputs]
 
     def classify(model: Any, numbers: Iterable[int]) -> list[int]:
-        inputs = (feed(choosing.inputs(np.array([number])), names) for number in numbers)
+        inputs = (feed(selection.inputs(np.array([number])), names) for number in numbers)
         return [int(np.argmax(model(one)[0])) for one in inputs]
 
-    classes = choosing.labels
+    classes = selection.labels
     if classes is None:
         compiled = openvino.Core().compile_model(graph, "CPU")
-        classes = np.array(classify(compiled, range(len(choosing))))
+        classes = np.array(classify(compiled, range(len(selection))))
 
     def validate(model: Any, numbers: Iterable[int]) -> tuple[float, list[float]]:
         chosen = list(numbers)
@@ -60,7 +60,7 @@ def quantize(words: list[str], path: Path) -> None:
         nncf.Dataset(
             range(len(calibrating)), lambda n: feed(calibrating.inputs(np.array([n])), names)
         ),
-        nncf.Dataset(range(len(choosing))),
+        nncf.Dataset(range(len(selection))),
         validate,
         max_drop=MAX_DROP,
         subset_size=len(calibrating),

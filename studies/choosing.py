@@ -1,4 +1,4 @@
-"""How well rules choose among real models, for `studies.decisions`, on images that do not choose.
+"""Quality of rules that choose among real models, on other images, for `studies.decisions`.
 
 The sweeps of each network are run once, and their predictions kept. A trial draws some images of a
 network; each rule chooses a model by them. The accuracy of the choice is measured on all other

@@ -120,12 +120,12 @@ def draw(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return how many samples each model [models] loses and wins, of those drawn for all."""
     count = random.multinomial(samples, np.full(len(images.lost), 1 / len(images.lost)))
-    found = []
+    counts = []
     for chances in (images.lost, images.won):
         seen = (chances > 0) & (count > 0)
         flips = random.binomial(count[seen], chances[seen], size=(models, seen.sum()))
-        found.append(flips.sum(axis=1))
-    return found[0], found[1]
+        counts.append(flips.sum(axis=1))
+    return counts[0], counts[1]
 
 
 @cache
@@ -198,13 +198,13 @@ def simulate(
     return Wrong(*cell, sweeps, passed, failed, *alone, *others, *(biases / sweeps))
 
 
-def figure(found: Sequence[Chosen]) -> Figure:
+def figure(trials: Sequence[Chosen]) -> Figure:
     """Draw the loss of the models that two rules choose, by the number of samples."""
-    names = list(dict.fromkeys(row.network for row in found))
+    names = list(dict.fromkeys(row.network for row in trials))
     drawn = Figure(figsize=(3.2 * len(names), 3.4), layout="constrained")
     for axes, name in zip(drawn.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         for rule, colour in zip(choosing.RULES[:2], ("C3", "C0"), strict=True):
-            rows = [r for r in found if (r.network, r.models, r.rule) == (name, "all", rule)]
+            rows = [r for r in trials if (r.network, r.models, r.rule) == (name, "all", rule)]
             x, y, errors = zip(*((r.samples, r.drop, 2 * r.error) for r in rows), strict=True)
             axes.errorbar(x, y, errors, color=colour, marker="o", markersize=4, label=rule)
         axes.set(xscale="log", xlabel="images that choose", title=name)
@@ -222,32 +222,34 @@ def main() -> int:
     parser.add_argument("--networks", help="with commas, of " + ", ".join(NETWORKS))
     parser.add_argument("--sweeps", type=int, help="of each kind (default: 200; full: 1000)")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    sweeps = given.sweeps or (1000 if given.full else 200)
-    names = given.networks.split(",") if given.networks else NETWORKS if given.full else FEW
-    folder, models = Path(__file__).parent if given.full else given.runs, {}
+    arguments = parser.parse_args()
+    sweeps = arguments.sweeps or (1000 if arguments.full else 200)
+    names = (
+        arguments.networks.split(",") if arguments.networks else NETWORKS if arguments.full else FEW
+    )
+    folder, models = Path(__file__).parent if arguments.full else arguments.runs, {}
     for name in names:
-        choosing.run_sweeps(name, given.runs / name, given.full)
-        models[name] = choosing.load(given.runs / name)
-    found = [r for n, m in models.items() for r in choosing.measure(n, m, sweeps, given.seed)]
-    _write(folder / CHOICES, Chosen, found)
-    figures.save(figure(found), folder / FIGURE)
-    images = {name: Images.of(found) for name, found in models.items()}
+        choosing.run_sweeps(name, arguments.runs / name, arguments.full)
+        models[name] = choosing.load(arguments.runs / name)
+    choices = [r for n, m in models.items() for r in choosing.measure(n, m, sweeps, arguments.seed)]
+    _write(folder / CHOICES, Chosen, choices)
+    figures.save(figure(choices), folder / FIGURE)
+    images = {name: Images.of(runs) for name, runs in models.items()}
     cells = list(product(models, CASES, MODELS, SAMPLES))
-    work = partial(simulate, images=images, sweeps=sweeps, seed=given.seed)
+    work = partial(simulate, images=images, sweeps=sweeps, seed=arguments.seed)
     with ProcessPoolExecutor() as pool:
         waiting = [pool.submit(work, cell) for cell in cells]
-        wrong = [each.result() for each in track(waiting, "Simulating")]
+        wrong = [future.result() for future in track(waiting, "Simulating")]
     _write(folder / TABLE, Wrong, wrong)
-    print(render(found, wrong))
+    print(render(choices, wrong))
     return 0
 
 
-def render(found: Sequence[Chosen], wrong: Sequence[Wrong]) -> str:
+def render(choices: Sequence[Chosen], wrong: Sequence[Wrong]) -> str:
     """Return the gain of KL, and the errors at the limit, with their standard errors."""
     gains = [
         [r.network, r.models, f"{r.samples:,}", f"{r.drop:.2f}", f"{r.gain:+.2f} ± {r.error:.2f}"]
-        for r in found
+        for r in choices
         if r.rule == choosing.RULES[1] and r.models in ("all", "agreement")
     ]
     errors = [
@@ -270,7 +272,7 @@ def _share(share: float, simulated: Wrong) -> str:
 
 
 def _write(path: Path, kind: type, rows: Sequence[Chosen] | Sequence[Wrong]) -> None:
-    names = [each.name for each in fields(kind)]
+    names = [field.name for field in fields(kind)]
     shown = [[round(v, 5) if isinstance(v, float) else v for v in astuple(row)] for row in rows]
     files.write_text(path, files.to_csv([names, *shown]))
 

@@ -78,20 +78,20 @@ def measure(runs: list[Path], scratch: Path) -> list[list[str]]:
         raced = paired_latency.run(dict(zip(names, loads, strict=True)), split, timing).batch
         blocks[size] = [raced[name] for name in names]
     rows = []
-    for place, (run, config) in enumerate(zip(runs, configs, strict=True)):
+    for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
         metrics = json.loads((run / "result.json").read_text())["metrics"]
         correct = metrics["accuracy"] * metrics["counts/total"]
-        ratios = [ratio(found[place], found[-1]) for found in blocks.values()]
+        ratios = [ratio(times_ms[number], times_ms[-1]) for times_ms in blocks.values()]
         rows.append(
             [
                 *(config.format or "qdq", "per channel" if config.per_channel else "per tensor"),
                 *(f"{correct:.0f}", f"{metrics['size_bytes']:,.0f}"),
-                f"{np.median(took[place]):.1f}",
+                f"{np.median(took[number]):.1f}",
                 *(f"{r.value:.2f} ({r.low:.2f} to {r.high:.2f})" for r in ratios),
             ]
         )
     size = fp32.onnx_path.stat().st_size
-    fp32_ms = [f"{np.median(found[-1]):.3f} ms" for found in blocks.values()]
+    fp32_ms = [f"{np.median(times_ms[-1]):.3f} ms" for times_ms in blocks.values()]
     rows.append(["FP32", "", "", f"{size:,}", f"{np.median(took[-1]):.1f}", *fp32_ms])
     return rows
 

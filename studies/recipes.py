@@ -138,19 +138,19 @@ class _Nowhere:
 
 def main() -> int:
     """Measure what is not yet measured, then print the tables."""
-    given = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
+    arguments = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
     loading.register_schemas()
-    networks = given.networks.split(",") if given.networks else list(NETWORKS)
-    recipes = given.recipes.split(",") if given.recipes else list(RECIPES)
+    networks = arguments.networks.split(",") if arguments.networks else list(NETWORKS)
+    recipes = arguments.recipes.split(",") if arguments.recipes else list(RECIPES)
     rows = read()
     known = {(row["network"], row["recipe"], row["seed"]) for row in rows}
     with initialize_config_dir(str(REPO / "conf"), version_base=None):
-        for seed in [] if given.report else given.seeds.split(","):
+        for seed in [] if arguments.report else arguments.seeds.split(","):
             for network in networks:
                 for recipe in recipes:
                     if (network, recipe, seed) in known:
                         continue
-                    rows += list(measure(network, recipe, seed, given.threads))
+                    rows += list(measure(network, recipe, seed, arguments.threads))
                     write(rows)
     asked = [row for row in rows if row["network"] in networks and row["recipe"] in recipes]
     print(render(asked))
@@ -171,11 +171,11 @@ def measure(network: str, recipe: str, seed: str, threads: int) -> Iterator[Reco
     config = loading.parse_config(compose("config", overrides=list(last.values())))
     start = time.perf_counter()
     try:
-        found = score(config)
+        scores = score(config)
     except PtqError as error:
         print(f"{network}, {recipe}, seed {seed}: {error}", file=sys.stderr, flush=True)
         return
-    row = {"network": network, "recipe": recipe, "seed": seed, **found}
+    row = {"network": network, "recipe": recipe, "seed": seed, **scores}
     print(row, f"{time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     yield row
 
@@ -239,13 +239,13 @@ def render(rows: list[Record]) -> str:
     for side in SIDES:
         lines = []
         for recipe in recipes:
-            found = {
+            values = {
                 n: 100 * drops[side][recipe, n] for n in networks if (recipe, n) in drops[side]
             }
-            cells = [f"{found[n]:+.2f}" if n in found else "" for n in networks]
-            worst = max(found, key=lambda n: found[n])
+            cells = [f"{values[n]:+.2f}" if n in values else "" for n in networks]
+            worst = max(values, key=lambda n: values[n])
             draws = [str(worse[recipe])] if side == "test" else []
-            lines.append([recipe, *cells, f"{found[worst]:+.2f} ({worst})", *draws])
+            lines.append([recipe, *cells, f"{values[worst]:+.2f} ({worst})", *draws])
         heads = ["recipe", *networks, "worst mean", *["draws with p < 0.05"] * (side == "test")]
         parts.append(f"{side}: mean drop in points\n\n{table(heads, lines)}")
     parts.append(f"leaving one network out\n\n{leave_one_out(drops['test'], decibels)}")
@@ -257,11 +257,11 @@ Means = dict[tuple[str, str], float]  # by recipe and network
 
 def means_of(rows: list[Record], column: str) -> Means:
     """Return the mean of a column over the draws."""
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    draws: dict[tuple[str, str], list[float]] = defaultdict(list)
     for row in rows:
         if row[column] != "":
-            found[row["recipe"], row["network"]].append(float(row[column]))
-    return {key: float(np.mean(values)) for key, values in found.items()}
+            draws[row["recipe"], row["network"]].append(float(row[column]))
+    return {key: float(np.mean(values)) for key, values in draws.items()}
 
 
 def leave_one_out(drops: Means, decibels: Means) -> str:
@@ -273,27 +273,27 @@ def leave_one_out(drops: Means, decibels: Means) -> str:
     """
     lines = []
     for framework in dict.fromkeys(framework_of(recipe) for recipe, _ in decibels):
-        found = {
+        sqnr_db = {
             (recipe, network): value
             for (recipe, network), value in decibels.items()
             if framework_of(recipe) == framework
         }
-        networks = list(dict.fromkeys(network for _, network in found))
+        networks = list(dict.fromkeys(network for _, network in sqnr_db))
         recipes = [
             recipe
-            for recipe in dict.fromkeys(recipe for recipe, _ in found)
-            if all((recipe, network) in found for network in networks)
+            for recipe in dict.fromkeys(recipe for recipe, _ in sqnr_db)
+            if all((recipe, network) in sqnr_db for network in networks)
         ]
         if not recipes or len(networks) == 1:
             continue
-        most = {n: max(found[recipe, n] for recipe in recipes) for n in networks}
+        most = {n: max(sqnr_db[recipe, n] for recipe in recipes) for n in networks}
         for out in networks:
             behind = {
-                recipe: max(most[n] - found[recipe, n] for n in networks if n != out)
+                recipe: max(most[n] - sqnr_db[recipe, n] for n in networks if n != out)
                 for recipe in recipes
             }
             best = min(behind, key=lambda recipe: behind[recipe])
-            cells = [f"{behind[best]:.1f} dB", f"{most[out] - found[best, out]:.1f} dB"]
+            cells = [f"{behind[best]:.1f} dB", f"{most[out] - sqnr_db[best, out]:.1f} dB"]
             drop = 100 * drops[best, out]
             lines.append([framework, str(len(recipes)), out, best, *cells, f"{drop:+.2f}"])
     heads = ["framework", "recipes", "left out", "best on the others", "farthest behind there"]

@@ -2,8 +2,9 @@
 
 A sweep of eight configurations of each network is run. The shares of samples that its models lose
 and win, scaled to a wanted loss, make models whose loss is known. The samples of a simulated run
-are drawn independently, so that only these shares count; `Plan.outcome` ends the run. SHARED names
-the folder of networks and data, as for `studies.recipes`. Written: `studies/stopping.csv`.
+are drawn independently, so that only these shares count; `StoppingPlan.outcome` ends the run.
+SHARED names the folder of networks and data, as for `studies.recipes`. Written:
+`studies/stopping.csv`.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from benchmarks.setting import REPO
 from resnet8ptq.core import files
 from resnet8ptq.core.console import track
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.sequential import FAIL, FUTILE, LOOKS, PASS, Plan
+from resnet8ptq.tasks.sequential import FAIL, FUTILE, LOOKS, PASS, StoppingPlan
 from resnet8ptq.tasks.statistics import PART, SIGNIFICANCE, flips, tango
 from studies.decisions import Images, draw
 from studies.recipes import NETWORKS, SHARED
@@ -101,7 +102,7 @@ def to_images(pairs: Sequence[tuple[Right, Right]]) -> Images:
 
 
 def simulate(
-    name: str, flips: float, loss: float, plan: Plan, runs: int, random: np.random.Generator
+    name: str, flips: float, loss: float, plan: StoppingPlan, runs: int, random: np.random.Generator
 ) -> Rates:
     """Simulate runs of models with this loss, and this share of flips or more."""
     flips = max(flips, loss)
@@ -118,7 +119,7 @@ def simulate(
     return Rates(*kind, passed, failed, scored, covered, *of_all, *map(float, errors))
 
 
-def _run(plan: Plan, changes: list[list[int]], loss: float) -> tuple[float, ...]:
+def _run(plan: StoppingPlan, changes: list[list[int]], loss: float) -> tuple[float, ...]:
     """Return what came of a run: see `Rates`.
 
     Args:
@@ -144,7 +145,7 @@ def replay(name: str, pairs: Sequence[tuple[Right, Right]], orders: int, seed: i
     """Stop the real models on their own samples, in random orders; return what came of it."""
     random, shares, equal, opposite = np.random.default_rng(seed), [], [], []
     for model, baseline in pairs:
-        plan = Plan(len(model), LIMIT, SIGNIFICANCE)
+        plan = StoppingPlan(len(model), LIMIT, SIGNIFICANCE)
         gained, dropped = flips(model, baseline)
         whole = tango(dropped, gained, len(model), LIMIT)
         verdict = PASS if whole.p_within <= SIGNIFICANCE else FUTILE
@@ -205,11 +206,11 @@ def main() -> int:
     for name in NAMES:
         print(replay(name, pairs[name], 100, asked.seed))
     images = {name: to_images(pairs[name]) for name in NAMES}
-    flips = {name: float((each.lost + each.won).mean()) for name, each in images.items()}
+    flips = {name: float((pairs.lost + pairs.won).mean()) for name, pairs in images.items()}
     cells = list(product(flips, _cells(asked.runs)))
     for name, (loss, total, models, runs) in track(cells, "Simulating"):
         random = np.random.default_rng([asked.seed, total, models, round(1e6 * loss)])
-        plan = Plan(total, LIMIT, SIGNIFICANCE / models)
+        plan = StoppingPlan(total, LIMIT, SIGNIFICANCE / models)
         rows.append(simulate(name, flips[name], loss, plan, runs, random))
         print(*(f"{v:.4g}" if isinstance(v, float) else v for v in astuple(rows[-1])))
     files.write_text(TABLE, files.to_csv([[f.name for f in fields(Rates)], *map(astuple, rows)]))

@@ -92,11 +92,11 @@ class Copier:
     def translate(self, text: str, sweep: str, draw: int) -> str:
         """Return a text with the ids of a copy; the parent run is the same in every draw."""
 
-        def fresh(found: re.Match[str]) -> str:
-            if (given := found[0]) not in self._ids:
-                return given
-            salt = sweep if given == self.parent_id else f"{sweep} {draw}"
-            return hashlib.sha256(f"{salt} {given}".encode()).hexdigest()[: len(given)]
+        def fresh(match: re.Match[str]) -> str:
+            if (original := match[0]) not in self._ids:
+                return original
+            salt = sweep if original == self.parent_id else f"{sweep} {draw}"
+            return hashlib.sha256(f"{salt} {original}".encode()).hexdigest()[: len(original)]
 
         return _ID.sub(fresh, text)
 
@@ -153,7 +153,7 @@ def _copy_folder(copier: Copier, source: str, run_id: str, draw: int, folder: Pa
 def _copy_artifacts(copier: Copier, source: str, run_id: str, number: int) -> None:
     """Copy what the report reads, with other predictions for one sample in 500."""
     uri = "SELECT artifact_uri FROM runs WHERE run_uuid = ?"
-    old, new = (Path(copier.read(uri, each).removeprefix("file://")) for each in (source, run_id))
+    old, new = (Path(copier.read(uri, run).removeprefix("file://")) for run in (source, run_id))
     new.mkdir(parents=True)
     for name in FILES:
         if (old / name).exists():  # an unsupported run has none
@@ -197,7 +197,7 @@ def time_calls(root: Path, parent_id: str) -> Record:
     number, identity = int(job["job_number"]), job["identity"]
     statements: list[str] = []
     event.listen(Engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
-    found: Record = {}
+    measured: Record = {}
     with tempfile.TemporaryDirectory() as scratch:
         calls: dict[str, Callable[[int], object]] = {
             "a run's tracking": lambda n: tracking_load.log_run(store, None, Path(scratch), n),
@@ -215,8 +215,8 @@ def time_calls(root: Path, parent_id: str) -> Record:
                 start = time.process_time()
                 call(repeat)
                 seconds.append(time.process_time() - start)
-            found[name] = {"cpu_s": seconds, "statements": len(statements)}
-    return found
+            measured[name] = {"cpu_s": seconds, "statements": len(statements)}
+    return measured
 
 
 def measure(setting: Setting) -> Record:
@@ -227,7 +227,7 @@ def measure(setting: Setting) -> Record:
     copier = Copier(home / "mlruns" / "mlflow.db", folder / "mlruns")
     setting.say(f"a sweep of {DRAWS * len(copier.jobs)}")
     parent_id = add_sweep(copier, home / "sweep", DRAWS)
-    found: Record = {"runs": DRAWS * len(copier.jobs), "others": {}}
+    record: Record = {"runs": DRAWS * len(copier.jobs), "others": {}}
     sweeps = 0
     for others in OTHERS:
         setting.say(f"{others} other runs")
@@ -243,17 +243,17 @@ def measure(setting: Setting) -> Record:
             for _ in range(setting.rounds)
         ]
         setting.say(f"report: {reports[-1]['wall_s']:.1f} s")
-        found["others"][str(others)] = {"calls": json.loads(calls.out), "reports": reports}
-    return found
+        record["others"][str(others)] = {"calls": json.loads(calls.out), "reports": reports}
+    return record
 
 
-def render(found: Record) -> str:
+def render(record: Record) -> str:
     """Return the section in Markdown."""
-    stores = found["others"]
+    stores = record["others"]
     heads = [f"{int(others):,} other runs" for others in stores]
     reports = [store["reports"] for store in stores.values()]
     rows = [
-        [title, *(spread([scale * usage[key] for usage in each], 1) for each in reports)]
+        [title, *(spread([scale * usage[key] for usage in usages], 1) for usages in reports)]
         for title, key, scale in (
             ("wall s", "wall_s", 1),
             ("user s", "user_s", 1),
@@ -264,11 +264,11 @@ def render(found: Record) -> str:
     calls = [[name, *(_cell(store["calls"][name]) for store in stores.values())] for name in names]
     return "\n\n".join(
         [
-            f"`python -m resnet8ptq report` of a sweep of {found['runs']:,} runs, copies of those "
+            f"`python -m resnet8ptq report` of a sweep of {record['runs']:,} runs, copies of those "
             "of `experiment=grid` with predictions of their own, in SQLite beside other runs:",
-            table([f"report of {found['runs']:,} runs", *heads], rows),
+            table([f"report of {record['runs']:,} runs", *heads], rows),
             "Calls in the same stores, in ms of CPU time with SQLite's, and the SQL statements of "
-            f"one call. `all runs are logged` looks at all {found['runs']:,}.",
+            f"one call. `all runs are logged` looks at all {record['runs']:,}.",
             table(["CPU ms (statements)", *heads], calls),
         ]
     )

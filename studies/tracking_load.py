@@ -157,9 +157,9 @@ def measure(config: TrackingConfig, processes: int, runs: int, folder: Path) -> 
 def main() -> None:
     """Measure both stores in turns, and what a run takes in PostgreSQL."""
     with tempfile.TemporaryDirectory(prefix="load-") as scratch:
-        given = server.Arguments(sys.argv[1], folder=f"{scratch}/server", port=5099)
-        with server.run(given) as (address, _):
-            engine = create_engine(server.find_database(given.database))
+        arguments = server.Arguments(sys.argv[1], folder=f"{scratch}/server", port=5099)
+        with server.run(arguments) as (address, _):
+            engine = create_engine(server.find_database(arguments.database))
             configs = {
                 "server": TrackingConfig(uri=address),
                 "sqlite": TrackingConfig(root=f"{scratch}/mlruns"),

@@ -37,13 +37,13 @@ class Arguments:
 
 def main() -> None:
     """Train, save, and print the accuracy on the test images."""
-    given = command.parse_words(sys.argv[1:], Arguments, __doc__)
+    arguments = command.parse_words(sys.argv[1:], Arguments, __doc__)
     data = registry.load("cifar10", os.environ["CIFAR10_DIR"])
     images, labels = np.asarray(data.train.images[:]), data.train.labels
-    keras.utils.set_random_seed(given.seed)
-    random = np.random.default_rng(given.seed)
-    model = build(given.width)
-    steps = given.epochs * -(-len(images) // BATCH)
+    keras.utils.set_random_seed(arguments.seed)
+    random = np.random.default_rng(arguments.seed)
+    model = build(arguments.width)
+    steps = arguments.epochs * -(-len(images) // BATCH)
     rate = keras.optimizers.schedules.CosineDecay(
         PEAK_RATE / 10, steps, warmup_target=PEAK_RATE, warmup_steps=steps // 5
     )
@@ -52,17 +52,17 @@ def main() -> None:
         loss="sparse_categorical_crossentropy",
         metrics=["accuracy"],
     )
-    for epoch in range(given.epochs):
+    for epoch in range(arguments.epochs):
         shown = augment(images, random).astype(np.float32)
         history = model.fit(shown, labels, batch_size=BATCH, verbose=0).history
         loss, accuracy = history["loss"][-1], history["accuracy"][-1]
         print(f"epoch {epoch + 1}: loss {loss:.3f}, accuracy {accuracy:.4f}", flush=True)
-    with files.atomic(Path(given.output)) as temporary:
+    with files.atomic(Path(arguments.output)) as temporary:
         model.save(temporary, include_optimizer=False)
     tested = np.asarray(data.test.images[:]).astype(np.float32)
     scores = model.predict(tested, batch_size=256, verbose=0)
     accuracy = float((np.argmax(scores, axis=1) == data.test.labels).mean())
-    print(f"test accuracy {accuracy:.4f}; saved {given.output}")
+    print(f"test accuracy {accuracy:.4f}; saved {arguments.output}")
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ def describe_method(config: CalibConfig) -> dict[str, str | int | float]:
 
 
 def make_observer(config: CalibConfig) -> TensorObserver:
-    """Return an observer of what the method `config.name` reads."""
+    """Return an observer of the statistics that the method `config.name` reads."""
     return TensorObserver(counting=find_method(config.name).histogram)
 
 

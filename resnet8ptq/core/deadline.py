@@ -14,7 +14,7 @@ class TimeUpError(Exception):
 
 @dataclass
 class Deadline:
-    """When a run has to end, and the work that was cut short.
+    """The time limit of a run, and the work that it cut short.
 
     Attributes:
         at: by `time.monotonic`; infinite: never.

@@ -130,9 +130,9 @@ def hash_with_data(path: Path) -> str:
 def _find_named(content: mmap.mmap) -> set[str]:
     """Return the values of all entries `location` in a protobuf message."""
     names = set()
-    for found in _LOCATION.finditer(content):
-        start, size = found.end(), int.from_bytes(found[1][:1]) & 127
-        size += int.from_bytes(found[1][1:]) << 7
+    for location in _LOCATION.finditer(content):
+        start, size = location.end(), int.from_bytes(location[1][:1]) & 127
+        size += int.from_bytes(location[1][1:]) << 7
         names.add(content[start : start + size].decode(errors="replace"))
     return names
 

@@ -20,7 +20,7 @@ from resnet8ptq.core import cache, memory
 from resnet8ptq.core.console import track
 from resnet8ptq.core.deadline import Deadline, TimeUpError
 from resnet8ptq.corrections import layers
-from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.corrections.quadratic import Quadratic
 from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.graph.layers import attribute, consumers
@@ -77,7 +77,7 @@ class Problem:
 
 
 def round_weights(
-    proto: onnx.ModelProto, setting: Setting, iterations: int, seed: int
+    proto: onnx.ModelProto, setting: CorrectionSettings, iterations: int, seed: int
 ) -> onnx.ModelProto:
     """Return the network with weights that nearest rounding takes to the learned levels.
 
@@ -121,7 +121,7 @@ def _learn_layer(
     proto: onnx.ModelProto,
     walks: Sequence[Walk],
     node: onnx.NodeProto,
-    setting: Setting,
+    setting: CorrectionSettings,
     scheme: WeightScheme,
     iterations: int,
     random: np.random.Generator,
@@ -133,12 +133,12 @@ def _learn_layer(
 
 
 def _keep(
-    setting: Setting, made_of: cache.Key, learn: Callable[[], NDArray[np.int64]]
+    setting: CorrectionSettings, made_of: cache.Key, learn: Callable[[], NDArray[np.int64]]
 ) -> NDArray[np.int64]:
     """Return the levels of a layer, from the cache where they were learned before.
 
     Args:
-        made_of: what they depend on, besides the images, and the threads and the memory that set
+        made_of: their dependencies, besides the images, and the threads and the memory that set
             the order of sums.
     """
     runtime = setting.runtime
@@ -162,7 +162,11 @@ def _keep(
 
 
 def learn_apart(
-    proto: onnx.ModelProto, setting: Setting, widths: Sequence[int], iterations: int, seed: int
+    proto: onnx.ModelProto,
+    setting: CorrectionSettings,
+    widths: Sequence[int],
+    iterations: int,
+    seed: int,
 ) -> dict[tuple[str, int], Array]:
     """Return the weights of each layer, by name and bits, with all other layers in float.
 
@@ -198,7 +202,7 @@ def _pose(
     fp32: onnx.ModelProto,
     walks: Sequence[Walk],
     node: onnx.NodeProto,
-    setting: Setting,
+    setting: CorrectionSettings,
     random: np.random.Generator,
     label: str,
 ) -> Problem:

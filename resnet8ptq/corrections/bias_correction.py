@@ -12,7 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from resnet8ptq.corrections import layers
-from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.graph.weights import find_added_bias, read, read_bias, write_bias, write_input
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def correct_biases(
-    fp32: onnx.ModelProto, proto: onnx.ModelProto, setting: Setting
+    fp32: onnx.ModelProto, proto: onnx.ModelProto, setting: CorrectionSettings
 ) -> onnx.ModelProto:
     """Return `proto` with biases that give each output channel the same mean as in `fp32`.
 

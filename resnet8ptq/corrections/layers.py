@@ -18,7 +18,7 @@ from resnet8ptq.precision.plan import Plan, Selection, find_quantized_layers
 
 
 @dataclass(frozen=True)
-class Setting:
+class CorrectionSettings:
     """The settings that all corrections of a run share.
 
     Attributes:
@@ -73,7 +73,9 @@ def round_weights(graph: onnx.GraphProto, node: onnx.NodeProto, scheme: WeightSc
     write_weights(graph, node, scheme.grid(weights, 0).round(weights))
 
 
-def errors(fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: Setting) -> dict[str, float]:
+def errors(
+    fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: CorrectionSettings
+) -> dict[str, float]:
     """Return the squared error of each layer's output, relative to its power.
 
     `corrected` runs with all weights rounded to the nearest level and with float activations.

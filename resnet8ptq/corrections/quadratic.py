@@ -28,7 +28,7 @@ class Quadratic:
     slope: torch.Tensor
 
     def rise(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return what the change of each channel's weights adds to the error, [..., channels].
+        """Return the error that changed weights add to each channel, [..., channels].
 
         Args:
             weights: [..., groups, channels of a group, inputs].

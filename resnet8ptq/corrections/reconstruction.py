@@ -27,7 +27,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.deadline import Deadline
 from resnet8ptq.corrections import adaround, layers
 from resnet8ptq.corrections.adaround import Choices
-from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.graph.session import end_at_logits, expose, group, open_runner
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.graph.weights import read_weights, write_weights
@@ -81,7 +81,7 @@ class Block:
 
 
 def reconstruct(
-    path: Path, setting: Setting, iterations: int, seed: int
+    path: Path, setting: CorrectionSettings, iterations: int, seed: int
 ) -> tuple[onnx.ModelProto, dict[str, Range]]:
     """Return the network with weights that nearest rounding takes to the learned levels.
 
@@ -235,7 +235,7 @@ class _Problem:
             quantizer.drop = DROP if training else 0.0
 
 
-def _images(proto: onnx.ModelProto, setting: Setting) -> Any:
+def _images(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
     """Return as many images [n, ...] as keep each of their tensors within a step's budget."""
     (sample,) = setting.images.take(np.arange(1)).batches(1)
     names, largest = [name for node in proto.graph.node for name in node.output if name], 0
@@ -294,7 +294,7 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
 
 
 def _is_fused(module: Any, node: Any) -> bool:
-    """Tell whether a Relu or Clip follows, which belongs to this node."""
+    """Return whether a Relu or Clip follows, which belongs to this node."""
     kinds = (nn.ReLU, nn.ReLU6, nn.Hardtanh)
     followers = [user for user in node.users if user.op == "call_module"]
     return len(followers) == 1 and any(

@@ -17,7 +17,7 @@ from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import CORRECTIONS, CorrectionsConfig
 from resnet8ptq.core import files
 from resnet8ptq.corrections import bias_correction, equalization, layers, smooth_quant
-from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.models.model import Fp32Model
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,11 @@ FILE = "corrected.onnx"
 
 
 def correct(
-    model: Fp32Model, chosen: CorrectionsConfig, setting: Setting, seed: int, folder: Path
+    model: Fp32Model,
+    chosen: CorrectionsConfig,
+    setting: CorrectionSettings,
+    seed: int,
+    folder: Path,
 ) -> tuple[Fp32Model, dict[str, Range] | None]:
     """Apply the chosen corrections; return the model itself if there are none.
 

@@ -20,7 +20,7 @@ import onnx
 from numpy.typing import NDArray
 
 from resnet8ptq.corrections import layers
-from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.graph.layers import attribute, consumers
 from resnet8ptq.graph.weights import Array, read, read_weights, write_input, write_weights
@@ -100,7 +100,7 @@ class _Problem:
         return sum(errors) / len(errors)
 
 
-def smooth(proto: onnx.ModelProto, setting: Setting) -> onnx.ModelProto:
+def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelProto:
     """Return the same function with smoothed inputs of layers."""
     proto = copy.deepcopy(proto)
     groups = find_groups(proto.graph, setting.selection)

@@ -153,8 +153,8 @@ def _log_half(name: str, images: int, free: int) -> None:
     )
 
 
-def draw_choice(data: Dataset, images: int | None, calibration: Split) -> Split | None:
-    """Draw the training images by which a sweep chooses: `draw_held_out` without `calibration`.
+def draw_selection(data: Dataset, images: int | None, calibration: Split) -> Split | None:
+    """Draw selection samples from the training images: `draw_held_out` without `calibration`.
 
     Runs with other calibration images draw nearly the same images.
 
@@ -169,7 +169,7 @@ def draw_choice(data: Dataset, images: int | None, calibration: Split) -> Split 
 
 
 def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
-    """Divide samples at random into two halves, balanced by class: for choices and for the report.
+    """Divide samples at random into halves, balanced by class: selection and reported samples.
 
     The halves depend on the samples only, and samples of one group stay together.
 
@@ -185,8 +185,8 @@ def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
     for stratum in join_lone(split.take(first).strata(classes)):
         members = random.permutation(stratum)
         chosen[members[: len(members) // 2]] = True
-    choosing, rest = (split.take(np.flatnonzero(half[group_of])) for half in (chosen, ~chosen))
-    return choosing, rest
+    selection, rest = (split.take(np.flatnonzero(half[group_of])) for half in (chosen, ~chosen))
+    return selection, rest
 
 
 def shuffle(split: Split) -> Split:

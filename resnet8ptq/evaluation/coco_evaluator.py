@@ -91,7 +91,7 @@ class CocoEvaluator:
         """Return AP, AP50 and COCO's other metrics by name, on the pictures that were run.
 
         Args:
-            results: what `get_result` returned, or a part of it.
+            results: of `get_result`, or a part of them.
             annotations: in COCO's format, or the path of such a file.
         """
         whole = annotations

@@ -39,7 +39,7 @@ from resnet8ptq.evaluation.inference import (
 )
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Comparison, Outputs, Scores, Task
-from resnet8ptq.tasks.sequential import FAIL, PASS, Plan
+from resnet8ptq.tasks.sequential import FAIL, PASS, StoppingPlan
 
 DYNAMIC_BATCH_SIZE = 256
 
@@ -200,7 +200,7 @@ class Evaluator:
         config: QuantizationConfig,
         path: Path,
         samples: Split,
-        plan: Plan,
+        plan: StoppingPlan,
         search: bool = False,
     ) -> Compared:
         """Compare block by block, in the order of `samples`, until `plan` stops.

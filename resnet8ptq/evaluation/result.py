@@ -22,7 +22,7 @@ class Measurement:
             only simulate integers.
         single: the comparison at batch 1, for dynamic quantization alone: its activation ranges,
             and so its result, depend on the batch size.
-        choice: the comparison on the samples that a sweep chooses by; None without such samples.
+        choice: the comparison on the selection samples; None without them.
         p_within: one-sided p-value of a loss at the limit of `report` or above, of this run alone;
             None for FP32 and where samples of a group were scored one by one.
         choose_s: all of these samples, in seconds.

@@ -16,7 +16,7 @@ from resnet8ptq.models.contract import match
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks import registry as tasks
-from resnet8ptq.tasks.contract import Setting, Task
+from resnet8ptq.tasks.contract import Task, TaskContext
 
 
 def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
@@ -71,7 +71,7 @@ def make_task(
         ConfigError: the samples do not have the labels that the task needs.
         ModelError: the task does not score outputs of this form.
     """
-    setting = Setting(
+    setting = TaskContext(
         name or dataset.name,
         scored.labels,
         dataset.class_names,

@@ -108,13 +108,13 @@ class _Trial:
     def preprocessing(self, config: RunConfig) -> Iterator[str]:
         """Yield the usual preprocessing with which the file's outputs are near FP32's."""
         now = self._sqnr(self.samples)
-        found: dict[str, float] = {}
+        sqnr_db: dict[str, float] = {}
         for setting, steps in self._others(sized=config.preprocess.size is not None):
-            found[setting] = self._sqnr(replace(self.samples, preprocessing=steps))
-        best = max(found, key=lambda setting: found[setting], default="")
-        if best and found[best] > max(FAR_DB, now + BETTER_DB):
+            sqnr_db[setting] = self._sqnr(replace(self.samples, preprocessing=steps))
+        best = max(sqnr_db, key=lambda setting: sqnr_db[setting], default="")
+        if best and sqnr_db[best] > max(FAR_DB, now + BETTER_DB):
             yield (
-                f"the file fits with {best} instead (SQNR {found[best]:.1f} dB on "
+                f"the file fits with {best} instead (SQNR {sqnr_db[best]:.1f} dB on "
                 f"{len(self.samples)} training samples, {now:.1f} dB with the network's own)"
             )
 
@@ -148,22 +148,22 @@ class _Trial:
         graph = onnx.load(self.file).graph
         rounded = rounded_activations(self.fp32.graph, graph)
         inputs = {value.name for value in self.fp32.graph.input}
-        ranges = {each.name: each for each in rounded if each.name not in inputs}
+        ranges = {tensor.name: tensor for tensor in rounded if tensor.name not in inputs}
         if not ranges:
             return
         values = _outputs(open_runner(expose(self.fp32, [*ranges])), self.samples)
         most = {
             name: max(
-                float(array.max()) / each.high if each.high > 0 else 0.0,
-                float(array.min()) / each.low if each.low < 0 else 0.0,
+                float(array.max()) / tensor.high if tensor.high > 0 else 0.0,
+                float(array.min()) / tensor.low if tensor.low < 0 else 0.0,
             )
-            for (name, each), array in zip(ranges.items(), values, strict=True)
+            for (name, tensor), array in zip(ranges.items(), values, strict=True)
         }
         cut = sorted((name for name in most if most[name] > CUT), key=lambda name: -most[name])
         if cut:
-            each, others = ranges[cut[0]], f" (and of {len(cut) - 1} more)" if cut[1:] else ""
+            tensor, others = ranges[cut[0]], f" (and of {len(cut) - 1} more)" if cut[1:] else ""
             yield (
-                f"the range of {cut[0]}{others} is cut: {each.low:.4g} to {each.high:.4g}, and "
+                f"the range of {cut[0]}{others} is cut: {tensor.low:.4g} to {tensor.high:.4g}, and "
                 f"FP32's values reach {most[cut[0]]:.1f} times as far"
             )
 

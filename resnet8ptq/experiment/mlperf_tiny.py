@@ -131,11 +131,11 @@ def _find(file: File, config: RunConfig) -> str:
     """Return the path of a file: in `benchmark.folder`, or downloaded."""
     folder = config.benchmark.folder
     root = None if folder is None else Path(folder).expanduser()
-    found = sorted(root.glob(file.path)) if root is not None else []
-    if found and file.sha256 not in (None, files.sha256(found[0]) if found[0].is_file() else None):
-        log.warning("%s: is not the suite's own file (another SHA-256)", found[0])
-    if found:
-        return str(found[0].absolute())
+    paths = sorted(root.glob(file.path)) if root is not None else []
+    if paths and file.sha256 not in (None, files.sha256(paths[0]) if paths[0].is_file() else None):
+        log.warning("%s: is not the suite's own file (another SHA-256)", paths[0])
+    if paths:
+        return str(paths[0].absolute())
     name = config.benchmark.name
     missing = f"benchmark={name}: {file.path} is not in benchmark.folder={folder}"
     if file.url is None or file.sha256 is None:

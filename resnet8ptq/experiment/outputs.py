@@ -6,7 +6,7 @@
 | `config.yaml` | the resolved config |
 | `result.json` | status and every metric |
 | `predictions.npz` | the values of each test image that the task keeps, of model and baseline |
-| `choice.npz` | the same of the samples that a sweep chooses by |
+| `choice.npz` | the same of the selection samples |
 | `per_class.csv`, `confusion.csv`, `classes.png`, `roc.png`, ... | tables and figures of the task |
 | `calibration.csv` | indices of the calibration images in the training split, with labels |
 | `calibration.json`, `.flatbuffers`, `.cache` | the ranges as `calib.table` reads them |

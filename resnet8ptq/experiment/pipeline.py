@@ -40,7 +40,7 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.summary import quantized_operators
 from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks.contract import GROUPED, Comparison, Task
-from resnet8ptq.tasks.sequential import Plan
+from resnet8ptq.tasks.sequential import StoppingPlan
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def _measure(
     prepared: Preparation,
     quantized: Quantized,
     memory: PeakMemory,
-    plan: Plan | None,
+    plan: StoppingPlan | None,
 ) -> Measurement:
     """Measure the artifact, reloaded from disk, for every role of the samples."""
     config, artifact, reported = prepared.config, quantized.artifact, samples.reported
@@ -131,9 +131,9 @@ def _measure(
     else:
         compared = evaluator.compare_until(config, artifact.path, reported, plan)
     choice = single = None
-    if samples.choosing is not None:
+    if samples.selection is not None:
         label = "Evaluating to choose"
-        choice = evaluator.compare(config, artifact.path, samples.choosing, label, logits=False)
+        choice = evaluator.compare(config, artifact.path, samples.selection, label, logits=False)
     if config.method == "dynamic" and config.dtype.name != "fp32":
         label = "Evaluating one by one"
         seen = reported.take(np.arange(compared.comparison.model.total)) if plan else reported
@@ -206,8 +206,8 @@ def _describe_samples(samples: Samples, task: Task) -> dict[str, str]:
     params = {}
     if _is_grouped(samples.reported, task):
         params[GROUPED] = "true"
-    if samples.choosing is not None:
-        params["chosen_by"] = f"{len(samples.choosing):,} {samples.chosen_from}"
+    if samples.selection is not None:
+        params["chosen_by"] = f"{len(samples.selection):,} {samples.selected_from}"
     return params
 
 
@@ -291,7 +291,7 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphP
 
 
 def _warn_of_noise(config: RunConfig, sqnr_db: float | None) -> None:
-    """Warn where the quantized network's outputs are far from FP32's, whatever it is scored by."""
+    """Warn where the quantized network's outputs are far from FP32's, by any metric."""
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
         finest = config.per_channel or config.method == "weight_only"
         settings = "nodes_to_exclude=auto" if finest else "per_channel=true"

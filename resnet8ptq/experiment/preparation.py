@@ -20,7 +20,7 @@ from resnet8ptq.config.schema import CorrectionsConfig, RunConfig
 from resnet8ptq.core import background, files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.corrections import sequence
-from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import shuffle
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
@@ -42,13 +42,13 @@ class Preparation:
     """The network to quantize and the settings to quantize it with; each step returns a new one.
 
     Attributes:
-        config: the run's, with what the steps have chosen in place of `auto`.
+        config: the run's, with the choices of the steps in place of `auto`.
         trained: the FP32 network, fine-tuned with `method=qat`; corrections start from it.
         network: `trained`, corrected.
         learned: activation ranges of fine-tuning, by ONNX tensor name.
         ranges: activation ranges that win over calibration.
         params, metrics: of the choices, by MLflow name.
-        seconds: of all steps; None where none had work.
+        seconds: of all steps; None if none had work.
     """
 
     config: RunConfig
@@ -63,11 +63,11 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Everything a step works with.
+    """The inputs of each step.
 
     Attributes:
         config: the run's.
-        samples: the steps choose by `samples.tuning`.
+        samples: the steps choose on `samples.tuning`.
         folder: the run's own; tables and figures of the steps land there.
         scratch: corrected networks land there, and must outlive their quantization.
     """
@@ -91,7 +91,7 @@ class Workspace:
 
     @cached_property
     def resolved(self) -> Resolved:
-        """What the settings come to in the framework."""
+        """The settings as the framework resolves them."""
         return self.quantizer.resolve()
 
     @property
@@ -105,9 +105,9 @@ class Workspace:
         """Return the grids of the weights."""
         return Plan.of(config.precision, WeightScheme.of(config, self.resolved.weight_bits == 7))
 
-    def setting(self, config: RunConfig, images: Split) -> Setting:
-        """Return what corrections of these settings work with."""
-        return Setting(
+    def setting(self, config: RunConfig, images: Split) -> CorrectionSettings:
+        """Return the settings of the corrections."""
+        return CorrectionSettings(
             self.plan(config),
             Selection.of(config),
             images,
@@ -122,16 +122,16 @@ Step = Callable[[Workspace, Preparation], Preparation]
 
 
 def tunes(config: RunConfig) -> bool:
-    """Tell whether a step chooses by tuning samples: layers, bits, or an epoch."""
+    """Return whether a step chooses layers, bits or an epoch by tuning samples."""
     choice = config.method == "qat" or "auto" in (config.nodes_to_exclude, config.precision.plan)
     return choice and config.dtype.name != "fp32"
 
 
 def prepare(work: Workspace) -> Preparation:
-    """Take every step that the settings switch on.
+    """Take each step that the settings switch on.
 
     Raises:
-        PtqError: as each of the steps has it.
+        PtqError: see the steps.
     """
     start = time.perf_counter()
     prepared = Preparation(work.config, work.fp32, work.fp32)
@@ -165,7 +165,7 @@ def fine_tune(work: Workspace, prepared: Preparation) -> Preparation:
     config = prepared.config
     if config.method != "qat":
         return prepared
-    settings = qat.Settings(
+    settings = qat.QatSettings(
         config.qat,
         config.calib,
         work.plan(config),
@@ -248,7 +248,7 @@ def _corrects_again(chosen: CorrectionsConfig) -> bool:
 
 
 def quantize(work: Workspace, prepared: Preparation, folder: Path) -> Quantized:
-    """Quantize what was prepared into `folder`."""
+    """Quantize the prepared network into `folder`."""
     return work.evaluator.quantize(
         prepared.config,
         prepared.network,
@@ -259,7 +259,7 @@ def quantize(work: Workspace, prepared: Preparation, folder: Path) -> Quantized:
 
 
 def provenance(work: Workspace, prepared: Preparation) -> table.Provenance:
-    """Return what ranges that calibration finds are made from."""
+    """Return the origin of calibrated ranges."""
     path, images = prepared.network.onnx_path, work.samples.calibrating.split
     return table.provenance(prepared.config.calib, path, images)
 

@@ -61,13 +61,13 @@ def check(
 
     advice = "does the preprocessing fit the network?"
     if _tells_apart(split.labels):
-        now, found = value(split.preprocessing), dict[str, float]()
+        now, values = value(split.preprocessing), dict[str, float]()
         for setting, steps in usual(split, sized=config.preprocess.size is not None):
-            found[setting] = value(steps)
-        best = min(found, key=lambda setting: metric.cost(found[setting]), default="")
-        if best and metric.cost(now) - metric.cost(found[best]) > BETTER:
+            values[setting] = value(steps)
+        best = min(values, key=lambda setting: metric.cost(values[setting]), default="")
+        if best and metric.cost(now) - metric.cost(values[best]) > BETTER:
             advice += (
-                f" {best} gets {metric.show(found[best])} on {len(split)} training samples, this "
+                f" {best} gets {metric.show(values[best])} on {len(split)} training samples, this "
                 f"run {metric.show(now)}"
             )
         else:

@@ -10,8 +10,8 @@ from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.sampling import (
     LEAST_TO_CHOOSE,
     draw_calibration,
-    draw_choice,
     draw_held_out,
+    draw_selection,
     halve,
     shuffle,
 )
@@ -31,16 +31,16 @@ class Samples:
         calibrating: training samples that give activation ranges.
         reported: the samples of the results.
         tuning: training samples by which the run tunes its own settings; None if it tunes none.
-        choosing: the selection samples, by which a sweep chooses its recommendation; None if it
-            chooses nothing, or by the reported samples.
-        chosen_from: the split of `choosing`, in words.
+        selection: the samples by which a sweep chooses its recommendation; None if it chooses
+            nothing, or by the reported samples.
+        selected_from: the split of `selection`, in words.
     """
 
     data: Dataset
     calibrating: CalibrationSet
     tuning: Split | None = None
-    choosing: Split | None = None
-    chosen_from: str = ""
+    selection: Split | None = None
+    selected_from: str = ""
 
     @property
     def reported(self) -> Split:
@@ -75,8 +75,8 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
     """Draw the samples of a run for every role.
 
     Args:
-        config: `evaluate.split` says which samples are reported on, `evaluate.choice` which ones a
-            sweep chooses by; `auto` takes training samples where it can.
+        config: `evaluate.split` names the reported samples, `evaluate.choice` the selection
+            samples; `auto` takes training samples where it can.
         data: as the network takes it.
         tunes: the run chooses settings itself.
         check: raises `ConfigError` for samples that the task cannot score; an anomaly task cannot
@@ -98,7 +98,7 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
     if config.evaluate.split == "held_out":
         return samples
     samples = _choose(config, samples, check)
-    return _report_choosing(samples) if config.evaluate.split == "choice" else samples
+    return _report_selection(samples) if config.evaluate.split == "choice" else samples
 
 
 def draw_to_analyse(config: RunConfig, data: Dataset) -> Samples:
@@ -122,16 +122,16 @@ def draw_to_calibrate(config: RunConfig, data: Dataset) -> CalibrationSet:
 
 
 def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
-    """Return the samples with those that a sweep chooses by."""
+    """Return the samples with the selection samples."""
     how, data = config.evaluate.choice, samples.data
     if how == "none":
         return samples
     if how != "half":
-        choosing = samples.tuning
-        if choosing is None:
-            choosing = draw_choice(data, config.held_out_images, samples.calibrating.split)
-        if choosing is not None and _passes(check, choosing):
-            return replace(samples, choosing=choosing, chosen_from="training samples")
+        selection = samples.tuning
+        if selection is None:
+            selection = draw_selection(data, config.held_out_images, samples.calibrating.split)
+        if selection is not None and _passes(check, selection):
+            return replace(samples, selection=selection, selected_from="training samples")
         if how == "held_out":
             raise ConfigError(
                 f"evaluate.choice: got held_out, expected half or none: {data.name} has fewer than "
@@ -145,33 +145,33 @@ def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
             *(data.name, len(data.test)),
         )
         return samples
-    choosing, rest = halves
+    selection, rest = halves
     log.info(
-        "%s: too few training samples to spare: %d of %d test samples choose, the others are "
-        "reported on; evaluate.choice=none reports on all, a smaller calib.samples_per_class may "
-        "leave enough",
-        *(data.name, len(choosing), len(data.test)),
+        "%s: too few training samples to spare: %d of %d test samples are selection samples, the "
+        "others are reported on; evaluate.choice=none reports on all, a smaller "
+        "calib.samples_per_class may leave enough",
+        *(data.name, len(selection), len(data.test)),
     )
     data = replace(data, test=rest)
-    return replace(samples, data=data, choosing=choosing, chosen_from="of the test samples")
+    return replace(samples, data=data, selection=selection, selected_from="of the test samples")
 
 
-def _report_choosing(samples: Samples) -> Samples:
-    """Return the samples with the choosing ones in place of the reported ones.
+def _report_selection(samples: Samples) -> Samples:
+    """Return the samples with the selection samples as the reported ones.
 
     Everything else is drawn as for `evaluate.split=test`, so that the same settings calibrate with
     the same samples there.
 
     Raises:
-        ConfigError: none choose.
+        ConfigError: there are no selection samples.
     """
-    if samples.choosing is None:
+    if samples.selection is None:
         raise ConfigError(
             f"evaluate.split: got choice, but {samples.data.name} has too few samples to choose by "
             "some and report on others; try evaluate.split=test"
         )
-    data = replace(samples.data, test=samples.choosing)
-    return replace(samples, data=data, choosing=None)
+    data = replace(samples.data, test=samples.selection)
+    return replace(samples, data=data, selection=None)
 
 
 def _passes(check: Check, split: Split) -> bool:

@@ -10,13 +10,15 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.tasks.contract import STOPPED_LOSS, Comparison, Task
-from resnet8ptq.tasks.sequential import Plan
+from resnet8ptq.tasks.sequential import StoppingPlan
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 
 log = logging.getLogger(__name__)
 
 
-def make_plan(config: RunConfig, task: Task, samples: Samples, grouped: bool) -> Plan | None:
+def make_plan(
+    config: RunConfig, task: Task, samples: Samples, grouped: bool
+) -> StoppingPlan | None:
     """Return the plan; None for a run that scores all samples.
 
     FP32 itself is not judged, and scores all. Each of several models gets an equal part of the
@@ -43,14 +45,14 @@ def make_plan(config: RunConfig, task: Task, samples: Samples, grouped: bool) ->
     models = config.evaluate.models
     if config.dtype.name == "fp32":
         return None
-    if models != 1 and samples.choosing is None:
+    if models != 1 and samples.selection is None:
         log.warning(
             "evaluate.stop: decided has no effect without selection samples (evaluate.choice): "
             "models that stop at different places cannot be ranked; all samples are scored"
         )
         return None
     level = SIGNIFICANCE / (models or 1)
-    return Plan(len(samples.reported), task.metric.limit(config.report), level)
+    return StoppingPlan(len(samples.reported), task.metric.limit(config.report), level)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def try_choice(
     if level is None or not evaluator.task.test.sequential or samples.groups is not None:
         whole = evaluator.compare(config, path, samples, logits=False).comparison
         return Tried(whole.model.fair, whole.fair_drop, p_of(whole, limit), whole.model.total)
-    plan = Plan(len(samples), limit, level)
+    plan = StoppingPlan(len(samples), limit, level)
     seen = evaluator.compare_until(config, path, samples, plan, search=True).comparison
     stopped = seen.model.total < plan.total
     drop = seen.stopping[STOPPED_LOSS] if stopped else seen.fair_drop

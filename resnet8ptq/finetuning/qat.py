@@ -32,7 +32,7 @@ NETWORK_FILE, RANGES_FILE, CURVES_FILE = "network.onnx", "ranges.json", "curves.
 
 
 @dataclass(frozen=True)
-class Settings:
+class QatSettings:
     """The settings of fine-tuning.
 
     Attributes:
@@ -54,7 +54,7 @@ class Settings:
 
 
 def fine_tune(
-    settings: Settings,
+    settings: QatSettings,
     fp32: Fp32Model,
     dataset: Dataset,
     calibration: CalibrationSet,

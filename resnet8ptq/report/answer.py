@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from resnet8ptq.core.text import escape_markdown
 from resnet8ptq.evaluation.paired_latency import typical
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.recommend import BEST, Recommendation, Selection, fp32_name
+from resnet8ptq.report.recommend import BEST, ModelSelection, Recommendation, fp32_name
 from resnet8ptq.report.table import VOID, say_size
 from resnet8ptq.report.verdicts import FAIL, PASS, Verdict
 from resnet8ptq.tasks.contract import BASELINE, TOTAL
@@ -35,7 +35,7 @@ class Answer:
     command: str
 
 
-def explain(selected: Selection) -> list[Answer]:
+def explain(selected: ModelSelection) -> list[Answer]:
     """Return an answer for each recommended model; empty without a recommendation."""
     models: dict[str, list[Recommendation]] = {}
     for recommended in selected.recommendations:
@@ -43,7 +43,7 @@ def explain(selected: Selection) -> list[Answer]:
     return [_explain(selected, choices) for choices in models.values()]
 
 
-def _explain(selected: Selection, choices: Sequence[Recommendation]) -> Answer:
+def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Answer:
     first, uses = choices[0], tuple(choice.use for choice in choices)
     if first.choice is None:  # FP32 itself is the fastest
         times = tuple(choice.why.partition("; ")[0] for choice in choices)
@@ -75,7 +75,7 @@ def to_markdown(answers: Sequence[Answer]) -> str:
     return "\n".join(lines)
 
 
-def say_verdict(selected: Selection, cell: Cell, verdict: Verdict) -> str:
+def say_verdict(selected: ModelSelection, cell: Cell, verdict: Verdict) -> str:
     """Return the verdict on a model as a sentence, with the number of samples behind it."""
     limit = selected.family.metric.say_limit(selected.limits)
     total = f"{int(cell.metric(TOTAL)):,} samples"
@@ -91,7 +91,7 @@ def say_verdict(selected: Selection, cell: Cell, verdict: Verdict) -> str:
     return f"Undecided: {total} neither prove nor disprove the limit ({limit}){needed}."
 
 
-def say_luck(selected: Selection, best: Cell) -> str:
+def say_luck(selected: ModelSelection, best: Cell) -> str:
     """Return why another model may have the better result; empty if none has."""
     metric = selected.family.metric
     costs = [metric.cost(cell.metric(metric.name)) for cell in selected.candidates]
@@ -101,7 +101,7 @@ def say_luck(selected: Selection, best: Cell) -> str:
     return f" Chosen on {samples}; another model has a better {metric.title} here, perhaps by luck."
 
 
-def say_facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
+def say_facts(selected: ModelSelection, cell: Cell) -> tuple[str, ...]:
     """Return the measured metric, size and latency as texts with units."""
     record, metric = cell.record, selected.family.metric
     lines, value = [], record.value(metric)
@@ -121,7 +121,7 @@ def say_facts(selected: Selection, cell: Cell) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def say_no_gain(selected: Selection, cell: Cell) -> str:
+def say_no_gain(selected: ModelSelection, cell: Cell) -> str:
     """Return a warning about a model that costs accuracy and gains nothing; empty for others."""
     reduction, (_, speedup, _) = cell.record.size_reduction, _find_speed(selected, cell)
     if reduction is None or speedup is None or reduction > 0 or speedup > 1:
@@ -129,7 +129,7 @@ def say_no_gain(selected: Selection, cell: Cell) -> str:
     return " It gains nothing over FP32, which is as small and, on this machine, as fast."
 
 
-def _say_speed(selected: Selection, cell: Cell) -> str:
+def _say_speed(selected: ModelSelection, cell: Cell) -> str:
     ms, speedup, in_turns = _find_speed(selected, cell)
     if ms is None:
         return ""
@@ -137,7 +137,7 @@ def _say_speed(selected: Selection, cell: Cell) -> str:
     return f"{ms:.3f} ms{times}{', timed in turns' if in_turns else ''}"
 
 
-def _find_speed(selected: Selection, cell: Cell) -> tuple[float | None, float | None, bool]:
+def _find_speed(selected: ModelSelection, cell: Cell) -> tuple[float | None, float | None, bool]:
     """Return latency in ms, speedup, and whether both are of the timing in turns."""
     record, timing = cell.record, selected.timing
     times = {} if timing is None else timing.single

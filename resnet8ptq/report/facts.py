@@ -62,7 +62,7 @@ def task_of(records: Sequence[RunRecord]) -> Task:
 def best_first(records: Sequence[RunRecord]) -> list[int]:
     """Return the indices of the runs by their metric, the best first, those without it last.
 
-    Runs that stopped at different samples are ordered by the samples that the sweep chooses by.
+    Runs that stopped at different samples are ordered by the selection samples.
     """
     metric, prefix = task_of(records).metric, CHOICE if any(map(is_stopped, records)) else ""
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 
 from resnet8ptq.report.facts import adjusted_p, labels, task_of, varied
 from resnet8ptq.report.table import NOTHING_JUDGED, VOID, Judged
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.tasks.contract import Task
 from resnet8ptq.tasks.sequential import LOOKS
 from resnet8ptq.tracking.ledger import NO_LOOKS
@@ -16,14 +17,19 @@ P_NOTE = (
     "differ measurably from FP32 and still be good enough."
 )
 LIMIT_NOTE = (
-    "limit: {limit} ({key}). pass: these samples prove that the model keeps the limit (the upper "
-    "one-sided 95% bound of the loss{several} is within it). fail: they prove that it does not "
-    "(the lower bound is beyond it). undecided: they are too few for either proof; the brackets "
-    "have the sample sizes that decide with 80% power, if the true loss is one standard error "
-    "above or below the measured one. Sizes above a million are not shown. A verdict is about this "
-    "file; another calibration draw (seed) makes another file, and experiment=spread judges the "
-    "recipe."
+    "limit: {limit} ({key}), tested by one-sided 95% bounds of the loss{several}. {outcomes}A "
+    "verdict is about this file; another calibration draw (seed) makes another file, and "
+    "experiment=spread judges the recipe."
 )
+OUTCOME_NOTES = {
+    PASS: "pass: these samples prove that the model keeps the limit (upper bound within it). ",
+    FAIL: "fail: these samples prove that the model exceeds it (lower bound beyond it). ",
+    UNDECIDED: (
+        "undecided: these samples are too few for either proof; the brackets have the sample sizes "
+        "for 80% power, at losses one standard error above and below the measured one, up to a "
+        "million. "
+    ),
+}
 LOOKS_NOTE = (
     "{count} earlier {runs} scored on these samples{part}; verdicts do not correct for that. "
     "Each run is one more chance that a model beyond the limit passes by luck: with 30 single runs "
@@ -141,11 +147,13 @@ def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list
     if not texts:
         return []
     together = len(texts) - texts.count(VOID)
-    several = f", corrected for {together} models (Holm)," if together > 1 else ""
+    several = f", corrected for {together} models (Holm)" if together > 1 else ""
+    occurring = [outcome for outcome in OUTCOME_NOTES if any(t.startswith(outcome) for t in texts)]
+    outcomes = "".join(OUTCOME_NOTES[outcome] for outcome in occurring)
     limit, key = task.metric.say_limit(judged.limits), f"report.{task.metric.limit_key}"
     void, grouped = VOID in texts, any(record.grouped for record in records)
     return [
-        LIMIT_NOTE.format(limit=limit, key=key, several=several),
+        LIMIT_NOTE.format(limit=limit, key=key, several=several, outcomes=outcomes),
         *[VOID_NOTE] * void,
         *[GROUPED_NOTE] * grouped,
         *_on_looks(records, judged),

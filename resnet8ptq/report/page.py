@@ -41,8 +41,8 @@ from resnet8ptq.report import (
 from resnet8ptq.report.comparison import MAX_BYTES, Family, class_power, count_looks, load
 from resnet8ptq.report.facts import best_first, headings
 from resnet8ptq.report.recommend import (
+    ModelSelection,
     Recommendation,
-    Selection,
     other_choice,
     own_family,
     why_none,
@@ -59,7 +59,9 @@ from resnet8ptq.tracking.sweep_file import is_sweep_folder
 Figures = Mapping[str, bytes]  # file name -> PNG or SVG
 
 
-def write(store: Store, parent_id: str, chosen: Sequence[Selection], folder: Path) -> list[Path]:
+def write(
+    store: Store, parent_id: str, chosen: Sequence[ModelSelection], folder: Path
+) -> list[Path]:
     """Write the report on a selection of each family, and log it on the sweep's parent run.
 
     Returns:
@@ -95,23 +97,23 @@ def select(
     families: Sequence[Family],
     limits: ReportConfig,
     timings: Sequence[PairedLatency | None] | None = None,
-) -> list[Selection]:
+) -> list[ModelSelection]:
     """Judge the models of each family."""
     return [
-        Selection(family, limits, verdicts.judge(family, limits), timing)
+        ModelSelection(family, limits, verdicts.judge(family, limits), timing)
         for family, timing in zip(families, timings or [None] * len(families), strict=True)
     ]
 
 
 def load_selections(
     store: Store, parent: RunRecord, records: Sequence[RunRecord], limits: ReportConfig
-) -> list[Selection]:
+) -> list[ModelSelection]:
     """Read the runs of a sweep back, and judge the models of each family."""
     families = load(store, records)
     return select(families, limits, _load_timings(store, parent, len(families)))
 
 
-def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
+def to_markdown(chosen: Sequence[ModelSelection], figures: Collection[str]) -> str:
     """Return the report in Markdown, with a section for each family of runs.
 
     It links the figures whose file names are in `figures`.
@@ -128,7 +130,9 @@ def to_markdown(chosen: Sequence[Selection], figures: Collection[str]) -> str:
     return templates.tidy(text)
 
 
-def to_html(chosen: Sequence[Selection], panels: Sequence[list[Panel]], figures: Figures) -> str:
+def to_html(
+    chosen: Sequence[ModelSelection], panels: Sequence[list[Panel]], figures: Figures
+) -> str:
     """Return the report as one page, see `web_page`.
 
     Args:
@@ -142,7 +146,7 @@ def to_html(chosen: Sequence[Selection], panels: Sequence[list[Panel]], figures:
     return web_page.to_html(heads, chosen, panels, details, figures, over)
 
 
-def _render_pooled(chosen: Sequence[Selection]) -> str:
+def _render_pooled(chosen: Sequence[ModelSelection]) -> str:
     """Return the verdicts over several families in Markdown; empty without any."""
     limits = chosen[0].limits if chosen else ReportConfig()
     pools = pooled.judge([selected.family for selected in chosen], limits)
@@ -160,7 +164,9 @@ def _prefixes(families: Sequence[Family]) -> list[str]:
     return [f"set{number}_" for number, _ in enumerate(families, 1)] if len(families) > 1 else [""]
 
 
-def _render(selected: Selection, figures: Collection[str], prefix: str, page: bool = False) -> str:
+def _render(
+    selected: ModelSelection, figures: Collection[str], prefix: str, page: bool = False
+) -> str:
     """Return the section of one family in Markdown.
 
     Args:
@@ -213,7 +219,7 @@ def _render(selected: Selection, figures: Collection[str], prefix: str, page: bo
 
 
 def _fold(
-    selected: Selection, heads: Sequence[str], lines: Sequence[list[str]]
+    selected: ModelSelection, heads: Sequence[str], lines: Sequence[list[str]]
 ) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
     """Return a heading and a table for each combination, that of the best run first."""
     records, metric = selected.family.records, selected.family.metric
@@ -245,7 +251,7 @@ def _head(
     return f"{' '.join(filter(None, name.cells))}: {'; '.join(parts)}"
 
 
-def _say_as_good(selected: Selection, best: Recommendation) -> list[str]:
+def _say_as_good(selected: ModelSelection, best: Recommendation) -> list[str]:
     """Return how many models are shown to be as good as the best, and how many may be."""
     shown, unknown = len(best.equals), len(best.unknown)
     if not shown and not unknown:
@@ -260,7 +266,7 @@ def _say_as_good(selected: Selection, best: Recommendation) -> list[str]:
     return [line + (f" Undecided on these samples: {unknown}." if unknown else "")]
 
 
-def summarize(selected: Selection) -> list[str]:
+def summarize(selected: ModelSelection) -> list[str]:
     """Return the sentences of the summary."""
     family, recommendations = selected.family, selected.recommendations
     measured = family.measured
@@ -287,8 +293,8 @@ def summarize(selected: Selection) -> list[str]:
         none = "No model passes."
         if selected.apart:
             none = (
-                "The verdicts above are on the reported samples. Models are chosen on other "
-                "samples, the selection samples, and no model passes on those alone."
+                "The verdicts above are on the reported samples. Models are chosen on the "
+                "selection samples, and no model passes on those alone."
             )
         among = "among the models with a measured loss within the limit"
         choice = f"are chosen {among}" if selected.within else "cannot be chosen"
@@ -314,11 +320,11 @@ def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:
     return reference.rank(family, reference.load(limits.reference))
 
 
-def _other_tools(selected: Selection) -> list[reference.Entry]:
+def _other_tools(selected: ModelSelection) -> list[reference.Entry]:
     return [entry for entry in _ranked(selected.family, selected.limits) if not entry.own]
 
 
-def _draw(selected: Selection) -> dict[str, bytes]:
+def _draw(selected: ModelSelection) -> dict[str, bytes]:
     family = selected.family
     having = Family(tuple(cell for cell in family.cells if cell.ranges))  # few of many runs
     ranges = background.put(_draw_ranges, having)  # meanwhile

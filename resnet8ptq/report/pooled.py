@@ -208,9 +208,9 @@ def _judge(
     """Yield the configurations, judged together; beside an FP32 in doubt they are void."""
     sound = [row for row in rows if not any(part.cell.record.doubt for part in row)]
     whole = [_margin(row, limit) for row in sound]
-    each = [[_margin([part], limit) for part in row] for row in sound]
+    single = [[_margin([part], limit) for part in row] for row in sound]
     pooled = verdicts.outcomes([(margin.p_within, margin.p_beyond) for margin in whole])
-    on_all = verdicts.outcomes([hold_on_all(margins) for margins in each])
+    on_all = verdicts.outcomes([hold_on_all(margins) for margins in single])
     outcomes = {id(row): pair for row, *pair in zip(sound, pooled, on_all, strict=True)}
     for row in rows:
         strata, worst = [part.stratum for part in row], max(row, key=lambda part: part.stratum.loss)

@@ -1,7 +1,7 @@
 """Recommends a sweep's models by use, each with its verdict.
 
 Models are chosen on samples that the reported figures do not use, see `experiment.samples`: the
-best of many models looks better than it is on the samples that choose it. They are judged
+best of many models looks better than it is on the samples that chose it. They are judged
 as a family of their own, without a correction for the models that were not chosen. For speed, FP32
 is a candidate too.
 """
@@ -77,7 +77,7 @@ class Recommendation:
 
 
 @dataclass(frozen=True)
-class Selection:
+class ModelSelection:
     """The models of a family that could be deployed, and the criteria of the choice."""
 
     family: Family
@@ -136,7 +136,7 @@ class Selection:
 
     @property
     def on_selection(self) -> bool:
-        """Whether the runs were scored on the samples that choose, and not on the reported ones."""
+        """Whether the runs were scored on the selection samples, not on the reported ones."""
         return any(cell.record.split == "choice" for cell in self.family.cells)
 
     def outcome(self, cell: Cell) -> str:
@@ -183,7 +183,7 @@ def fp32_name(cell: Cell) -> str:
     return f"{cell.record.combination.baseline} fp32"
 
 
-def finalists(selected: Selection) -> list[Cell]:
+def finalists(selected: ModelSelection) -> list[Cell]:
     """Return the models to time against each other and FP32; none without measured latencies."""
     timed = _timed(selected.within)
     if not timed:
@@ -196,7 +196,7 @@ def finalists(selected: Selection) -> list[Cell]:
     return list({cell.record.run_id: cell for cell in chosen}.values())
 
 
-def why_none(selected: Selection) -> list[str]:
+def why_none(selected: ModelSelection) -> list[str]:
     """Return the reason why no model is recommended, and remedies."""
     if selected.on_selection:
         return ["These are the selection samples; the reported samples recommend a model."]
@@ -227,7 +227,7 @@ def why_none(selected: Selection) -> list[str]:
     return lines
 
 
-def recommend(selected: Selection) -> list[Recommendation]:
+def recommend(selected: ModelSelection) -> list[Recommendation]:
     """Return one recommendation for each use; none without candidates.
 
     Empty if the runs were scored on the selection samples: these are steps of a ladder, which runs
@@ -259,13 +259,13 @@ def recommend(selected: Selection) -> list[Recommendation]:
     return _judge(selected, [replace(chosen, key=key) for key, chosen in uses.items()])
 
 
-def own_family(selected: Selection, chosen: Sequence[Recommendation]) -> Family:
-    """Return the recommended models that the selection samples chose, see `Selection.own`."""
+def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Family:
+    """Return the recommended models that the selection samples chose, see `ModelSelection.own`."""
     apart = [r.choice for r in chosen if r.choice and r.key != BALANCED and selected.apart]
     return Family(tuple({cell.record.run_id: cell for cell in apart}.values()))
 
 
-def _judge(selected: Selection, chosen: Sequence[Recommendation]) -> list[Recommendation]:
+def _judge(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[Recommendation]:
     """Add the verdicts on the reported samples.
 
     Models of `own_family` are judged together. The balanced model is chosen on the reported
@@ -285,50 +285,51 @@ def _judge(selected: Selection, chosen: Sequence[Recommendation]) -> list[Recomm
     return [add(recommended) for recommended in chosen]
 
 
-def other_choice(selected: Selection) -> str:
-    """Return how the models were chosen, and the best on the reported samples."""
+def other_choice(selected: ModelSelection) -> list[str]:
+    """Return how the models were chosen, and the best on the reported samples, as sentences."""
     metric = selected.family.metric
     if not selected.candidates:
-        return ""
+        return []
     if not selected.apart:
-        return (
+        return [
             "The best models are chosen on the reported samples; their results are probably too "
             "good."
-        )
+        ]
     ours = selected.best(selected.candidates)
     theirs = selected.best(selected.candidates, reported=True)
     samples = ours.record.chosen_by or "other samples"
-    begin = f"The best are chosen on {samples}, which the reported figures do not use."
+    lines = [f"The best are chosen on {samples}, which the reported figures do not use."]
     if criterion := selected.criterion:
-        begin += (
-            f" Among the models within {NEAR:g} paired standard errors of the best {metric.title}, "
+        lines.append(
+            f"Among the models within {NEAR:g} paired standard errors of the best {metric.title}, "
             f"the one with the outputs closest to FP32's is chosen (lowest {criterion.title}), "
             "because that depends less on luck."
         )
     chosen, reported = (ours.metric(f"{prefix}{BASELINE}{metric.name}") for prefix in (CHOICE, ""))
     if metric.bounded and metric.cost(reported) - metric.cost(chosen) > FAMILIAR:
-        begin += (
-            f" FP32 has {metric.show(chosen)} on them and {metric.show(reported)} on the reported "
+        lines.append(
+            f"FP32 has {metric.show(chosen)} on them and {metric.show(reported)} on the reported "
             "samples. It was probably trained on them, so the loss there may be smaller or larger."
         )
     if any(TUNED.items() & cell.record.params.items() for cell in selected.candidates):
-        begin += (
-            " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their "
+        lines.append(
+            "Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their "
             "settings on the selection samples, so these samples favour those runs."
         )
     if selected.family.stopped:
-        return begin
+        return lines
     if ours is theirs:
-        return f"{begin} The reported samples would give the same choice."
+        return [*lines, "The reported samples would give the same choice."]
     value, fair = (metric.show(theirs.metric(name)) for name in (metric.name, metric.ranked_by))
     ties = f" ({fair} with ties at the top broken at random)" if fair != value else ""
-    return (
-        f"{begin} On the reported samples the best is {theirs.label}: {value}{ties}. This result "
-        "is probably too good, because the same samples would choose the model and score it."
-    )
+    return [
+        *lines,
+        f"On the reported samples the best is {theirs.label}: {value}{ties}. This result is "
+        "probably too good, because the same samples would choose the model and score it.",
+    ]
 
 
-def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendation:
+def _best(selected: ModelSelection, use: str, cells: Sequence[Cell]) -> Recommendation:
     metric = selected.family.metric
     best = selected.best(cells)
     shown, fair = (metric.show(best.metric(name)) for name in (metric.name, metric.ranked_by))
@@ -348,12 +349,12 @@ def _best(selected: Selection, use: str, cells: Sequence[Cell]) -> Recommendatio
     return replace(recommended, unknown=tuple(unknown))
 
 
-def _say_margin(selected: Selection) -> str:
+def _say_margin(selected: ModelSelection) -> str:
     metric = selected.family.metric
     return metric.say_margin(verdicts.margin_of(metric, selected.limits))
 
 
-def _balanced(selected: Selection, best: Recommendation) -> Recommendation | None:
+def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation | None:
     """Choose the smallest of the models that are shown to be as good as the best.
 
     Of equal sizes it is the fastest. None if the best is not within the limit, and no other is.
@@ -379,7 +380,7 @@ def _balanced(selected: Selection, best: Recommendation) -> Recommendation | Non
     return _of(BALANCED, chosen, why, others, f"shown to be {_say_margin(selected)}")
 
 
-def _smallest(selected: Selection) -> Recommendation:
+def _smallest(selected: ModelSelection) -> Recommendation:
     metric = selected.family.metric
     least = min(map(_bytes, selected.within)) * (1 + SAME_SIZE)
     best = selected.best([cell for cell in selected.within if _bytes(cell) <= least])
@@ -398,7 +399,7 @@ def _smallest(selected: Selection) -> Recommendation:
     return _of("smallest", best, why, close, f"size within {CLOSE:.0%}")
 
 
-def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Recommendation:
+def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) -> Recommendation:
     """Choose by latencies that were measured in turns."""
     cells = {cell.record.run_id: cell for cell in selected.within if cell.record.run_id in times}
     baselines = [name for name in times if name.endswith(" fp32")]
@@ -421,7 +422,7 @@ def _fastest(selected: Selection, use: str, times: Mapping[str, Blocks]) -> Reco
     return _of(use, cells[model], why, equals, "not significantly slower")
 
 
-def _fastest_of_runs(selected: Selection) -> Recommendation:
+def _fastest_of_runs(selected: ModelSelection) -> Recommendation:
     """Choose by latencies of different runs, without a timing."""
     timed = _timed(selected.within)
     best = min(timed, key=_latency)

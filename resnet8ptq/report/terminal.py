@@ -10,7 +10,7 @@ from resnet8ptq.report import notes, table
 from resnet8ptq.report.answer import explain
 from resnet8ptq.report.facts import group, headings
 from resnet8ptq.report.pooled import HEADS, Pool
-from resnet8ptq.report.recommend import Selection, why_none
+from resnet8ptq.report.recommend import ModelSelection, why_none
 from resnet8ptq.report.table import NOTHING_JUDGED, Judged
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
@@ -84,7 +84,7 @@ def print_paths(folder: Path, store: Store) -> None:
     print(f"Browse: {store.ui_command}")
 
 
-def print_answers(chosen: Sequence[Selection]) -> None:
+def print_answers(chosen: Sequence[ModelSelection]) -> None:
     """Print the recommended models, and last the one to deploy: verdict, costs and command."""
     console = stdout(None, PIPE_WIDTH)
     titles = headings([selected.family.records for selected in chosen])

@@ -15,7 +15,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import templates
 from resnet8ptq.report import pareto
 from resnet8ptq.report.comparison import Cell, Family
-from resnet8ptq.report.recommend import Selection
+from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.reference import Entry
 from resnet8ptq.tasks.contract import BASELINE
 
@@ -87,7 +87,7 @@ class _Datum:
     row: int = -1
 
 
-def panels(selected: Selection, others: Sequence[Entry] = ()) -> list[Panel]:
+def panels(selected: ModelSelection, others: Sequence[Entry] = ()) -> list[Panel]:
     """Return a drawing over size and, where it was measured, one over latency; empty without runs.
 
     Args:
@@ -117,7 +117,7 @@ def to_svg(drawn: Sequence[Panel]) -> str:
     return template.render(panels=drawn, width=WIDTH, height=HEIGHT)
 
 
-def _datum(selected: Selection, cell: Cell, row: int, x: float) -> _Datum:
+def _datum(selected: ModelSelection, cell: Cell, row: int, x: float) -> _Datum:
     metric, record = selected.family.metric, cell.record
     delta = record.delta(metric)
     loss = cell.metric("drop") if delta is None else metric.cost(delta)

@@ -227,7 +227,7 @@ def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
 
 
 def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
-    """Return whether a model passes individually on the samples that the sweep chooses by."""
+    """Return whether a model passes individually on the selection samples."""
     if cell.choice is None:
         return False
     total = int(cell.metric(f"{CHOICE}{TOTAL}"))

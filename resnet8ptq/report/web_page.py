@@ -21,7 +21,7 @@ from resnet8ptq.core import templates
 from resnet8ptq.report import table, trade_off, verdicts
 from resnet8ptq.report.answer import Answer, explain
 from resnet8ptq.report.facts import best_first
-from resnet8ptq.report.recommend import Selection, why_none
+from resnet8ptq.report.recommend import ModelSelection, why_none
 from resnet8ptq.report.trade_off import Panel
 
 FOLD = re.compile(r"<details><summary>[^<>\n]*</summary>|</details>")
@@ -65,7 +65,7 @@ class Section:
 
 def to_html(
     headings: Sequence[str],
-    chosen: Sequence[Selection],
+    chosen: Sequence[ModelSelection],
     panels: Sequence[list[Panel]],
     details: Sequence[str],
     images: Mapping[str, bytes],
@@ -101,7 +101,7 @@ def _script() -> str:
     return resources("resnet8ptq.report").joinpath("templates/report.js").read_text("utf-8")
 
 
-def _section(heading: str, selected: Selection, panels: list[Panel], details: str) -> Section:
+def _section(heading: str, selected: ModelSelection, panels: list[Panel], details: str) -> Section:
     family, records = selected.family, selected.family.records
     judged = verdicts.in_words([family], selected.limits, [selected.judged])
     lines = table.rows(records, judged)

@@ -15,7 +15,7 @@ from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import printable, redact
 from resnet8ptq.report import comparison, facts, page, terminal
-from resnet8ptq.report.recommend import Selection
+from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.results.summaries import (
     RunSummary,
     SweepSummary,
@@ -117,7 +117,7 @@ def is_sweep(folder: Path) -> bool:
     return _read_journal(folder).tags.get("kind") == "sweep"
 
 
-def _select(source: _Source, asked: Asked) -> list[Selection]:
+def _select(source: _Source, asked: Asked) -> list[ModelSelection]:
     """Judge the runs as the report does, by the requested limits, else by those of the sweep."""
     limits = _limits(source.records, asked)
     if source.parent is not None:

@@ -17,7 +17,7 @@ from resnet8ptq.core import invocation
 from resnet8ptq.core.text import printable
 from resnet8ptq.report import facts, verdicts
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.recommend import Recommendation, Selection, own_family, why_none
+from resnet8ptq.report.recommend import ModelSelection, Recommendation, own_family, why_none
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED, Verdict
 from resnet8ptq.results.bounds import Bounds, measure
@@ -198,7 +198,7 @@ _NUMBERS = [
 
 def summarize_sweep(
     parent: RunRecord,
-    selections: Sequence[Selection],
+    selections: Sequence[ModelSelection],
     artifacts: Mapping[str, str | None],
     report: str | None,
 ) -> SweepSummary:
@@ -237,7 +237,7 @@ def summarize_sweep(
 
 
 def _recommended(
-    selected: Selection,
+    selected: ModelSelection,
     recommended: Recommendation,
     runs: Sequence[RunSummary],
     own: Mapping[str, Bounds],
@@ -263,13 +263,13 @@ def _ids(cells: Sequence[Cell]) -> tuple[str, ...]:
     return tuple(printable(cell.record.run_id) for cell in cells)
 
 
-def _margin(selected: Selection, use: str) -> float | None:
+def _margin(selected: ModelSelection, use: str) -> float | None:
     if use != "balanced" and not use.startswith("best"):
         return None
     return verdicts.margin_of(selected.family.metric, selected.limits)
 
 
-def _why_none(selected: Selection) -> list[str]:
+def _why_none(selected: ModelSelection) -> list[str]:
     if selected.family.measured:
         return why_none(selected)
     counts = Counter(cell.record.status for cell in selected.family.cells)
@@ -277,7 +277,7 @@ def _why_none(selected: Selection) -> list[str]:
 
 
 def summarize_runs(
-    selected: Selection, artifacts: Mapping[str, str | None]
+    selected: ModelSelection, artifacts: Mapping[str, str | None]
 ) -> tuple[RunSummary, ...]:
     """Return the summaries of runs that were scored on the same samples."""
     family, limits = selected.family, selected.limits
@@ -302,7 +302,7 @@ _TEXTS = (  # of a record, under the same names
 
 
 def _summarize(
-    selected: Selection,
+    selected: ModelSelection,
     cell: Cell,
     bounds: Bounds,
     p_value: float | None,
@@ -348,7 +348,7 @@ def _summarize(
     )
 
 
-def _judge(selected: Selection, cell: Cell, judged: Verdict | None) -> dict[str, Any]:
+def _judge(selected: ModelSelection, cell: Cell, judged: Verdict | None) -> dict[str, Any]:
     """Return the attributes of a `RunSummary` that hold the verdict on it."""
     if judged is None:
         verdict = UNSUPPORTED if cell.record.status == UNSUPPORTED else None

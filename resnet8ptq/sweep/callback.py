@@ -31,7 +31,7 @@ from resnet8ptq.tracking import address, journal
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from filelock import FileLock
 
-    from resnet8ptq.report.recommend import Selection
+    from resnet8ptq.report.recommend import ModelSelection
     from resnet8ptq.tracking.record import RunRecord
     from resnet8ptq.tracking.store import Store
     from resnet8ptq.tracking.sweep_file import Sweep, Worker
@@ -91,7 +91,7 @@ class RunningSweep:
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
         records: list[RunRecord] = []
-        chosen: list[Selection] = []
+        chosen: list[ModelSelection] = []
         failure = None
         try:
             background.wait()
@@ -128,7 +128,7 @@ class RunningSweep:
             raise SystemExit(code)
         return status
 
-    def _report(self, records: "list[RunRecord]", timed: bool) -> "list[Selection]":
+    def _report(self, records: "list[RunRecord]", timed: bool) -> "list[ModelSelection]":
         """Print the comparison; write it to the folder and the parent run; return its choices.
 
         If `timed`, time the best models against each other first.
@@ -140,7 +140,7 @@ class RunningSweep:
         from resnet8ptq.tracking import upload
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
-        chosen: list[Selection] = []
+        chosen: list[ModelSelection] = []
         if records:
             try:
                 families = comparison.count_looks(store, comparison.load(store, records))

@@ -20,13 +20,13 @@ from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.experiment.compatibility import load
 from resnet8ptq.experiment.settings import settle
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.recommend import Selection, finalists, fp32_name
+from resnet8ptq.report.recommend import ModelSelection, finalists, fp32_name
 from resnet8ptq.tracking import origin
 
 log = logging.getLogger(__name__)
 
 
-def run(chosen: Sequence[Selection], folder: Path) -> list[PairedLatency | None]:
+def run(chosen: Sequence[ModelSelection], folder: Path) -> list[PairedLatency | None]:
     """Time the finalists of each family, and write the latencies to `folder`.
 
     Returns:
@@ -39,7 +39,7 @@ def run(chosen: Sequence[Selection], folder: Path) -> list[PairedLatency | None]
     return timings
 
 
-def _time(selected: Selection, folder: Path) -> PairedLatency | None:
+def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
     models = finalists(selected)
     timed = [cell for cell in selected.family.measured if cell.record.speedup is not None]
     if not models or not timed:

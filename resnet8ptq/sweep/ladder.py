@@ -99,16 +99,18 @@ class Ladder:
 
     def _expect(self, step: Step) -> float:
         """Return the expected seconds of a step, from those measured."""
-        measured = [each for each in self.tried if each.status == "ok"]
-        own = [each for each in measured if each.step.backend == step.backend] or measured
-        if alike := [_warm_s(each) for each in own if each.step.rung == step.rung]:
+        measured = [trial for trial in self.tried if trial.status == "ok"]
+        own = [trial for trial in measured if trial.step.backend == step.backend] or measured
+        if alike := [_warm_s(trial) for trial in own if trial.step.rung == step.rung]:
             return max(alike)
-        return step.cost * max((_warm_s(each) / max(each.step.cost, 1) for each in own), default=0)
+        return step.cost * max(
+            (_warm_s(trial) / max(trial.step.cost, 1) for trial in own), default=0
+        )
 
     def _run(
         self, steps: Sequence[Step], seconds_each: float, into: list[Tried] | None = None
     ) -> list[Tried]:
-        """Run steps, and say what they came to."""
+        """Run steps, and print their outcomes."""
         for step in steps:
             _say(f"{step.backend}: {step.words}: {step.why}")
         begun_s, results = (
@@ -119,11 +121,11 @@ class Ladder:
         done = []
         for step, result in zip(steps, results, strict=True):
             done.append(self._measure(step, result, seconds))
-        if steps and not self.tried and all(each.status == "failed" for each in done):
+        if steps and not self.tried and all(trial.status == "failed" for trial in done):
             raise next(result for result in results if isinstance(result, Exception))
         (self.tried if into is None else into).extend(done)
-        for each in done:
-            _say(f"  {self._outcome(each)}")
+        for trial in done:
+            _say(f"  {self._outcome(trial)}")
         return done
 
     def _measure(self, step: Step, result: RunRecord | Exception, seconds: float) -> Tried:
@@ -139,7 +141,7 @@ class Ladder:
         return replace(done, within=done.within and reaches)
 
     def _outcome(self, tried: Tried) -> str:
-        """Return what a step came to, in one line."""
+        """Return the outcome of a step in one line."""
         if tried.status != "ok":
             return f"{tried.status}: {tried.reason}"
         if tried.step.rung == climbing.DIAGNOSIS:
@@ -244,7 +246,7 @@ def _warm_s(tried: Tried) -> float:
 
 
 def _again_s(tried: Tried) -> float:
-    """Return the seconds of a step on other samples: the cache has what was learned."""
+    """Return the seconds of a step on other samples: the cache has the learned layers."""
     return min(tried.seconds, 2 * tried.own_seconds or tried.seconds)
 
 

@@ -14,7 +14,7 @@ from resnet8ptq.core.console import say, stdout
 from resnet8ptq.core.text import printable
 from resnet8ptq.report.answer import say_facts, say_verdict
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.recommend import Recommendation, Selection
+from resnet8ptq.report.recommend import ModelSelection, Recommendation
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import EXIT_CODES, FAIL, PASS, UNDECIDED, reaches_least
 
@@ -30,7 +30,7 @@ class Winner:
         cell: its run on the reported samples.
     """
 
-    selected: Selection
+    selected: ModelSelection
     cell: Cell
 
     @property
@@ -55,7 +55,7 @@ class Winner:
         return kept
 
 
-def find(chosen: Sequence[Selection]) -> Winner | None:
+def find(chosen: Sequence[ModelSelection]) -> Winner | None:
     """Return the last confirmed model that passes, else the first confirmed; None without any.
 
     Models are confirmed one after the other, until one passes.
@@ -70,7 +70,7 @@ def find(chosen: Sequence[Selection]) -> Winner | None:
     return next(iter([*reversed(passing), *confirmed]), None)
 
 
-def announce(chosen: Sequence[Selection], folder: Path) -> int:
+def announce(chosen: Sequence[ModelSelection], folder: Path) -> int:
     """Print the winner, write its settings as a config; return the exit code, as of `verdict`."""
     console, winner = stdout(None, 240), find(chosen)
     if winner is None:

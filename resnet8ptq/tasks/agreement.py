@@ -17,9 +17,9 @@ from resnet8ptq.tasks.contract import (
     Outputs,
     PairedTest,
     Scores,
-    Setting,
     Targets,
     Task,
+    TaskContext,
     TaskType,
     describe,
 )
@@ -82,7 +82,7 @@ def _keep(comparison: Comparison) -> dict[str, Array]:
     return {name: arrays[name] for name in kept if name in arrays}
 
 
-def _make(setting: Setting) -> Task:
+def _make(setting: TaskContext) -> Task:
     if (setting.classes or 0) < 2:
         raise ModelError(
             f"returns {describe(setting.outputs)}; task=agreement takes one output, a value for "

@@ -22,9 +22,9 @@ from resnet8ptq.tasks.contract import (
     Metrics,
     Outputs,
     Scores,
-    Setting,
     Targets,
     Task,
+    TaskContext,
     TaskType,
     describe,
 )
@@ -126,7 +126,7 @@ def _draw(comparison: Comparison, title: str) -> "dict[str, Figure]":
     return {ROC_FILE: roc_plot.draw(model, baseline, title)}
 
 
-def _make(config: AnomalyConfig, setting: Setting) -> Task:
+def _make(config: AnomalyConfig, setting: TaskContext) -> Task:
     labels = setting.labels
     values = None if labels is None else np.unique(labels).tolist()
     more = ", …" if values and len(values) > 10 else ""

@@ -25,10 +25,10 @@ from resnet8ptq.tasks.contract import (
     Metrics,
     Outputs,
     Scores,
-    Setting,
     Table,
     Targets,
     Task,
+    TaskContext,
     TaskType,
     check_labels,
     summarize,
@@ -148,7 +148,7 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
     }
 
 
-def _make(config: BinaryConfig, setting: Setting) -> Task:
+def _make(config: BinaryConfig, setting: TaskContext) -> Task:
     single = setting.classes == 1
     names = setting.class_names if single else classification.check_classes("binary", setting)
     check_labels("binary", setting, "iu", "two classes, 0 and 1")

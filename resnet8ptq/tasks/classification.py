@@ -21,10 +21,10 @@ from resnet8ptq.tasks.contract import (
     Metrics,
     Outputs,
     Scores,
-    Setting,
     Table,
     Targets,
     Task,
+    TaskContext,
     TaskType,
     check_labels,
     describe,
@@ -304,7 +304,7 @@ def _doubt(baseline: ClassScores, expected: float | None) -> str | None:
     return doubt_below(f"{shown})", hits.interval, expected)
 
 
-def check_classes(task: str, setting: Setting) -> tuple[str, ...]:
+def check_classes(task: str, setting: TaskContext) -> tuple[str, ...]:
     """Return the names of the classes.
 
     Raises:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ReportConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.tasks.sequential import Plan
+from resnet8ptq.tasks.sequential import StoppingPlan
 from resnet8ptq.tasks.statistics import Interval, Margin, Values
 
 if TYPE_CHECKING:  # a run imports matplotlib only when it draws
@@ -27,7 +27,7 @@ DIGITS = 9  # of a loss, after the point
 MANY_CLASSES = 50  # with more, metrics of single classes go into files alone
 # Groups of metrics, which MLflow shows apart. The metrics without one lead its table.
 BASELINE = "baseline/"  # of FP32
-CHOICE = "choice/"  # on the samples that a sweep chooses by
+CHOICE = "choice/"  # on the selection samples
 TOTAL = "counts/total"  # scored samples
 PLANNED = "stopping/planned"  # samples that evaluate.stop=decided might have scored
 STOPPED_LOSS = "stopping/loss"  # against FP32, corrected for the looks
@@ -193,7 +193,7 @@ class Targets:
 
 
 @dataclass(frozen=True)
-class Setting:
+class TaskContext:
     """The data and the outputs of the network that a task is made for.
 
     Attributes:
@@ -251,7 +251,7 @@ class SampleValues(ABC):
         """Return how far the loss against another quantized model lies above `drop`."""
         return self.margin(other, metric, drop, items)
 
-    def until(self, plan: Plan) -> Self:
+    def until(self, plan: StoppingPlan) -> Self:
         """Return the values as those at a look of a sequential test, see `PairedTest.sequential`.
 
         Raises:
@@ -260,7 +260,7 @@ class SampleValues(ABC):
         raise TypeError(f"{type(self).__name__} has no sequential test")
 
     def outcome(self, baseline: Self) -> str:
-        """Return why scoring ends at this look, see `Plan.outcome`; empty if it goes on."""
+        """Return why scoring ends at this look, see `StoppingPlan.outcome`; empty if it goes on."""
         return ""
 
     def estimate(self, baseline: Self) -> tuple[float, Interval] | None:
@@ -413,7 +413,7 @@ class Comparison:
     baseline: Any
     metric: Metric
     tested: bool = True
-    plan: Plan | None = None
+    plan: StoppingPlan | None = None
 
     @property
     def delta(self) -> float:
@@ -471,7 +471,7 @@ class Comparison:
 
     @property
     def outcome(self) -> str:
-        """Why scoring ends at these samples, see `Plan.outcome`; empty if it goes on."""
+        """Reason to end scoring at these samples, see `StoppingPlan.outcome`; empty to go on."""
         return str(self._values.outcome(self.baseline.per_sample))
 
     @property
@@ -564,7 +564,7 @@ class Task:
         """The names of the classes; empty with more than `MANY_CLASSES`."""
         return self.class_names if len(self.class_names) <= MANY_CLASSES else ()
 
-    def compare(self, model: Any, baseline: Any, plan: Plan | None = None) -> Comparison:
+    def compare(self, model: Any, baseline: Any, plan: StoppingPlan | None = None) -> Comparison:
         """Compare the scores of a model with those of its baseline on the same samples.
 
         Args:
@@ -615,7 +615,7 @@ class TaskType:
         fingerprint: hashes scoring code of the user; empty without any.
     """
 
-    make: Callable[[Any, Setting], Task]
+    make: Callable[[Any, TaskContext], Task]
     recall: Callable[[Any, tuple[str, ...]], Task]
     schema: type[TaskConfig] = TaskConfig
     fingerprint: Callable[[Any], str] = lambda config: ""
@@ -639,7 +639,7 @@ def doubt_below(shown: str, interval: Interval, expected: float | None) -> str |
     return f"BELOW report.expected_accuracy={expected:g}, {shown}" if below else None
 
 
-def check_labels(task: str, setting: Setting, kinds: str, expected: str) -> None:
+def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> None:
     """Raise `ConfigError` where the labels are missing, or not of these NumPy kinds."""
     labels = setting.labels
     if labels is None or labels.dtype.kind not in kinds:

@@ -15,7 +15,7 @@ from resnet8ptq.tasks.contract import (
     SampleValues,
     check_columns,
 )
-from resnet8ptq.tasks.sequential import Plan
+from resnet8ptq.tasks.sequential import StoppingPlan
 from resnet8ptq.tasks.statistics import (
     UNKNOWN,
     Interval,
@@ -49,7 +49,7 @@ class Hits(SampleValues):
 
     predictions: Labels
     labels: Labels
-    plan: Plan | None = None
+    plan: StoppingPlan | None = None
 
     shared: ClassVar[tuple[str, ...]] = ("labels",)
 
@@ -100,12 +100,12 @@ class Hits(SampleValues):
             return None
         return replace(self, predictions=self.predictions[rows], labels=self.labels[rows])
 
-    def until(self, plan: Plan) -> Self:
+    def until(self, plan: StoppingPlan) -> Self:
         """Return the values as those at a look of a sequential test."""
         return replace(self, plan=plan)
 
     def outcome(self, baseline: Self) -> str:
-        """Return why scoring ends, see `Plan.outcome`."""
+        """Return why scoring ends, see `StoppingPlan.outcome`."""
         return "" if self.plan is None else self.plan.outcome(*self.changes(baseline))
 
     def estimate(self, baseline: Self) -> tuple[float, Interval] | None:
@@ -150,12 +150,12 @@ class Hits(SampleValues):
         return {"predictions": self.predictions, "labels": self.labels, **plan}
 
 
-def _read_plan(array: Array, seen: int) -> Plan:
+def _read_plan(array: Array, seen: int) -> StoppingPlan:
     """Return the plan that `Hits.arrays` wrote; raise ValueError for another array."""
     if array.shape != (3,) or array.dtype != np.float64 or not np.isfinite(array).all():
         raise ValueError("not a plan")
     total, limit, level = array.tolist()
-    plan = Plan(int(total), limit, level)
+    plan = StoppingPlan(int(total), limit, level)
     if not 0 < total <= MOST or not abs(limit) < 1 or not LEAST <= level < 0.5:
         raise ValueError("not a plan")
     if seen not in plan.ends:

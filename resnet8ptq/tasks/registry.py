@@ -12,7 +12,7 @@ from resnet8ptq.config.limits import check
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.registry import look_up
-from resnet8ptq.tasks.contract import PROBABILITIES, Setting, Task, TaskType
+from resnet8ptq.tasks.contract import PROBABILITIES, Task, TaskContext, TaskType
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ BECAUSE = {
 }
 
 
-def make(config: TaskConfig, setting: Setting) -> Task:
+def make(config: TaskConfig, setting: TaskContext) -> Task:
     """Return the task that `task` names, or that fits the data, for a network and data.
 
     Raises:
@@ -76,7 +76,7 @@ def _log_choice(name: str) -> None:
     log.info("task=auto took %s: %s", name, BECAUSE[name])
 
 
-def choose(setting: Setting) -> str:
+def choose(setting: TaskContext) -> str:
     """Return the name of the task that fits the labels; without labels, the outputs.
 
     Numbers that are not known to be probabilities may be logits of classes, or values. The largest

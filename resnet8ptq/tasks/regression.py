@@ -15,9 +15,9 @@ from resnet8ptq.tasks.contract import (
     Metric,
     Metrics,
     Outputs,
-    Setting,
     Targets,
     Task,
+    TaskContext,
     TaskType,
     check_labels,
     describe,
@@ -88,7 +88,7 @@ def _keep_predictions(comparison: Comparison) -> dict[str, Array]:
     }
 
 
-def _make(config: RegressionConfig, setting: Setting) -> Task:
+def _make(config: RegressionConfig, setting: TaskContext) -> Task:
     check_labels("regression", setting, "fiu", "values [N, ...]")
     labels, shapes = np.asarray(setting.labels), list(setting.outputs.values())
     if len(shapes) != 1 or math.prod(size or 0 for size in shapes[0]) != labels[:1].size:

@@ -88,13 +88,13 @@ class _Paths(NamedTuple):
         """Return all paths at time 0."""
         return cls(0.0, np.zeros(1), np.ones(1))
 
-    def above(self, time: float, place: float) -> float:
+    def above(self, time: float, value: float) -> float:
         """Return the probability that these paths are above a value at a later time."""
-        return float(self.mass @ ndtr((self.places - place) / math.sqrt(time - self.time)))
+        return float(self.mass @ ndtr((self.places - value) / math.sqrt(time - self.time)))
 
-    def below(self, time: float, place: float) -> float:
+    def below(self, time: float, value: float) -> float:
         """Return the probability to be below a place at a later time."""
-        return float(self.mass @ ndtr((place - self.places) / math.sqrt(time - self.time)))
+        return float(self.mass @ ndtr((value - self.places) / math.sqrt(time - self.time)))
 
     def step(self, time: float, low: float, high: float) -> Self:
         """Return the paths that are between both places at a later time."""
@@ -108,7 +108,7 @@ class _Paths(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class StoppingPlan:
     """A sequential test, planned before a sample is scored.
 
     Attributes:

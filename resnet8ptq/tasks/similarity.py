@@ -20,9 +20,9 @@ from resnet8ptq.tasks.contract import (
     Metric,
     Outputs,
     Scores,
-    Setting,
     Targets,
     Task,
+    TaskContext,
     TaskType,
     check_labels,
     describe,
@@ -110,13 +110,13 @@ def _correlate_ranks(one: Values, other: Values) -> Callable[[NDArray[np.int64]]
 
     Values are sorted once, so that a bootstrap sample only counts.
     """
-    places = [np.unique(values, return_inverse=True)[1] for values in (one, other)]
+    ranks = [np.unique(values, return_inverse=True)[1] for values in (one, other)]
 
-    def ranked(place: NDArray[np.int64], chosen: NDArray[np.int64]) -> Values:
-        counts = np.bincount(place[chosen])
-        return (np.cumsum(counts) - (counts - 1) / 2)[place[chosen]]
+    def ranked(rank: NDArray[np.int64], chosen: NDArray[np.int64]) -> Values:
+        counts = np.bincount(rank[chosen])
+        return (np.cumsum(counts) - (counts - 1) / 2)[rank[chosen]]
 
-    return lambda chosen: correlate(*(ranked(place, chosen) for place in places))
+    return lambda chosen: correlate(*(ranked(rank, chosen) for rank in ranks))
 
 
 def _doubt(baseline: Scores, expected: float | None) -> str | None:
@@ -133,7 +133,7 @@ def _keep_predictions(comparison: Comparison) -> dict[str, Array]:
     }
 
 
-def _make(config: SimilarityConfig, setting: Setting) -> Task:
+def _make(config: SimilarityConfig, setting: TaskContext) -> Task:
     check_labels("similarity", setting, "fiu", "a score for each pair [N]")
     labels = np.asarray(setting.labels)
     if labels.ndim > 1:
@@ -141,7 +141,7 @@ def _make(config: SimilarityConfig, setting: Setting) -> Task:
             f"task=similarity: the labels of {setting.data} are {list(labels.shape)}, takes a "
             "score for each pair [N]"
         )
-    flat = [place for place, shape in enumerate(setting.outputs.values()) if len(shape) < 2]
+    flat = [number for number, shape in enumerate(setting.outputs.values()) if len(shape) < 2]
     if len(flat) != 1:
         raise ModelError(
             f"returns {describe(setting.outputs)}; task=similarity takes one output with a score "

@@ -20,7 +20,7 @@ from resnet8ptq.core import cache, memory
 from resnet8ptq.core.deadline import Deadline
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections import adaround, bias_correction, equalization, layers, sequence
-from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
@@ -59,11 +59,11 @@ def configure(*overrides: str) -> RunConfig:
     return make_config("data=shapes", "latency.enabled=false", *short, *overrides)
 
 
-def setting_of(config: RunConfig, images: Split) -> Setting:
+def setting_of(config: RunConfig, images: Split) -> CorrectionSettings:
     weights = WeightScheme.of(config, quantizer_of(config).resolve().weight_bits == 7)
     selection = Selection.of(config)
     runtime = Runtime(cache.folder(None), THREADS)
-    return Setting(
+    return CorrectionSettings(
         Plan(weights), selection, images, config.calib, runtime, ActivationScheme(), False
     )
 

@@ -14,7 +14,7 @@ from resnet8ptq.config.schema import CorrectionsConfig
 from resnet8ptq.core import memory
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.corrections import layers, reconstruction, sequence
-from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.footprint import tensor_bytes
@@ -34,10 +34,12 @@ def images(shapes: Dataset) -> Split:
     return draw_calibration(shapes, 4, 42).split
 
 
-def setting_of(images: Split, weights: WeightScheme) -> Setting:
+def setting_of(images: Split, weights: WeightScheme) -> CorrectionSettings:
     config = make_config("data=shapes", "per_channel=true")
     runtime, activations = runtime_of(config), ActivationScheme()
-    return Setting(Plan(weights), Selection(), images, config.calib, runtime, activations, True)
+    return CorrectionSettings(
+        Plan(weights), Selection(), images, config.calib, runtime, activations, True
+    )
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.data.sources import coco
 from resnet8ptq.tasks import registry as tasks
-from resnet8ptq.tasks.contract import Setting
+from resnet8ptq.tasks.contract import TaskContext
 from tests.helpers import detectors
 from tests.helpers.configs import make_config
 
@@ -83,7 +83,9 @@ def test_pictures_without_any_object_cannot_be_scored(boxes):
         each["iscrowd"] = 1
     path.write_text(json.dumps(content))
     labels = read(boxes).test.labels
-    setting = Setting("them", labels, detectors.NAMES, True, (3, 64, 64), {"o": (7, 16)}, "values")
+    setting = TaskContext(
+        "them", labels, detectors.NAMES, True, (3, 64, 64), {"o": (7, 16)}, "values"
+    )
     with pytest.raises(PtqError, match="the pictures of them have no objects"):
         tasks.make(make_config("task=detection").task, setting)
 

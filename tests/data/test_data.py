@@ -21,8 +21,8 @@ from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.sampling import (
     LEAST_TO_CHOOSE,
     draw_calibration,
-    draw_choice,
     draw_held_out,
+    draw_selection,
     halve,
     leave_out,
 )
@@ -554,7 +554,7 @@ def test_without_held_out_images_the_calibration_draw_is_the_plain_one():
     assert draw_calibration(SMALL, 5, 42).indices.tolist() == sorted(plain.tolist())
 
 
-# The samples that a sweep chooses by
+# Selection samples
 
 
 def test_halves_have_as_many_of_each_class_and_keep_groups_together():
@@ -582,15 +582,15 @@ def test_too_few_samples_are_not_halved():
 def test_what_chooses_neither_calibrates_nor_tests_and_depends_little_on_the_draw():
     data = make_dataset(per_class=100)
     draws = [draw_calibration(data, 10, seed).split for seed in (1, 2)]
-    first, second = (draw_choice(data, 120, drawn) for drawn in draws)
+    first, second = (draw_selection(data, 120, drawn) for drawn in draws)
     assert pixels(first).isdisjoint(pixels(draws[0]) | pixels(data.test))
     whole = pixels(draw_held_out(data, 120))
     assert pixels(first) == whole - pixels(draws[0])
     assert len(pixels(first) & pixels(second)) > 80
-    assert draw_choice(data, 50, draws[0]) is None  # some of them calibrate
-    assert draw_choice(SMALL, None, draws[0]) is None
+    assert draw_selection(data, 50, draws[0]) is None  # some of them calibrate
+    assert draw_selection(SMALL, None, draws[0]) is None
     bare = replace(data, train=replace(data.train, labels=None))
-    assert draw_choice(bare, 120, draws[0]) is None
+    assert draw_selection(bare, 120, draws[0]) is None
 
 
 @pytest.mark.parametrize(("per_class", "left"), [(100, True), (180, True), (220, False)])
@@ -601,7 +601,7 @@ def test_of_few_samples_those_that_choose_do_not_calibrate(per_class, left):
     calibrating = pixels(drawn[0]) | pixels(drawn[1])
     assert pixels(draw_held_out(data, None)).isdisjoint(calibrating) == left
     if left:
-        chosen = [pixels(draw_choice(data, None, split)) for split in drawn]
+        chosen = [pixels(draw_selection(data, None, split)) for split in drawn]
         assert chosen[0] == chosen[1] == pixels(draw_held_out(data, None))
     # What is asked for is given.
     assert len(draw_calibration(data, per_class, 1).split) == 3 * per_class

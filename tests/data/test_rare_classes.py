@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq.core.errors import DataError
-from resnet8ptq.data.sampling import draw_calibration, draw_choice, draw_held_out, halve
+from resnet8ptq.data.sampling import draw_calibration, draw_held_out, draw_selection, halve
 from resnet8ptq.data.splitting import stratify
 from resnet8ptq.experiment.pipeline import run_experiment
 from resnet8ptq.experiment.settings import settle
@@ -56,7 +56,7 @@ def test_a_thousand_classes_of_few_samples(table, caplog):
     calibration = draw_calibration(data, None, 42, [held_out])
     assert len(held_out) == len(data.train) // 2
     assert np.bincount(calibration.split.labels).max() == 2  # of 2,000 for all classes
-    assert draw_choice(data, None, draw_calibration(data, None, 42).split) is not None
+    assert draw_selection(data, None, draw_calibration(data, None, 42).split) is not None
     parted = halve(data.test, CLASSES)
     assert parted is not None and abs(len(parted[0]) - len(parted[1])) < len(data.test) / 3
 

@@ -221,7 +221,7 @@ def test_settings_shown_are_taken(words: tuple[str, ...], page: str) -> None:
 
 
 def is_taken(words: Sequence[str]) -> bool:
-    """Tell whether `run.py` takes them."""
+    """Return whether `run.py` takes them."""
     try:
         for job in list_jobs(words):
             compose(*job)
@@ -231,7 +231,7 @@ def is_taken(words: Sequence[str]) -> bool:
 
 
 def is_parsed(*words: str) -> bool:
-    """Tell whether `python -m resnet8ptq` takes them."""
+    """Return whether `python -m resnet8ptq` takes them."""
     if words[:1] == ("ship",):
         return is_taken(to_run(words[1:]))
     with mock.patch.object(command, "parse_words", parse_only), suppress(PtqError):

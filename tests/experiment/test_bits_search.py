@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.corrections import adaround
-from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment.layers.bits_search import (
@@ -184,7 +184,7 @@ def test_learned_rounding_tells_what_a_layer_costs(
 ) -> None:
     config = make_config("data=shapes", "per_channel=true", "dtype=w4a8")
     images = draw_calibration(shapes, 5, 42).split
-    setting = Setting(
+    setting = CorrectionSettings(
         *(Plan(WeightScheme("int8", True)), Selection(), images, config.calib),
         *(runtime_of(config), ActivationScheme(), True),
     )

@@ -11,7 +11,7 @@ from resnet8ptq.data.sampling import shuffle
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.experiment.stopping import make_plan, try_choice
 from resnet8ptq.tasks import binary, classification
-from resnet8ptq.tasks.sequential import PASS, Plan
+from resnet8ptq.tasks.sequential import PASS, StoppingPlan
 from tests.helpers.configs import make_config
 from tests.helpers.factories import evaluator_of
 
@@ -21,7 +21,7 @@ DECIDED = ("data=shapes", "evaluate.stop=decided")
 
 @pytest.fixture
 def samples(shapes) -> Samples:
-    return Samples(shapes, SimpleNamespace(), choosing=shapes.train)
+    return Samples(shapes, SimpleNamespace(), selection=shapes.train)
 
 
 def test_each_of_several_models_gets_a_part_of_the_level(samples) -> None:
@@ -31,7 +31,9 @@ def test_each_of_several_models_gets_a_part_of_the_level(samples) -> None:
     for models, level in ((None, 0.05), (1, 0.05), (10, 0.005)):
         config = make_config(*DECIDED, "report.max_drop=0.02")
         config = replace(config, evaluate=replace(config.evaluate, models=models))
-        assert make_plan(config, TASK, samples, False) == Plan(len(samples.reported), 0.02, level)
+        assert make_plan(config, TASK, samples, False) == StoppingPlan(
+            len(samples.reported), 0.02, level
+        )
 
 
 def test_metrics_without_hits_and_groups_are_refused(samples) -> None:
@@ -45,7 +47,7 @@ def test_metrics_without_hits_and_groups_are_refused(samples) -> None:
 
 def test_models_that_nothing_else_ranks_score_all(samples, caplog) -> None:
     config = make_config(*DECIDED, "evaluate.models=4")
-    assert make_plan(config, TASK, replace(samples, choosing=None), False) is None
+    assert make_plan(config, TASK, replace(samples, selection=None), False) is None
     assert "evaluate.choice" in caplog.text
 
 
@@ -56,7 +58,7 @@ def test_scoring_stops_at_a_look_with_what_a_whole_run_predicts(
     config = replace(cell.config, cache_dir=None)
     evaluator = evaluator_of(config, shapes_model)
     ordered = shuffle(shapes.test)
-    plan = Plan(len(ordered), 0.1, 0.05)
+    plan = StoppingPlan(len(ordered), 0.1, 0.05)
     compared = evaluator.compare_until(config, cell.artifact.path, ordered, plan)
     comparison = compared.comparison
     seen = comparison.model.total

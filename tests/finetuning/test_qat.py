@@ -61,7 +61,7 @@ def few(shapes: Dataset) -> Dataset:
 
 
 def start(config, fp32, dataset, calibration, held_out, report, deadline=NEVER):
-    settings = qat.Settings(
+    settings = qat.QatSettings(
         config.qat,
         config.calib,
         Plan(WeightScheme.of(config)),

@@ -70,7 +70,7 @@ def sweep(
 ) -> Family:
     """Compare measured cells given as (run id, predictions, changes of params and metrics).
 
-    `choices` are the predictions of each on the samples to choose by, which have the same labels.
+    `choices` are the predictions of each on the selection samples, which have the same labels.
     """
     records = [record(run_id, model, **changes) for run_id, model, changes in cells]
     made = [

@@ -14,7 +14,7 @@ from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.pooled import Stratum
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.sequential import Plan
+from resnet8ptq.tasks.sequential import StoppingPlan
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, tango, tango_interval
 from tests.helpers.cells import predictions, sweep
 from tests.helpers.pages import to_page
@@ -147,7 +147,7 @@ def test_data_sets_of_one_name_are_told_apart_and_stopped_runs_left_out() -> Non
     assert pool.data_sets == tuple(f"arrays, digest {digest * 16}…" for digest in "12")
     (cell,) = there.cells
     assert cell.paired is not None and isinstance(cell.paired.model, Hits)
-    early = replace(cell.paired, model=cell.paired.model.until(Plan(2000, 0.01, 0.05)))
+    early = replace(cell.paired, model=cell.paired.model.until(StoppingPlan(2000, 0.01, 0.05)))
     assert pooled.judge([here, Family((replace(cell, paired=early),))], LIMITS) == []
 
 

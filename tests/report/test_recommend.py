@@ -10,13 +10,13 @@ import pytest
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.report import page
+from resnet8ptq.report import recommend as recommending
 from resnet8ptq.report.answer import UNKNOWN_SPEED, explain
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.recommend import (
+    ModelSelection,
     Recommendation,
-    Selection,
     finalists,
-    other_choice,
     recommend,
     why_none,
 )
@@ -30,7 +30,7 @@ SINGLE, BATCHES = "fastest, one sample at a time", "fastest, 64 samples at a tim
 
 def select(
     family: Family, race: PairedLatency | None = None, limits: ReportConfig = LIMITS
-) -> Selection:
+) -> ModelSelection:
     (selected,) = page.select([family], limits, [race])
     return selected
 
@@ -42,6 +42,10 @@ def by_use(
     **options: object,
 ) -> dict[str, Recommendation]:
     return {r.use: r for r in recommend(select(sweep(*cells, **options), race, limits))}  # type: ignore[arg-type]
+
+
+def other_choice(selected: ModelSelection) -> str:
+    return " ".join(recommending.other_choice(selected))
 
 
 def chosen(found: Recommendation) -> str:
@@ -111,7 +115,7 @@ def test_the_smallest_is_the_most_accurate_of_those_of_its_size() -> None:
 
 
 def test_the_best_is_chosen_apart_from_what_is_reported() -> None:
-    """The first is better on the test images, the second on those to choose by."""
+    """The first is better on the test images, the second on the selection samples."""
     family = sweep(
         ("lucky", predictions(won=12), {"size_bytes": 100_000.0}),
         ("sound", predictions(won=2), {"calib": "entropy", "size_bytes": 90_000.0}),
@@ -186,7 +190,7 @@ def test_what_fails_is_not_recommended() -> None:
     assert recommend(select(sweep(("a", predictions(lost=100), {})))) == []
     below = ReportConfig(max_drop=0.02, min_accuracy=0.95)
     assert recommend(select(sweep(("a", predictions(), {})), limits=below)) == []
-    # Nor where there are samples to choose by, and it is good on those; nor is its choice told.
+    # Nor where there are selection samples, and it is good on those; nor is its choice told.
     apart = select(sweep(("a", predictions(lost=100), {}), choices=[predictions()]))
     assert recommend(apart) == []
     assert other_choice(apart) == ""
@@ -201,7 +205,7 @@ def test_what_fails_is_a_candidate_only_beside_samples_to_choose_by() -> None:
 
 
 def test_what_is_reported_does_not_choose() -> None:
-    """The best on the samples to choose by is shown with its verdict, though it fails."""
+    """The best on the selection samples is shown with its verdict, though it fails."""
     family = sweep(
         ("unlucky", predictions(lost=60), {}),
         ("other", predictions(), {"calib": "entropy"}),

@@ -10,12 +10,12 @@ from resnet8ptq.report import facts, notes, page, table, verdicts
 from resnet8ptq.report.comparison import Cell, Family, compare
 from resnet8ptq.tasks.contract import Paired
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.sequential import Plan
+from resnet8ptq.tasks.sequential import StoppingPlan
 from resnet8ptq.tasks.statistics import flips
 from resnet8ptq.tracking.ledger import Looks
 from tests.helpers.cells import BASELINE, LABELS, predictions, sweep
 
-PLAN = Plan(1000, 0.01, 0.025)
+PLAN = StoppingPlan(1000, 0.01, 0.025)
 STOPS = (400, 700)
 
 
@@ -103,7 +103,7 @@ def test_added_samples_are_judged_alone() -> None:
     lines = notes.collect(family.records, verdicts.in_words([family], limits))
     [line] = [line for line in lines if line.startswith("900 of these 1,000 samples")]
     assert "100 added samples alone" in line and line.endswith(f"{cell.label}: fail.")
-    stopped = Paired(pair.model.until(Plan(1000, 0.05, 0.05)), pair.baseline)
+    stopped = Paired(pair.model.until(StoppingPlan(1000, 0.05, 0.05)), pair.baseline)
     family = replace(family, cells=(replace(cell, paired=stopped),))
     assert verdicts.judge_added(family, limits) == []  # the plan has looked at all of them
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.hits import MCNEMAR, Hits
-from resnet8ptq.tasks.sequential import FAIL, FUTILE, PASS, Plan, find_bounds, spend
+from resnet8ptq.tasks.sequential import FAIL, FUTILE, PASS, StoppingPlan, find_bounds, spend
 from resnet8ptq.tasks.statistics import PART, UNKNOWN, tango
 
 FRACTIONS = st.floats(0.02, 1)
 LEVELS = st.floats(1e-5, 0.2)
-PLAN = Plan(2000, 0.01, 0.05)
+PLAN = StoppingPlan(2000, 0.01, 0.05)
 
 
 @given(FRACTIONS, FRACTIONS, LEVELS)
@@ -43,7 +43,7 @@ def test_a_brownian_path_crosses_with_the_level(level: float) -> None:
 
 
 def runs(
-    loss: float, flips: float, count: int, plan: Plan = PLAN
+    loss: float, flips: float, count: int, plan: StoppingPlan = PLAN
 ) -> list[tuple[str, int, int, int]]:
     """Return outcome, lost, won and seen samples of simulated runs."""
     random = np.random.default_rng(1)
@@ -103,8 +103,8 @@ def test_without_an_earlier_look_nothing_is_corrected() -> None:
 
 
 def test_few_samples_have_a_look_each() -> None:
-    assert Plan(3, 0.01, 0.05).ends == (1, 2, 3)
-    assert [*Plan(9980, 0.01, 0.05).ends][-1] == 9980
+    assert StoppingPlan(3, 0.01, 0.05).ends == (1, 2, 3)
+    assert [*StoppingPlan(9980, 0.01, 0.05).ends][-1] == 9980
 
 
 def hits(lost: int, won: int, seen: int = 1000) -> tuple[Hits, Hits]:

@@ -9,17 +9,17 @@ from scipy import stats
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.tasks import registry, similarity
-from resnet8ptq.tasks.contract import VALUES, Outputs, Setting, Targets
+from resnet8ptq.tasks.contract import VALUES, Outputs, Targets, TaskContext
 
 SCORES = np.array([0.0, 2.5, 5.0, 1.0])
 small = st.integers(0, 4).map(float)  # with ties
 
 
-def setting(labels, **outputs) -> Setting:
-    return Setting("pairs", labels, (), True, (), outputs, VALUES)
+def setting(labels, **outputs) -> TaskContext:
+    return TaskContext("pairs", labels, (), True, (), outputs, VALUES)
 
 
-def make(data: Setting):
+def make(data: TaskContext):
     return registry.make(similarity.SimilarityConfig(), data)
 
 

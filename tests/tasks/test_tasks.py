@@ -47,9 +47,9 @@ from resnet8ptq.tasks.contract import (
     Comparison,
     Outputs,
     Paired,
-    Setting,
     Targets,
     Task,
+    TaskContext,
 )
 from resnet8ptq.tasks.detection import task as detection
 from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder
@@ -349,8 +349,8 @@ def test_a_store_cannot_name_code(name):
 # Which task fits
 
 
-def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=True) -> Setting:
-    return Setting("pets", labels, names, named, (4,), outputs or {"out": (2,)}, final)
+def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=True) -> TaskContext:
+    return TaskContext("pets", labels, names, named, (4,), outputs or {"out": (2,)}, final)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def read(content: bytes, path: Path) -> Contents:
     """
     with errors_as(ModelError, f"{path}: not an ExecuTorch program for XNNPACK"):
         operators = executorch.read(content)
-    if strange := [each.kind for each in operators if not _KNOWN.fullmatch(each.kind)]:
+    if strange := [operator.kind for operator in operators if not _KNOWN.fullmatch(operator.kind)]:
         raise ModelError(f"{path}: operator {strange[0]!r}; takes torch's and XNNPACK's")
     meta = Network(content, 1).metadata
     inputs = [meta.input_tensor_meta(number) for number in range(meta.num_inputs())]
@@ -47,7 +47,7 @@ def read(content: bytes, path: Path) -> Contents:
         producer="",
         inputs=tuple(_port(f"input_{number}", value) for number, value in enumerate(inputs)),
         outputs=tuple(_port(f"output_{number}", value) for number, value in enumerate(outputs)),
-        layers=tuple(_layer(each) for each in operators if each.is_layer),
+        layers=tuple(_layer(operator) for operator in operators if operator.is_layer),
         operators=dict(Counter(operator.kind for operator in operators).most_common()),
     )
 

@@ -58,20 +58,20 @@ def open_run(content: bytes, threads: int) -> RawRun:
 
 def _open(content: bytes, threads: int, read_one: Callable[[Any, Any], Any]) -> RawRun:
     interpreter = open_interpreter(content, threads)
-    taken, given = interpreter.get_input_details(), interpreter.get_output_details()
+    inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
 
     def run(values: Any) -> list[Any]:
-        nonlocal taken, given
-        shapes = [tuple(detail["shape"]) for detail in taken]
+        nonlocal inputs, outputs
+        shapes = [tuple(detail["shape"]) for detail in inputs]
         if shapes != [array.shape for array in values]:
-            for detail, array in zip(taken, values, strict=True):
+            for detail, array in zip(inputs, values, strict=True):
                 interpreter.resize_tensor_input(detail["index"], array.shape)
             interpreter.allocate_tensors()
-            taken, given = interpreter.get_input_details(), interpreter.get_output_details()
-        for detail, array in zip(taken, values, strict=True):
+            inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
+        for detail, array in zip(inputs, values, strict=True):
             interpreter.set_tensor(detail["index"], array)
         interpreter.invoke()
-        return [read_one(interpreter, detail) for detail in given]
+        return [read_one(interpreter, detail) for detail in outputs]
 
     return run
 

@@ -36,7 +36,7 @@ Recipe = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a file is quantized.
+    """The recipe of a quantized file.
 
     Attributes:
         per_channel: one scale of the weights per output channel instead of one per tensor.

@@ -173,5 +173,5 @@ def _misspell(rng: np.random.RandomState, word: str) -> str:
     """Return a word, or rarely the word with one letter twice."""
     if rng.random_sample() >= _MISSPELT:
         return word
-    place = rng.randint(len(word))
-    return word[:place] + word[place] + word[place:]
+    position = rng.randint(len(word))
+    return word[:position] + word[position] + word[position:]

@@ -75,7 +75,9 @@ class DiagnosisResult(RunResult):
     def answer(self, finding: Finding) -> Outcome | None:
         """Return the change that helps most against a finding, of those that could be tried."""
         words = [change.words for change in finding.changes]
-        answers = (each for each in self.outcomes if each.words in words and not each.reason)
+        answers = (
+            outcome for outcome in self.outcomes if outcome.words in words and not outcome.reason
+        )
         return next(answers, None)
 
     def costs(self, finding: Finding) -> bool:
@@ -96,7 +98,7 @@ class DiagnosisResult(RunResult):
     @property
     def conclusion(self) -> list[str]:
         """The faults and the best change, in lines."""
-        lines = [f"fault: {each.say()}{self._say_answer(each)}" for each in self.reasons]
+        lines = [f"fault: {finding.say()}{self._say_answer(finding)}" for finding in self.reasons]
         return [*(lines or [self._nothing()]), self.halves.say(), self._help()]
 
     def _say_answer(self, finding: Finding) -> str:
@@ -113,7 +115,7 @@ class DiagnosisResult(RunResult):
         )
 
     def _help(self) -> str:
-        best = next((each for each in self.outcomes if each.helps), None)
+        best = next((outcome for outcome in self.outcomes if outcome.helps), None)
         where = f"{self.images:,} held-out samples"
         if best is None:
             return f"best change: none of the {len(self.outcomes)} changes tried helps on {where}"
@@ -140,10 +142,10 @@ class DiagnosisResult(RunResult):
         if not self.outcomes:
             names = ", ".join(finding.name for finding in self.findings) or "nothing found"
             return f"{names}; {self.halves.say()}"
-        found = ", ".join(f"{each.name} in {each.tensors[0]}" for each in self.reasons)
-        best = next((each for each in self.outcomes if each.helps), None)
+        faults = ", ".join(f"{finding.name} in {finding.tensors[0]}" for finding in self.reasons)
+        best = next((outcome for outcome in self.outcomes if outcome.helps), None)
         helps = "no change that was tried helps" if best is None else f"{best.words} helps most"
-        return f"{found or 'nothing found'}; {helps}"
+        return f"{faults or 'nothing found'}; {helps}"
 
     def to_metrics(self) -> dict[str, float]:
         """Return every metric under its MLflow name."""

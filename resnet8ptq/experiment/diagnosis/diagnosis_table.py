@@ -47,11 +47,15 @@ def to_csv(measured: TensorMeasurements) -> str:
     columns = ["kind", "tensor", "node", "sqnr_db", "layer_sqnr_db", "rounding_sqnr_db"]
     columns += ["range_low", "range_high", "low", "high", "reach_99", "bulk_sqnr_db"]
     rows: list[list[object]] = [[*columns, "beyond_range", "kernel_off", "kernel_most_off"]]
-    for found in _worst_activations(measured):
-        tensor, spread = found.tensor, found.spread
-        ratios = [found.network.sqnr_db, found.layer.sqnr_db, found.rounding_db]
+    for activation in _worst_activations(measured):
+        tensor, spread = activation.tensor, activation.spread
+        ratios = [activation.network.sqnr_db, activation.layer.sqnr_db, activation.rounding_db]
         seen = [tensor.low, tensor.high, spread.low, spread.high, spread.reach, spread.bulk_db]
-        shares = [found.beyond / found.count, found.off / found.count, found.most_off]
+        shares = [
+            activation.beyond / activation.count,
+            activation.off / activation.count,
+            activation.most_off,
+        ]
         rows.append(["activation", tensor.name, tensor.layer, *ratios, *seen, *shares])
     for weight in _worst_weights(measured):
         spread = weight.spread
@@ -94,12 +98,12 @@ FINDINGS = ("finding", "in", "change", "won back")
 
 def _findings(result: DiagnosisResult) -> list[list[str]]:
     rows = []
-    for finding in sorted(result.findings, key=lambda each: not result.costs(each)):
+    for finding in sorted(result.findings, key=lambda finding: not result.costs(finding)):
         answer = result.answer(finding)
         won = "" if answer is None else f"{answer.won_db:+.1f} dB"
         if not result.costs(finding):
             won = f"nothing alone ({won})" if answer else "not tried"
-        words = answer.words if answer else ", ".join(each.words for each in finding.changes)
+        words = answer.words if answer else ", ".join(change.words for change in finding.changes)
         rows.append([finding.name, finding.tensors[0], words, won])
     return rows
 
@@ -111,8 +115,8 @@ def _changes_columns(metric: Metric) -> tuple[str, ...]:
 def _changes(result: DiagnosisResult) -> list[list[str]]:
     metric, before = result.metric, result.before
     rows = [["(unchanged)", metric.show(before.value), "", f"{before.sqnr_db:.1f}", ""]]
-    for each in (result.halves.weights, result.halves.activations, *result.outcomes):
-        rows.append([each.words, *_change(each, metric)])
+    for outcome in (result.halves.weights, result.halves.activations, *result.outcomes):
+        rows.append([outcome.words, *_change(outcome, metric)])
     return rows
 
 
@@ -125,26 +129,31 @@ def _change(outcome: Outcome, metric: Metric) -> list[str]:
 
 def _activations(measured: TensorMeasurements) -> list[list[str]]:
     rows = []
-    for found in _worst_activations(measured):
-        ratios = [found.network.sqnr_db, found.layer.sqnr_db, found.rounding_db]
-        beyond, reach = found.beyond / found.count, found.spread.reach
+    for activation in _worst_activations(measured):
+        ratios = [activation.network.sqnr_db, activation.layer.sqnr_db, activation.rounding_db]
+        beyond, reach = activation.beyond / activation.count, activation.spread.reach
         ranged = [
             f"{beyond:.2%}",
-            f"{reach:.3g} of {found.tensor.low:.3g} to {found.tensor.high:.3g}",
+            f"{reach:.3g} of {activation.tensor.low:.3g} to {activation.tensor.high:.3g}",
         ]
-        rows.append([found.tensor.name, *(f"{ratio:.1f}" for ratio in ratios), *ranged])
+        rows.append([activation.tensor.name, *(f"{ratio:.1f}" for ratio in ratios), *ranged])
     return rows
 
 
 def _weights(measured: TensorMeasurements) -> list[list[str]]:
     return [
-        [each.name, f"{each.sqnr_db:.1f}", f"{each.spread.peak:.3g}", f"{each.spread.reach:.3g}"]
-        for each in _worst_weights(measured)
+        [
+            weight.name,
+            f"{weight.sqnr_db:.1f}",
+            f"{weight.spread.peak:.3g}",
+            f"{weight.spread.reach:.3g}",
+        ]
+        for weight in _worst_weights(measured)
     ]
 
 
 def _worst_activations(measured: TensorMeasurements) -> list[Activation]:
-    return sorted(measured.activations, key=lambda found: found.network.sqnr_db)
+    return sorted(measured.activations, key=lambda activation: activation.network.sqnr_db)
 
 
 def _worst_weights(measured: TensorMeasurements) -> list[Weight]:
@@ -180,32 +189,36 @@ def _escape(text: str) -> str:
 def draw(result: DiagnosisResult, title: str) -> Figure:
     """The SQNR along the network, that of the weights, and the gain of each change."""
     assert result.measured is not None
-    tried = [each for each in result.outcomes if math.isfinite(each.won_db)]
+    tried = [outcome for outcome in result.outcomes if math.isfinite(outcome.won_db)]
     figure = Figure(figsize=(13, max(4.5, 1.6 + 0.4 * len(tried))), layout="constrained")
     along, weights, changes = figure.subplots(1, 3, width_ratios=(2, 1, 1.3))
-    found = result.measured.activations
+    activations = result.measured.activations
     for label, ratios in (
-        ("in the quantized network", [each.network.sqnr_db for each in found]),
-        ("its layer alone", [each.layer.sqnr_db for each in found]),
+        ("in the quantized network", [activation.network.sqnr_db for activation in activations]),
+        ("its layer alone", [activation.layer.sqnr_db for activation in activations]),
     ):
         along.plot([_finite(ratio) for ratio in ratios], marker="o", markersize=3, label=label)
     named = {name for finding in result.reasons for name in finding.tensors}
-    marked = [place for place, each in enumerate(found) if each.tensor.name in named]
-    levels = [_finite(found[place].network.sqnr_db) for place in marked]
+    marked = [
+        number for number, activation in enumerate(activations) if activation.tensor.name in named
+    ]
+    levels = [_finite(activations[number].network.sqnr_db) for number in marked]
     along.plot(marked, levels, "o", color="tab:red", label="found" if marked else None)
     along.set_xlabel("activations, from input to output")
     along.set_ylabel("SQNR (dB)")
     along.legend(frameon=False)
 
-    every = result.measured.weights
-    colours = ["tab:red" if each.name in named else "tab:blue" for each in every]
-    weights.bar(range(len(every)), [_finite(each.sqnr_db) for each in every], color=colours)
+    all_weights = result.measured.weights
+    colours = ["tab:red" if weight.name in named else "tab:blue" for weight in all_weights]
+    weights.bar(
+        range(len(all_weights)), [_finite(weight.sqnr_db) for weight in all_weights], color=colours
+    )
     weights.set_xlabel("weights, from input to output")
     weights.set_ylabel("SQNR (dB)")
 
-    bars = changes.barh(range(len(tried)), [each.won_db for each in tried], color="tab:green")
+    bars = changes.barh(range(len(tried)), [outcome.won_db for outcome in tried], color="tab:green")
     changes.bar_label(bars, fmt="%+.1f", padding=3, fontsize=9)
-    changes.set_yticks(range(len(tried)), [plain(each.words)[:34] for each in tried])
+    changes.set_yticks(range(len(tried)), [plain(outcome.words)[:34] for outcome in tried])
     changes.invert_yaxis()
     changes.axvline(0, color="black", linewidth=0.8)
     changes.margins(x=0.3)  # room for the labels

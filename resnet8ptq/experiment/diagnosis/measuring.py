@@ -36,9 +36,9 @@ class Noise:
     signal: float = 0.0
     noise: float = 0.0
 
-    def add(self, wanted: Array, found: Array) -> None:
+    def add(self, exact: Array, noisy: Array) -> None:
         """Add exact values and the same values with noise."""
-        signal, error = wanted.ravel(), (found - wanted).ravel()
+        signal, error = exact.ravel(), (noisy - exact).ravel()
         self.signal += float(np.dot(signal, signal))
         self.noise += float(np.dot(error, error))
 
@@ -57,7 +57,7 @@ def to_db(signal: float, noise: float) -> float:
 
 @dataclass
 class Spread:
-    """How values other than zero are spread over magnitudes, an octave [2**(n-1), 2**n) a bin."""
+    """Histogram of nonzero values by magnitude, an octave [2**(n-1), 2**n) a bin."""
 
     counts: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
     signal: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
@@ -250,20 +250,20 @@ def measure(
     """
     weights = qdq.rounded_weights(fp32.graph, quantized.graph)
     tensors = qdq.rounded_activations(fp32.graph, quantized.graph)
-    found = [Activation(tensor) for tensor in tensors]
+    activations = [Activation(tensor) for tensor in tensors]
     joined = qdq.joined(fp32.graph, tensors)
     split, arithmetic, kernels, fed = _some(held_out), Noise(), Noise(), Spread()
     beside = _Sessions(fp32, quantized, tensors, threads)
     (sample,) = split.take(np.arange(1)).batches(1)
     at_once = fit([beside.fp32, beside.quantized], sample)
     for batch in track(split.batches(at_once, padded=False), "Measuring tensors"):
-        wanted, given = beside.fp32(batch), beside.quantized(batch)
-        alone, again = beside.layers(batch, wanted), beside.layers(batch, given)
-        for each, *values in zip(found, wanted, given, alone, again, strict=True):
-            each.add(*values)
-        for place, parts in joined.items():
+        wanted, noisy = beside.fp32(batch), beside.quantized(batch)
+        alone, again = beside.layers(batch, wanted), beside.layers(batch, noisy)
+        for activation, *values in zip(activations, wanted, noisy, alone, again, strict=True):
+            activation.add(*values)
+        for number, parts in joined.items():
             for part in parts:
-                found[place].add_part(tensors[part].name, wanted[part])
+                activations[number].add_part(tensors[part].name, wanted[part])
         ends = beside.outputs(batch)
         arithmetic.add(ends[0], ends[1])
         kernels.add(ends[1], ends[2])
@@ -273,7 +273,7 @@ def measure(
     for batch in _some(calibration, 8 * SAMPLES).batches(SAMPLES):
         for floats in _float_values(batch):
             calibrated.add(floats, floats)
-    measured = tuple(map(Weight.of, weights)), tuple(found)
+    measured = tuple(map(Weight.of, weights)), tuple(activations)
     return TensorMeasurements(*measured, arithmetic, kernels, fed, calibrated, len(split))
 
 
@@ -328,9 +328,9 @@ class _Sessions:
         """Return those of the quantized network, on integer kernels."""
         return self._quantized.run(None, self._feed(batch))
 
-    def layers(self, batch: Array, given: Sequence[Array]) -> list[Array]:
+    def layers(self, batch: Array, inputs: Sequence[Array]) -> list[Array]:
         """Return the outputs of each layer for given inputs, in float arithmetic."""
-        feeds = self._feed(batch) | dict(zip(self._dequantized, given, strict=True))
+        feeds = self._feed(batch) | dict(zip(self._dequantized, inputs, strict=True))
         return self._layers.run(None, feeds)
 
     def outputs(self, batch: Array) -> list[Array]:

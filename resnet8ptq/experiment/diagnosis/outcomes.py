@@ -51,21 +51,21 @@ class Outcome:
         )
 
 
-def weigh(words: str, found: Comparison, reference: Comparison, task: Task) -> Outcome:
+def weigh(words: str, comparison: Comparison, reference: Comparison, task: Task) -> Outcome:
     """Return the outcome of a variant; `reference` has the unchanged settings."""
-    before, value, sqnr_db = unchanged(reference), found.model.value, _sqnr_db(found)
+    before, value, sqnr_db = unchanged(reference), comparison.model.value, _sqnr_db(comparison)
     won = task.metric.drop(before.value - value, before.value) + 0.0  # no -0.0
     gain = sqnr_db - before.sqnr_db if sqnr_db != before.sqnr_db else 0.0  # both may be inf
-    p_value = task.compare(found.model, reference.model).p_value
+    p_value = task.compare(comparison.model, reference.model).p_value
     return Outcome(words, value, won, sqnr_db, gain, p_value)
 
 
 Compare = Callable[[RunConfig], Comparison]
 
 
-def unchanged(found: Comparison) -> Outcome:
+def unchanged(comparison: Comparison) -> Outcome:
     """Return the outcome of the unchanged settings."""
-    return Outcome("", found.model.value, 0.0, _sqnr_db(found), 0.0)
+    return Outcome("", comparison.model.value, 0.0, _sqnr_db(comparison), 0.0)
 
 
 def attempt(
@@ -86,14 +86,14 @@ def attempt(
     outcomes = []
     for change in track(changes, "Trying changes", "changes"):
         try:
-            found = compare(change.apply(config))
+            comparison = compare(change.apply(config))
         except PtqError as error:
             outcomes.append(Outcome(change.words, reason=printable(str(error))))
             continue
-        outcomes.append(weigh(change.words, found, reference, task))
+        outcomes.append(weigh(change.words, comparison, reference, task))
     return sorted(outcomes, key=lambda outcome: (not outcome.helps, -outcome.won_db))
 
 
-def _sqnr_db(found: Comparison) -> float:
-    sqnr_db = found.sqnr_db  # None: the outputs are equal
+def _sqnr_db(comparison: Comparison) -> float:
+    sqnr_db = comparison.sqnr_db  # None: the outputs are equal
     return math.inf if sqnr_db is None else sqnr_db

@@ -21,27 +21,27 @@ from resnet8ptq.models.summary import Summary, summarize
 
 @dataclass
 class Network:
-    """Where the network lies."""
+    """The network's file."""
 
     path: str | None = None
 
 
 @dataclass
-class Settings:
-    """What the command takes."""
+class Arguments:
+    """The words of the command."""
 
     model: Network = field(default_factory=Network)
     cache_dir: str | None = None
 
 
 def main(words: list[str]) -> None:
-    """Read the network, where one is named, and print what is known.
+    """Read the network, if one is named, and print the advice.
 
     Raises:
         ConfigError: there is no such key.
         ModelError: the network is missing, no model, unsafe, or nothing to quantize.
     """
-    settings = command.parse_words(words, Settings, __doc__, plain="model.path")
+    settings = command.parse_words(words, Arguments, __doc__, plain="model.path")
     limits.check(settings)
     network = None
     if settings.model.path is not None:

@@ -1,6 +1,6 @@
-"""Which configurations are worth trying for a network on a CPU, before anything is measured there.
+"""Configurations worth trying for a network on a CPU, from its flags and operators alone.
 
-Every finding names what it rests on. Figures are of the machine that docs/speed.md names.
+Each candidate names its source. Figures are of the machine that docs/speed.md names.
 """
 
 import shlex
@@ -24,7 +24,7 @@ _OUT_OF_16_BITS = "vpmaddubsw sums two products in 16 bits, which saturate witho
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is known of a configuration, why, and from where.
+    """A configuration with its verdict, the reason and the source.
 
     Attributes:
         settings: as they are typed.
@@ -42,17 +42,17 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Candi
 
     Args:
         flags: of the CPU, see `machine.cpu`.
-        network: None: whatever it is.
+        network: None: any.
     """
     order = (TRY, SLOW, WRONG, CANNOT)
-    found = [*_onnx(flags, network), *_dynamic(flags, network), *_torch(flags, network)]
-    found += [*_executorch(network), *_openvino(flags, network), *_tflite(network)]
-    found += [*_per_tensor(network)]
-    return sorted(found, key=lambda finding: order.index(finding.verdict))
+    listed = [*_onnx(flags, network), *_dynamic(flags, network), *_torch(flags, network)]
+    listed += [*_executorch(network), *_openvino(flags, network), *_tflite(network)]
+    listed += [*_per_tensor(network)]
+    return sorted(listed, key=lambda finding: order.index(finding.verdict))
 
 
 def sweeps(flags: Collection[str], network: Summary | None = None) -> list[str]:
-    """Return commands that measure what `advise` says to try."""
+    """Return commands that measure the candidates to try."""
     weights = "per_channel=true" if network and network.depthwise else "per_channel=false,true"
     dtypes = "dtype=u8s8"
     if _saturates("u8s8", flags):
@@ -102,7 +102,7 @@ def _dynamic(flags: Collection[str], network: Summary | None) -> Iterator[Candid
     dynamic = Resolved("int8", "uint8 (dynamic)", "integer", 8, file_format="IntegerOps")
     if "Conv" in operators:
         why = "ConvInteger has no fast kernel: 0.13 (int8) to 0.56 (uint8) of FP32's speed"
-        yield Candidate(settings, SLOW, why, "measured elsewhere: docs/quantization.md")
+        yield Candidate(settings, SLOW, why, "measured elsewhere: studies/frameworks.md")
     else:
         why = "advised for networks of matrix products; nothing has to be calibrated"
         yield Candidate(f"{settings} dtype=uint8", TRY, why, _DOCS)
@@ -133,7 +133,7 @@ def _executorch(network: Summary | None) -> Iterator[Candidate]:
     rest = _in_float("executorch", network)
     why = f"XNNPACK's kernels take s8 activations; runs on phones too{rest}"
     settings = "backend=executorch dtype=int8 per_channel=true"
-    yield Candidate(settings, TRY, why, "measured elsewhere: docs/quantization.md")
+    yield Candidate(settings, TRY, why, "measured elsewhere: studies/frameworks.md")
 
 
 def _openvino(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
@@ -142,11 +142,11 @@ def _openvino(flags: Collection[str], network: Summary | None) -> Iterator[Candi
         settings += " reduce_range=true"
     fast = f"{_beyond_x86(flags)}: " if not is_x86(flags) else ""
     why = f"{fast}its integer kernels take s8 weights (extra openvino)"
-    place = "measured elsewhere: docs/quantization.md"
-    yield Candidate(settings, TRY, f"{why}{_in_float('openvino', network)}", place)
+    source = "measured elsewhere: studies/frameworks.md"
+    yield Candidate(settings, TRY, f"{why}{_in_float('openvino', network)}", source)
     nncf = "NNCF's own quantizer, a reference for backend=openvino (extra nncf)"
-    yield Candidate("backend=openvino_nncf dtype=int8 per_channel=true", TRY, nncf, place)
-    yield Candidate("backend=openvino dtype=uint8", CANNOT, "u8 weights run in float", place)
+    yield Candidate("backend=openvino_nncf dtype=int8 per_channel=true", TRY, nncf, source)
+    yield Candidate("backend=openvino dtype=uint8", CANNOT, "u8 weights run in float", source)
 
 
 def _tflite(network: Summary | None) -> Iterator[Candidate]:
@@ -185,7 +185,7 @@ def _beyond_x86(flags: Collection[str]) -> str:
 
 
 def _in_float(backend: str, network: Summary | None) -> str:
-    """Say which operators stay in float, as far as their names tell."""
+    """Return the operators that stay in float, by their names, as text."""
     left = [
         f"{name} {count}"
         for name, count in (network.operators.items() if network else ())
@@ -195,7 +195,7 @@ def _in_float(backend: str, network: Summary | None) -> str:
 
 
 def describe_cpu(name: str, flags: Collection[str]) -> str:
-    """Return the CPU, and what of it decides, in one line."""
+    """Return the CPU and its deciding features, in one line."""
     if is_arm(flags):
         return f"{name}: ARM, {'dot product' if 'asimddp' in flags else 'no dot product'}"
     if not is_x86(flags):

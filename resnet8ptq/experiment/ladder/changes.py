@@ -88,7 +88,7 @@ def leave_in_float(config: RunConfig, nodes: Sequence[str]) -> Change:
 
 
 def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
-    """Return the changes that are worth a trial whatever was found.
+    """Return the changes that are worth a trial with any finding.
 
     Args:
         worst: nodes of the layer that loses most by itself; none where no layer is known.
@@ -105,7 +105,7 @@ def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
 
 
 def correct(config: RunConfig) -> list[Change]:
-    """Return what helps where rounding the weights costs more than rounding the activations.
+    """Return the corrections to try if weights cost more than activations.
 
     Nothing where each layer has one scale, or where rounding is learned already.
     """

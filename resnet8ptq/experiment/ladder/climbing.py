@@ -34,7 +34,7 @@ NARROWER = ("onnx", "tflite")  # backends that store weights below 8 bits
 
 @dataclass(frozen=True)
 class Asked:
-    """What the ladder is asked for.
+    """The request to the ladder.
 
     Attributes:
         goal: `fastest`: the first models that pass, by latency; `smallest`: by bytes, with fewer
@@ -79,7 +79,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Tried:
-    """A step that has run, measured on the choosing samples.
+    """A step that has run, measured on the selection samples.
 
     Attributes:
         status: ok, unsupported, failed or skipped; `reason` says why.
@@ -88,13 +88,13 @@ class Tried:
         error: half of its 95% interval, 0 where unknown.
         within: the loss is shown to be within the limit.
         noise: distance of the outputs from FP32's: the criterion between models of equal loss.
-        properties, findings: what the job saw, see `rungs.Seen`; findings as JSON.
+        properties, findings: of the job, see `rungs.Seen`; findings as JSON.
         classifies: see `rungs.Seen`.
         named: nodes that `nodes_to_exclude=auto` left in float.
         seconds: of the job.
         own_seconds: of its quantization and evaluation alone.
         weights_db, activations_db: SQNR with only one of them rounded.
-        cut_short: what ended at the end of the time, to print.
+        cut_short: the work that ended early for lack of time, to print.
         show_loss: returns a loss as text, in the unit of the metric.
     """
 
@@ -157,28 +157,28 @@ def closest(tried: Sequence[Tried]) -> Tried:
     least one are told apart by the noise, which varies far less from sample to sample; models of
     about equal noise by their bytes. Layers in float have to lower the noise clearly.
     """
-    least = min(tried, key=lambda each: each.loss)
-    near = [each for each in tried if each.loss <= least.loss + least.error]
-    quietest = min(each.distance for each in near)
-    quiet = [each for each in near if each.distance <= SAME_NOISE * quietest]
-    smallest = min(each.size_bytes for each in quiet)
-    small = [each for each in quiet if each.size_bytes <= SAME_SIZE * smallest]
-    return min(small, key=lambda each: (each.distance, each.loss))
+    least = min(tried, key=lambda trial: trial.loss)
+    near = [trial for trial in tried if trial.loss <= least.loss + least.error]
+    quietest = min(trial.distance for trial in near)
+    quiet = [trial for trial in near if trial.distance <= SAME_NOISE * quietest]
+    smallest = min(trial.size_bytes for trial in quiet)
+    small = [trial for trial in quiet if trial.size_bytes <= SAME_SIZE * smallest]
+    return min(small, key=lambda trial: (trial.distance, trial.loss))
 
 
 def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
     """Return the models in the order in which they are confirmed.
 
-    First those that pass on the choosing samples, by the goal. If none does, the closest to FP32,
+    First those that pass on the selection samples, by the goal. If none does, the closest to FP32,
     then the next closest: these samples are too few, or all lose too much.
     """
-    left = [each for each in tried if each.measured]
-    passing = [each for each in left if each.passes]
+    left = [trial for trial in tried if trial.measured]
+    passing = [trial for trial in left if trial.passes]
     if not passing or asked.goal == "best":
         return _by_closeness(passing or left)
     if asked.goal == "smallest":
-        return sorted(passing, key=lambda each: (each.size_bytes, each.noise))
-    return sorted(passing, key=lambda each: (each.latency_ms or math.inf, each.noise))
+        return sorted(passing, key=lambda trial: (trial.size_bytes, trial.noise))
+    return sorted(passing, key=lambda trial: (trial.latency_ms or math.inf, trial.noise))
 
 
 def _by_closeness(tried: Sequence[Tried]) -> list[Tried]:
@@ -195,10 +195,10 @@ def next_steps(asked: Asked, tried: Sequence[Tried]) -> list[Step]:
     No step mends an FP32 network that is in doubt.
     """
     steps: list[Step] = []
-    if any(each.doubt for each in tried):
+    if any(trial.doubt for trial in tried):
         return steps
     for backend in asked.backends:
-        own = [each for each in tried if each.step.backend == backend]
+        own = [trial for trial in tried if trial.step.backend == backend]
         steps += _climb(asked, backend, own)
     return steps
 
@@ -223,22 +223,22 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
         begun = Seen(backend, asked.vnni, asked.limit, settings=asked.fixed)
         why = "8-bit weights, 16-bit activations" if begun.is_wide else "plain 8 bits"
         return [_step(asked, _base(asked, backend), START, Proposal(rungs.start(begun), why))]
-    if not any(each.measured for each in own):
+    if not any(trial.measured for trial in own):
         return []  # the backend or the network cannot
-    if asked.goal != "best" and any(each.passes for each in own):
+    if asked.goal != "best" and any(trial.passes for trial in own):
         return _narrow(asked, own) if asked.goal == "smallest" else []
     order = rungs.order(_see(asked, own, own), asked.goal)
     above = [rung.__name__ for rung in order]
     for rung in order:
-        before = [each for each in own if each.step.rung not in above]
+        before = [trial for trial in own if trial.step.rung not in above]
         above.remove(rung.__name__)
-        base = closest([each for each in before if each.measured]).found
+        base = closest([trial for trial in before if trial.measured]).found
         costs_nothing = rung.__name__ in COST_NOTHING
         if asked.goal != "best" and not costs_nothing and _loses_nothing(asked, before):
             continue
         seen = rung(_see(asked, own, before))
-        proposals = [each for each in seen if not _is_fixed(asked, each)]
-        steps = [_step(asked, base.settings, rung.__name__, each) for each in proposals]
+        proposals = [proposal for proposal in seen if not _is_fixed(asked, proposal)]
+        steps = [_step(asked, base.settings, rung.__name__, proposal) for proposal in proposals]
         if rung is rungs.answers:
             steps = _diagnose(own) or steps
         if left := [step for step in steps if not _is_tried(step, own)]:
@@ -254,16 +254,16 @@ def _loses_nothing(asked: Asked, tried: Sequence[Tried]) -> bool:
     is no luck of the samples (a rule of thumb: 100 samples showed no loss of outputs with a KL
     divergence of 0.02, and 800 others a loss of 1.1 points).
     """
-    best = closest([each for each in tried if each.measured])
+    best = closest([trial for trial in tried if trial.measured])
     kept = best.loss <= 0 or (best.error >= asked.limit and best.loss <= asked.limit / 2)
     return kept and best.noise <= asked.limit
 
 
 def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
-    """Return what is known: of the network from all steps, of the settings from those before."""
-    first = next(each for each in own if each.measured)
-    diagnosed = next((each for each in own if each.step.rung == DIAGNOSIS), None)
-    base = closest([each for each in before if each.measured]).found
+    """Return properties and findings from all steps, and the settings from earlier ones."""
+    first = next(trial for trial in own if trial.measured)
+    diagnosed = next((trial for trial in own if trial.step.rung == DIAGNOSIS), None)
+    base = closest([trial for trial in before if trial.measured]).found
     return Seen(
         backend=base.backend,
         vnni=asked.vnni,
@@ -296,7 +296,7 @@ def _costs_more(diagnosed: Tried) -> str:
 def _diagnose(own: Sequence[Tried]) -> list[Step]:
     """Return the diagnosis of the first step; nothing if it has run, or no graph can be read."""
     first = own[0].step
-    if first.backend != "onnx" or any(each.step.rung == DIAGNOSIS for each in own):
+    if first.backend != "onnx" or any(trial.step.rung == DIAGNOSIS for trial in own):
         return []
     settings = {**first.settings, "format": "format=qdq", "slim": "slim=false"}
     settings.pop("evaluate.split")  # it measures on training samples
@@ -311,16 +311,16 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
 
     The bits of each layer follow from the budget; rounding is learned.
     """
-    eight = [each for each in own if each.passes and each.step.rung != FEWER_BITS]
+    eight = [trial for trial in own if trial.passes and trial.step.rung != FEWER_BITS]
     backend = own[0].step.backend
     if backend not in NARROWER or not eight:
         return []
-    best = min(eight, key=lambda each: each.size_bytes)
-    below = [each for each in own if each.step.rung == FEWER_BITS]
+    best = min(eight, key=lambda trial: trial.size_bytes)
+    below = [trial for trial in own if trial.step.rung == FEWER_BITS]
     high = min(e.size_bytes for e in own if e.passes)
-    failed = [_budget(each.step) for each in below if not each.passes]
+    failed = [_budget(trial.step) for trial in below if not trial.passes]
     low = max([FEWEST * best.size_bytes, *failed])
-    if high <= low * SAME_SIZE or any(each.status == SKIPPED for each in below):
+    if high <= low * SAME_SIZE or any(trial.status == SKIPPED for trial in below):
         return []
     budget = round(math.sqrt(low * high), -2)
     words = (
@@ -340,7 +340,7 @@ def _budget(step: Step) -> float:
 
 
 def _base(asked: Asked, backend: str) -> dict[str, str]:
-    """Return the settings of every trial: it runs the choosing samples only."""
+    """Return the settings of every trial: it runs the selection samples only."""
     settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
     compares = asked.goal == "fastest" and len(asked.backends) > 1  # latencies
     if not compares and "latency.enabled" not in asked.fixed:
@@ -363,4 +363,4 @@ def _is_fixed(asked: Asked, proposal: Proposal) -> bool:
 
 
 def _is_tried(step: Step, own: Sequence[Tried]) -> bool:
-    return any(dict(step.settings) == dict(each.step.settings) for each in own)
+    return any(dict(step.settings) == dict(trial.step.settings) for trial in own)

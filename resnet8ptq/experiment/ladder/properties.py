@@ -1,4 +1,4 @@
-"""Properties of a network that decide what is tried."""
+"""Properties of a network that decide the steps of the ladder."""
 
 import onnx
 

@@ -24,14 +24,14 @@ ONNX_GRAPHS = ("onnx", "openvino")  # backends whose operators in float are ours
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known when a rung is climbed.
+    """The state of the ladder below a rung.
 
     Attributes:
         backend: as chosen by `backend=`.
         vnni: this CPU sums 8-bit products exactly.
         properties: of the network, see `properties`.
         settings: of the best configuration so far and of the user, by key.
-        findings: the changes that answer what a diagnosis found, by the name of the finding.
+        findings: the changes that answer the findings of a diagnosis, by the finding's name.
         costs_more: `WEIGHTS` or `ACTIVATIONS`; empty where unknown, or where both cost alike.
         limit: the largest loss.
         classifies: the samples have classes as labels.
@@ -168,7 +168,7 @@ def wide_activations(seen: Seen) -> Iterator[Proposal]:
 
 
 def fine_tuning(seen: Seen) -> Iterator[Proposal]:
-    """Training with fake quantization, towards FP32's outputs, from the weights as they are."""
+    """Training with fake quantization, towards FP32's outputs, from the trained weights."""
     weights_alone = seen.is_set("method", "weight_only")
     if seen.classifies and not (seen.is_wide or weights_alone):
         words = ("method=qat", *_without_corrections(seen))

@@ -1,1 +1,1 @@
-"""Which layers lose most when they are quantized, and which are then left in float."""
+"""Sensitivity of each layer, layers left in float, and bits of each layer."""

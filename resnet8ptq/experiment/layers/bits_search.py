@@ -1,10 +1,11 @@
 """The choice of bits for each layer's weights: `precision.plan=auto`.
 
-As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.2: what
-each layer's rounding alone does to the output is measured, and taken to add up; where rounding
-will be learned, it is learned for that, too. Of the plans that no other one beats in both error and
-bytes, the largest within `max_bytes` is taken, or the smallest within `max_drop`; both are found by
-quantizing. Everything is measured on training images that did not calibrate.
+As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.2: the
+error of the output with one layer rounded is measured, and the errors are assumed to add up. If
+rounding will be learned, it is learned for the measurement too. Of the plans that no other one
+beats in both error and bytes, the largest within `max_bytes` is taken, or the smallest within
+`max_drop`; both are found by quantizing. Everything is measured on training images that did not
+calibrate.
 """
 
 import copy
@@ -21,7 +22,7 @@ from resnet8ptq.core import files, memory
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.corrections import layers
-from resnet8ptq.corrections.layers import Setting
+from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.data.lazy import Batches
 from resnet8ptq.graph.session import Runner, end_at_logits, open_runner
 from resnet8ptq.graph.weights import Array, read_weights, write_weights
@@ -70,9 +71,9 @@ Try = Callable[[Bits], TriedPlan]
 
 
 def measure_options(
-    path: Path, setting: Setting, widths: Sequence[int], learned: Learned
+    path: Path, setting: CorrectionSettings, widths: Sequence[int], learned: Learned
 ) -> list[Option]:
-    """Return what each layer costs and saves in each of the `widths`.
+    """Return the error and the saved bytes of each layer in each of the `widths`.
 
     Args:
         path: of the FP32 network.
@@ -102,16 +103,16 @@ def measure_options(
             write_weights(rounded.graph, node, scheme.grid(weights, 0).round(weights))
             run = open_runner(rounded, setting.runtime.threads)
             error = sum(
-                _square(found - wanted)
+                _square(actual - wanted)
                 for batch, outputs in exact
-                for found, wanted in zip(run(batch), outputs, strict=True)
+                for actual, wanted in zip(run(batch), outputs, strict=True)
             )
             options.append(Option(name, bits, float(error / max(power, 1e-30)), saved))
     return options
 
 
 class _Runs:
-    """Batches and what a network makes of them, which is kept as far as a step's budget goes."""
+    """Batches and a network's outputs, kept as far as a step's budget goes."""
 
     def __init__(self, run: Runner, batches: Batches) -> None:
         self._run, self._batches = run, batches
@@ -143,13 +144,13 @@ def find_plans(options: Sequence[Option]) -> list[Bits]:
     by_layer: dict[str, list[Option]] = {}
     for option in options:
         by_layer.setdefault(option.layer, []).append(option)
-    saves = [[option.saved_bytes for option in found] for found in by_layer.values()]
-    width = max(1, sum(max(each) - min(each) for each in saves) // _STEPS)
+    saves = [[option.saved_bytes for option in choices] for choices in by_layer.values()]
+    width = max(1, sum(max(savings) - min(savings) for savings in saves) // _STEPS)
     partial: list[tuple[int, float, dict[str, int]]] = [(0, 0.0, {})]  # bytes saved, error, bits
-    for name, found in by_layer.items():
+    for name, choices in by_layer.items():
         best: dict[int, tuple[int, float, dict[str, int]]] = {}
         for saved, error, bits in partial:
-            for option in found:
+            for option in choices:
                 chosen = {**bits, name: option.bits}
                 if len(chosen) == len(by_layer) and {*chosen.values()} == {FLOAT_BITS}:
                     continue
@@ -165,7 +166,7 @@ def find_plans(options: Sequence[Option]) -> list[Bits]:
 def _undominated(
     plans: Iterable[tuple[int, float, dict[str, int]]],
 ) -> list[tuple[int, float, dict[str, int]]]:
-    """Return what no other saves as much as with less error, in the order of the bytes saved."""
+    """Return the partial plans that no other beats in bytes and error, by bytes saved."""
     kept: list[tuple[int, float, dict[str, int]]] = []
     least = math.inf
     for plan in sorted(plans, key=lambda plan: (-plan[0], plan[1])):
@@ -201,25 +202,25 @@ def choose(
     """
     tried: dict[int, TriedPlan] = {}
 
-    def fits(place: int) -> bool:
-        found = tried[place] = attempt(plans[place])
+    def fits(number: int) -> bool:
+        plan = tried[number] = attempt(plans[number])
         if max_bytes is not None:
-            return found.size_bytes <= max_bytes
+            return plan.size_bytes <= max_bytes
         if level is not None:
-            return found.p <= level
-        return (math.inf if found.drop is None else found.drop) <= (max_drop or 0)
+            return plan.p <= level
+        return (math.inf if plan.drop is None else plan.drop) <= (max_drop or 0)
 
     low, high = 0, len(plans) - 1
     first_wanted = max_bytes is not None
     if not fits(high if first_wanted else low):
-        found = tried[high if first_wanted else low]
+        plan = tried[high if first_wanted else low]
         if first_wanted:
             raise ConfigError(
-                f"precision.max_bytes: got {max_bytes}, takes at least {found.size_bytes} here: "
+                f"precision.max_bytes: got {max_bytes}, takes at least {plan.size_bytes} here: "
                 "every layer has the fewest bits that this backend's files hold"
             )
         raise ConfigError(
-            f"precision.max_drop: got {max_drop}, takes at least {found.drop:.5f} here: the drop "
+            f"precision.max_drop: got {max_drop}, takes at least {plan.drop:.5f} here: the drop "
             "on held-out images with the most bits that the layers can have"
         )
     if first_wanted:
@@ -237,9 +238,9 @@ def to_csv(tried: Sequence[TriedPlan]) -> str:
     """Return one line for each plan that was quantized, in order; the drop on held-out images."""
     names = [*tried[0].bits] if tried else []
     rows: list[list[object]] = [["size_bytes", "drop", "samples", *names]]
-    for found in tried:
-        measured = ["" if value is None else value for value in (found.drop, found.samples)]
-        rows.append([found.size_bytes, *measured, *found.bits.values()])
+    for plan in tried:
+        measured = ["" if value is None else value for value in (plan.drop, plan.samples)]
+        rows.append([plan.size_bytes, *measured, *plan.bits.values()])
     return files.to_csv(rows)
 
 

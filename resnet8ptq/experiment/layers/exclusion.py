@@ -51,12 +51,12 @@ Correct = Callable[[RunConfig, Path], Fp32Model]  # writes the corrected network
 
 @dataclass(frozen=True)
 class Exclusion:
-    """What was chosen, what it costs against all layers quantized, and how it was found.
+    """The chosen nodes, their cost against all layers quantized, and the trials.
 
     Attributes:
         nodes: left in float, those with most noise first; for `nodes_to_exclude`.
         steps: every model that was tried, in order; the first has all layers quantized.
-        seconds: what the search took.
+        seconds: of the search.
         excluded_ms: median latency at batch 1 minus that of all layers quantized; None where it
             was not measured.
     """
@@ -121,7 +121,7 @@ def choose(
     Args:
         config: with `nodes_to_exclude: auto` and a quantized dtype.
         samples: the tuning samples decide.
-        network: what is quantized: the FP32 network, or a corrected one.
+        network: to quantize: the FP32 network, or a corrected one.
         folder: the run's own, existing.
         ranges: see `contract.Quantizer.quantize`.
         correct: corrects the FP32 network without the layers that a trial leaves in float, which
@@ -155,7 +155,7 @@ def choose(
 
 
 def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
-    """Tell whether the samples could show the limit for a model equal to FP32."""
+    """Return whether the samples could show the limit for a model equal to FP32."""
     values = fp32.per_sample
     margin = values.margin(values, task.metric, max_drop, fp32.total)
     return margin.p_within <= level or math.isinf(margin.correction)
@@ -222,7 +222,7 @@ class _Variants:
         return [g for k, g in enumerate(groups) if not layers <= set(join(groups[: k + 1]))]
 
     def _by_noise(self) -> Groups:
-        """Rank by the noise of each tensor, in a QDQ file of ONNX Runtime, whatever the backend."""
+        """Rank by the noise of each tensor, in a QDQ file of ONNX Runtime, for any backend."""
         config, runtime = self.config, self.evaluator.runtime
         if config.backend.name != "onnx":
             calib = find_method(config.calib.name).choose and config.calib

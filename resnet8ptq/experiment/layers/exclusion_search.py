@@ -5,7 +5,7 @@ the drop is small enough; then fewer are tried. By a test, if the samples suffic
 choice that is accepted is shown to be within `max_drop`. A measured drop within it shows nothing:
 of ten choices that all lose more, the luckiest is within it. Otherwise by the measured drop.
 
-Knows nothing of models: what it is given measures a choice of nodes.
+Knows nothing of models: a function of the caller measures a choice of nodes.
 """
 
 import logging
@@ -172,7 +172,7 @@ def to_csv(steps: Sequence[Trial], metric: str) -> str:
     rows: list[list[object]] = [
         ["step", "nodes_in_float", metric, "drop", "p", "samples", "size_bytes", "nodes"]
     ]
-    for place, step in enumerate(steps):
+    for number, step in enumerate(steps):
         figures = [len(step.nodes), step.value, step.drop, step.p, step.samples, step.size_bytes]
-        rows.append([place, *figures, " ".join(step.nodes)])
+        rows.append([number, *figures, " ".join(step.nodes)])
     return files.to_csv(rows)

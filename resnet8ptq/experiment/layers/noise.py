@@ -1,7 +1,7 @@
 """The noise that each rounded tensor adds to a network's output, estimated from one quantized file.
 
 FP32 runs with some tensors rounded as the file rounds them. The group that adds most noise is
-halved until it is one source: dozens of runs of a few samples, whatever the number of layers.
+halved until it is one source: dozens of runs of a few samples, for any number of layers.
 """
 
 import heapq

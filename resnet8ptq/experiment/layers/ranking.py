@@ -1,4 +1,4 @@
-"""What an analysis finds of the layers: each by itself, and ranked."""
+"""The results of a sensitivity analysis: each layer's, and their ranking."""
 
 import math
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from resnet8ptq.tasks.contract import Metric
 
 @dataclass(frozen=True)
 class Layer:
-    """What happens when one layer alone is quantized, or alone is left in float.
+    """The result with one layer alone quantized, or alone in float.
 
     Attributes:
         name: short; `node` is the name in the ONNX graph, for `nodes_to_exclude`.
         sqnr_db: of the output, over all images; see `tasks.distortion`.
         value: the task's metric.
-        lost: how much worse than the FP32 network's that is, see `Metric.drop`.
+        lost: the loss of `value` against FP32, see `Metric.drop`.
         saved_bytes: the FP32 artifact's size minus this one's.
     """
 
@@ -34,12 +34,12 @@ class SensitivityResult(RunResult):
     """The layers, most sensitive first.
 
     Attributes:
-        layers: lowest SQNR first where one layer is quantized; where one is left in float,
-            highest first, since the others then do without the harm it does.
-        metric: what is lost.
+        layers: lowest SQNR first with one layer quantized; with one in float, highest first,
+            since that layer harms most.
+        metric: of the task.
         whole: the same metrics with every layer quantized.
-        output: what the SQNR is taken of, `logits`, `probabilities` or `values`.
-        images: how many held-out images.
+        output: the output of the SQNR: `logits`, `probabilities` or `values`.
+        images: number of held-out images.
         fp32_value, fp32_size_bytes: of the same network in FP32, in the same framework.
     """
 

@@ -75,7 +75,7 @@ class Layers:
     Attributes:
         config: `analysis.mode` says whether one layer is quantized, or all but one.
         evaluator: of the FP32 network, cut.
-        network: what is quantized, cut.
+        network: to quantize, cut.
         samples: the tuning samples are measured.
         scratch: artifacts land there.
         ranges: see `contract.Quantizer.quantize`.

@@ -1,4 +1,4 @@
-"""What a sensitivity analysis found: its table, its files and its figure."""
+"""Table, files and figure of a sensitivity analysis."""
 
 import math
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ def _notes(result: SensitivityResult) -> list[str]:
 
 
 def describe(config: RunConfig) -> str:
-    """Return what was analysed, in one line: a title."""
+    """Return the title: the analysed configuration, in one line."""
     mode = config.analysis.mode.replace("_", " ")
     return " · ".join([config.data.name, *Combination.of_config(config).cells, mode])
 
@@ -105,9 +105,9 @@ def draw(
     """Draw three bars for each layer, the first layer on top.
 
     Args:
-        losses: what each loses of the metric, which `lost` names with its unit.
+        losses: of each layer, in the metric that `lost` names with its unit.
         whole_sqnr_db: with every layer quantized, drawn as a line.
-        output: what the SQNR is taken of.
+        output: the output of the SQNR.
     """
     figure = Figure(figsize=(11, 1.8 + 0.34 * len(layers)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1))

@@ -1,1 +1,1 @@
-"""Where the time of a quantized network goes, operator by operator, beside FP32."""
+"""The time of each operator of a quantized network, beside FP32."""

@@ -41,11 +41,11 @@ class Breakdown:
         names = dict.fromkeys(node.operator for node in (*self.fp32, *self.model))
         sums = (_by_operator(self.fp32), _by_operator(self.model))
         counts = [Counter(node.operator for node in nodes) for nodes in (self.fp32, self.model)]
-        found = [
+        operators = [
             Operator(name, sums[0][name], counts[0][name], sums[1][name], counts[1][name])
             for name in names
         ]
-        return sorted(found, key=lambda each: -max(each.ms, each.fp32_ms))
+        return sorted(operators, key=lambda operator: -max(operator.ms, operator.fp32_ms))
 
     def total_ms(self, *kinds: str) -> float:
         """Return the time of the model's nodes of these kinds; without any: of all."""
@@ -93,24 +93,24 @@ class Breakdown:
 
     def to_metrics(self, infix: str) -> dict[str, float]:
         """Return sums by kind and by operator, by MLflow name."""
-        found = {
+        metrics = {
             f"conversions{infix}_ms": self.conversions_ms,
             f"integer{infix}_ms": self.total_ms("integer"),
             f"float{infix}_ms": self.total_ms("float", "unfused"),
             f"saved{infix}_ms": self.saved_ms,
         }
-        for each in self.operators():
-            name = re.sub(r"[^\w.-]+", "_", each.name)  # MLflow takes no others in a metric
-            if each.count:
-                found[f"operator{infix}_ms/{name}"] = each.ms
-            if each.fp32_count:
-                found[f"fp32_operator{infix}_ms/{name}"] = each.fp32_ms
-        return found
+        for operator in self.operators():
+            name = re.sub(r"[^\w.-]+", "_", operator.name)  # MLflow takes no others in a metric
+            if operator.count:
+                metrics[f"operator{infix}_ms/{name}"] = operator.ms
+            if operator.fp32_count:
+                metrics[f"fp32_operator{infix}_ms/{name}"] = operator.fp32_ms
+        return metrics
 
 
 @dataclass(frozen=True)
 class ProfileResult(RunResult):
-    """Where the time goes, at batch 1 and, where the network takes one, at a larger batch.
+    """The time of each operator, at batch 1 and, if the network takes one, at a larger batch.
 
     Attributes:
         latency: of whole runs, without a profiler.
@@ -129,15 +129,15 @@ class ProfileResult(RunResult):
         """Return every metric under its MLflow name."""
         if self.latency is None:
             return {}
-        found = self.latency.to_metrics()
-        for infix, each in zip(("", "_batch"), self.breakdowns, strict=False):
-            found |= each.to_metrics(infix)
-        found["unfused_nodes"] = sum(node.kind == "unfused" for node in self.breakdowns[0].model)
-        return {f"profile/{key}": float(value) for key, value in found.items()}
+        metrics = self.latency.to_metrics()
+        for infix, breakdown in zip(("", "_batch"), self.breakdowns, strict=False):
+            metrics |= breakdown.to_metrics(infix)
+        metrics["unfused_nodes"] = sum(node.kind == "unfused" for node in self.breakdowns[0].model)
+        return {f"profile/{key}": float(value) for key, value in metrics.items()}
 
 
 def _by_operator(nodes: Iterable[Node]) -> dict[str, float]:
-    found: dict[str, float] = defaultdict(float)
+    times: dict[str, float] = defaultdict(float)
     for node in nodes:
-        found[node.operator] += node.ms
-    return found
+        times[node.operator] += node.ms
+    return times

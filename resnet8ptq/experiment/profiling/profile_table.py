@@ -31,13 +31,21 @@ def to_csv(breakdowns: Sequence[Breakdown]) -> str:
     rows: list[list[object]] = [
         ["batch_size", "model", "place", "node", "operator", "kind", "ms", "share"]
     ]
-    for each in breakdowns:
-        for model, nodes in (("fp32", each.fp32), ("quantized", each.model)):
+    for breakdown in breakdowns:
+        for model, nodes in (("fp32", breakdown.fp32), ("quantized", breakdown.model)):
             whole = sum(node.ms for node in nodes) or 1
-            for place, node in enumerate(nodes):
+            for number, node in enumerate(nodes):
                 times = [f"{node.ms:.5f}", f"{node.ms / whole:.4f}"]
                 rows.append(
-                    [each.batch_size, model, place, node.name, node.operator, node.kind, *times]
+                    [
+                        breakdown.batch_size,
+                        model,
+                        number,
+                        node.name,
+                        node.operator,
+                        node.kind,
+                        *times,
+                    ]
                 )
     return files.to_csv(rows)
 
@@ -56,31 +64,33 @@ def print_tables(result: ProfileResult, title: str, console: Console | None = No
             say(console, note)
 
 
-def _rows(found: Breakdown) -> list[list[object]]:
+def _rows(breakdown: Breakdown) -> list[list[object]]:
     """Return a row for each operator, then one for all nodes and one for the run."""
     rows: list[list[object]] = []
-    whole = found.total_ms() or 1
-    for kind in found.operators():
+    whole = breakdown.total_ms() or 1
+    for kind in breakdown.operators():
         fp32 = (f"{kind.fp32_ms:.3f}", kind.fp32_count) if kind.fp32_count else ("", "")
         model = (f"{kind.ms:.3f}", kind.count, f"{kind.ms / whole:.0%}") if kind.count else [""] * 3
         rows.append([kind.name, *fp32, *model])
-    fp32_ms = f"{sum(node.ms for node in found.fp32):.3f}"
-    rows.append(["all nodes", fp32_ms, len(found.fp32), f"{whole:.3f}", len(found.model), "100%"])
-    times = f"{found.fp32_ms:.3f}", "", f"{found.ms:.3f}"
+    fp32_ms = f"{sum(node.ms for node in breakdown.fp32):.3f}"
+    rows.append(
+        ["all nodes", fp32_ms, len(breakdown.fp32), f"{whole:.3f}", len(breakdown.model), "100%"]
+    )
+    times = f"{breakdown.fp32_ms:.3f}", "", f"{breakdown.ms:.3f}"
     return [*rows, ["the run, without a profiler", *times, "", ""]]
 
 
-def _notes(found: Breakdown) -> list[str]:
-    converting = sum(node.kind == "conversion" for node in found.model)
-    notes = [f"conversions: {found.conversions_ms:.3f} ms in {converting} nodes"]
+def _notes(breakdown: Breakdown) -> list[str]:
+    converting = sum(node.kind == "conversion" for node in breakdown.model)
+    notes = [f"conversions: {breakdown.conversions_ms:.3f} ms in {converting} nodes"]
     for kind in ("unfused", "float"):
-        left = sorted((n for n in found.model if n.kind == kind), key=lambda node: -node.ms)
+        left = sorted((n for n in breakdown.model if n.kind == kind), key=lambda node: -node.ms)
         named = [f"{_name(node)} {node.ms:.3f} ms" for node in left[:_LISTED]]
         if len(left) > _LISTED:
             named.append(f"{len(left) - _LISTED} more")
         if named:
             notes.append(f"{_KINDS[kind]}: {'; '.join(named)}")
-    added = found.total_ms() / found.ms - 1
+    added = breakdown.total_ms() / breakdown.ms - 1
     if added > _MUCH:
         notes.append(
             f"timing every node adds {added:.0%} to the run in 8 bits, most where nodes are many "
@@ -110,26 +120,28 @@ def describe(config: RunConfig) -> str:
 
 def draw(breakdowns: Sequence[Breakdown], title: str) -> Figure:
     """Two bars for each batch size, FP32 and 8 bits, stacked by operator, the longest below."""
-    longest = {each.name: 0.0 for found in breakdowns for each in found.operators()}
-    for found in breakdowns:
-        for each in found.operators():
-            share = max(each.ms, each.fp32_ms) / (found.total_ms() or 1)
-            longest[each.name] = max(longest[each.name], share)
+    longest = {operator.name: 0.0 for breakdown in breakdowns for operator in breakdown.operators()}
+    for breakdown in breakdowns:
+        for operator in breakdown.operators():
+            share = max(operator.ms, operator.fp32_ms) / (breakdown.total_ms() or 1)
+            longest[operator.name] = max(longest[operator.name], share)
     shown = sorted(longest, key=lambda name: -longest[name])[:_COLOURED]
     figure = Figure(figsize=(4.2 * len(breakdowns) + 2.6, 4.8), layout="constrained")
     panels = figure.subplots(1, len(breakdowns), squeeze=False)[0]
-    for axes, found in zip(panels, breakdowns, strict=True):
+    for axes, breakdown in zip(panels, breakdowns, strict=True):
         bottoms = [0.0, 0.0]
-        rows = {each.name: (each.fp32_ms, each.ms) for each in found.operators()}
+        rows = {
+            operator.name: (operator.fp32_ms, operator.ms) for operator in breakdown.operators()
+        }
         others = [sum(v[side] for name, v in rows.items() if name not in shown) for side in (0, 1)]
-        for place, name in enumerate([*shown, "others"]):
+        for number, name in enumerate([*shown, "others"]):
             heights = others if name == "others" else rows.get(name, (0.0, 0.0))
-            colour = "lightgrey" if name == "others" else f"C{place}"
+            colour = "lightgrey" if name == "others" else f"C{number}"
             axes.bar((0, 1), heights, bottom=bottoms, color=colour, width=0.6, label=plain(name))
             bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
         axes.set_xticks((0, 1), ("FP32", "8 bits"))
         axes.set_ylabel("ms for a batch")
-        axes.set_title(f"batch {found.batch_size}")
+        axes.set_title(f"batch {breakdown.batch_size}")
         axes.spines[["top", "right"]].set_visible(False)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=8)

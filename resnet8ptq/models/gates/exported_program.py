@@ -1,6 +1,6 @@
 """Checks an untrusted exported program (.pt2) before torch reads it.
 
-It must hold what `torch.export.save` writes, with operators of inference only.
+It must hold the records of `torch.export.save`, with operators of inference only.
 """
 
 import json

@@ -17,10 +17,10 @@ from resnet8ptq.tasks.contract import (
     Metric,
     Metrics,
     Outputs,
-    Setting,
     Table,
     Targets,
     Task,
+    TaskContext,
     TaskType,
     doubt_below,
     summarize,
@@ -128,7 +128,7 @@ def _doubt(baseline: DetectionScores, expected: float | None) -> str | None:
     return doubt_below(shown, interval, expected)
 
 
-def _make(config: DetectionConfig, setting: Setting) -> Task:
+def _make(config: DetectionConfig, setting: TaskContext) -> Task:
     labels = setting.labels
     if labels is None or "boxes" not in (labels.dtype.names or ()):
         raise ConfigError(
