@@ -17,6 +17,7 @@ from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.session import open_runner, open_session
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_float_nodes
+from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
 from tests.helpers.quantized import Quantize
@@ -99,15 +100,10 @@ def test_onnx_scales_come_from_the_ranges(quantize: Quantize) -> None:
 def test_onnx_refuses_a_graph_in_which_nothing_is_quantized(
     shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
 ) -> None:
-    helper = onnx.helper
-    take, give = (
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-        for name, shape in (("input", ["N", 32, 32, 3]), ("probabilities", ["N", 3]))
-    )
-    mean = helper.make_node("ReduceMean", ["input"], ["probabilities"], axes=[1, 2], keepdims=0)
-    graph = helper.make_graph([mean], "no layers", [take], [give])
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(proto, tmp_path / "plain.onnx")
+    settings = {"axes": [1, 2], "keepdims": 0}
+    mean = onnx.helper.make_node("ReduceMean", ["input"], ["probabilities"], **settings)
+    sides = {"input": ["N", 32, 32, 3]}, {"probabilities": ["N", 3]}
+    onnx.save(assemble([mean], *sides, {}), tmp_path / "plain.onnx")
     folder = tmp_path / "run"
     folder.mkdir()
     plain = replace(shapes_model, onnx_path=tmp_path / "plain.onnx")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx import profiler, weight_only
@@ -22,6 +22,7 @@ from resnet8ptq.deploy import older_runtime
 from resnet8ptq.experiment.compatibility import fit
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
+from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call, call_beside
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
@@ -275,17 +276,8 @@ def test_a_gemm_is_a_product_and_a_sum(
     gemm = helper.make_node(
         "Gemm", inputs, ["y"], "g", alpha=alpha, beta=beta, transB=int(transposed)
     )
-    proto = helper.make_model(
-        helper.make_graph(
-            [gemm],
-            "one",
-            [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 40])],
-            [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 6])],
-            [numpy_helper.from_array(np.float32(a), name) for name, a in constants.items()],
-        ),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
+    floats = {name: np.float32(array) for name, array in constants.items()}
+    proto = assemble([gemm], {"x": ["N", 40]}, {"y": ["N", 6]}, floats)
     before = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": BATCH})[0]
     weight_only.write_as_products(proto.graph, {"g"})
     kinds = [node.op_type for node in proto.graph.node]

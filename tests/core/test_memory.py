@@ -9,7 +9,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import helper
 
 from resnet8ptq.core import memory
 from resnet8ptq.data.dataset import Dataset
@@ -20,6 +20,7 @@ from resnet8ptq.graph.layers import float_tensors
 from resnet8ptq.graph.session import expose, group, open_runner
 from resnet8ptq.models import conversion
 from resnet8ptq.models.model import Fp32Model
+from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
 
 
@@ -80,11 +81,8 @@ def test_a_tensor_counts_until_the_last_node_that_takes_it() -> None:
         helper.make_node("Add", ["b", "x"], ["c"]),
         helper.make_node("Add", ["c", "k"], ["y"]),
     ]
-    sides = [
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 5])] for name in ("x", "y")
-    ]
-    constant = onnx.numpy_helper.from_array(np.zeros(5, np.float32), "k")
-    proto = helper.make_model(helper.make_graph(nodes, "block", *sides, [constant]))
+    sides = {"x": ["N", 5]}, {"y": ["N", 5]}
+    proto = assemble(nodes, *sides, {"k": np.zeros(5, np.float32)})
     assert live_bytes(proto) == 3 * 20
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, memory
@@ -30,6 +30,7 @@ from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection
+from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
 
@@ -85,14 +86,7 @@ def predict(proto: onnx.ModelProto, batch: NDArray[np.float32]) -> NDArray[np.fl
 def make_network(
     nodes: list[onnx.NodeProto], shape: tuple[int, ...], **tensors: NDArray[np.float32]
 ) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "network",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, [None, *shape])],
-        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["n", "c", "h", "w"])],
-        [numpy_helper.from_array(values, name) for name, values in tensors.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return assemble(nodes, {"input": [None, *shape]}, {"output": ["n", "c", "h", "w"]}, tensors)
 
 
 def normal(*shape: int) -> NDArray[np.float32]:

@@ -6,11 +6,12 @@ from unittest import mock
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.experiment import preparation
 from resnet8ptq.models.model import Fp32Model
+from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
@@ -22,24 +23,17 @@ FLAGSHIP = ("dtype=u8s8", "per_channel=true", "reduce_range=true", "float_output
 def write_depthwise(path: Path) -> Path:
     """A depthwise convolution, and at the end, as in MobileNet, a convolution as classifier."""
     random = np.random.default_rng(0)
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["pixels", "deep"], ["d"], "deep", pads=[1] * 4, group=3),
-            helper.make_node("Relu", ["d"], ["r"], "relu"),
-            helper.make_node("GlobalAveragePool", ["r"], ["p"], "pool"),
-            helper.make_node("Conv", ["p", "last"], ["l"], "last"),
-            helper.make_node("Flatten", ["l"], ["scores"], "flatten"),
-        ],
-        "deep",
-        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["N", 3, 8, 6])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 3])],
-        [
-            numpy_helper.from_array(random.random((3, 1, 3, 3)).astype(np.float32), "deep"),
-            numpy_helper.from_array(np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1), "last"),
-        ],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(proto, path)
+    nodes = [
+        helper.make_node("Conv", ["pixels", "deep"], ["d"], "deep", pads=[1] * 4, group=3),
+        helper.make_node("Relu", ["d"], ["r"], "relu"),
+        helper.make_node("GlobalAveragePool", ["r"], ["p"], "pool"),
+        helper.make_node("Conv", ["p", "last"], ["l"], "last"),
+        helper.make_node("Flatten", ["l"], ["scores"], "flatten"),
+    ]
+    deep = random.random((3, 1, 3, 3)).astype(np.float32)
+    constants = {"deep": deep, "last": np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)}
+    sides = {"pixels": ["N", 3, 8, 6]}, {"scores": ["N", 3]}
+    onnx.save(assemble(nodes, *sides, constants, opset=13), path)
     return path
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
@@ -22,6 +22,7 @@ from resnet8ptq.experiment.diagnosis.findings import saturated_sum, wrong_prepro
 from resnet8ptq.experiment.diagnosis.measuring import Noise, Spread, TensorMeasurements
 from resnet8ptq.experiment.ladder import changes
 from resnet8ptq.experiment.settings import settle
+from tests.helpers.assembling import assemble
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
 
@@ -107,15 +108,9 @@ def write_network(path: Path, parts: Parts) -> Path:
         "factor": np.float32(parts.joined),
     }
     used = {name for node in nodes for name in node.input}
-    graph = helper.make_graph(
-        nodes,
-        "colours",
-        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["N", 3, 6, 6])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", CLASSES])],
-        [numpy_helper.from_array(np.asarray(constants[n]), n) for n in constants if n in used],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(proto, path)
+    needed = {name: value for name, value in constants.items() if name in used}
+    sides = {"pixels": ["N", 3, 6, 6]}, {"scores": ["N", CLASSES]}
+    onnx.save(assemble(nodes, *sides, needed, opset=13), path)
     return path
 
 

@@ -198,12 +198,6 @@ def report(kept: Path) -> Report:
     return json.loads((kept / "report.json").read_text())
 
 
-@pytest.fixture
-def images(shapes: Dataset) -> NDArray[np.float32]:
-    [batch] = shapes.test.take(np.arange(200)).batches(200)
-    return batch
-
-
 def load(shapes: Dataset, cache_root: Path, path: Path | str) -> model.Fp32Model:
     return model.load(ModelConfig(name="resnet8", path=str(path)), shapes, cache_root)
 
@@ -432,14 +426,6 @@ def test_the_network_is_no_more_than_its_layers(shapes_model):
     assert found == {**layers, "Transpose": 1, "Reshape": 1}
 
 
-def test_folded_and_unfolded_agree(shapes, shapes_model, cache_root, images):
-    unfolded = model.load(ModelConfig(name="resnet8", fold=False), shapes, cache_root)
-    first, second = (
-        run_onnx(path, images) for path in (unfolded.onnx_path, shapes_model.onnx_path)
-    )
-    assert np.allclose(first, second, atol=1e-4)
-
-
 def test_parity_was_found_for_each_framework_and_file(shapes_model):
     assert set(shapes_model.conversion.parity) == {
         *("onnx, unfolded", "onnx, folded", "torch, folded")
@@ -507,16 +493,6 @@ def run_onnx(path: Path, images: NDArray[np.float32]) -> NDArray[np.float32]:
     return session.run(["probabilities"], {"input": images})[0]
 
 
-def test_onnx_and_torch_agree(shapes_model, images):
-    expected = run_onnx(shapes_model.onnx_path, images)
-    with torch.inference_mode():
-        found = load_torch_module(shapes_model.onnx_path)(torch.from_numpy(images)).numpy()
-    assert found.shape == expected.shape == (200, 10)
-    assert np.array_equal(found.argmax(1), expected.argmax(1))
-    assert np.abs(found - expected).max() <= 1e-4
-    assert np.allclose(found.sum(1), 1, atol=1e-5)
-
-
 def test_the_cache_is_left_alone_while_onnx2torch_reads_it(shapes_model, monkeypatch):
     """Another job would find a file too many in the entry, and make it again under this one."""
     folders = []
@@ -535,11 +511,6 @@ def test_the_torch_module_is_set_to_evaluate_and_can_be_traced(shapes_model):
     module = load_torch_module(shapes_model.onnx_path)
     assert isinstance(module, torch.fx.GraphModule)
     assert not any(part.training for part in module.modules())
-
-
-def test_the_network_is_right_on_most_images(shapes, shapes_model, images):
-    predictions = run_onnx(shapes_model.onnx_path, images).argmax(1)
-    assert (predictions == shapes.test.labels[:200]).mean() > 0.8
 
 
 # The gate
