@@ -215,11 +215,7 @@ def _say_loss(metric: Metric, loss: float) -> str:
 def _rows(run: RunSummary) -> list[list[str]]:
     metric = run.metric
     return [
-        [
-            _escape(metric.title),
-            _show(metric, run.fp32_value),
-            _show(metric, run.value),
-        ],
+        [_escape(metric.title), _show(metric, run.fp32_value), _show(metric, run.value)],
         ["size, kB", _kb(run.fp32_size_bytes), _kb(run.size_bytes)],
         ["latency of one sample, ms", _ms(run.fp32_latency_ms), _ms(run.latency_ms)],
     ]

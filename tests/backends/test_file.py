@@ -108,12 +108,7 @@ def test_openvinos_two_files_become_one(
     [
         (["method=dynamic", "dtype=uint8"], "uint8", "integer", True),
         (["format=qoperator"], "int8", "integer", False),
-        (
-            ["method=weight_only", "dtype=w4"],
-            "int4",
-            "weights only, computed in float",
-            False,
-        ),
+        (["method=weight_only", "dtype=w4"], "int4", "weights only, computed in float", False),
     ],
 )
 def test_kinds_of_onnx_files(

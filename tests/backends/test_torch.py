@@ -482,9 +482,7 @@ def test_refuses_a_module_in_which_nothing_is_quantized(
         )
 
 
-def test_engine_missing_from_the_build_is_unsupported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_engine_missing_from_the_build_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["none", "x86"])
     quantizer = quantizer_of(make_config("backend=torch", "backend.engine=qnnpack"))
     with pytest.raises(UnsupportedError, match=r"engine=qnnpack: this build of torch has.*x86"):

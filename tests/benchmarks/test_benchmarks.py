@@ -214,10 +214,7 @@ def recorded() -> dict[str, Any]:
         },
         "evaluation": {
             "artifacts": {
-                "onnx int8": {
-                    "ours_s": [1.1, 1.2],
-                    "bare_s": {"64x2": [1.0, 1.2], "256x1": [2.0]},
-                }
+                "onnx int8": {"ours_s": [1.1, 1.2], "bare_s": {"64x2": [1.0, 1.2], "256x1": [2.0]}}
             }
         },
         "steps": {"sweeps": {"4 runs, warm": profile, "24 runs, warm": profile}},

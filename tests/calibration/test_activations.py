@@ -98,11 +98,7 @@ def test_other_settings_have_ranges_of_their_own(
 
 
 def test_other_images_and_networks_are_observed_anew(
-    shapes: Dataset,
-    shapes_model: Fp32Model,
-    split: Split,
-    observed: list[str],
-    tmp_path: Path,
+    shapes: Dataset, shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path
 ) -> None:
     config = configure(tmp_path)
     before = find(shapes_model, split, config)

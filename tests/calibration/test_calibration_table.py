@@ -108,10 +108,7 @@ def test_provenance_has_what_ranges_depend_on_and_no_more(tmp_path: Path, shapes
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (
-            {"model": "2" * 64},
-            r"made from model 000000000000; this run has model 222222222222$",
-        ),
+        ({"model": "2" * 64}, r"made from model 000000000000; this run has model 222222222222$"),
         (
             {"method": {"name": "minmax"}},
             r"made from method mse \(num_bins=2048\); this run has method minmax$",

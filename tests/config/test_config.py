@@ -236,10 +236,7 @@ def test_a_config_without_the_schema_is_refused(tmp_path: Path):
         (["op_types=[]"], r"op_types: got \[\], takes null or a list"),
         (["max_drop=2"], r"max_drop: got 2\.0, takes a fraction"),
         (["calib.averaging_constant=0"], r"calib\.averaging_constant: got 0\.0"),
-        (
-            ["backend=torch", "backend.flow=jit"],
-            r"backend\.flow: got 'jit', takes fx \| pt2e",
-        ),
+        (["backend=torch", "backend.flow=jit"], r"backend\.flow: got 'jit', takes fx \| pt2e"),
         (["qat.learning_rate=0"], r"qat\.learning_rate: got 0\.0, takes a number > 0"),
         (["calib.table=a.json", "method=dynamic"], r"calib\.table: has no effect"),
         (["method=qat", "corrections.equalization=true"], r"corrections\.equalization: changes"),

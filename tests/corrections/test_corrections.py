@@ -436,11 +436,7 @@ def test_bias_correction_adds_a_bias(images: Split) -> None:
 
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_layers_in_float_are_left_alone(
-    name: str,
-    proto: onnx.ModelProto,
-    shapes_model: Fp32Model,
-    images: Split,
-    tmp_path: Path,
+    name: str, proto: onnx.ModelProto, shapes_model: Fp32Model, images: Split, tmp_path: Path
 ) -> None:
     config = configure(*switch_on(name))
     *others, first, last = layers.find(proto.graph, Selection.of(config)).values()

@@ -64,9 +64,7 @@ def open_artifact(page: Page, address: str, shown: Locator) -> None:
 
 
 def test_comparison_page_lists_parent_and_children_with_columns(
-    sweep: Called,
-    ui: str,
-    page: Page,
+    sweep: Called, ui: str, page: Page
 ) -> None:
     page.goto(ui + view.path(sweep.parent.info.experiment_id))
     # A page for agents has others in place of these.

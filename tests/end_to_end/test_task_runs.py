@@ -13,10 +13,7 @@ from tests.helpers import detectors
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call
 
-QUICK = (
-    *("latency.enabled=false", "threads=1", "evaluate.batch_size=100"),
-    "report.columns=[all]",
-)
+QUICK = (*("latency.enabled=false", "threads=1", "evaluate.batch_size=100"), "report.columns=[all]")
 FEATURES, SAMPLES = 8, 600
 
 

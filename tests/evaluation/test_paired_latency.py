@@ -47,9 +47,7 @@ def test_a_ratio_turned_round_is_its_inverse(blocks: list[tuple[float, float]]) 
     assert not (there.faster and back.faster)
 
 
-def test_a_race_loads_every_model_again_for_each_block(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_race_loads_every_model_again_for_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
 
     def measure(loads: list[str], split: object, settings: LatencyConfig) -> list[Timings]:

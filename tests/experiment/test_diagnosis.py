@@ -173,8 +173,7 @@ BROKEN = [
     ),
     Broken(healthy(), "clipped activation", "m", "calib=minmax", ACTIVATIONS, LOW),
     Broken(
-        *(outlier_activation(), "outlier in an activation", "r", "nodes_to_exclude=["),
-        ACTIVATIONS,
+        *(outlier_activation(), "outlier in an activation", "r", "nodes_to_exclude=["), ACTIVATIONS
     ),
     Broken(unlike_inputs(), "joined inputs of very different scale", "j", "nodes_to_exclude=["),
 ]

@@ -65,8 +65,7 @@ def record(run_id: str, model: np.ndarray, **changes: float | str) -> RunRecord:
 
 
 def sweep(
-    *cells: tuple[str, np.ndarray, dict[str, float | str]],
-    choices: Sequence[np.ndarray] = (),
+    *cells: tuple[str, np.ndarray, dict[str, float | str]], choices: Sequence[np.ndarray] = ()
 ) -> Family:
     """Compare measured cells given as (run id, predictions, changes of params and metrics).
 

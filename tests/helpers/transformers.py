@@ -71,10 +71,7 @@ def build(mask: float | None = None, opset: int = 17) -> onnx.ModelProto:
         ("ReduceMean", "mean", ["sum2"]),
         ("Gemm", "head", ["mean", "head.w"]),
     ]
-    options = {
-        "turned": {"perm": [0, 2, 1]},
-        "mean": {"axes": [1], "keepdims": 0},
-    }
+    options = {"turned": {"perm": [0, 2, 1]}, "mean": {"axes": [1], "keepdims": 0}}
     made = [
         helper.make_node(kind, inputs, [name], name, **options.get(name, {}))
         for kind, name, inputs in nodes

@@ -513,11 +513,7 @@ class Reader(CalibrationDataReader):
 
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [
-        ("QDQ", "DequantizeLinear"),
-        ("QOperator", "QLinearConv"),
-        ("dynamic", "ConvInteger"),
-    ],
+    [("QDQ", "DequantizeLinear"), ("QOperator", "QLinearConv"), ("dynamic", "ConvInteger")],
 )
 def test_a_quantized_model_is_refused(refused, tmp_path, kind, says):
     source, path = tmp_path / "source.onnx", tmp_path / "quantized.onnx"

@@ -81,12 +81,7 @@ def test_what_a_cell_knows_of_itself() -> None:
         cell.record.status,
         cell.metric("counts/total"),
         cell.quantized,
-    ) == (
-        "onnx",
-        "ok",
-        1000,
-        True,
-    )
+    ) == ("onnx", "ok", 1000, True)
     bare = Cell(RunRecord("id", {}, {}, {}), "label")
     assert (bare.record.backend, bare.record.status, bare.quantized) == ("?", "?", False)
     assert math.isnan(bare.metric("accuracy"))

@@ -28,16 +28,8 @@ def test_shipped_reference_is_whole() -> None:
 
 def test_seeds_of_one_configuration_are_one_line_and_the_best_comes_first(tmp_path: Path) -> None:
     found = sweep(
-        (
-            "a",
-            predictions(lost=10),
-            {"seed": "1", "accuracy": 0.890, "expected_accuracy": 0.889},
-        ),
-        (
-            "b",
-            predictions(lost=20),
-            {"seed": "2", "accuracy": 0.880, "expected_accuracy": 0.880},
-        ),
+        ("a", predictions(lost=10), {"seed": "1", "accuracy": 0.890, "expected_accuracy": 0.889}),
+        ("b", predictions(lost=20), {"seed": "2", "accuracy": 0.880, "expected_accuracy": 0.880}),
     )
     path = write(tmp_path / "tools.csv", f"T,plain,886,,{IMAGES},90000", f"T,x,1,1,{IMAGES + 1},1")
     entries = reference.rank(found, reference.load(str(path)))

@@ -54,9 +54,7 @@ def test_the_place_of_the_stop_and_the_corrected_loss_are_shown(stopped: Family)
     assert facts.title(stopped.records).endswith("up to 1,000 test samples")
 
 
-def test_runs_are_ranked_by_the_samples_that_choose_and_no_class_is_judged(
-    stopped: Family,
-) -> None:
+def test_runs_are_ranked_by_the_samples_that_choose_and_no_class_is_judged(stopped: Family) -> None:
     assert facts.best_first(stopped.records) == [1, 0]
     [selected] = page.select([stopped], ReportConfig())
     text = page.to_markdown([selected], [])

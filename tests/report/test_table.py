@@ -121,7 +121,7 @@ def test_fp32_run_is_itself_the_baseline() -> None:
             "",
             "float",
             "baseline",
-        ),
+        )
     ]
 
 
@@ -165,7 +165,7 @@ def test_every_run_has_a_row_and_every_framework_one_baseline() -> None:
             "",
             "float",
             "baseline",
-        ),
+        )
     ]
     assert len(found) == 1 + len(given)  # torch's baseline is a run
 

@@ -60,11 +60,7 @@ def test_a_password_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_the_store_is_the_one_that_runs_take(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: dict[str, str],
-    variable: str,
-    uri: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: dict[str, str], variable: str, uri: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("mlruns", "other"):

@@ -111,11 +111,7 @@ def test_softmax_of_the_logits_is_the_probabilities(
 
 @pytest.mark.parametrize(("backend", "dtype"), CASES)
 def test_sqnr_of_a_quantized_model(
-    backend: str,
-    dtype: str,
-    shapes: Dataset,
-    shapes_model: Fp32Model,
-    quantize: Quantize,
+    backend: str, dtype: str, shapes: Dataset, shapes_model: Fp32Model, quantize: Quantize
 ) -> None:
     cell = quantize(f"backend={backend}", f"dtype={dtype}")
     config, path = cell.config, cell.artifact.path

@@ -127,10 +127,7 @@ def test_a_run_that_a_store_refuses_is_one_error_and_is_logged_when_it_ends(
 
 
 def test_a_run_that_a_store_refuses_is_kept_in_its_folder(
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*args: Any) -> None:
         raise ValueError("refused")

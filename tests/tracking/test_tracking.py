@@ -71,10 +71,7 @@ def fail_in_a_run(
 ) -> str:
     """Raise `error` inside a run; return the run's id."""
     config = {"backend": {"name": "onnx"}, "seed": 42}
-    with (
-        pytest.raises(type(error)),
-        start_run(store, "name", config, folder) as run,
-    ):
+    with pytest.raises(type(error)), start_run(store, "name", config, folder) as run:
         run_id = run.run_id
         prepare()
         raise error
@@ -408,10 +405,7 @@ def test_run_whose_failure_cannot_be_recorded_is_closed(store: Store, folder: Pa
 
 
 def test_run_whose_files_cannot_be_uploaded_has_failed(store: Store, folder: Path) -> None:
-    with (
-        pytest.raises(FileNotFoundError),
-        start_run(store, "name", {}, folder) as run,
-    ):
+    with pytest.raises(FileNotFoundError), start_run(store, "name", {}, folder) as run:
         run.log_result(RunResult("ok"))
         shutil.rmtree(folder)
     assert mlflow.active_run() is None

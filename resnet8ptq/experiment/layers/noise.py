@@ -24,7 +24,7 @@ RUNS = 64  # of the network; each halving takes two
 LEAST = 0.01  # of the whole noise: a smaller group is not halved
 # Their output has the levels of their input: leaving one of both in float gains nothing.
 _SAME_LEVELS = {
-    *("MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather"),
+    *("MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather")
 }
 
 
