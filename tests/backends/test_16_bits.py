@@ -2,13 +2,10 @@
 
 import numpy as np
 import onnx
-import pytest
 from ai_edge_litert.schema_py_generated import TensorType
 from onnx import TensorProto
 
 from resnet8ptq.backends.tflite import contents, predictor
-from resnet8ptq.core.errors import UnsupportedError
-from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
 from tests.helpers.quantized import Quantize
 
@@ -50,22 +47,3 @@ def test_an_int16_input_takes_all_of_its_levels() -> None:
     details = {"dtype": np.int16, "quantization": (0.5, 0)}
     levels = predictor.to_input(np.array([-1e6, 1.0, 1e6], np.float32), details)
     assert (levels.dtype, levels.tolist()) == (np.dtype(np.int16), [-32768, 2, 32767])
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ("backend=onnx method=dynamic", "dtype=w8a16 is static"),
-        ("backend=onnx format=qoperator", "16-bit activations take format=qdq"),
-        ("backend=onnx calib=mse", "calib=mse: the method chooses ranges for 8 bits"),
-        ("backend=onnx reduce_range=true", "reduce_range=true: no kernel"),
-        ("backend=tflite calib=percentile", "try backend.flow=onnx2tf"),
-        ("backend=tflite corrections.adaround=true", "try backend.flow=onnx2tf"),
-        ("backend=tflite backend.flow=onnx2tf symmetric.activations=false", "are symmetric"),
-        ("backend=torch", "qint8 weights"),
-        ("backend=torch_pt2e", "simulates 8 bits"),
-    ],
-)
-def test_unsupported_settings_are_named(settings: str, reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        quantizer_of(make_config(WIDE, *settings.split())).resolve()

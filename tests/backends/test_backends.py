@@ -1,5 +1,7 @@
 """One contract for every backend; then what is special to each."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,8 @@ from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.tasks.distortion import softmax
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
 from tests.helpers.quantized import TESTED, Probabilities, Quantize
@@ -198,6 +202,35 @@ def test_methods_never_widen_the_range(quantize: Quantize, backend: str) -> None
     assert widest
     for name, (low, high) in widest.items():
         assert low <= cut[name][0] <= cut[name][1] <= high
+
+
+@pytest.mark.parametrize("backend", CALIBRATED)
+def test_given_ranges_win_and_make_calibration_needless(
+    quantize: Quantize, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, backend: str
+) -> None:
+    whole = quantize(f"backend={backend}", "dtype=u8s8")
+    given = {name: (2 * low, 2 * high) for name, (low, high) in whole.artifact.ranges.items()}
+    nothing = shapes.test.take(np.arange(0))  # images to calibrate on would be missed
+    artifact = quantizer_of(whole.config).quantize(shapes_model, nothing, tmp_path, given)
+    assert artifact.ranges == given
+    assert artifact.path.read_bytes() != whole.artifact.path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(("backend=onnx", f"format={name}") for name in ("qdq", "qoperator")),
+        *((f"backend={name}",) for name in ("torch", "torch_pt2e")),
+    ],
+)
+def test_logits_give_the_probabilities(quantize: Quantize, settings: tuple[str, ...]) -> None:
+    cell = quantize("dtype=u8s8", *settings)
+    images = cell.data.test.images[:50].astype(np.float32)
+    logits = cell.predictor.logits(images)
+    assert logits is not None
+    [probabilities] = cell.predictor.predict(images)
+    most = 0.01 if "backend=onnx" in settings else 1 / 256
+    np.testing.assert_allclose(probabilities, softmax(logits), atol=most)
 
 
 @pytest.mark.parametrize("backend", FAST)

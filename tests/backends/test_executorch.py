@@ -120,24 +120,6 @@ def test_a_float_layer_behind_8_bits_is_unsupported(quantize: Quantize) -> None:
         quantize("backend=executorch", "dtype=int8", "precision.plan={conv2d_3_1: 32}")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [
-        (["dtype=uint8"], "int8 activations"),
-        (["dtype=u8s8"], "int8 activations"),
-        (["symmetric.weights=false"], "symmetric int8 weights"),
-        (["reduce_range=true"], "take 8 bits"),
-        (["method=dynamic"], "static only"),
-        (["calib=histogram"], "observer of backend=torch"),
-        (["format=qdq"], "QDQ and QOperator are ONNX's"),
-    ],
-)
-@needs_executorch
-def test_says_what_is_unsupported(overrides: list[str], reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        quantizer_of(make_config("backend=executorch", *overrides)).resolve()
-
-
 def test_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowering, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"not installed; try .*install .*executorch"):

@@ -17,7 +17,7 @@ from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.openvino.library import core, is_installed, library
 from resnet8ptq.config.schema import BackendConfig, TfliteConfig
 from resnet8ptq.core import code, files
-from resnet8ptq.core.errors import ConfigError, UnsupportedError
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.evaluator import as_fp32
 from resnet8ptq.graph.qdq import rounded_activations
 from resnet8ptq.models.contract import Tensor
@@ -241,15 +241,6 @@ def test_scales_of_other_programs_may_be_computed(quantize: Quantize) -> None:
 def test_the_file_to_score_is_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"^backend\.path: got null, takes a quantized file"):
         quantizer_of(make_config("backend=file")).resolve()
-
-
-@pytest.mark.parametrize(
-    "override", ["corrections.adaround=true", "slim=true", "method=qat", "nodes_to_exclude=[a]"]
-)
-def test_a_file_is_scored_unchanged(override: str) -> None:
-    config = make_config("data=shapes", "backend=file", override)
-    with pytest.raises(UnsupportedError, match=r"^[\w.]+=.*: the file of backend\.path is scored"):
-        quantizer_of(config).resolve()
 
 
 # Inputs and outputs

@@ -31,11 +31,6 @@ def kinds(path: Path) -> set[str]:
     return {node.op_type for node in onnx.load(path).graph.node}
 
 
-def test_onnx_has_no_histogram_observer() -> None:
-    with pytest.raises(UnsupportedError, match=r"calib=histogram.*minmax \| moving_average"):
-        quantizer_of(make_config("backend=onnx", "calib=histogram")).resolve()
-
-
 ONNX_TYPES = {"int8": onnx.TensorProto.INT8, "uint8": onnx.TensorProto.UINT8}
 
 
@@ -138,18 +133,6 @@ def test_a_layer_left_in_float_runs_in_float(
 
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
-def test_logits_are_what_the_softmax_takes(quantize: Quantize, form: str) -> None:
-    cell = quantize("dtype=u8s8", f"format={form}")
-    predictor = cell.predictor
-    batch = cell.data.test.images[:50].astype(np.float32)
-    logits = predictor.logits(batch)
-    assert logits is not None
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    softmax = exponentials / exponentials.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(predictor.predict(batch)[0], softmax, atol=0.01)
-
-
-@pytest.mark.parametrize("form", ["qdq", "qoperator"])
 def test_float_output_leaves_no_ties(quantize: Quantize, form: str) -> None:
     cell = quantize("dtype=u8s8", f"format={form}", "float_output=true")
     probabilities = cell.predict()
@@ -232,15 +215,6 @@ def test_dynamic_without_a_kernel_is_unsupported(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UnsupportedError, match="no ConvInteger for uint8 weights per channel"):
         config = make_config("method=dynamic", "dtype=uint8", "per_channel=true")
         quantizer_of(config).resolve()
-
-
-@pytest.mark.parametrize(
-    "override", ["format=qdq", "float_output=true", "symmetric.activations=true"]
-)
-def test_dynamic_refuses_what_is_about_static_ranges(override: str) -> None:
-    key = override.partition("=")[0]
-    with pytest.raises(UnsupportedError, match=f"{key}=.*method=dynamic"):
-        quantizer_of(make_config("method=dynamic", override)).resolve()
 
 
 @pytest.mark.parametrize(
@@ -340,17 +314,6 @@ def test_weights_of_nearly_nothing_are_one_line(
     [line] = [each for each in caplog.records if "scale" in each.getMessage()]
     assert line.levelname == level
     assert words in line.getMessage()
-
-
-def test_given_ranges_win_and_suffice(
-    quantize: Quantize, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
-) -> None:
-    cell = quantize("dtype=u8s8")
-    given = {name: (low - 1.0, high + 1.0) for name, (low, high) in cell.artifact.ranges.items()}
-    nothing = shapes.train.take(np.arange(0))  # would fail if it were run
-    artifact = quantizer_of(cell.config).quantize(shapes_model, nothing, tmp_path, given)
-    assert artifact.ranges == given
-    assert artifact.path.read_bytes() != cell.artifact.path.read_bytes()
 
 
 def test_slim_keeps_a_constant_that_equals_one_that_nothing_reads() -> None:

@@ -44,22 +44,6 @@ def test_without_the_extra_nncf_a_run_is_unsupported(monkeypatch: pytest.MonkeyP
 
 
 @needs_nncf
-@pytest.mark.parametrize(
-    ("setting", "reason"),
-    [
-        ("method=dynamic", "NNCF is static here"),
-        ("calib=percentile", "takes ranges of its own"),
-        ("symmetric.activations=true", r"backend\.preset sets it"),
-        ("corrections.bias_correction=true", "corrects by itself"),
-        ("nodes_to_exclude=[c1]", "chooses the operators"),
-    ],
-)
-def test_settings_that_nncf_takes_over(setting: str, reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        quantizer_of(make_config("backend=openvino_nncf", "dtype=int8", setting)).resolve()
-
-
-@needs_nncf
 def test_options_of_nncf_have_an_effect(quantize: Quantize) -> None:
     settings = ("backend=openvino_nncf", "dtype=int8", "per_channel=true")
     plain = quantize(*settings)

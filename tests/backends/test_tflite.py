@@ -110,19 +110,6 @@ def test_other_networks_are_unsupported(
         tflite().quantize(other, shapes.train, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("override", "reason"),
-    [
-        ("dtype=w4a8", "stay unchanged"),
-        ("+precision.plan={conv2d: 4}", "stay unchanged"),
-        ("corrections.bias_correction=true", "stay unchanged"),
-    ],
-)
-def test_dynamic_takes_the_converters_weights(override: str, reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        tflite("method=dynamic", override.lstrip("+")).resolve()
-
-
 def test_a_file_that_keras_refuses(
     shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
 ) -> None:

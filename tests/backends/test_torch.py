@@ -332,58 +332,12 @@ def test_several_outputs_are_saved_and_read_back(
     assert predictor.logits(images) is None
 
 
-@pytest.mark.parametrize("backend", FLOWS)
-def test_given_ranges_win_and_make_calibration_needless(
-    quantize: Quantize, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, backend: str
-) -> None:
-    whole = quantize(f"backend={backend}")
-    given = {name: (2 * low, 2 * high) for name, (low, high) in whole.artifact.ranges.items()}
-    nothing = shapes.test.take(np.arange(0))  # images to calibrate on would be missed
-    artifact = quantizer_of(whole.config).quantize(shapes_model, nothing, tmp_path, given)
-    assert artifact.ranges == given
-    assert artifact.path.read_bytes() != whole.artifact.path.read_bytes()
-
-
-@pytest.mark.parametrize("backend", FLOWS)
-def test_logits_give_the_probabilities(quantize: Quantize, backend: str) -> None:
-    cell = quantize(f"backend={backend}", "dtype=u8s8")
-    predictor = cell.predictor
-    images = cell.data.test.images[:50].astype(np.float32)
-    logits = predictor.logits(images)
-    assert logits is not None
-    exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
-    expected = exponents / exponents.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(predictor.predict(images)[0], expected, atol=1 / 256)
-
-
 def test_pt2e_float_output_is_not_rounded(quantize: Quantize) -> None:
     cell = quantize("backend=torch_pt2e", "float_output=true")
     probabilities = cell.predict(images=100)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-6)
     assert not np.array_equal(np.round(probabilities * 256), probabilities * 256)
     assert cell.artifact.quantized_layers == WEIGHT_LAYERS
-
-
-@pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [
-        (["backend=torch", "dtype=uint8"], r"qint8 weights.*backend=torch_pt2e"),
-        (["backend=torch", "float_output=true"], "always returns 8 bits"),
-        (["backend=torch", "symmetric.weights=false"], "require symmetric weights"),
-        (["backend=torch", "format=qdq"], "QDQ and QOperator are ONNX's"),
-        (["backend=torch", "slim=true"], r"backend\.freeze"),
-        (["backend=torch", "method=dynamic", "dtype=uint8"], "qint8 weights"),
-        (["backend=torch", "method=dynamic", "symmetric.activations=true"], "affine"),
-        (["backend=torch", "method=dynamic", "reduce_range=false"], "always takes 7 bits"),
-        (["backend=torch_pt2e", "method=dynamic"], r"backend\.flow=pt2e is static"),
-        (["backend=torch_pt2e", "calib=histogram"], r"backend\.flow=fx"),
-        (["backend=torch_pt2e", "backend.engine=fbgemm"], r"backend\.engine=fbgemm: for"),
-        (["backend=torch_pt2e", "symmetric.weights=false", "per_channel=true"], "one zero point"),
-    ],
-)
-def test_says_what_is_unsupported(overrides: list[str], reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        quantizer_of(make_config(*overrides)).resolve()
 
 
 @pytest.mark.parametrize("backend", FLOWS)

@@ -15,7 +15,7 @@ from onnx import helper
 
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx import profiler, weight_only
-from resnet8ptq.config.schema import WEIGHT_ONLY, RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.deploy import older_runtime
@@ -102,41 +102,6 @@ def test_resolved(words: tuple[str, ...], weights: str, activations: str, execut
     assert resolved.execution == execution
     assert resolved.weight_scheme == ("symmetric" if weights.startswith("int") else "affine")
     assert str(resolved.weight_bits) in weights
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("dtype=int8",), r"dtype=int8: method=weight_only takes dtype=w4 \| w8"),
-        (("format=qdq",), "format=qdq: has no meaning"),
-        (("reduce_range=true",), "reduce_range=true: "),
-        (("float_output=true",), "float_output=true: has no meaning"),
-        (("symmetric.activations=true",), "symmetric.activations=true: "),
-        (("corrections.bias_correction=true",), "corrections.bias_correction=true: .* block"),
-        (("precision.plan={a: 8}",), "precision.plan="),
-        (("dtype=w8", "weight_only.algorithm=hqq"), "dtype=w8: .*hqq"),
-        (("symmetric.weights=true", "weight_only.algorithm=hqq"), "symmetric.weights=true: .*hqq"),
-        (("weight_only.int8_products=true", "weight_only.algorithm=hqq"), "int8_products=true: "),
-        (("dtype=w8", "op_types=[MatMul,Gather]"), "dtype=w8: .*Gather"),
-        (("op_types=[MatMul,Gather]", "weight_only.algorithm=hqq"), "algorithm=hqq: .*Gather"),
-    ],
-)
-def test_settings_without_meaning_are_unsupported(words: tuple[str, ...], reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        quantizer_of(make_config(*W4, *words)).resolve()
-
-
-@pytest.mark.parametrize("dtype", WEIGHT_ONLY)
-@pytest.mark.parametrize("words", [(), ("backend=torch",), ("backend=torch_pt2e",)], ids=str)
-def test_dtypes_take_the_method(words: tuple[str, ...], dtype: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"dtype={dtype}: .*backend=onnx method=weight_only"):
-        quantizer_of(make_config(*words, f"dtype={dtype}")).resolve()
-
-
-@pytest.mark.parametrize("backend", ["torch", "torch_pt2e", "tflite"])
-def test_other_backends_name_the_one_that_does_it(backend: str) -> None:
-    with pytest.raises(UnsupportedError, match=r"method=weight_only: .* backend=onnx"):
-        quantizer_of(make_config(*W4, f"backend={backend}")).resolve()
 
 
 def test_other_block_sizes_are_refused() -> None:

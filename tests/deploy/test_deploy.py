@@ -341,14 +341,6 @@ def test_integer_io_of_tflite(quantize, integer: str, expected: int) -> None:
     assert ({"AddQuantize", "AddDequantize"} <= set(names)) == (expected == 0)
 
 
-def test_integer_io_that_has_no_effect_is_unsupported() -> None:
-    from tests.helpers.factories import quantizer_of
-
-    words = ("backend=tflite", "backend.integer_io=true", "method=dynamic")
-    with pytest.raises(UnsupportedError, match=r"backend\.integer_io=true"):
-        quantizer_of(make_config("data=shapes", *words)).resolve()
-
-
 # Older runtimes
 
 
