@@ -125,45 +125,29 @@ def test_a_table_of_something_else_is_refused(folder: Path, changed: Any, messag
         load(folder, {**MADE_FROM, **changed})
 
 
-def remove_provenance(folder: Path) -> None:
-    (folder / PROVENANCE_FILE).unlink()
-
-
-def edit(folder: Path) -> None:
-    path = folder / "calibration.json"
-    path.write_text(path.read_text().replace("255.0", "128.0"))
-
-
-def cut_short(folder: Path) -> None:
-    path = folder / "calibration.json"
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def replace_provenance(text: str) -> Callable[[Path], None]:
-    return lambda folder: files.write_text(folder / PROVENANCE_FILE, text)
-
-
-def remove_table(folder: Path) -> None:
-    (folder / "calibration.json").unlink()
+TABLE = "calibration.json"
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("name", "damage", "message"),
     [
-        (remove_table, "cannot read .*calibration.json .No such file"),
-        (remove_provenance, "cannot read .*provenance.json .No such file"),
-        (edit, "edited or damaged"),
-        (cut_short, "edited or damaged"),
-        (replace_provenance("{"), "damaged: not JSON"),
-        (replace_provenance("[" * 100_000), "damaged: not JSON"),
-        (replace_provenance("[]"), "damaged: takes an object"),
-        (replace_provenance('{"sha256": 3}'), "edited or damaged"),
+        (TABLE, None, "cannot read .*calibration.json .No such file"),
+        (PROVENANCE_FILE, None, "cannot read .*provenance.json .No such file"),
+        (TABLE, lambda text: text.replace("255.0", "128.0"), "edited or damaged"),
+        (PROVENANCE_FILE, lambda _: "{", "damaged: not JSON"),
+        (PROVENANCE_FILE, lambda _: "[" * 100_000, "damaged: not JSON"),
+        (PROVENANCE_FILE, lambda _: "[]", "damaged: takes an object"),
+        (PROVENANCE_FILE, lambda _: '{"sha256": 3}', "edited or damaged"),
     ],
 )
 def test_a_damaged_table_is_refused(
-    folder: Path, damage: Callable[[Path], None], message: str
+    folder: Path, name: str, damage: Callable[[str], str] | None, message: str
 ) -> None:
-    damage(folder)
+    path = folder / name
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_text(damage(path.read_text()))
     with pytest.raises(ConfigError, match=f"^calib.table: .*{message}"):
         load(folder, MADE_FROM)
 

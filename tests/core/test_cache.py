@@ -161,6 +161,11 @@ def link_for_file(folder: Path) -> None:
     (folder / "one.txt").symlink_to(secret)
 
 
+def pipe_for_file(folder: Path) -> None:
+    (folder / "one.txt").unlink()
+    os.mkfifo(folder / "one.txt")
+
+
 def edit(folder: Path, **change: object) -> None:
     path = folder / "entry.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -172,11 +177,13 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "no file": lambda folder: (folder / "two.bin").unlink(),
     "folder": folder_for_file,
     "link": link_for_file,
+    "pipe": pipe_for_file,
     "no record": lambda folder: (folder / "entry.json").unlink(),
     "no text": lambda folder: (folder / "entry.json").write_bytes(b"\xff{]"),
     "other key": lambda folder: edit(folder, key={**KEY, "count": 4}),
     "other hash": lambda folder: edit(folder, sha256={"one.txt": "0" * 64, "two.bin": "0" * 64}),
     "empty record": lambda folder: (folder / "entry.json").write_text("{}"),
+    "nested record": lambda folder: (folder / "entry.json").write_text("[" * 100_000),
     "record is a list": lambda folder: (folder / "entry.json").write_text("[1, 2]"),
 }
 

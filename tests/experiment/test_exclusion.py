@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.deadline import Deadline
-from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.layers import exclusion, noise
@@ -25,7 +24,6 @@ from resnet8ptq.experiment.samples import draw_to_analyse
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.weights import read_bias, read_weights, write_weights
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks import agreement, classification
 from resnet8ptq.tasks.contract import Outputs, Targets, Task
 from tests.helpers.calling import call
@@ -168,12 +166,8 @@ def test_nothing_is_ranked_where_nothing_has_to_stay_in_float() -> None:
     found = Exclusion([], tuple(tried.steps))
     assert found.to_params() == {"excluded_nodes": "[]"}
     assert found.to_metrics() == {
-        **{
-            "exclusion/layers": 0,
-            "exclusion/bytes": 0,
-            "system/exclusion_s": 0,
-            "exclusion/held_out_drop": 1,
-        }
+        **dict.fromkeys(("exclusion/layers", "exclusion/bytes", "system/exclusion_s"), 0),
+        "exclusion/held_out_drop": 1,
     }
     assert "no layer stays in float" in found.summary()
 
@@ -321,13 +315,3 @@ def test_a_run_tells_what_it_left_in_float(tmp_path: Path) -> None:
     assert logged.data.metrics["exclusion/layers"] == 0
     assert logged.data.metrics["exclusion/held_out_drop"] < 1
     assert exclusion.FILE in called.artifacts(logged)
-
-
-def test_auto_counts_as_none_until_it_is_chosen(shapes_model: Fp32Model) -> None:
-    graph = onnx.load(shapes_model.onnx_path).graph
-    assert find_float_nodes(graph, Selection.of(make_config("nodes_to_exclude=auto"))) == []
-
-
-def test_sensitivity_with_a_choice_of_its_own_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"nodes_to_exclude: got 'auto', takes \[\]"):
-        make_config("+analysis=sensitivity", "nodes_to_exclude=auto")

@@ -1,12 +1,11 @@
 """A run from config to result, and the figures that are to be reproduced."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import mlflow
 import numpy as np
 import pytest
 
@@ -47,13 +46,6 @@ FEW = (
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return new_store(tmp_path_factory.mktemp("mlruns"))
-
-
-@pytest.fixture(autouse=True)
-def no_run_left_open() -> Iterator[None]:
-    yield
-    while mlflow.active_run():
-        mlflow.end_run()
 
 
 def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, RunRecord]:

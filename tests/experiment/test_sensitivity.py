@@ -110,8 +110,11 @@ def test_a_product_of_two_activations_is_no_weight_layer() -> None:
     assert weight_layers(onnx.helper.make_graph([node], "graph", [], [])) == {}
 
 
-def test_every_node_is_quantized_by_default(graph: onnx.GraphProto) -> None:
-    assert find_float_nodes(graph, Selection.of(make_config())) == []
+@pytest.mark.parametrize("chosen", ["nodes_to_exclude=[]", "nodes_to_exclude=auto"])
+def test_every_node_is_quantized_until_others_are_chosen(
+    graph: onnx.GraphProto, chosen: str
+) -> None:
+    assert find_float_nodes(graph, Selection.of(make_config(chosen))) == []
 
 
 def test_a_chosen_layer_takes_its_activation_along(
@@ -176,6 +179,7 @@ def test_quantizing_nothing_is_an_error(
         (["analysis.mode=half"], r"analysis\.mode: got 'half', takes one_at_a_time"),
         (["dtype=fp32"], r"dtype\.name: got 'fp32', takes int8"),
         (["nodes_to_exclude=[a]"], r"nodes_to_exclude: got \['a'\], takes \[\]"),
+        (["nodes_to_exclude=auto"], r"nodes_to_exclude: got 'auto', takes \[\]"),
         (["nodes_to_quantize=[a]"], r"nodes_to_quantize: got \['a'\], takes null"),
     ],
 )
@@ -187,8 +191,6 @@ def test_wrong_settings_are_refused(overrides: list[str], message: str) -> None:
 def test_keys_that_nothing_would_read_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"\+analysis=sensitivity"):
         make_config("analysis.mode=all_but_one")
-    with pytest.raises(ConfigError, match="nodes_to_quantize: got"):
-        make_config("nodes_to_quantize=[]")
 
 
 def test_network_is_cut_before_its_softmax(

@@ -221,8 +221,8 @@ def test_reasons_are_grouped() -> None:
 
 
 def test_columns_without_a_value_are_left_out() -> None:
-    heads, lines = table.without_empty("abc", [["1", "", "2"], ["", "", "3"]], others="a")
-    assert (heads, lines) == (["c"], [["2"], ["3"]])
+    heads, lines = table.without_empty("abc", [["1", "", "2"], ["", "", "3"]])
+    assert (heads, lines) == (["a", "c"], [["1", "2"], ["", "3"]])
 
 
 def test_a_doubtful_baseline_is_told_below_the_table() -> None:

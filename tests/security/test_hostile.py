@@ -25,7 +25,7 @@ from onnx import helper
 
 from resnet8ptq.calibration import table
 from resnet8ptq.config.schema import ModelConfig, RunConfig, TrackingConfig
-from resnet8ptq.core import cache, files
+from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError, TrackingError
 from resnet8ptq.core.text import safe_name
 from resnet8ptq.data.shapes import WEIGHTS
@@ -34,13 +34,12 @@ from resnet8ptq.models import conversion
 from resnet8ptq.models import model as model_module
 from resnet8ptq.models.gates import keras
 from resnet8ptq.report import comparison
-from resnet8ptq.report.comparison import Cell
 from resnet8ptq.tasks.hits import MCNEMAR
 from resnet8ptq.tracking.journal import SWEEP_FILE
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep, Worker
-from tests.helpers.cifar_files import make_batch, pickle_published, read_test
+from tests.helpers.cifar_files import read_test
 from tests.helpers.configs import compose_whole, make_config
 from tests.helpers.onnx_networks import IMAGES, build
 from tests.helpers.stores import new_store
@@ -123,19 +122,12 @@ def evil_layers(target: Path) -> dict[str, dict[str, Any]]:
     code = {"class_name": "__lambda__", "config": {"code": lambda_code(target)}}
     return {
         "lambda": layer(class_name="Lambda", config={"function": code}),
-        "lambda as activation": layer(config={"activation": code}),
         "legacy lambda": layer(
             class_name="Lambda",
             module=None,
             config={"function": [lambda_code(target), None, None], "function_type": "lambda"},
         ),
-        "registered lambda": layer(registered_name="Lambda"),
-        "os": layer(class_name="system", module="os"),
-        "nested": layer(config={"layer": layer(class_name="system", module="posix")}),
-        "keras.utils": layer(class_name="function", config="get_file", module="keras.utils"),
         "custom object": layer(registered_name="evil>Layer"),
-        "SavedModel": layer(class_name="TFSMLayer", config={"filepath": "/etc"}),
-        "look-alike": layer(module="keras_evil.layers"),
         "module of no text": layer(module=["os"]),
         "escapes": layer(module="os\x1b[31m"),
     }
@@ -300,11 +292,6 @@ def forge_table(folder: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"data": {"a": {"lowest": NaN, "highest": 1}}}',
-        '{"data": {"a": {"lowest": 0, "highest": Infinity}}}',
-        '{"data": {"a": {"lowest": 0, "highest": 1e39}}}',
-        '{"data": {"a": {"lowest": 0, "highest": 1e400}}}',
-        '{"data": {"a": {"lowest": 0, "highest": 1' + "0" * 4000 + "}}}",
         '{"data": {"a": {"lowest": 0, "highest": 1' + "0" * 5000 + "}}}",
         '{"data": {"a": {"lowest": 0, "highest": 1}, "a": {"lowest": 0, "highest": 9}}}',
         '{"data": {"a": {"lowest": 0, "lowest": -9, "highest": 1}}}',
@@ -313,7 +300,7 @@ def forge_table(folder: Path, text: str) -> None:
         "[" * 200_000,
         '{"data":' * 50_000,
     ],
-    ids=range(12),
+    ids=range(7),
 )
 def test_a_table_that_holds_no_ranges_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     forge_table(tmp_path, text)
@@ -332,28 +319,7 @@ def test_provenance_is_quoted_without_control_characters(tmp_path: Path) -> None
     line(caught.value)
 
 
-# Cache entries, sweep.json, and what is read back from MLflow
-
-
-def test_a_hostile_cache_entry_is_made_again(tmp_path: Path) -> None:
-    def make(folder: Path) -> None:
-        (folder / "a").write_text("a")
-
-    folder = cache.entry(tmp_path, "kind", {"x": 1}, make)
-    record = (folder / "entry.json").read_text()
-    for content in ("[" * 100_000, '{"key": NaN}', "null", '"x"', "\x00", "{" * 9):
-        (folder / "entry.json").write_text(content)
-        assert cache.entry(tmp_path, "kind", {"x": 1}, make) == folder
-        assert (folder / "entry.json").read_text() == record
-    secret = tmp_path / "secret"
-    secret.write_text("a")
-    (folder / "a").unlink()
-    (folder / "a").symlink_to(secret)  # of the same content
-    cache.entry(tmp_path, "kind", {"x": 1}, make)
-    assert not (folder / "a").is_symlink()
-    (folder / "a").unlink()
-    os.mkfifo(folder / "a")
-    assert (cache.entry(tmp_path, "kind", {"x": 1}, make) / "a").read_text() == "a"
+# sweep.json, and what is read back from MLflow
 
 
 STORE = {"uri": "sqlite:///x", "experiment_id": "1", "experiment_name": "x"}
@@ -512,13 +478,3 @@ def test_a_log_line_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[st
     assert "<script>" in shown
     assert "\x1b[31m" not in shown
     assert "\u202e" not in shown
-
-
-def test_cells_of_a_hostile_store_have_no_artifacts_elsewhere() -> None:
-    cell = Cell(RunRecord("id", {"backend": NASTY}, {}, {}), NASTY)
-    assert "/" not in f"ranges_{safe_name(cell.record.backend)}.png"
-
-
-def test_the_batch_of_the_tests_above_is_a_sound_one(tmp_path: Path) -> None:
-    images, _ = read_test(tmp_path, pickle_published(make_batch(2)))
-    assert len(images) == 2

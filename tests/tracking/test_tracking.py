@@ -43,13 +43,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return new_store(tmp_path_factory.mktemp("mlruns"))
 
 
-@pytest.fixture(autouse=True)
-def no_run_left_open() -> Iterator[None]:
-    yield
-    while mlflow.active_run():
-        mlflow.end_run()
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "run"
