@@ -7,12 +7,11 @@ from onnx import TensorProto
 
 from resnet8ptq.backends.tflite import contents, predictor
 from tests.helpers.factories import quantizer_of
-from tests.helpers.quantized import Quantize
 
 WIDE = "dtype=w8a16"
 
 
-def test_an_onnx_file_holds_uint16_activations_in_onnx_own_operators(quantize: Quantize) -> None:
+def test_an_onnx_file_holds_uint16_activations_in_onnx_own_operators(quantize):
     cell = quantize("backend=onnx", WIDE)
     proto = onnx.load(cell.artifact.path)
     types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
@@ -24,7 +23,7 @@ def test_an_onnx_file_holds_uint16_activations_in_onnx_own_operators(quantize: Q
     assert (resolved.execution, resolved.activation_bits) == ("simulated", 16)
 
 
-def test_a_tflite_file_holds_symmetric_int16_activations(quantize: Quantize) -> None:
+def test_a_tflite_file_holds_symmetric_int16_activations(quantize):
     cell = quantize("backend=tflite", WIDE)
     model = contents.read(cell.artifact.path.read_bytes())
     tensors = [t for t in model.subgraphs[0].tensors if not contents.is_constant(model, t)]
@@ -34,7 +33,7 @@ def test_a_tflite_file_holds_symmetric_int16_activations(quantize: Quantize) -> 
     assert quantizer_of(cell.config).count_kernels(cell.artifact.path) == (10, 0)
 
 
-def test_16_bits_are_nearer_to_fp32_than_8(quantize: Quantize) -> None:
+def test_16_bits_are_nearer_to_fp32_than_8(quantize):
     exact = quantize("backend=onnx", "dtype=fp32").predict()
     narrow, wide = (
         np.square(quantize("backend=onnx", dtype, "per_channel=true").predict() - exact).mean()
@@ -43,7 +42,7 @@ def test_16_bits_are_nearer_to_fp32_than_8(quantize: Quantize) -> None:
     assert wide < narrow
 
 
-def test_an_int16_input_takes_all_of_its_levels() -> None:
+def test_an_int16_input_takes_all_of_its_levels():
     details = {"dtype": np.int16, "quantization": (0.5, 0)}
     levels = predictor.to_input(np.array([-1e6, 1.0, 1e6], np.float32), details)
     assert (levels.dtype, levels.tolist()) == (np.dtype(np.int16), [-32768, 2, 32767])

@@ -90,7 +90,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("backend", "settings", "reason"), CASES)
-def test_what_a_backend_does_not_support_is_named(backend: str, settings: str, reason: str) -> None:
+def test_what_a_backend_does_not_support_is_named(backend, settings, reason):
     if backend == "openvino_nncf" and not nncf_quantizer.is_installed():
         pytest.skip("needs the extra nncf")
     with pytest.raises(UnsupportedError, match=reason):

@@ -1,7 +1,6 @@
 """Every option composes, and every refusal names the key, what it got and what it takes."""
 
 import shlex
-from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -226,7 +225,7 @@ def test_torch_options_only_come_with_their_schema():
         make_config("backend.name=torch")
 
 
-def test_a_config_without_the_schema_is_refused(tmp_path: Path):
+def test_a_config_without_the_schema_is_refused(tmp_path):
     tmp_path.joinpath("config.yaml").write_text("seed: 1\n")
     with (
         initialize_config_dir(str(tmp_path), version_base="1.3"),
@@ -242,6 +241,6 @@ def test_a_config_without_the_schema_is_refused(tmp_path: Path):
         (["method=qat", "corrections.equalization=true"], r"corrections\.equalization: changes"),
     ],
 )
-def test_options_that_exclude_each_other_are_refused(overrides: list[str], message: str) -> None:
+def test_options_that_exclude_each_other_are_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
         make_config(*overrides)

@@ -111,7 +111,7 @@ Change = Callable[[dict[str, Any]], object]
         (lambda c: c["images"][3].update(file_name="a" * 5000), "is not a name of a file"),
     ],
 )
-def test_annotations_that_are_wrong_are_one_line(boxes, change: Change, message):
+def test_annotations_that_are_wrong_are_one_line(boxes, change, message):
     path = boxes / "instances.json"
     content = json.loads(path.read_text())
     change(content)

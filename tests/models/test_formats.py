@@ -592,6 +592,6 @@ def test_the_formats_are_told_apart_by_what_files_are(kept, program, tmp_path):
         assert (found and found.name) == name
 
 
-def test_config_takes_a_module() -> None:
+def test_config_takes_a_module():
     config = make_config("model.module=a.B", "model.state_dict=w.pt", "model.module_args={n: 3}")
     assert (config.model.module, config.model.module_args) == ("a.B", {"n": 3})

@@ -27,7 +27,6 @@ from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models import batch_axis, conversion, model, normalization
 from resnet8ptq.models.conversion import compare
-from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.network_path import SHA256, URL
 from resnet8ptq.tasks.contract import PROBABILITIES
 from tests.helpers import probe
@@ -433,9 +432,7 @@ def test_parity_was_found_for_each_framework_and_file(shapes_model):
     assert all(0 <= value <= 1e-4 for value in shapes_model.conversion.parity.values())
 
 
-def test_torch_is_checked_only_where_it_is_needed(
-    shapes_model: Fp32Model, shapes: Dataset, tmp_path: Path
-) -> None:
+def test_torch_is_checked_only_where_it_is_needed(shapes_model, shapes, tmp_path):
     config = ModelConfig(name="own", path=str(shapes_model.onnx_path))
     alone = model.load(config, shapes, tmp_path, torch=False)
     assert set(alone.conversion.parity) == {"onnx, unfolded", "onnx, folded"}
@@ -445,9 +442,7 @@ def test_torch_is_checked_only_where_it_is_needed(
     assert both.onnx_path == alone.onnx_path  # one conversion
 
 
-def test_a_network_on_which_torch_disagrees_is_refused(
-    shapes_model: Fp32Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_on_which_torch_disagrees_is_refused(shapes_model, monkeypatch):
     right = conversion._torch_runner(shapes_model.onnx_path)
 
     def wrong(path: Path) -> batch_axis.Predict:
