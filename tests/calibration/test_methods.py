@@ -23,6 +23,7 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.models import model
+from tests.helpers.arrays import TENSORS
 from tests.helpers.configs import make_config as make_run_config
 from tests.helpers.factories import THREADS, quantizer_of
 
@@ -358,16 +359,9 @@ METHODS = [
     ),
 ]
 method = st.sampled_from(METHODS)
-# As activations are: zero, or of a size that float32 can divide into bins.
-number = st.one_of(
-    st.just(0.0),
-    st.floats(2.0**-20, 2.0**20, width=32),
-    st.floats(-(2.0**20), -(2.0**-20), width=32),
-)
-tensor = arrays.arrays(np.float32, st.integers(1, 60), elements=number)
 
 
-@given(values=tensor, config=method)
+@given(values=TENSORS, config=method)
 def test_a_range_lies_in_order_and_within_what_was_seen(values, config):
     stats = observe(values, bins=64)
     low, high = find_range(stats, config)
@@ -384,7 +378,7 @@ def test_a_range_far_from_zero_lies_in_order(config, sign):
     assert stats.low <= low <= high <= stats.high
 
 
-@given(values=tensor)
+@given(values=TENSORS)
 @settings(max_examples=30)
 def test_mse_costs_no_more_than_minmax(values):
     """Two bins of slack: an error is a distance to a level, and each value moves within its bin."""
@@ -397,7 +391,7 @@ def test_mse_costs_no_more_than_minmax(values):
     assert mse <= minmax + 2 * (2 * stats.threshold / 1024)
 
 
-@given(values=tensor, power=st.integers(-6, 6))
+@given(values=TENSORS, power=st.integers(-6, 6))
 @settings(max_examples=20)
 def test_mse_goes_with_the_scale(values, power):
     config = make_config("mse", bins=64)
@@ -435,7 +429,7 @@ def test_mse_keeps_zero_among_the_levels_of_values_far_from_it(sign):
     assert outer[0] == outer[1] != sign * np.abs(far).max()
 
 
-batches = st.lists(tensor, min_size=1, max_size=6)
+batches = st.lists(TENSORS, min_size=1, max_size=6)
 
 
 @given(values=batches)
@@ -465,7 +459,7 @@ def test_moving_average_is_that_of_torch(values, constant):
     assert found == pytest.approx(theirs, rel=1e-5, abs=1e-5 * stats.threshold)
 
 
-@given(values=tensor, cuts=st.tuples(st.floats(50.01, 100), st.floats(50.01, 100)))
+@given(values=TENSORS, cuts=st.tuples(st.floats(50.01, 100), st.floats(50.01, 100)))
 def test_a_higher_percentile_is_no_narrower(values, cuts):
     stats = observe(values, bins=64)
     narrow, wide = (

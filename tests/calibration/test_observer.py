@@ -4,19 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from resnet8ptq.calibration.observer import HALF, TensorObserver
 from resnet8ptq.calibration.statistics import TensorStats
 from resnet8ptq.core.errors import QuantizationError
+from tests.helpers.arrays import NUMBERS, TENSORS
 
-number = st.one_of(
-    st.just(0.0),
-    st.floats(2.0**-20, 2.0**20, width=32),
-    st.floats(-(2.0**20), -(2.0**-20), width=32),
-)
-tensor = arrays.arrays(np.float32, st.integers(1, 60), elements=number)
-batches = st.lists(tensor, min_size=1, max_size=6)
+batches = st.lists(TENSORS, min_size=1, max_size=6)
 
 
 def observe(*batches: np.ndarray) -> TensorObserver:
@@ -35,7 +29,7 @@ def test_fine_bins_hold_what_lies_between_their_edges(values):
     assert np.array_equal(observer.counts, np.histogram(every, edges)[0])
 
 
-@given(values=tensor, data=st.data())
+@given(values=TENSORS, data=st.data())
 def test_statistics_do_not_depend_on_batches_or_order(values, data):
     whole = observe(values)
     shuffled = np.array(data.draw(st.permutations(values.tolist())), dtype=np.float32)
@@ -63,7 +57,7 @@ def test_ranges_of_batches_are_the_same_in_parts_and_from_their_ends(values, par
         assert stats.counts.dtype == np.int64
 
 
-@given(values=tensor)
+@given(values=TENSORS)
 def test_a_histogram_counts_every_value_once(values):
     stats = observe(values).stats(64)
     assert stats.counts.sum() == values.size
@@ -73,7 +67,7 @@ def test_a_histogram_counts_every_value_once(values):
     assert (-stats.edges[0], stats.edges[-1]) == (stats.threshold, stats.threshold)
 
 
-@given(values=tensor, bins=st.sampled_from([2, 64, 276, 2048]))
+@given(values=TENSORS, bins=st.sampled_from([2, 64, 276, 2048]))
 def test_a_histogram_is_that_of_numpy_but_for_a_fine_bin_at_each_edge(values, bins):
     observer = observe(values)
     stats = observer.stats(bins)
@@ -83,7 +77,7 @@ def test_a_histogram_is_that_of_numpy_but_for_a_fine_bin_at_each_edge(values, bi
         assert number <= (values <= edge + observer.width).sum()
 
 
-@given(values=batches, ends=st.tuples(number, number).map(sorted))
+@given(values=batches, ends=st.tuples(NUMBERS, NUMBERS).map(sorted))
 def test_a_clipped_tensor_is_counted_as_if_it_had_been_observed(values, ends):
     observer = observe(*values)
     clipped = observer.clipped(*ends)

@@ -28,6 +28,7 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import Module
 from tests.helpers import converted, probe
 from tests.helpers.configs import make_config
+from tests.helpers.converted import record_of
 from tests.helpers.factories import quantizer_of
 from tests.helpers.torch_archives import forge
 
@@ -41,7 +42,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
-from tests.helpers.converted import convert
+from tests.helpers.converted import attempt
 
 folder = Path(sys.argv[1])
 target, secret = folder / "target", folder / "secret"
@@ -184,13 +185,7 @@ report = {}
 for path in sorted(folder.iterdir()):
     if path == secret or path.suffix == ".converted":
         continue
-    made = folder / f"{path.name}.converted"
-    try:
-        convert(path, made, samples)
-        report[path.name] = ["", ""]
-    except Exception as error:
-        report[path.name] = [type(error).__name__, str(error)]
-    report[path.name].append(target.exists())
+    report[path.name] = [*attempt(path, samples), target.exists()]
 (folder / "report.json").write_text(json.dumps(report))
 """
 
@@ -209,10 +204,6 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def report(kept: Path) -> Report:
     """What came of each: the error's class and message, and whether hostile code ran."""
     return json.loads((kept / "report.json").read_text())
-
-
-def record_of(kept: Path, name: str) -> conversion.Conversion:
-    return conversion.read_record(kept / f"{name}.converted")
 
 
 # SavedModel

@@ -31,6 +31,7 @@ from resnet8ptq.models.network_path import SHA256, URL
 from resnet8ptq.tasks.contract import PROBABILITIES
 from tests.helpers import probe
 from tests.helpers.configs import make_config
+from tests.helpers.converted import record_of
 
 # Makes Keras files, tries to convert each, and writes down what came of it.
 PROBE = """
@@ -40,7 +41,7 @@ from pathlib import Path
 import h5py
 import keras
 import numpy as np
-from tests.helpers.converted import convert
+from tests.helpers.converted import attempt
 from resnet8ptq.core.errors import PtqError
 
 keras.utils.clear_session()  # which numbers the layers
@@ -165,13 +166,7 @@ images = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3)).astype(np.fl
 report = {}
 for path in sorted([*folder.glob("*.h5"), *folder.glob("*.keras")]):
     target.unlink(missing_ok=True)
-    made = folder / f"{path.name}.converted"
-    try:
-        convert(path, made, images)
-        report[path.name] = ["", ""]
-    except Exception as error:
-        report[path.name] = [type(error).__name__, str(error)]
-    report[path.name].append(target.exists())
+    report[path.name] = [*attempt(path, images), target.exists()]
 
 for name in ("lambda.h5", "lambda.keras"):  # unguarded, it does act
     target.unlink(missing_ok=True)
@@ -321,10 +316,6 @@ def test_a_model_that_does_not_fit_is_refused_by_its_file(kept, report, name, sa
     assert message.startswith(f"{kept / name}: ")
     assert says in message
     assert "\n" not in message
-
-
-def record_of(kept: Path, name: str) -> conversion.Conversion:
-    return conversion.read_record(kept / f"{name}.converted")
 
 
 @pytest.mark.parametrize(
