@@ -21,9 +21,9 @@ from resnet8ptq.report import (
     methodology,
     notes,
     page,
-    pareto,
     table,
     terminal,
+    trade_off,
     web_page,
 )
 from resnet8ptq.report.comparison import Family, compare
@@ -213,4 +213,4 @@ def test_notes_and_figures_name_some_of_many(many):
 
 def test_no_point_of_the_front_is_beaten():
     costs = np.array([[1.0, 5.0], [2.0, 2.0], [2.0, 2.0], [3.0, 2.0], [5.0, 1.0]])
-    assert pareto.mask(costs).tolist() == [True, True, True, False, True]
+    assert trade_off.find_front(costs) == [0, 1, 2, 4]
