@@ -292,7 +292,7 @@ class _Loaded:
 
 
 def load(file: _Loaded, inputs: Any, outputs: Any) -> Predictor:
-    return predictor.load(file, inputs, outputs, 1)  # type: ignore[arg-type]
+    return predictor.load(file, inputs, outputs, 1)
 
 
 def test_integers_are_levels_of_the_file():

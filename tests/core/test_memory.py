@@ -96,7 +96,7 @@ def test_a_conversion_runs_few_samples_at_once(shapes, shapes_model, tmp_path, m
     sizes = []
 
     def spy(model: object, *more: object) -> object:
-        run = open_runner(model, *more)  # type: ignore[arg-type]
+        run = open_runner(model, *more)
 
         def counted(batch: np.ndarray) -> list[np.ndarray]:
             sizes.append(len(batch))

@@ -337,7 +337,7 @@ def test_the_artifact_holds_the_learned_levels(
     learn = adaround.learn_levels
 
     def note(*args: object) -> NDArray[np.int64]:
-        learned.append(learn(*args))  # type: ignore[arg-type]
+        learned.append(learn(*args))
         return learned[-1]
 
     monkeypatch.setattr(adaround, "learn_levels", note)

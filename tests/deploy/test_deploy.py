@@ -389,7 +389,7 @@ def test_example_reads_pictures_as_runs_do(resize, tmp_path):
     )
     names: dict[str, object] = {}
     exec(code, names)
-    found = names["read"](tmp_path / "a.png")  # type: ignore[operator]
+    found = names["read"](tmp_path / "a.png")
     np.testing.assert_array_equal(found, pictures.decode(tmp_path / "a.png", config.preprocess))
 
 

@@ -60,7 +60,7 @@ def test_a_race_loads_every_model_again_for_each_block(monkeypatch):
 
     monkeypatch.setattr(latency, "measure", measure)
     settings = LatencyConfig(batch_size=64, repeats=20 * BLOCKS, batch_repeats=BLOCKS)
-    race = run({"a": "a", "b": "b"}, None, settings)  # type: ignore[dict-item, arg-type]
+    race = run({"a": "a", "b": "b"}, None, settings)
     assert race.single["a"] == [3 + n for n in range(BLOCKS)]  # medians
     assert race.batch == {"a": race.single["a"]}
     assert race.single["b"] == [13 + n for n in range(BLOCKS)]
@@ -75,7 +75,7 @@ def test_slow_models_race_in_fewer_blocks(monkeypatch):
     monkeypatch.setattr(latency, "measure", lambda loads, *rest: [one] * len(loads))
     for seconds, blocks in ((0.1, LEAST), (0.9, LEAST + 1), (1000, BLOCKS)):
         settings = LatencyConfig(batch_size=64, max_seconds=seconds)
-        found = run({"a": "a", "b": "b"}, None, settings)  # type: ignore[dict-item, arg-type]
+        found = run({"a": "a", "b": "b"}, None, settings)
         assert len(found.single["a"]) == blocks
 
 

@@ -59,7 +59,7 @@ def record(run_id: str, model: np.ndarray, **changes: float | str) -> RunRecord:
         hits, before = (model == LABELS)[members], (BASELINE == LABELS)[members]
         metrics[f"class/{name}/drop"] = float(before.mean() - hits.mean())
     for key, value in changes.items():
-        (params if isinstance(value, str) else metrics)[key] = value  # type: ignore[index]
+        (params if isinstance(value, str) else metrics)[key] = value
     tags = {"status": "ok", "class_names": json.dumps(NAMES)}
     return RunRecord(run_id, params, metrics, tags)
 

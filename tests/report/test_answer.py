@@ -13,7 +13,7 @@ LIMITS = ReportConfig()
 
 
 def answers_of(*runs: object, limits: ReportConfig = LIMITS) -> list[answer.Answer]:
-    (selected,) = page.select([sweep(*runs)], limits)  # type: ignore[arg-type]
+    (selected,) = page.select([sweep(*runs)], limits)
     return answer.explain(selected)
 
 

@@ -93,7 +93,7 @@ def test_families_are_read_and_tested_apart(tmp_path, monkeypatch):
     failed = RunRecord("c", first.params, {}, {"status": "failed"})
     for run, images in ((first, "1"), (failed, "1"), (other, "2")):
         run.tags["test_digest"] = images
-    one, two = comparison.load(None, [first, failed, other])  # type: ignore[arg-type]
+    one, two = comparison.load(None, [first, failed, other])
     cell, unread = one.cells
     assert one.measured == [cell]
     assert unread == Cell(failed, unread.label)
@@ -122,7 +122,7 @@ def test_predictions_are_an_integer_for_each_image(tmp_path, name, dtype):
 @pytest.mark.parametrize("ends", [(1, 0), (math.nan, 0), (0, math.nan)])
 def test_a_range_that_is_read_has_an_inside(tmp_path, kind, ends):
     ranges = {"activations": {"x": [0, 1]}, "weights": {"w": [0, 1]}}
-    ranges[kind]["y"] = list(ends)  # type: ignore[assignment]
+    ranges[kind]["y"] = list(ends)
     (tmp_path / "ranges.json").write_text(json.dumps(ranges))
     with pytest.raises(ValueError, match="a range with low > high"):
         comparison._read_ranges(tmp_path / "ranges.json")

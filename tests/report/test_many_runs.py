@@ -147,7 +147,7 @@ def test_ranges_are_read_for_the_figures_and_labels_kept_once(tmp_path, monkeypa
     monkeypatch.setattr(history, "artifact", lend)
     methods = {"a": "minmax", "b": "minmax", "c": "mse"}
     records = [record(name, predictions(lost=9), calib=calib) for name, calib in methods.items()]
-    (family,) = comparison.load(None, records)  # type: ignore[arg-type]
+    (family,) = comparison.load(None, records)
     assert [name for name, file in read if file == "ranges.json"] == ["a", "c"]
     first, second, _ = (cell.paired for cell in family.cells)
     assert vars(first.model)["labels"] is vars(second.model)["labels"]
@@ -193,7 +193,7 @@ def test_the_page_folds_and_takes_no_other_html(many):
 def test_the_terminal_says_what_it_leaves_out(many):
     console = Console(file=io.StringIO(), width=200)
     terminal.print_runs(many.records, console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = console.file.getvalue()
     assert text.count("│ onnx") == 1 + table.FIRST
     assert "The 20 best of 52 runs by accuracy; the others: 31 ok, 1 failed. All: rep" in text
 

@@ -41,7 +41,7 @@ def by_use(
     limits: ReportConfig = LIMITS,
     **options: object,
 ) -> dict[str, Recommendation]:
-    return {r.use: r for r in recommend(select(sweep(*cells, **options), race, limits))}  # type: ignore[arg-type]
+    return {r.use: r for r in recommend(select(sweep(*cells, **options), race, limits))}
 
 
 def other_choice(selected: ModelSelection) -> str:
@@ -233,7 +233,7 @@ def test_runs_that_have_chosen_by_the_same_samples_are_told(key, value, told):
 
 def test_the_samples_that_choose_are_told_by_their_name():
     for named, words in (({"chosen_by": "500 images"}, "500 images"), ({}, "other samples")):
-        selected = select(sweep(("a", predictions(), named), choices=[predictions()]))  # type: ignore[arg-type]
+        selected = select(sweep(("a", predictions(), named), choices=[predictions()]))
         assert other_choice(selected) == (
             f"The best are chosen on {words}, which the reported figures do not use. "
             "The reported samples would give the same choice."
@@ -314,7 +314,7 @@ def test_finalists_of_each_use_are_its_fastest():
         (name, predictions(), {"seed": name, "latency_p50_ms": a, "latency_batch_p50_ms": b})
         for name, a, b in zip("bacdefgh", single, batch, strict=True)
     ]
-    names = {cell.record.run_id for cell in finalists(select(sweep(*cells)))}  # type: ignore[arg-type]
+    names = {cell.record.run_id for cell in finalists(select(sweep(*cells)))}
     assert names == {"b", *"bce", *"fgh"}  # the first of equal ones, as the best and the smallest
 
 

@@ -57,10 +57,10 @@ def with_metrics(given: RunRecord, **metrics: float) -> RunRecord:
 
 
 def printed(records: list[RunRecord], *more: str, **options: object) -> str:
-    console = Console(file=io.StringIO(), **options)  # type: ignore[arg-type]
+    console = Console(file=io.StringIO(), **options)
     limits = ReportConfig(columns=[*more])
     terminal.print_runs(records, console, table.Judged(limits=limits))
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return console.file.getvalue()
 
 
 def test_row_of_a_measured_run():

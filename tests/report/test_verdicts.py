@@ -17,7 +17,7 @@ from tests.helpers.cells import predictions, record, sweep
 
 
 def judged(*cells: object, max_drop: float = 0.01) -> dict[str, str]:
-    found = verdicts.judge(sweep(*cells), ReportConfig(max_drop=max_drop))  # type: ignore[arg-type]
+    found = verdicts.judge(sweep(*cells), ReportConfig(max_drop=max_drop))
     return {run_id: verdict.outcome for run_id, verdict in found.items()}
 
 

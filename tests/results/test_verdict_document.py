@@ -314,7 +314,7 @@ def test_frame_has_a_row_for_each_run():
     assert frame.loss["b"] == summary.run("b").loss
     assert pd.isna(frame.loss["c"]) and pd.isna(frame.latency_ms["a"])
     with pytest.raises(FrozenInstanceError):
-        summary.runs[0].loss = 0.0  # type: ignore[misc]
+        summary.runs[0].loss = 0.0
     assert len(summaries.to_frame([])) == 0
 
 

@@ -403,7 +403,7 @@ def test_folders_of_runs_stay_below_the_sweep(key):
 def text_keys(node: object, prefix: str = "") -> list[str]:
     """The settings that take free text, or a list of it."""
     found = []
-    for item in fields(node):  # type: ignore[arg-type]
+    for item in fields(node):
         value, key = getattr(node, item.name), f"{prefix}{item.name}"
         if is_dataclass(value):
             found += text_keys(value, f"{key}.")
@@ -454,7 +454,7 @@ def test_a_log_line_does_not_steer_the_terminal(capsys):
     handler = LogHandler()
     handler.console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
     handler.emit(logging.LogRecord("x", logging.INFO, "x", 1, "layer %s", (NASTY,), None))
-    shown = handler.console.file.getvalue()  # type: ignore[attr-defined]
+    shown = handler.console.file.getvalue()
     assert "<script>" in shown
     assert "\x1b[31m" not in shown
     assert "\u202e" not in shown
