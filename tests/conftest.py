@@ -185,6 +185,14 @@ def real_files() -> None:
         pytest.skip("needs CIFAR10_DIR and RESNET8_H5")
 
 
+@pytest.fixture
+def shared() -> Path:
+    """The folder of real networks and data; skip where SHARED_DATA does not name it."""
+    if "SHARED_DATA" not in os.environ:
+        pytest.skip("needs SHARED_DATA")
+    return Path(os.environ["SHARED_DATA"])
+
+
 @pytest.fixture(scope="session")
 def shapes() -> Dataset:
     """The embedded data set."""

@@ -117,8 +117,7 @@ _NO_VALUE = re.compile(  # OmegaConf's messages for a value of another type
 )
 _KINDS = {"Integer": "an integer", "Float": "a number", "bool": "true | false"}
 _NO_OPTION = re.compile(
-    r"Could not find '([^']+)'\s+Available options in '([^']+)':(.+?)Config search path",
-    re.S,
+    r"Could not find '([^']+)'\s+Available options in '([^']+)':(.+?)Config search path", re.S
 )
 
 

@@ -151,6 +151,11 @@ class Split:
         hashes = self.pixel_hashes[indices] if known else None
         return replace(self, images=taken, labels=labels, groups=groups, hashes=hashes)
 
+    def spaced(self, most: int) -> "Split":
+        """Return `most` of the samples, evenly spaced; all if there are fewer."""
+        chosen = np.linspace(0, len(self) - 1, min(most, len(self)))
+        return self.take(chosen.astype(np.int64))
+
     def strata(self, classes: int) -> list[NDArray[np.int64]]:
         """Return the indices of each class's samples, ascending; without classes, one group."""
         if self.labels is None or self.labels.dtype.kind != "i":

@@ -22,11 +22,7 @@ READS = {
 # Operators that changed their meaning, but not their attributes or inputs -> opset of the change.
 _MEANS_OTHERWISE = {"AveragePool": (19,), "GridSample": (20,), "Resize": (18, 19)}
 # Operators on weights in blocks, with their bits -> the first ONNX Runtime 1.x with a CPU kernel.
-_BLOCKS_SINCE = {
-    ("MatMulNBits", 4): 17,
-    ("MatMulNBits", 8): 22,
-    ("GatherBlockQuantized", 4): 20,
-}
+_BLOCKS_SINCE = {("MatMulNBits", 4): 17, ("MatMulNBits", 8): 22, ("GatherBlockQuantized", 4): 20}
 NUMPY_2 = 19  # the first ONNX Runtime 1.x that runs with NumPy 2
 
 

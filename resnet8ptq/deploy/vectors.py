@@ -49,8 +49,7 @@ class Vectors:
 def of_split(split: Split, predictor: Predictor, many: bool = False) -> Vectors:
     """Return samples spread over a split: `COUNT`, or `many` within the limit of memory."""
     count = max(COUNT, min(MANY, MANY_BYTES // split.sample_bytes)) if many else COUNT
-    indices = np.unique(np.linspace(0, len(split) - 1, count).astype(np.int64))
-    samples = np.asarray(split.images[indices])
+    samples = np.asarray(split.spaced(count).images)
     inputs = split.prepare(samples)
     return predict(samples, inputs, predictor, split.preprocessing, split.layout)
 

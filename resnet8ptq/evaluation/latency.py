@@ -8,13 +8,13 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.contract import Predictor, Profiler
+from resnet8ptq.backends.contract import Node, Predictor, Profiler
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.console import measuring
 from resnet8ptq.data.dataset import Split
@@ -94,6 +94,28 @@ def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> lis
             size, repeats = find_batch_size(settings, split), settings.batch_repeats
             batch = time_in_turns(predictors, split, size, repeats, limit)
     return [Timings(*times) for times in zip(single, batch, strict=True)]
+
+
+def measure_operators(
+    profiles: Sequence[AbstractContextManager[Profiler]],
+    split: Split,
+    batch_size: int,
+    settings: LatencyConfig,
+) -> list[list[Node]]:
+    """Load artifacts, run batches in turns as `measure` does, and time every node.
+
+    Args:
+        profiles: load the artifacts, see `contract.Quantizer.profile`.
+        split: its first samples are run, repeated if there are too few.
+
+    Returns:
+        The nodes of each artifact, in order.
+    """
+    repeats = settings.repeats if batch_size == 1 else settings.batch_repeats
+    with torch_threads_kept(), ExitStack() as stack:
+        profilers = [stack.enter_context(profile) for profile in profiles]
+        times = time_in_turns(profilers, split, batch_size, repeats, settings.max_seconds)
+        return [profiler.nodes(len(runs)) for profiler, runs in zip(profilers, times, strict=True)]
 
 
 def find_batch_size(settings: LatencyConfig, split: Split) -> int:

@@ -22,15 +22,15 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator, loader
-from resnet8ptq.experiment.preprocessing_check import usual
+from resnet8ptq.experiment.preprocessing_check import run_all, usual
 from resnet8ptq.graph.qdq import rounded_activations
-from resnet8ptq.graph.session import Runner, expose, open_runner
+from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.tasks.contract import Comparison
 from resnet8ptq.tasks.distortion import sqnr_db
 
 log = logging.getLogger(__name__)
 
-SAMPLES, BATCH_SIZE = 100, 20
+SAMPLES = 100
 FAR_DB = 10.0  # the noise has a tenth of the signal's power
 BETTER_DB = 6.0  # a quarter of the noise
 CUT = 2.0  # a tensor whose values reach so many times its range
@@ -51,8 +51,7 @@ def check(
     near = sqnr is None or sqnr >= FAR_DB
     if not len(data.train) or (near and comparison.drop <= config.report.max_drop):
         return {}
-    chosen = np.linspace(0, len(data.train) - 1, min(SAMPLES, len(data.train)))
-    tried = _Trial.of(config, evaluator, data.train.take(chosen.astype(np.int64)), path)
+    tried = _Trial.of(config, evaluator, data.train.spaced(SAMPLES), path)
     causes = [*tried.input_ranges(), *tried.preprocessing(config), *tried.class_order()]
     causes = causes or [*tried.tensor_ranges()]
     shown = "" if sqnr is None else f", SQNR {sqnr:.1f} dB"
@@ -85,7 +84,7 @@ class _Trial:
         proto = onnx.load(evaluator.network.onnx_path)
         admitted = reading.admit(path, runtime.cache_root)
         run = loader(config, runtime, path)(runtime.threads).predict
-        reference = _outputs(open_runner(proto, runtime.threads), split)
+        reference = run_all(open_runner(proto, runtime.threads), split)
         return cls(admitted.contents, path, proto, run, split, reference)
 
     def input_ranges(self) -> Iterator[str]:
@@ -127,7 +126,7 @@ class _Trial:
 
     def class_order(self) -> Iterator[str]:
         """Yield whether the file's classes are FP32's in another order."""
-        outputs = _outputs(self.run, self.samples)
+        outputs = run_all(self.run, self.samples)
         expected, got = self.reference[0], outputs[0]
         if len(outputs) != 1 or got.ndim != 2 or got.shape != expected.shape:
             return
@@ -151,7 +150,7 @@ class _Trial:
         ranges = {tensor.name: tensor for tensor in rounded if tensor.name not in inputs}
         if not ranges:
             return
-        values = _outputs(open_runner(expose(self.fp32, [*ranges])), self.samples)
+        values = run_all(open_runner(expose(self.fp32, [*ranges])), self.samples)
         most = {
             name: max(
                 float(array.max()) / tensor.high if tensor.high > 0 else 0.0,
@@ -169,7 +168,7 @@ class _Trial:
 
     def _sqnr(self, split: Split) -> float:
         try:
-            return _sqnr(self.reference, _outputs(self.run, split))
+            return _sqnr(self.reference, run_all(self.run, split))
         except ModelError:  # an input of integers without a scale takes whole numbers only
             return -math.inf
 
@@ -177,10 +176,3 @@ class _Trial:
 def _sqnr(reference: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> float:
     value = sqnr_db(reference, outputs)
     return -math.inf if value is None else value
-
-
-def _outputs(run: Runner, split: Split) -> list[NDArray[Any]]:
-    """Return each output for all samples, in their order."""
-    batches = split.batches(BATCH_SIZE)
-    outputs = [run(batch) for batch in batches]
-    return [batches.restore(np.concatenate(parts)) for parts in zip(*outputs, strict=True)]

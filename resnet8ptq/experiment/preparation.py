@@ -183,13 +183,7 @@ def fine_tune(work: Workspace, prepared: Preparation) -> Preparation:
 
     samples, runtime = work.samples, work.evaluator.runtime
     network, ranges = qat.fine_tune(
-        settings,
-        work.fp32,
-        samples.data,
-        samples.calibrating,
-        samples.held_out,
-        runtime,
-        report,
+        settings, work.fp32, samples.data, samples.calibrating, samples.held_out, runtime, report
     )
     background.put(_draw_curves, points, work.folder / "qat_loss.png")
     return replace(prepared, trained=network, network=network, learned=ranges, ranges=ranges)
@@ -250,11 +244,7 @@ def _corrects_again(chosen: CorrectionsConfig) -> bool:
 def quantize(work: Workspace, prepared: Preparation, folder: Path) -> Quantized:
     """Quantize the prepared network into `folder`."""
     return work.evaluator.quantize(
-        prepared.config,
-        prepared.network,
-        work.samples.calibrating.split,
-        folder,
-        prepared.ranges,
+        prepared.config, prepared.network, work.samples.calibrating.split, folder, prepared.ranges
     )
 
 

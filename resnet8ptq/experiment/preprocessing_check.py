@@ -1,10 +1,12 @@
 """Detects an implausible FP32 result, and finds a preprocessing that fits better."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import PreprocessConfig, RunConfig
 from resnet8ptq.data.dataset import Dataset, Labels, Split
@@ -12,8 +14,7 @@ from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.evaluation.inference import targets_of
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.contract import Outputs, Reduction, Scores
+from resnet8ptq.tasks.contract import Outputs, Scores
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +52,15 @@ def check(
     reason = task.doubt(baseline, config.report.expected_accuracy)
     if reason is None:
         return None
-    chosen = np.linspace(0, len(dataset.train) - 1, min(SAMPLES, len(dataset.train)))
-    split, metric = dataset.train.take(chosen.astype(np.int64)), task.metric
+    split, metric = dataset.train.spaced(SAMPLES), task.metric
+    runner, reduction = open_runner(str(fp32.onnx_path), threads), task.reduction
+
+    def run(batch: Any) -> Sequence[NDArray[Any]]:
+        return runner(batch) if reduction is None else reduction(runner(batch))
 
     def value(preprocessing: Preprocessing) -> float:
         tried = replace(split, preprocessing=preprocessing)
-        outputs = _run(fp32, tried, task.reduction, threads)
+        outputs = Outputs(tuple(run_all(run, tried)), None, fp32.final)
         return task.score(outputs, targets_of(tried)).value
 
     advice = "does the preprocessing fit the network?"
@@ -119,8 +123,7 @@ def _is_unit(split: Split) -> bool:
     shape = split.images.shape
     if split.images.dtype.kind != "f" or len(shape) != 4 or not {shape[1], shape[3]} & {1, 3}:
         return False
-    chosen = np.linspace(0, len(split) - 1, min(SAMPLES, len(split))).astype(np.int64)
-    some = split.images[chosen]
+    some = split.spaced(SAMPLES).images[:]
     return bool(some.size and some.min() >= 0 and 0 < some.max() <= 1)
 
 
@@ -131,8 +134,10 @@ def _tells_apart(labels: Labels | None) -> bool:
     return len(np.unique(labels)) > 1
 
 
-def _run(fp32: Fp32Model, split: Split, reduction: Reduction | None, threads: int) -> Outputs:
-    run, batches = open_runner(str(fp32.onnx_path), threads), split.batches(BATCH_SIZE)
-    outputs = [run(batch) if reduction is None else reduction(run(batch)) for batch in batches]
-    joined = map(np.concatenate, zip(*outputs, strict=True))
-    return Outputs(tuple(map(batches.restore, joined)), None, fp32.final)
+def run_all(
+    run: Callable[[NDArray[Any]], Sequence[NDArray[Any]]], split: Split
+) -> list[NDArray[Any]]:
+    """Return each output for all samples, in their order."""
+    batches = split.batches(BATCH_SIZE)
+    outputs = [run(batch) for batch in batches]
+    return [batches.restore(np.concatenate(parts)) for parts in zip(*outputs, strict=True)]

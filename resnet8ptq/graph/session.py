@@ -57,10 +57,7 @@ def open_session(
 
 
 def open_runner(
-    model: str | bytes | onnx.ModelProto,
-    threads: int = 0,
-    arena: bool = True,
-    spins: bool = False,
+    model: str | bytes | onnx.ModelProto, threads: int = 0, arena: bool = True, spins: bool = False
 ) -> Runner:
     """Load a model as a function; `arena` and `spins` as in `open_session`."""
     content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model

@@ -80,8 +80,7 @@ def activation_ranges(family: Family, backend: str) -> Figure | None:
     axes.invert_yaxis()
     axes.set_xscale("symlog", linthresh=1)
     axes.set(
-        xlabel="activation value",
-        title=f"{plain(backend)}: activation ranges kept by each method",
+        xlabel="activation value", title=f"{plain(backend)}: activation ranges kept by each method"
     )
     axes.grid(axis="x", alpha=0.3)
     axes.legend(loc="lower right", fontsize=8)

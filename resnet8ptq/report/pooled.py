@@ -26,15 +26,7 @@ from resnet8ptq.report.facts import asked, varied
 from resnet8ptq.report.table import VOID
 from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.statistics import (
-    PART,
-    UNKNOWN,
-    Interval,
-    Margin,
-    find_edge,
-    holm,
-    tango,
-)
+from resnet8ptq.tasks.statistics import PART, UNKNOWN, Interval, Margin, find_edge, holm, tango
 from resnet8ptq.tracking.record import RunRecord
 
 HEADS = ("configuration", "mean loss", "95%", "pooled", "worst data set", "its loss", "on all")

@@ -109,14 +109,10 @@ def _outcome(line: Sequence[str]) -> str:
 
 
 def without_empty(
-    heads: Sequence[str], lines: Sequence[Sequence[str]], others: Collection[str] = ()
+    heads: Sequence[str], lines: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Return a table without its empty columns, and without `others`."""
-    kept = [
-        column
-        for column, head in enumerate(heads)
-        if head not in others and any(line[column] for line in lines)
-    ]
+    """Return a table without its empty columns."""
+    kept = [column for column in range(len(heads)) if any(line[column] for line in lines)]
     return [heads[column] for column in kept], [[line[c] for c in kept] for line in lines]
 
 

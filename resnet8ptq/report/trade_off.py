@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import templates
-from resnet8ptq.report import pareto
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.reference import Entry
@@ -212,9 +212,20 @@ def _place(
 def _front(data: Sequence[_Datum], points: Sequence[Point]) -> str:
     """Return the points that no other beats on both axes, from left to right."""
     costs = np.array([(d.x, d.loss) for d in data])
-    members: list[int] = np.flatnonzero(pareto.mask(costs)).tolist()
-    front = sorted(members, key=lambda i: points[i].x)
+    front = sorted(find_front(costs), key=lambda i: points[i].x)
     return " ".join(f"{points[i].x:.1f},{points[i].y:.1f}" for i in front)
+
+
+def find_front(costs: NDArray[np.float64]) -> list[int]:
+    """Return the points [n, objectives] that no other dominates; lower costs are better.
+
+    A point is dominated by one that is nowhere worse and somewhere better; equal points are not.
+    """
+    return [
+        index
+        for index, point in enumerate(costs)  # one by one: all pairs would take n * n of memory
+        if not ((costs <= point).all(axis=1) & (costs < point).any(axis=1)).any()
+    ]
 
 
 @dataclass(frozen=True)

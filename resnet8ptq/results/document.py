@@ -49,12 +49,7 @@ def to_json(answer: Answer) -> str:
         "exit_code": answer.exit_code,
         "use": answer.use or None,
         "because": answer.because or (run.reason if run else "") or None,
-        "choice": _choice(run),
-        "metric": _metric(run),
-        "loss": _loss(run),
-        "samples": _samples(run),
-        "size": _size(run),
-        "latency": _latency(run),
+        **_describe(run),
         "files": {
             "artifact": run and run.artifact,
             "sha256": (run and run.artifact_sha256) or None,
@@ -69,66 +64,43 @@ def to_json(answer: Answer) -> str:
     return json.dumps(document, indent=2, allow_nan=False)
 
 
-def _choice(run: RunSummary | None) -> dict[str, Any] | None:
+def _describe(run: RunSummary | None) -> dict[str, Any]:
     if run is None:
-        return None
+        return dict.fromkeys(["choice", "metric", "loss", "samples", "size", "latency"])
     names = ("run_id", "name", "label", "status", "framework", "dtype", "calibration", "weights")
     texts = {name: getattr(run, name) or None for name in (*names, "execution")}
-    return {**texts, "settings": dict(run.settings)}
-
-
-def _metric(run: RunSummary | None) -> dict[str, Any] | None:
-    if run is None:
-        return None
     return {
-        "name": printable(run.metric.name),
-        "direction": run.metric.direction,
-        "value": run.value,
-        "fp32": run.fp32_value,
-        "least": run.least,
-    }
-
-
-def _loss(run: RunSummary | None) -> dict[str, Any] | None:
-    if run is None:
-        return None
-    return {
-        "value": run.loss,
-        "upper_bound": run.loss_upper_bound,
-        "lower_bound": run.loss_lower_bound,
-        "limit": run.limit,
-        "verdict": run.loss_verdict,
-        "p_value": run.p_value,
-    }
-
-
-def _samples(run: RunSummary | None) -> dict[str, Any] | None:
-    if run is None:
-        return None
-    return {
-        "scored": run.samples,
-        "planned": run.samples_planned,
-        "needed": run.samples_needed,
-        "from": run.samples_from,
-        "digest": run.samples_digest or None,
-    }
-
-
-def _size(run: RunSummary | None) -> dict[str, Any] | None:
-    if run is None:
-        return None
-    return {"bytes": run.size_bytes, "fp32_bytes": run.fp32_size_bytes}
-
-
-def _latency(run: RunSummary | None) -> dict[str, Any] | None:
-    if run is None:
-        return None
-    return {
-        "ms": run.latency_ms,
-        "fp32_ms": run.fp32_latency_ms,
-        "speedup": run.speedup,
-        "batch_ms": run.batch_latency_ms,
-        "cpu": run.cpu or None,
+        "choice": {**texts, "settings": dict(run.settings)},
+        "metric": {
+            "name": printable(run.metric.name),
+            "direction": run.metric.direction,
+            "value": run.value,
+            "fp32": run.fp32_value,
+            "least": run.least,
+        },
+        "loss": {
+            "value": run.loss,
+            "upper_bound": run.loss_upper_bound,
+            "lower_bound": run.loss_lower_bound,
+            "limit": run.limit,
+            "verdict": run.loss_verdict,
+            "p_value": run.p_value,
+        },
+        "samples": {
+            "scored": run.samples,
+            "planned": run.samples_planned,
+            "needed": run.samples_needed,
+            "from": run.samples_from,
+            "digest": run.samples_digest or None,
+        },
+        "size": {"bytes": run.size_bytes, "fp32_bytes": run.fp32_size_bytes},
+        "latency": {
+            "ms": run.latency_ms,
+            "fp32_ms": run.fp32_latency_ms,
+            "speedup": run.speedup,
+            "batch_ms": run.batch_latency_ms,
+            "cpu": run.cpu or None,
+        },
     }
 
 
@@ -215,11 +187,7 @@ def _say_loss(metric: Metric, loss: float) -> str:
 def _rows(run: RunSummary) -> list[list[str]]:
     metric = run.metric
     return [
-        [
-            _escape(metric.title),
-            _show(metric, run.fp32_value),
-            _show(metric, run.value),
-        ],
+        [_escape(metric.title), _show(metric, run.fp32_value), _show(metric, run.value)],
         ["size, kB", _kb(run.fp32_size_bytes), _kb(run.size_bytes)],
         ["latency of one sample, ms", _ms(run.fp32_latency_ms), _ms(run.latency_ms)],
     ]

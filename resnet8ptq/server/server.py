@@ -9,6 +9,7 @@ PGPASSWORD. MLFLOW_BACKEND_STORE_URI may replace `database`. Ctrl-C ends the ser
 docs/server.md.
 """
 
+import math
 import os
 import signal
 import socket
@@ -193,15 +194,22 @@ def environment(asked: Arguments, url: URL) -> dict[str, str]:
 
 def _wait(asked: Arguments, server: "subprocess.Popen[bytes]", log: Path) -> None:
     url = f"{access.to_url(EVERYWHERE.get(asked.host, asked.host), asked.port)}/health"
-    end = time.monotonic() + START_S
-    while server.poll() is None and time.monotonic() < end:
-        try:
-            if requests.get(url, timeout=5).ok:
-                return
-        except requests.RequestException:
-            time.sleep(0.2)
+    if answers(url, server, START_S):
+        return
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     raise TrackingError(f"the server did not start ({redact(lines[-1])[:300]}): {log}")
+
+
+def answers(url: str, process: "subprocess.Popen[bytes]", within_s: float = math.inf) -> bool:
+    """Wait until the server answers; False if it ends before, or takes longer."""
+    end = time.monotonic() + within_s
+    while process.poll() is None and time.monotonic() < end:
+        try:
+            if requests.get(url, timeout=5).ok:
+                return True
+        except requests.RequestException:
+            time.sleep(0.2)
+    return False
 
 
 def main(words: list[str]) -> None:

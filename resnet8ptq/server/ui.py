@@ -13,14 +13,10 @@ started. Ctrl-C ends it.
 import os
 import signal
 import socket
-import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-import requests
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command, invocation
@@ -118,18 +114,7 @@ def serve(uri: str, port: int, page: str) -> None:
     variables = {**os.environ, **LIGHT, **places}
     with server.start(words, variables, None) as process:
         with waiting("Starting MLflow"):
-            answers = _answers(f"http://{HOST}:{port}/health", process)
+            answers = server.answers(f"http://{HOST}:{port}/health", process)
         if answers:
             print(f"http://{HOST}:{port}{page}  Ctrl-C ends", flush=True)
         raise TrackingError(f"MLflow has ended with code {process.wait()}; its output is above")
-
-
-def _answers(url: str, process: "subprocess.Popen[bytes]") -> bool:
-    """Wait until the server answers; False if it has ended before."""
-    while process.poll() is None:
-        try:
-            if requests.get(url, timeout=5).ok:
-                return True
-        except requests.RequestException:
-            time.sleep(0.2)
-    return False

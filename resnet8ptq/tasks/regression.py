@@ -102,7 +102,5 @@ def _make(config: RegressionConfig, setting: TaskContext) -> Task:
 
 
 REGRESSION = TaskType(
-    _make,
-    lambda config, class_names: build(config.primary, config.resamples),
-    RegressionConfig,
+    _make, lambda config, class_names: build(config.primary, config.resamples), RegressionConfig
 )

@@ -110,11 +110,7 @@ def _pyfunc(path: Path, code: str, config: dict[str, Any]) -> dict[str, Any]:
     }
     if code in ("torch_model.py", "executorch_model.py"):
         name = mlflow.pyfunc.__name__
-        settings |= {
-            "flavor": _Unchecked,
-            "flavor_name": name,
-            "validate_serving_input": False,
-        }
+        settings |= {"flavor": _Unchecked, "flavor_name": name, "validate_serving_input": False}
     return settings
 
 

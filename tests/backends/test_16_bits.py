@@ -2,20 +2,16 @@
 
 import numpy as np
 import onnx
-import pytest
 from ai_edge_litert.schema_py_generated import TensorType
 from onnx import TensorProto
 
 from resnet8ptq.backends.tflite import contents, predictor
-from resnet8ptq.core.errors import UnsupportedError
-from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
-from tests.helpers.quantized import Quantize
 
 WIDE = "dtype=w8a16"
 
 
-def test_an_onnx_file_holds_uint16_activations_in_onnx_own_operators(quantize: Quantize) -> None:
+def test_an_onnx_file_holds_uint16_activations_in_onnx_own_operators(quantize):
     cell = quantize("backend=onnx", WIDE)
     proto = onnx.load(cell.artifact.path)
     types = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
@@ -27,7 +23,7 @@ def test_an_onnx_file_holds_uint16_activations_in_onnx_own_operators(quantize: Q
     assert (resolved.execution, resolved.activation_bits) == ("simulated", 16)
 
 
-def test_a_tflite_file_holds_symmetric_int16_activations(quantize: Quantize) -> None:
+def test_a_tflite_file_holds_symmetric_int16_activations(quantize):
     cell = quantize("backend=tflite", WIDE)
     model = contents.read(cell.artifact.path.read_bytes())
     tensors = [t for t in model.subgraphs[0].tensors if not contents.is_constant(model, t)]
@@ -37,7 +33,7 @@ def test_a_tflite_file_holds_symmetric_int16_activations(quantize: Quantize) -> 
     assert quantizer_of(cell.config).count_kernels(cell.artifact.path) == (10, 0)
 
 
-def test_16_bits_are_nearer_to_fp32_than_8(quantize: Quantize) -> None:
+def test_16_bits_are_nearer_to_fp32_than_8(quantize):
     exact = quantize("backend=onnx", "dtype=fp32").predict()
     narrow, wide = (
         np.square(quantize("backend=onnx", dtype, "per_channel=true").predict() - exact).mean()
@@ -46,26 +42,7 @@ def test_16_bits_are_nearer_to_fp32_than_8(quantize: Quantize) -> None:
     assert wide < narrow
 
 
-def test_an_int16_input_takes_all_of_its_levels() -> None:
+def test_an_int16_input_takes_all_of_its_levels():
     details = {"dtype": np.int16, "quantization": (0.5, 0)}
     levels = predictor.to_input(np.array([-1e6, 1.0, 1e6], np.float32), details)
     assert (levels.dtype, levels.tolist()) == (np.dtype(np.int16), [-32768, 2, 32767])
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ("backend=onnx method=dynamic", "dtype=w8a16 is static"),
-        ("backend=onnx format=qoperator", "16-bit activations take format=qdq"),
-        ("backend=onnx calib=mse", "calib=mse: the method chooses ranges for 8 bits"),
-        ("backend=onnx reduce_range=true", "reduce_range=true: no kernel"),
-        ("backend=tflite calib=percentile", "try backend.flow=onnx2tf"),
-        ("backend=tflite corrections.adaround=true", "try backend.flow=onnx2tf"),
-        ("backend=tflite backend.flow=onnx2tf symmetric.activations=false", "are symmetric"),
-        ("backend=torch", "qint8 weights"),
-        ("backend=torch_pt2e", "simulates 8 bits"),
-    ],
-)
-def test_unsupported_settings_are_named(settings: str, reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        quantizer_of(make_config(WIDE, *settings.split())).resolve()

@@ -8,6 +8,7 @@ from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.tasks.distortion import softmax
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
 from tests.helpers.quantized import TESTED, Probabilities, Quantize
@@ -88,7 +89,7 @@ def accuracy(probabilities: Probabilities, data: Dataset) -> float:
 
 
 @pytest.mark.parametrize(("backend", "dtype"), CELLS)
-def test_resolves_as_the_dtype_table_says(quantize: Quantize, backend: str, dtype: str) -> None:
+def test_resolves_as_the_dtype_table_says(quantize, backend, dtype):
     config = make_config(f"backend={backend}", f"dtype={dtype}")
     if (backend, dtype) == (FILE, "int8"):
         config = quantize("backend=file").config
@@ -103,9 +104,7 @@ def test_resolves_as_the_dtype_table_says(quantize: Quantize, backend: str, dtyp
 
 
 @pytest.mark.parametrize(("backend", "dtype"), SUPPORTED)
-def test_writes_one_file_and_counts_its_layers(
-    quantize: Quantize, backend: str, dtype: str
-) -> None:
+def test_writes_one_file_and_counts_its_layers(quantize, backend, dtype):
     cell = quantize(f"backend={backend}", f"dtype={dtype}")
     assert list(cell.folder.iterdir()) == [cell.artifact.path]
     assert cell.artifact.size_bytes == cell.artifact.path.stat().st_size
@@ -113,7 +112,7 @@ def test_writes_one_file_and_counts_its_layers(
 
 
 @pytest.mark.parametrize(("backend", "dtype"), SUPPORTED)
-def test_predicts_probabilities(quantize: Quantize, backend: str, dtype: str) -> None:
+def test_predicts_probabilities(quantize, backend, dtype):
     probabilities = quantize(f"backend={backend}", f"dtype={dtype}").predict()
     assert probabilities.shape == (TESTED, 10)
     assert probabilities.dtype == np.float32
@@ -125,9 +124,7 @@ def test_predicts_probabilities(quantize: Quantize, backend: str, dtype: str) ->
 
 
 @pytest.mark.parametrize(("backend", "dtype"), SUPPORTED)
-def test_batch_size_does_not_change_predictions(
-    quantize: Quantize, backend: str, dtype: str
-) -> None:
+def test_batch_size_does_not_change_predictions(quantize, backend, dtype):
     cell = quantize(f"backend={backend}", f"dtype={dtype}")
     whole = cell.predict()[:50]
     ragged, single = (cell.predict(size, len(whole)) for size in (7, 1))
@@ -140,18 +137,14 @@ def test_batch_size_does_not_change_predictions(
 
 
 @pytest.mark.parametrize("backend", INSTALLED)
-def test_fp32_predicts_the_same_in_every_framework(
-    quantize: Quantize, fp32: Probabilities, backend: str
-) -> None:
+def test_fp32_predicts_the_same_in_every_framework(quantize, fp32, backend):
     probabilities = quantize(f"backend={backend}", "dtype=fp32").predict()
     np.testing.assert_allclose(probabilities, fp32, atol=1e-4)
     assert (probabilities.argmax(1) == fp32.argmax(1)).all()
 
 
 @pytest.mark.parametrize(("backend", "dtype"), QUANTIZED)
-def test_keeps_the_accuracy(
-    quantize: Quantize, fp32: Probabilities, shapes: Dataset, backend: str, dtype: str
-) -> None:
+def test_keeps_the_accuracy(quantize, fp32, shapes, backend, dtype):
     probabilities = quantize(f"backend={backend}", f"dtype={dtype}").predict()
     assert accuracy(fp32, shapes) > 0.85
     most = 0.02 if dtype != "w4a8" else 0.7  # the nearest of 15 levels, of a whole tensor
@@ -163,16 +156,14 @@ def test_keeps_the_accuracy(
 @pytest.mark.parametrize(
     ("backend", "dtype"), [cell for cell in QUANTIZED if cell[0] not in (FILE, NNCF)]
 )
-def test_halves_the_size_at_least(quantize: Quantize, backend: str, dtype: str) -> None:
+def test_halves_the_size_at_least(quantize, backend, dtype):
     whole = quantize(f"backend={backend}", "dtype=fp32").artifact.size_bytes
     assert quantize(f"backend={backend}", f"dtype={dtype}").artifact.size_bytes < whole / 2
 
 
 # In a compiled package oneDNN's descriptors of weights have bytes that nothing sets.
 @pytest.mark.parametrize("backend", FAST)
-def test_same_config_gives_the_same_file(
-    quantize: Quantize, quantize_anew: Quantize, backend: str
-) -> None:
+def test_same_config_gives_the_same_file(quantize, quantize_anew, backend):
     overrides = (f"backend={backend}", "dtype=int8")
     first, second = quantize(*overrides), quantize_anew(*overrides)
     assert first.artifact.ranges == second.artifact.ranges
@@ -181,7 +172,7 @@ def test_same_config_gives_the_same_file(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["onnx", "torch"])
-def test_calibration_methods_differ(quantize: Quantize, backend: str) -> None:
+def test_calibration_methods_differ(quantize, backend):
     methods = ("minmax", "entropy", "percentile")
     cells = [quantize(f"backend={backend}", "dtype=int8", f"calib={name}") for name in methods]
     for i, j in ((0, 1), (0, 2), (1, 2)):
@@ -192,7 +183,7 @@ def test_calibration_methods_differ(quantize: Quantize, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", CALIBRATED)
-def test_methods_never_widen_the_range(quantize: Quantize, backend: str) -> None:
+def test_methods_never_widen_the_range(quantize, backend):
     widest = quantize(f"backend={backend}", "dtype=int8").artifact.ranges
     cut = quantize(f"backend={backend}", "dtype=int8", "calib=percentile").artifact.ranges
     assert widest
@@ -200,8 +191,37 @@ def test_methods_never_widen_the_range(quantize: Quantize, backend: str) -> None
         assert low <= cut[name][0] <= cut[name][1] <= high
 
 
+@pytest.mark.parametrize("backend", CALIBRATED)
+def test_given_ranges_win_and_make_calibration_needless(
+    quantize, shapes, shapes_model, tmp_path, backend
+):
+    whole = quantize(f"backend={backend}", "dtype=u8s8")
+    given = {name: (2 * low, 2 * high) for name, (low, high) in whole.artifact.ranges.items()}
+    nothing = shapes.test.take(np.arange(0))  # images to calibrate on would be missed
+    artifact = quantizer_of(whole.config).quantize(shapes_model, nothing, tmp_path, given)
+    assert artifact.ranges == given
+    assert artifact.path.read_bytes() != whole.artifact.path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(("backend=onnx", f"format={name}") for name in ("qdq", "qoperator")),
+        *((f"backend={name}",) for name in ("torch", "torch_pt2e")),
+    ],
+)
+def test_logits_give_the_probabilities(quantize, settings):
+    cell = quantize("dtype=u8s8", *settings)
+    images = cell.data.test.images[:50].astype(np.float32)
+    logits = cell.predictor.logits(images)
+    assert logits is not None
+    [probabilities] = cell.predictor.predict(images)
+    most = 0.01 if "backend=onnx" in settings else 1 / 256
+    np.testing.assert_allclose(probabilities, softmax(logits), atol=most)
+
+
 @pytest.mark.parametrize("backend", FAST)
-def test_per_channel_differs_from_per_tensor(quantize: Quantize, backend: str) -> None:
+def test_per_channel_differs_from_per_tensor(quantize, backend):
     tensor = quantize(f"backend={backend}", "dtype=int8")
     channel = quantize(f"backend={backend}", "dtype=int8", "per_channel=true")
     assert channel.artifact.quantized_layers == WEIGHT_LAYERS
@@ -218,9 +238,7 @@ def test_per_channel_differs_from_per_tensor(quantize: Quantize, backend: str) -
         *((backend, "percentile") for backend in CALIBRATED if backend != "onnx"),
     ],
 )
-def test_calibration_batch_size_does_not_change_the_ranges(
-    quantize: Quantize, backend: str, calib: str
-) -> None:
+def test_calibration_batch_size_does_not_change_the_ranges(quantize, backend, calib):
     overrides = (f"backend={backend}", "dtype=int8", f"calib={calib}")
     whole = quantize(*overrides).artifact.ranges
     ragged = quantize(*overrides, "calib.batch_size=33").artifact.ranges  # 200 = 6 * 33 + 2

@@ -17,7 +17,6 @@ from resnet8ptq.models.model import Fp32Model
 from tests.helpers import product_networks
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
-from tests.helpers.quantized import Quantize
 
 WEIGHT_LAYERS = 10
 needs_executorch = pytest.mark.skipif(
@@ -27,7 +26,7 @@ PICTURES = np.random.default_rng(0).normal(size=(20, 3, 8, 6)).astype(np.float32
 
 
 @needs_executorch
-def test_xnnpack_runs_every_layer_in_8_bits(quantize: Quantize) -> None:
+def test_xnnpack_runs_every_layer_in_8_bits(quantize):
     cell, whole = (quantize("backend=executorch", f"dtype={d}") for d in ("int8", "fp32"))
     assert quantizer_of(cell.config).count_kernels(cell.artifact.path) == (WEIGHT_LAYERS, 0)
     assert quantizer_of(whole.config).count_kernels(whole.artifact.path) == (0, WEIGHT_LAYERS)
@@ -35,7 +34,7 @@ def test_xnnpack_runs_every_layer_in_8_bits(quantize: Quantize) -> None:
 
 
 @needs_executorch
-def test_the_integers_are_those_that_pt2e_simulates(quantize: Quantize) -> None:
+def test_the_integers_are_those_that_pt2e_simulates(quantize):
     cell, simulated = (
         quantize(f"backend={name}", "dtype=int8") for name in ("executorch", "torch_pt2e")
     )
@@ -44,9 +43,7 @@ def test_the_integers_are_those_that_pt2e_simulates(quantize: Quantize) -> None:
 
 
 @needs_executorch
-def test_a_network_that_xnnpack_runs_in_float_is_not_called_quantized(
-    shapes_model: Fp32Model, tmp_path: Path
-) -> None:
+def test_a_network_that_xnnpack_runs_in_float_is_not_called_quantized(shapes_model, tmp_path):
     nodes = [
         onnx.helper.make_node("Transpose", ["x"], ["t"], "turned", perm=[0, 2, 1]),
         onnx.helper.make_node("MatMul", ["x", "t"], ["y"], "product"),
@@ -60,7 +57,7 @@ def test_a_network_that_xnnpack_runs_in_float_is_not_called_quantized(
 
 
 @needs_executorch
-def test_programs_survive_another_number_of_threads(quantize: Quantize) -> None:
+def test_programs_survive_another_number_of_threads(quantize):
     cell = quantize("backend=executorch", "dtype=int8")
     quantizer, images = quantizer_of(cell.config), cell.data.test.inputs(slice(100))
     one, two = (quantizer.load(cell.artifact.path, threads) for threads in (1, 2))
@@ -90,8 +87,8 @@ def lowered(mixer: Fp32Model, tmp_path_factory: pytest.TempPathFactory) -> Lower
 
 @needs_executorch
 def test_more_samples_than_memory_is_planned_for_run_in_parts(
-    mixer: Fp32Model, lowered: Lowered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    mixer, lowered, tmp_path, monkeypatch
+):
     predictors = [lowered[1]]
     for most in (1, 16):  # 16: a bound that torch's own choice of kernels has
         monkeypatch.setattr(executorch_quantizer, "MOST_AT_ONCE", most)
@@ -104,9 +101,7 @@ def test_more_samples_than_memory_is_planned_for_run_in_parts(
 
 
 @needs_executorch
-def test_files_are_reproduced_and_per_channel_has_more_scales(
-    mixer: Fp32Model, lowered: Lowered, tmp_path: Path
-) -> None:
+def test_files_are_reproduced_and_per_channel_has_more_scales(mixer, lowered, tmp_path):
     before, again = lowered[0].path.read_bytes(), lower(mixer, tmp_path)[0].path.read_bytes()
     assert again == before
     artifact, predictor = lower(mixer, tmp_path, "per_channel=true")
@@ -115,30 +110,12 @@ def test_files_are_reproduced_and_per_channel_has_more_scales(
 
 
 @needs_executorch
-def test_a_float_layer_behind_8_bits_is_unsupported(quantize: Quantize) -> None:
+def test_a_float_layer_behind_8_bits_is_unsupported(quantize):
     with pytest.raises(UnsupportedError, match="a layer in float behind one in 8 bits"):
         quantize("backend=executorch", "dtype=int8", "precision.plan={conv2d_3_1: 32}")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [
-        (["dtype=uint8"], "int8 activations"),
-        (["dtype=u8s8"], "int8 activations"),
-        (["symmetric.weights=false"], "symmetric int8 weights"),
-        (["reduce_range=true"], "take 8 bits"),
-        (["method=dynamic"], "static only"),
-        (["calib=histogram"], "observer of backend=torch"),
-        (["format=qdq"], "QDQ and QOperator are ONNX's"),
-    ],
-)
-@needs_executorch
-def test_says_what_is_unsupported(overrides: list[str], reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        quantizer_of(make_config("backend=executorch", *overrides)).resolve()
-
-
-def test_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(lowering, "find_spec", lambda name: None)
     with pytest.raises(UnsupportedError, match=r"not installed; try .*install .*executorch"):
         quantizer_of(make_config("backend=executorch")).resolve()

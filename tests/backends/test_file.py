@@ -17,7 +17,7 @@ from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.openvino.library import core, is_installed, library
 from resnet8ptq.config.schema import BackendConfig, TfliteConfig
 from resnet8ptq.core import code, files
-from resnet8ptq.core.errors import ConfigError, UnsupportedError
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.evaluator import as_fp32
 from resnet8ptq.graph.qdq import rounded_activations
 from resnet8ptq.models.contract import Tensor
@@ -56,14 +56,8 @@ def judged(path: Path, fp32: Fp32Model, folder: Path, quantize: Quantize) -> Pro
     ],
 )
 def test_predicts_what_its_framework_predicts(
-    quantize: Quantize,
-    shapes_model: Fp32Model,
-    tmp_path: Path,
-    cache_root: Path,
-    backend: str,
-    framework: str,
-    activations: str,
-) -> None:
+    quantize, shapes_model, tmp_path, cache_root, backend, framework, activations
+):
     cell = quantize(f"backend={backend}", "dtype=int8")
     contents = contents_of(cell.artifact.path, cache_root)
     assert contents.format.startswith(framework)
@@ -73,9 +67,7 @@ def test_predicts_what_its_framework_predicts(
     np.testing.assert_allclose(got, cell.predict(IMAGES, IMAGES), atol=1e-6)
 
 
-def test_logits_behind_an_integer_softmax_are_floats(
-    quantize: Quantize, shapes_model: Fp32Model, tmp_path: Path
-) -> None:
+def test_logits_behind_an_integer_softmax_are_floats(quantize, shapes_model, tmp_path):
     cell = quantize("backend=tflite", "dtype=int8")
     asked = make_config("data=shapes", "backend=file", f"backend.path={cell.artifact.path}")
     quantizer = quantizer_of(quantizer_of(asked).fit(shapes_model))
@@ -85,9 +77,7 @@ def test_logits_behind_an_integer_softmax_are_floats(
 
 
 @pytest.mark.skipif(not is_installed(), reason="needs the extra openvino")
-def test_openvinos_two_files_become_one(
-    quantize: Quantize, shapes_model: Fp32Model, tmp_path: Path, cache_root: Path
-) -> None:
+def test_openvinos_two_files_become_one(quantize, shapes_model, tmp_path, cache_root):
     cell = quantize("backend=onnx", "dtype=u8s8")
     graph, path = core().read_model(str(cell.artifact.path)), tmp_path / "own.xml"
     library().save_model(graph, path, compress_to_fp16=False)
@@ -108,23 +98,12 @@ def test_openvinos_two_files_become_one(
     [
         (["method=dynamic", "dtype=uint8"], "uint8", "integer", True),
         (["format=qoperator"], "int8", "integer", False),
-        (
-            ["method=weight_only", "dtype=w4"],
-            "int4",
-            "weights only, computed in float",
-            False,
-        ),
+        (["method=weight_only", "dtype=w4"], "int4", "weights only, computed in float", False),
     ],
 )
 def test_kinds_of_onnx_files(
-    quantize: Quantize,
-    shapes_model: Fp32Model,
-    cache_root: Path,
-    settings: list[str],
-    weights: str,
-    execution: str,
-    dynamic: bool,
-) -> None:
+    quantize, shapes_model, cache_root, settings, weights, execution, dynamic
+):
     cell = quantize("backend=onnx", *settings)
     contents = contents_of(cell.artifact.path, cache_root)
     assert (contents.weight_dtype, contents.execution) == (weights, execution)
@@ -153,7 +132,7 @@ def small(weights: str = "own.bin", domain: str = "") -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
-def test_data_beside_a_file_is_read(tmp_path: Path, cache_root: Path) -> None:
+def test_data_beside_a_file_is_read(tmp_path, cache_root):
     path = tmp_path / "small.onnx"
     path.write_bytes(small().SerializeToString())
     (tmp_path / "own.bin").write_bytes(bytes(range(8)))
@@ -162,7 +141,7 @@ def test_data_beside_a_file_is_read(tmp_path: Path, cache_root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../own.bin", "/etc/hostname", "link.bin", ""])
-def test_data_elsewhere_is_not_read(tmp_path: Path, cache_root: Path, name: str) -> None:
+def test_data_elsewhere_is_not_read(tmp_path, cache_root, name):
     path = tmp_path / "small.onnx"
     path.write_bytes(small(name).SerializeToString())
     (tmp_path / "link.bin").symlink_to("/etc/hostname")
@@ -170,14 +149,14 @@ def test_data_elsewhere_is_not_read(tmp_path: Path, cache_root: Path, name: str)
         reading.admit(path, cache_root)
 
 
-def test_operators_of_others_are_refused(tmp_path: Path, cache_root: Path) -> None:
+def test_operators_of_others_are_refused(tmp_path, cache_root):
     path = tmp_path / "small.onnx"
     path.write_bytes(small(domain="own").SerializeToString())
     with pytest.raises(ConfigError, match=r"operator 'MatMul' of domain 'own'"):
         reading.admit(path, cache_root)
 
 
-def test_a_float_network_is_no_quantized_file(shapes_model: Fp32Model, cache_root: Path) -> None:
+def test_a_float_network_is_no_quantized_file(shapes_model, cache_root):
     with pytest.raises(ConfigError, match=r"none of its 10 layers has integer or float16 weights"):
         reading.admit(shapes_model.onnx_path, cache_root)
 
@@ -193,9 +172,7 @@ def test_a_float_network_is_no_quantized_file(shapes_model: Fp32Model, cache_roo
         ("damaged.pt2", r"not an archive"),
     ],
 )
-def test_other_files_are_refused_in_one_line(
-    tmp_path: Path, cache_root: Path, name: str, says: str
-) -> None:
+def test_other_files_are_refused_in_one_line(tmp_path, cache_root, name, says):
     if name != "gone.onnx":
         (tmp_path / name).write_bytes(b"\0" * 99)
     with pytest.raises(ConfigError, match=rf"^backend\.path: .*{says}") as caught:
@@ -203,14 +180,14 @@ def test_other_files_are_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_changed_gate_admits_files_anew() -> None:
+def test_a_changed_gate_admits_files_anew():
     behind = code.closure("resnet8ptq.backends.file.reading")
     readers = {name.rpartition(".")[2] for name in behind if name.endswith("_file")}
     assert {"onnx_file", "tflite_file", "openvino_file", "executorch_file"} <= readers
     assert {f"resnet8ptq.models.gates.{gate}" for gate in ("onnx", "exported_program")} <= behind
 
 
-def test_data_beside_a_file_are_read_once_and_part_of_its_hash(tmp_path, monkeypatch) -> None:
+def test_data_beside_a_file_are_read_once_and_part_of_its_hash(tmp_path, monkeypatch):
     values = [numpy_helper.from_array(np.full((4, 4), n, np.float32), f"w{n}") for n in range(3)]
     nodes = [helper.make_node("MatMul", [f"t{n}", f"w{n}"], [f"t{n + 1}"]) for n in range(3)]
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 4]) for n in ("t0", "t3")]
@@ -231,7 +208,7 @@ def test_data_beside_a_file_are_read_once_and_part_of_its_hash(tmp_path, monkeyp
     assert reading.digest(path) != before
 
 
-def test_scales_of_other_programs_may_be_computed(quantize: Quantize) -> None:
+def test_scales_of_other_programs_may_be_computed(quantize):
     """Or have no zero point, or one for each channel."""
     made = onnx.load(quantize("dtype=u8s8").artifact.path)
     fp32 = made.graph
@@ -243,18 +220,9 @@ def test_scales_of_other_programs_may_be_computed(quantize: Quantize) -> None:
     assert len(left) == len(rounded_before) - 2
 
 
-def test_the_file_to_score_is_asked_for() -> None:
+def test_the_file_to_score_is_asked_for():
     with pytest.raises(ConfigError, match=r"^backend\.path: got null, takes a quantized file"):
         quantizer_of(make_config("backend=file")).resolve()
-
-
-@pytest.mark.parametrize(
-    "override", ["corrections.adaround=true", "slim=true", "method=qat", "nodes_to_exclude=[a]"]
-)
-def test_a_file_is_scored_unchanged(override: str) -> None:
-    config = make_config("data=shapes", "backend=file", override)
-    with pytest.raises(UnsupportedError, match=r"^[\w.]+=.*: the file of backend\.path is scored"):
-        quantizer_of(config).resolve()
 
 
 # Inputs and outputs
@@ -263,19 +231,19 @@ IMAGE = Tensor("image", (8, 6, 3), "float32")
 MASK, IDS = Tensor("mask", (None,), "int64"), Tensor("ids", (None,), "int64")
 
 
-def test_matches_layout_and_name() -> None:
+def test_matches_layout_and_name():
     port = Port("serving_default_image:0", (3, 8, 6), "float32")
     matched = match_inputs([IMAGE], [port], None, "a")
     assert matched == {"image": {"name": port.name, "axes": [2, 0, 1]}}
 
 
-def test_matches_several_by_name_in_any_order() -> None:
+def test_matches_several_by_name_in_any_order():
     ports = [Port("mask", (None,), "int64"), Port("IDS:0", (None,), "int32")]
     matched = match_inputs([IDS, MASK], ports, None, "a")
     assert {name: one["name"] for name, one in matched.items()} == {"mask": "mask", "ids": "IDS:0"}
 
 
-def test_matches_outputs_by_shape() -> None:
+def test_matches_outputs_by_shape():
     tensors = [Tensor("boxes", (50, 4), "float32"), Tensor("scores", (50,), "float32")]
     ports = [Port("a", (1, 50), "float32"), Port("b", (4, 50), "float32")]
     matched = match_outputs(tensors, ports, {"scores": "a"}, "a")
@@ -306,9 +274,7 @@ def test_matches_outputs_by_shape() -> None:
         ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"image": {"axes": [0, 1, 3]}}, r"takes a n"),
     ],
 )
-def test_what_is_open_names_the_setting(
-    tensors: list[Tensor], ports: list[Port], asked: Any, says: str
-) -> None:
+def test_what_is_open_names_the_setting(tensors, ports, asked, says):
     with pytest.raises(ConfigError, match=rf"^backend\.inputs.*{says}"):
         match_inputs(tensors, ports, asked, "a")
 
@@ -326,10 +292,10 @@ class _Loaded:
 
 
 def load(file: _Loaded, inputs: Any, outputs: Any) -> Predictor:
-    return predictor.load(file, inputs, outputs, 1)  # type: ignore[arg-type]
+    return predictor.load(file, inputs, outputs, 1)
 
 
-def test_integers_are_levels_of_the_file() -> None:
+def test_integers_are_levels_of_the_file():
     port = rounded(Port("a", (2,), "uint8"), 0.5, 10, "uint8")
     matched = match_inputs([Tensor("x", (2,), "float32")], [port], None, "a")
     network = load(_Loaded(port), matched, matched)
@@ -337,7 +303,7 @@ def test_integers_are_levels_of_the_file() -> None:
     np.testing.assert_array_equal(got, [[1.5, -5]])
 
 
-def test_integers_without_a_scale_take_whole_numbers() -> None:
+def test_integers_without_a_scale_take_whole_numbers():
     port, tensor = Port("a", (2,), "uint8"), Tensor("x", (2,), "float32")
     network = load(_Loaded(port), match_inputs([tensor], [port], None, "a"), {})
     np.testing.assert_array_equal(network.predict(np.array([[3, 255]], np.float32))[0], [[3, 255]])
@@ -345,7 +311,7 @@ def test_integers_without_a_scale_take_whole_numbers() -> None:
         network.predict(np.array([[0.5, 1]], np.float32))
 
 
-def test_a_fixed_batch_is_filled() -> None:
+def test_a_fixed_batch_is_filled():
     port = Port("a", (1,), "float32")
     one = {"x": {"name": "a", "axes": None}}
     samples = np.arange(5, dtype=np.float32).reshape(5, 1)
@@ -353,7 +319,7 @@ def test_a_fixed_batch_is_filled() -> None:
     np.testing.assert_array_equal(got, samples)
 
 
-def test_a_changed_file_is_read_again(quantize: Quantize, tmp_path: Path, cache_root: Path) -> None:
+def test_a_changed_file_is_read_again(quantize, tmp_path, cache_root):
     path = tmp_path / "a.onnx"
     shutil.copyfile(quantize("backend=onnx", "dtype=int8").artifact.path, path)
     first = contents_of(path, cache_root)
@@ -362,9 +328,7 @@ def test_a_changed_file_is_read_again(quantize: Quantize, tmp_path: Path, cache_
 
 
 @pytest.mark.parametrize("keras", [True, False])
-def test_fp32_runs_where_its_framework_takes_it(
-    quantize: Quantize, shapes_model: Fp32Model, caplog: pytest.LogCaptureFixture, keras: bool
-) -> None:
+def test_fp32_runs_where_its_framework_takes_it(quantize, shapes_model, caplog, keras):
     path = quantize("backend=tflite", "dtype=int8").artifact.path
     fp32 = shapes_model if keras else replace(shapes_model, source=shapes_model.onnx_path)
     asked = make_config("data=shapes", "backend=file", f"backend.path={path}")

@@ -12,14 +12,12 @@ from resnet8ptq.backends.contract import check_same
 from resnet8ptq.backends.onnx import dynamic, slim
 from resnet8ptq.backends.onnx import quantizer as onnx_quantizer
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
-from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.session import open_runner, open_session
-from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_float_nodes
+from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
-from tests.helpers.quantized import Quantize
 
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
 DTYPES = {"int8": ("int8", "int8"), "uint8": ("uint8", "uint8"), "u8s8": ("int8", "uint8")}
@@ -30,19 +28,12 @@ def kinds(path: Path) -> set[str]:
     return {node.op_type for node in onnx.load(path).graph.node}
 
 
-def test_onnx_has_no_histogram_observer() -> None:
-    with pytest.raises(UnsupportedError, match=r"calib=histogram.*minmax \| moving_average"):
-        quantizer_of(make_config("backend=onnx", "calib=histogram")).resolve()
-
-
 ONNX_TYPES = {"int8": onnx.TensorProto.INT8, "uint8": onnx.TensorProto.UINT8}
 
 
 @pytest.mark.parametrize("per_channel", ["false", "true"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "u8s8"])
-def test_onnx_file_holds_the_dtypes_of_the_table(
-    quantize: Quantize, dtype: str, per_channel: str
-) -> None:
+def test_onnx_file_holds_the_dtypes_of_the_table(quantize, dtype, per_channel):
     cell = quantize("backend=onnx", f"dtype={dtype}", f"per_channel={per_channel}")
     proto = onnx.load(cell.artifact.path)
     onnx.checker.check_model(proto, full_check=True)
@@ -66,14 +57,12 @@ def test_onnx_file_holds_the_dtypes_of_the_table(
 
 
 @pytest.mark.parametrize("words", [("dtype=fp32",), ("method=dynamic",)], ids=" ".join)
-def test_format_auto_changes_nothing_where_there_is_no_format(
-    quantize: Quantize, words: tuple[str, ...]
-) -> None:
+def test_format_auto_changes_nothing_where_there_is_no_format(quantize, words):
     plain, auto = (quantize("backend=onnx", *words, f"format={f}") for f in ("null", "auto"))
     assert auto.artifact.path.read_bytes() == plain.artifact.path.read_bytes()
 
 
-def test_onnx_scales_come_from_the_ranges(quantize: Quantize) -> None:
+def test_onnx_scales_come_from_the_ranges(quantize):
     cell = quantize("backend=onnx", "dtype=uint8", "calib=percentile")
     graph = onnx.load(cell.artifact.path).graph
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -96,18 +85,11 @@ def test_onnx_scales_come_from_the_ranges(quantize: Quantize) -> None:
     assert checked >= WEIGHT_LAYERS
 
 
-def test_onnx_refuses_a_graph_in_which_nothing_is_quantized(
-    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
-) -> None:
-    helper = onnx.helper
-    take, give = (
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-        for name, shape in (("input", ["N", 32, 32, 3]), ("probabilities", ["N", 3]))
-    )
-    mean = helper.make_node("ReduceMean", ["input"], ["probabilities"], axes=[1, 2], keepdims=0)
-    graph = helper.make_graph([mean], "no layers", [take], [give])
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(proto, tmp_path / "plain.onnx")
+def test_onnx_refuses_a_graph_in_which_nothing_is_quantized(shapes, shapes_model, tmp_path):
+    settings = {"axes": [1, 2], "keepdims": 0}
+    mean = onnx.helper.make_node("ReduceMean", ["input"], ["probabilities"], **settings)
+    sides = {"input": ["N", 32, 32, 3]}, {"probabilities": ["N", 3]}
+    onnx.save(assemble([mean], *sides, {}), tmp_path / "plain.onnx")
     folder = tmp_path / "run"
     folder.mkdir()
     plain = replace(shapes_model, onnx_path=tmp_path / "plain.onnx")
@@ -116,7 +98,7 @@ def test_onnx_refuses_a_graph_in_which_nothing_is_quantized(
         quantizer_of(make_config("data=shapes")).quantize(plain, split, folder)
 
 
-def test_qoperator_holds_integer_operators_and_agrees_with_qdq(quantize: Quantize) -> None:
+def test_qoperator_holds_integer_operators_and_agrees_with_qdq(quantize):
     qdq, qoperator = (quantize("dtype=u8s8", f"format={name}") for name in ("qdq", "qoperator"))
     assert "QLinearConv" not in kinds(qdq.artifact.path)
     assert {"QLinearConv", "QGemm"} <= kinds(qoperator.artifact.path)
@@ -128,9 +110,7 @@ def test_qoperator_holds_integer_operators_and_agrees_with_qdq(quantize: Quantiz
 
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
-def test_a_layer_left_in_float_runs_in_float(
-    quantize: Quantize, shapes_model: Fp32Model, form: str, tmp_path: Path
-) -> None:
+def test_a_layer_left_in_float_runs_in_float(quantize, shapes_model, form, tmp_path):
     """ONNX Runtime rounds the weights of one between quantized layers when it loads the file."""
     nodes = [node.name for node in onnx.load(shapes_model.onnx_path).graph.node]
     left = next(name for name in nodes if "conv2d_3" in name)
@@ -142,19 +122,7 @@ def test_a_layer_left_in_float_runs_in_float(
 
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
-def test_logits_are_what_the_softmax_takes(quantize: Quantize, form: str) -> None:
-    cell = quantize("dtype=u8s8", f"format={form}")
-    predictor = cell.predictor
-    batch = cell.data.test.images[:50].astype(np.float32)
-    logits = predictor.logits(batch)
-    assert logits is not None
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    softmax = exponentials / exponentials.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(predictor.predict(batch)[0], softmax, atol=0.01)
-
-
-@pytest.mark.parametrize("form", ["qdq", "qoperator"])
-def test_float_output_leaves_no_ties(quantize: Quantize, form: str) -> None:
+def test_float_output_leaves_no_ties(quantize, form):
     cell = quantize("dtype=u8s8", f"format={form}", "float_output=true")
     probabilities = cell.predict()
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
@@ -166,7 +134,7 @@ def test_float_output_leaves_no_ties(quantize: Quantize, form: str) -> None:
     assert (plain.predict().argmax(1) == probabilities.argmax(1)).mean() > 0.98
 
 
-def test_symmetric_ranges_are_symmetric(quantize: Quantize) -> None:
+def test_symmetric_ranges_are_symmetric(quantize):
     cell = quantize("dtype=int8", "symmetric.activations=true")
     graph = onnx.load(cell.artifact.path).graph
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -176,7 +144,7 @@ def test_symmetric_ranges_are_symmetric(quantize: Quantize) -> None:
     assert quantizer_of(cell.config).resolve().activation_scheme == "symmetric"
 
 
-def test_affine_weights_differ_and_per_channel_ones_are_refused(quantize: Quantize) -> None:
+def test_affine_weights_differ_and_per_channel_ones_are_refused(quantize):
     affine = quantize("dtype=u8s8", "symmetric.weights=false")
     graph = onnx.load(affine.artifact.path).graph
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -191,7 +159,7 @@ def test_affine_weights_differ_and_per_channel_ones_are_refused(quantize: Quanti
         quantizer_of(config).resolve()
 
 
-def test_reduced_range_keeps_weights_to_seven_bits(quantize: Quantize) -> None:
+def test_reduced_range_keeps_weights_to_seven_bits(quantize):
     cell = quantize("dtype=u8s8", "reduce_range=true")
     graph = onnx.load(cell.artifact.path).graph
     levels = [
@@ -204,13 +172,13 @@ def test_reduced_range_keeps_weights_to_seven_bits(quantize: Quantize) -> None:
     assert quantizer_of(cell.config).resolve().weight_bits == 7
 
 
-def test_only_the_chosen_operators_are_quantized(quantize: Quantize) -> None:
+def test_only_the_chosen_operators_are_quantized(quantize):
     assert quantize("op_types=[Gemm]").artifact.quantized_layers == 1
     with pytest.raises(ConfigError, match=r"op_types: got 'Convv'.*Conv"):
         quantize("op_types=[Convv]")
 
 
-def test_operators_may_be_of_onnx_or_of_the_graph(shapes_model: Fp32Model) -> None:
+def test_operators_may_be_of_onnx_or_of_the_graph(shapes_model):
     graph = onnx.load(shapes_model.onnx_path).graph
     graph.node[0].op_type = "OfMine"  # from outside of ONNX
     chosen = Selection(op_types=["OfMine", "LSTM"])  # the second is not in the graph
@@ -219,9 +187,7 @@ def test_operators_may_be_of_onnx_or_of_the_graph(shapes_model: Fp32Model) -> No
 
 @pytest.mark.parametrize("per_channel", ["false", "true"])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
-def test_dynamic_takes_its_ranges_from_the_batch(
-    quantize: Quantize, dtype: str, per_channel: str
-) -> None:
+def test_dynamic_takes_its_ranges_from_the_batch(quantize, dtype, per_channel):
     cell = quantize("method=dynamic", f"dtype={dtype}", f"per_channel={per_channel}")
     assert {"ConvInteger", "DynamicQuantizeLinear"} <= kinds(cell.artifact.path)
     assert cell.artifact.quantized_layers == WEIGHT_LAYERS
@@ -231,7 +197,7 @@ def test_dynamic_takes_its_ranges_from_the_batch(
     assert (resolved.weight_dtype, resolved.activation_dtype) == (dtype, "uint8 (dynamic)")
 
 
-def test_dynamic_without_a_kernel_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamic_without_a_kernel_is_unsupported(monkeypatch):
     monkeypatch.setattr(dynamic, "_runs_convolution", lambda dtype, per_channel: False)
     with pytest.raises(UnsupportedError, match="no ConvInteger for uint8 weights per channel"):
         config = make_config("method=dynamic", "dtype=uint8", "per_channel=true")
@@ -239,20 +205,9 @@ def test_dynamic_without_a_kernel_is_unsupported(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "override", ["format=qdq", "float_output=true", "symmetric.activations=true"]
-)
-def test_dynamic_refuses_what_is_about_static_ranges(override: str) -> None:
-    key = override.partition("=")[0]
-    with pytest.raises(UnsupportedError, match=f"{key}=.*method=dynamic"):
-        quantizer_of(make_config("method=dynamic", override)).resolve()
-
-
-@pytest.mark.parametrize(
     "overrides", [("dtype=int8",), (*FLAGSHIP, "float_output=true"), ("method=dynamic",)]
 )
-def test_slim_file_predicts_the_same_to_the_bit(
-    quantize: Quantize, overrides: tuple[str, ...]
-) -> None:
+def test_slim_file_predicts_the_same_to_the_bit(quantize, overrides):
     whole, small = quantize(*overrides), quantize(*overrides, "slim=true")
     assert small.artifact.size_bytes < whole.artifact.size_bytes - 9000
     assert np.array_equal(small.predict(), whole.predict())
@@ -278,9 +233,7 @@ def _unnamed(tensor: onnx.TensorProto) -> onnx.TensorProto:
     return copy
 
 
-def test_slim_file_that_predicts_differently_is_refused(
-    quantize: Quantize, shapes: Dataset, tmp_path: Path
-) -> None:
+def test_slim_file_that_predicts_differently_is_refused(quantize, shapes, tmp_path):
     cell = quantize("dtype=int8")
     other = quantize("dtype=uint8").artifact.path
     split = draw_calibration(shapes, 1, 0).split
@@ -291,12 +244,8 @@ def test_slim_file_that_predicts_differently_is_refused(
 
 @pytest.mark.parametrize("method", ["static", "dynamic"])
 def test_onnx_runtime_reads_a_copy_beside_which_it_may_write(
-    shapes: Dataset,
-    shapes_model: Fp32Model,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    method: str,
-) -> None:
+    shapes, shapes_model, tmp_path, monkeypatch, method
+):
     module = onnx_quantizer if method == "static" else dynamic
     name, read = f"quantize_{method}", []
     original = getattr(module, name)
@@ -322,14 +271,8 @@ def test_onnx_runtime_reads_a_copy_beside_which_it_may_write(
     ],
 )
 def test_weights_of_nearly_nothing_are_one_line(
-    shapes: Dataset,
-    shapes_model: Fp32Model,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    overrides: tuple[str, ...],
-    level: str,
-    words: str,
-) -> None:
+    shapes, shapes_model, tmp_path, caplog, overrides, level, words
+):
     proto = onnx.load(shapes_model.onnx_path)
     conv = next(node for node in proto.graph.node if node.op_type == "Conv")
     weights = next(tensor for tensor in proto.graph.initializer if tensor.name == conv.input[1])
@@ -346,18 +289,7 @@ def test_weights_of_nearly_nothing_are_one_line(
     assert words in line.getMessage()
 
 
-def test_given_ranges_win_and_suffice(
-    quantize: Quantize, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
-) -> None:
-    cell = quantize("dtype=u8s8")
-    given = {name: (low - 1.0, high + 1.0) for name, (low, high) in cell.artifact.ranges.items()}
-    nothing = shapes.train.take(np.arange(0))  # would fail if it were run
-    artifact = quantizer_of(cell.config).quantize(shapes_model, nothing, tmp_path, given)
-    assert artifact.ranges == given
-    assert artifact.path.read_bytes() != cell.artifact.path.read_bytes()
-
-
-def test_slim_keeps_a_constant_that_equals_one_that_nothing_reads() -> None:
+def test_slim_keeps_a_constant_that_equals_one_that_nothing_reads():
     proto = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[1] x) => (float[1] y) '
         "<float[1] unread = {2.0}, float[1] read = {2.0}> { y = Mul(x, read) }"

@@ -61,18 +61,14 @@ def content(quantize: Quantize) -> bytes:
 # The converter's environment
 
 
-def test_without_a_suitable_python_it_is_unsupported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_suitable_python_it_is_unsupported(tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "VERSIONS", ("3.0",))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnsupportedError, match=r"needs Python 3\.0 with venv, or uv; got neither"):
         environment.find(tmp_path)
 
 
-def test_a_failed_installation_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_installation_leaves_nothing(tmp_path, monkeypatch):
     """Its Python says that it is 3.0, makes a folder and then finds no network."""
     fake = tmp_path / "python3.0"
     fake.write_text(
@@ -100,9 +96,7 @@ def test_a_failed_installation_leaves_nothing(
         (Contract((PIXELS,), (), batch=4), "pixels takes 4 samples"),
     ],
 )
-def test_inputs_that_a_file_cannot_have(
-    contract: Contract, reason: str, shapes_model: Fp32Model
-) -> None:
+def test_inputs_that_a_file_cannot_have(contract, reason, shapes_model):
     record = replace(shapes_model.conversion, contract=contract)
     quantizer = quantizer_of(make_config("backend=tflite", "backend.flow=onnx2tf"))
     with pytest.raises(UnsupportedError, match=f"^backend=tflite: .*{reason}.*try backend=onnx$"):
@@ -110,7 +104,7 @@ def test_inputs_that_a_file_cannot_have(
 
 
 @pytest.mark.parametrize("override", ["dtype=w4a8", "method=dynamic", "float_output=true"])
-def test_settings_that_it_lacks(override: str) -> None:
+def test_settings_that_it_lacks(override):
     config = make_config("backend=tflite", "backend.flow=onnx2tf", override)
     with pytest.raises(UnsupportedError, match=r"onnx2tf|8 bits"):
         quantizer_of(config).resolve()
@@ -125,7 +119,7 @@ def test_settings_that_it_lacks(override: str) -> None:
         ("a.h5", "int8", "convert"),
     ],
 )
-def test_the_network_decides_who_converts(name: str, dtype: str, flow: str, tmp_path: Path) -> None:
+def test_the_network_decides_who_converts(name, dtype, flow, tmp_path):
     magic = {".h5": b"\x89HDF\r\n\x1a\n", ".tflite": b"\0\0\0\0TFL3"}
     path = tmp_path / name
     path.write_bytes(magic.get(path.suffix, b"onnx"))
@@ -136,7 +130,7 @@ def test_the_network_decides_who_converts(name: str, dtype: str, flow: str, tmp_
 # The graph that onnx2tf gets
 
 
-def test_prepared_graphs_compute_the_same() -> None:
+def test_prepared_graphs_compute_the_same():
     """Layers of matrices become Gemms, with their biases; products of attention stay."""
     proto = transformers.build()
     onnx.checker.check_model(proto)
@@ -154,9 +148,7 @@ def test_prepared_graphs_compute_the_same() -> None:
 # Tensors of the file and of the graph
 
 
-def test_tensors_are_matched_by_their_values(
-    content: bytes, shapes_model: Fp32Model, batch: np.ndarray
-) -> None:
+def test_tensors_are_matched_by_their_values(content, shapes_model, batch):
     names = correspondence.find(content, shapes_model.onnx_path, batch[:2])
     model, graph = contents.read(content), onnx.load(shapes_model.onnx_path).graph
     [taken], [given] = model.subgraphs[0].inputs, model.subgraphs[0].outputs
@@ -183,9 +175,7 @@ def quantize_all(
     return edge_quantizer.quantize(file, operators, ranges, scheme)
 
 
-def test_ranges_and_float_layers_are_those_asked_for(
-    content: bytes, shapes_model: Fp32Model, batch: np.ndarray
-) -> None:
+def test_ranges_and_float_layers_are_those_asked_for(content, shapes_model, batch):
     nodes = [n.name for n in onnx.load(shapes_model.onnx_path).graph.node if n.op_type == "Conv"]
     written = contents.read(quantize_all(content, shapes_model, batch, nodes[:1]))
     layers = list(contents.layers(written))
@@ -196,18 +186,14 @@ def test_ranges_and_float_layers_are_those_asked_for(
 
 
 @pytest.mark.parametrize("integer", [False, True])
-def test_its_inputs_and_outputs_are_as_asked(
-    integer: bool, content: bytes, shapes_model: Fp32Model, batch: np.ndarray
-) -> None:
+def test_its_inputs_and_outputs_are_as_asked(integer, content, shapes_model, batch):
     written = quantize_all(content, shapes_model, batch, [], integer_io=integer)
     interpreter = predictor.open_interpreter(written, 1)
     ends = interpreter.get_input_details() + interpreter.get_output_details()
     assert {end["dtype"] for end in ends} == {np.int8 if integer else np.float32}
 
 
-def test_16_bits_have_no_zero_point(
-    content: bytes, shapes_model: Fp32Model, batch: np.ndarray
-) -> None:
+def test_16_bits_have_no_zero_point(content, shapes_model, batch):
     written = quantize_all(content, shapes_model, batch, [], symmetric=True, wide=True)
     for layer in contents.layers(contents.read(written)):
         assert (layer.weights.type, layer.output.type) == (TensorType.INT8, TensorType.INT16)
@@ -216,15 +202,13 @@ def test_16_bits_have_no_zero_point(
     assert {end["dtype"] for end in interpreter.get_input_details()} == {np.int16}
 
 
-def test_nothing_to_quantize_is_an_error(
-    content: bytes, shapes_model: Fp32Model, batch: np.ndarray
-) -> None:
+def test_nothing_to_quantize_is_an_error(content, shapes_model, batch):
     every = [node.name for node in onnx.load(shapes_model.onnx_path).graph.node]
     with pytest.raises(QuantizationError, match="no operator"):
         quantize_all(content, shapes_model, batch, every)
 
 
-def test_a_file_of_one_sample_takes_batches(content: bytes, batch: np.ndarray) -> None:
+def test_a_file_of_one_sample_takes_batches(content, batch):
     model = contents.read(content)
     for tensor in model.subgraphs[0].tensors:
         tensor.shapeSignature = None
@@ -232,7 +216,7 @@ def test_a_file_of_one_sample_takes_batches(content: bytes, batch: np.ndarray) -
     np.testing.assert_allclose(fixed(batch)[0], free(batch)[0], atol=1e-6)
 
 
-def test_an_output_is_transposed(content: bytes, batch: np.ndarray) -> None:
+def test_an_output_is_transposed(content, batch):
     model = contents.read(content)
     contents.transpose_output(model, 0, [1, 0])
     plain, turned = (predictor.open_run(f, 1) for f in (content, contents.write(model)))
@@ -242,9 +226,7 @@ def test_an_output_is_transposed(content: bytes, batch: np.ndarray) -> None:
 # With onnx2tf
 
 
-def test_a_transformer_with_channels_first(
-    converter: None, shapes_model: Fp32Model, shapes: Dataset, tmp_path: Path
-) -> None:
+def test_a_transformer_with_channels_first(converter, shapes_model, shapes, tmp_path):
     """The file takes and returns what the network does; its layers of weights are in 8 bits."""
     path = tmp_path / "folded.onnx"
     onnx.save(transformers.build(), path)

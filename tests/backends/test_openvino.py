@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -15,20 +14,17 @@ from resnet8ptq.backends.openvino.predictor import make_network
 from resnet8ptq.backends.openvino.profiler import count_kernels
 from resnet8ptq.backends.openvino.quantizer import OpenvinoQuantizer, avoid_unit_scales
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of, runtime_of
-from tests.helpers.quantized import Quantize
 
 needs_openvino = pytest.mark.skipif(not library.is_installed(), reason="needs the extra openvino")
 
 needs_nncf = pytest.mark.skipif(not nncf_quantizer.is_installed(), reason="needs the extra nncf")
 
 
-def test_its_absence_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_absence_is_one_line(monkeypatch):
     monkeypatch.setattr(library, "is_installed", lambda: False)
     library.library.cache_clear()
     with pytest.raises(UnsupportedError, match=r"pip install 'resnet8ptq\[openvino\]'"):
@@ -37,30 +33,14 @@ def test_its_absence_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_openvino
-def test_without_the_extra_nncf_a_run_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_nncf_a_run_is_unsupported(monkeypatch):
     monkeypatch.setattr(nncf_quantizer, "is_installed", lambda: False)
     with pytest.raises(UnsupportedError, match=r"pip install 'resnet8ptq\[nncf\]'"):
         quantizer_of(make_config("backend=openvino_nncf", "dtype=int8")).resolve()
 
 
 @needs_nncf
-@pytest.mark.parametrize(
-    ("setting", "reason"),
-    [
-        ("method=dynamic", "NNCF is static here"),
-        ("calib=percentile", "takes ranges of its own"),
-        ("symmetric.activations=true", r"backend\.preset sets it"),
-        ("corrections.bias_correction=true", "corrects by itself"),
-        ("nodes_to_exclude=[c1]", "chooses the operators"),
-    ],
-)
-def test_settings_that_nncf_takes_over(setting: str, reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        quantizer_of(make_config("backend=openvino_nncf", "dtype=int8", setting)).resolve()
-
-
-@needs_nncf
-def test_options_of_nncf_have_an_effect(quantize: Quantize) -> None:
+def test_options_of_nncf_have_an_effect(quantize):
     settings = ("backend=openvino_nncf", "dtype=int8", "per_channel=true")
     plain = quantize(*settings)
     changed = quantize(*settings, "backend.preset=mixed", "backend.bias_correction=none")
@@ -69,9 +49,7 @@ def test_options_of_nncf_have_an_effect(quantize: Quantize) -> None:
 
 
 @needs_openvino
-def test_a_result_that_depends_on_the_batch_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_result_that_depends_on_the_batch_is_told(tmp_path, caplog):
     proto = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> agraph (float[N, 4] x) => (float[N, 4] y) '
         "{ mean = ReduceMean <axes = [0]> (x) y = Sub(x, mean) }"
@@ -85,14 +63,14 @@ def test_a_result_that_depends_on_the_batch_is_told(
 
 
 @needs_openvino
-def test_int8_and_u8s8_are_one_file(quantize: Quantize) -> None:
+def test_int8_and_u8s8_are_one_file(quantize):
     """From s8, OpenVINO computes a convolution behind a Concat with wrong zero points."""
     signed, unsigned = (quantize("backend=openvino", f"dtype={name}") for name in ("int8", "u8s8"))
     assert signed.artifact.path.read_bytes() == unsigned.artifact.path.read_bytes()
 
 
 @needs_openvino
-def test_importing_it_reports_nothing(tmp_path: Path) -> None:
+def test_importing_it_reports_nothing(tmp_path):
     """Its telemetry writes an id below the home folder before it sends."""
     code = (
         "from resnet8ptq.backends.openvino.library import library; library(); import sys; "
@@ -115,14 +93,14 @@ def test_importing_it_reports_nothing(tmp_path: Path) -> None:
         (["dtype=w8", "method=weight_only"], "weights alone"),
     ],
 )
-def test_what_it_computes_in_float_is_unsupported(settings: list[str], reason: str) -> None:
+def test_what_it_computes_in_float_is_unsupported(settings, reason):
     with pytest.raises(UnsupportedError, match=reason):
         quantizer_of(make_config("backend=openvino", *settings)).resolve()
 
 
 @needs_openvino
 @pytest.mark.parametrize("dtype", ["int8", "u8s8"])
-def test_every_layer_runs_on_integers(quantize: Quantize, dtype: str) -> None:
+def test_every_layer_runs_on_integers(quantize, dtype):
     cell = quantize("backend=openvino", f"dtype={dtype}", "per_channel=true")
     assert count_kernels(cell.artifact.path) == (10, 0)
     assert count_kernels(quantize("backend=openvino", "dtype=fp32").artifact.path) == (0, 10)
@@ -130,8 +108,8 @@ def test_every_layer_runs_on_integers(quantize: Quantize, dtype: str) -> None:
 
 @needs_openvino
 def test_a_file_that_runs_in_float_is_not_called_quantized(
-    quantize: Quantize, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
-) -> None:
+    quantize, shapes, shapes_model, tmp_path
+):
     """Weights of u8 are in the file, but OpenVINO has no kernels for them."""
     assert count_kernels(quantize("backend=onnx", "dtype=uint8").artifact.path) == (0, 10)
     config = make_config("data=shapes", "backend=openvino", "dtype=uint8")  # `resolve` refuses it
@@ -142,7 +120,7 @@ def test_a_file_that_runs_in_float_is_not_called_quantized(
 
 
 @needs_openvino
-def test_ranges_are_those_of_onnx(quantize: Quantize) -> None:
+def test_ranges_are_those_of_onnx(quantize):
     settings = ("dtype=int8", "per_channel=true", "calib=percentile")
     ours, others = (quantize(f"backend={name}", *settings) for name in ("openvino", "onnx"))
     assert ours.artifact.ranges == others.artifact.ranges
@@ -150,7 +128,7 @@ def test_ranges_are_those_of_onnx(quantize: Quantize) -> None:
 
 @needs_openvino
 @pytest.mark.parametrize("dtype", ["fp32", "int8", "u8s8"])
-def test_outputs_do_not_depend_on_the_batch_size(quantize: Quantize, dtype: str) -> None:
+def test_outputs_do_not_depend_on_the_batch_size(quantize, dtype):
     cell = quantize("backend=openvino", f"dtype={dtype}", "per_channel=true")
     whole, parts, single = (cell.predict(size, images=250) for size in (250, 32, 1))
     np.testing.assert_allclose(parts, whole, atol=1e-6)
@@ -158,7 +136,7 @@ def test_outputs_do_not_depend_on_the_batch_size(quantize: Quantize, dtype: str)
 
 
 @needs_openvino
-def test_a_scale_of_one_does_not_keep_a_layer_in_float(quantize: Quantize) -> None:
+def test_a_scale_of_one_does_not_keep_a_layer_in_float(quantize):
     """Pixels 0..255 in u8 have it."""
     settings = ("dtype=u8s8", "per_channel=true")
     theirs, ours = (quantize(f"backend={name}", *settings) for name in ("onnx", "openvino"))
@@ -173,7 +151,7 @@ def test_a_scale_of_one_does_not_keep_a_layer_in_float(quantize: Quantize) -> No
 
 
 @needs_openvino
-def test_each_input_is_read_before_its_memory_is_freed() -> None:
+def test_each_input_is_read_before_its_memory_is_freed():
     """Several inputs, each a temporary array, in the order of their names."""
     proto = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> '

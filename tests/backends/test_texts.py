@@ -52,7 +52,7 @@ def one_layer(phrases, tmp_path_factory: pytest.TempPathFactory) -> model.Fp32Mo
     return replace(fp32, onnx_path=path)
 
 
-def test_the_conversion_keeps_both_inputs_and_frees_the_length(phrases) -> None:
+def test_the_conversion_keeps_both_inputs_and_frees_the_length(phrases):
     data, fp32 = phrases
     assert [(t.name, t.shape) for t in fp32.contract.inputs] == [
         ("input_ids", (None,)),
@@ -67,9 +67,7 @@ def test_the_conversion_keeps_both_inputs_and_frees_the_length(phrases) -> None:
     # ExecuTorch's fp32 is lowered with the same bounds: 20 s for the same answer.
     [(d, b) for d in ("fp32", "int8") for b in BACKENDS if (d, b) != ("fp32", "executorch")],
 )
-def test_outputs_do_not_depend_on_the_batch_size(
-    phrases, one_layer, backend, dtype, tmp_path
-) -> None:
+def test_outputs_do_not_depend_on_the_batch_size(phrases, one_layer, backend, dtype, tmp_path):
     """Neither on the padding that a batch adds."""
     data, _ = phrases
     config = make_config("data=phrases", f"backend={backend}", f"dtype={dtype}", "per_channel=true")
@@ -96,7 +94,7 @@ def test_outputs_do_not_depend_on_the_batch_size(
 
 # tests/deploy/test_deploy_texts.py lowers such a network by ExecuTorch.
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "executorch"])
-def test_a_mask_that_stays_an_integer_is_not_quantized(phrases, backend, tmp_path) -> None:
+def test_a_mask_that_stays_an_integer_is_not_quantized(phrases, backend, tmp_path):
     data, fp32 = phrases
     path = write_bag_of_words(tmp_path / "masked.onnx", data)
     config = make_config("data=phrases", f"backend={backend}", "dtype=int8", "per_channel=true")
@@ -110,7 +108,7 @@ def test_a_mask_that_stays_an_integer_is_not_quantized(phrases, backend, tmp_pat
 
 
 @pytest.mark.parametrize("method", ["static", "dynamic"])
-def test_no_sum_is_fused_with_a_normalization(phrases, method, tmp_path) -> None:
+def test_no_sum_is_fused_with_a_normalization(phrases, method, tmp_path):
     """The fused operator of ONNX Runtime is slower than the two."""
     data, fp32 = phrases
     config = make_config("data=phrases", "backend=onnx", f"method={method}", "per_channel=true")
@@ -126,7 +124,7 @@ def test_no_sum_is_fused_with_a_normalization(phrases, method, tmp_path) -> None
     assert "LayerNormalization" in kinds[1]
 
 
-def test_padding_does_not_calibrate(phrases, tmp_path) -> None:
+def test_padding_does_not_calibrate(phrases, tmp_path):
     """Ranges of samples that are stored longer are equal: no position of padding is counted."""
     data, fp32 = phrases
     config = make_config("data=phrases", "backend=onnx", "per_channel=true")
@@ -143,7 +141,7 @@ def test_padding_does_not_calibrate(phrases, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("setting", ["method=qat", "corrections.reconstruction=true"])
-def test_what_trains_a_simulation_of_one_input_is_unsupported(phrases, setting) -> None:
+def test_what_trains_a_simulation_of_one_input_is_unsupported(phrases, setting):
     config = make_config("data=phrases", "backend=onnx", setting)
     with pytest.raises(UnsupportedError, match=f"{setting}: takes networks of one input"):
         fit_settings(Settings(config, runtime_of(config)), phrases[1])

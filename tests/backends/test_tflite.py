@@ -20,7 +20,6 @@ from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.models import model
-from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import ClassScores
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, evaluator_of, quantizer_of
@@ -45,7 +44,7 @@ def batch(shapes: Dataset) -> np.ndarray:
     return next(iter(shapes.test.batches(100)))
 
 
-def test_data_behind_the_graph_is_read(file_of: FileOf) -> None:
+def test_data_behind_the_graph_is_read(file_of):
     """ai-edge-quantizer writes large buffers so."""
     content = file_of("dtype=int8").read_bytes()
     model = flatbuffer_utils.convert_bytearray_to_object(content)
@@ -76,8 +75,8 @@ def test_data_behind_the_graph_is_read(file_of: FileOf) -> None:
     ],
 )
 def test_what_the_converter_cannot_do_is_unsupported(
-    override: str, reason: str, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
-) -> None:
+    override, reason, shapes, shapes_model, tmp_path
+):
     asked = tflite(override)
     key = override.partition("=")[0].lstrip("+").partition(".")[0]
     with pytest.raises(UnsupportedError, match=f"^{key}.*: .*{reason}"):
@@ -87,9 +86,7 @@ def test_what_the_converter_cannot_do_is_unsupported(
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unfolded_network_is_unsupported(
-    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
-) -> None:
+def test_an_unfolded_network_is_unsupported(shapes, shapes_model, tmp_path):
     unfolded = replace(shapes_model, fold=False)
     with pytest.raises(UnsupportedError, match=r"^model.fold=false: .*always folds"):
         tflite().quantize(unfolded, shapes.train, tmp_path)
@@ -98,34 +95,17 @@ def test_an_unfolded_network_is_unsupported(
 @pytest.mark.parametrize(
     "override", ["reduce_range=false", "symmetric.activations=false", "symmetric.weights=true"]
 )
-def test_what_the_converter_does_anyway_is_supported(override: str) -> None:
+def test_what_the_converter_does_anyway_is_supported(override):
     assert tflite(override).resolve() == tflite().resolve()
 
 
-def test_other_networks_are_unsupported(
-    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
-) -> None:
+def test_other_networks_are_unsupported(shapes, shapes_model, tmp_path):
     other = replace(shapes_model, source=shapes_model.onnx_path)
     with pytest.raises(UnsupportedError, match=r"folded\.onnx: .*takes a Keras file"):
         tflite().quantize(other, shapes.train, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("override", "reason"),
-    [
-        ("dtype=w4a8", "stay unchanged"),
-        ("+precision.plan={conv2d: 4}", "stay unchanged"),
-        ("corrections.bias_correction=true", "stay unchanged"),
-    ],
-)
-def test_dynamic_takes_the_converters_weights(override: str, reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        tflite("method=dynamic", override.lstrip("+")).resolve()
-
-
-def test_a_file_that_keras_refuses(
-    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
-) -> None:
+def test_a_file_that_keras_refuses(shapes, shapes_model, tmp_path):
     broken = tmp_path / "broken.h5"
     broken.write_bytes(shapes_model.source.read_bytes()[:1000])
     with pytest.raises(ModelError, match=r"broken\.h5: Keras refuses it"):
@@ -136,9 +116,7 @@ def crash(*_: object) -> None:
     os._exit(1)
 
 
-def test_a_crash_of_the_converter_is_an_error(
-    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_of_the_converter_is_an_error(shapes, shapes_model, tmp_path, monkeypatch):
     monkeypatch.setattr(isolation, "start", start_isolated)
     monkeypatch.setattr(converter, "convert", crash)
     with pytest.raises(QuantizationError, match="crashed TensorFlow"):
@@ -147,7 +125,7 @@ def test_a_crash_of_the_converter_is_an_error(
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_integers_throughout(file_of: FileOf, per_channel: bool) -> None:
+def test_integers_throughout(file_of, per_channel):
     path = file_of(f"per_channel={str(per_channel).lower()}")
     read = flatbuffer_utils.read_model(path)
     tensors = read.subgraphs[0].tensors
@@ -163,13 +141,13 @@ def test_integers_throughout(file_of: FileOf, per_channel: bool) -> None:
         tflite(f"per_channel={str(not per_channel).lower()}")._read(path.read_bytes(), path)
 
 
-def test_quantizing_nothing_is_an_error(file_of: FileOf) -> None:
+def test_quantizing_nothing_is_an_error(file_of):
     path = file_of("dtype=fp32")
     with pytest.raises(QuantizationError, match="quantized nothing"):
         tflite()._read(path.read_bytes(), path)
 
 
-def test_calibration_is_minmax(file_of: FileOf, shapes: Dataset) -> None:
+def test_calibration_is_minmax(file_of, shapes):
     path = file_of("per_channel=false")
     read = flatbuffer_utils.read_model(path)
     graph = read.subgraphs[0]
@@ -183,9 +161,7 @@ def test_calibration_is_minmax(file_of: FileOf, shapes: Dataset) -> None:
 
 
 @pytest.mark.parametrize("overrides", [("dtype=fp32",), ("per_channel=false",)])
-def test_any_batch_size_gives_the_same_bits(
-    file_of: FileOf, batch: np.ndarray, overrides: tuple[str, ...]
-) -> None:
+def test_any_batch_size_gives_the_same_bits(file_of, batch, overrides):
     predictor = tflite(*overrides).load(file_of(*overrides), THREADS)
     for run in (lambda images: predictor.predict(images)[0], predictor.logits):
         whole = run(batch)
@@ -194,7 +170,7 @@ def test_any_batch_size_gives_the_same_bits(
             np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-def test_integers_are_scaled_by_the_file(file_of: FileOf, batch: np.ndarray) -> None:
+def test_integers_are_scaled_by_the_file(file_of, batch):
     path = file_of("per_channel=false")
     interpreter = Interpreter(model_path=str(path))
     interpreter.allocate_tensors()
@@ -213,9 +189,7 @@ def test_integers_are_scaled_by_the_file(file_of: FileOf, batch: np.ndarray) -> 
     )
 
 
-def test_without_a_softmax_there_are_no_logits(
-    file_of: FileOf, batch: np.ndarray, tmp_path: Path
-) -> None:
+def test_without_a_softmax_there_are_no_logits(file_of, batch, tmp_path):
     path = file_of("per_channel=false")
     predictor = tflite().load(path, THREADS)
     content = end_at_logits(path.read_bytes())
@@ -227,9 +201,7 @@ def test_without_a_softmax_there_are_no_logits(
     np.testing.assert_array_equal(bare.predict(batch)[0], predictor.logits(batch))
 
 
-def test_dynamic_leaves_small_layers_in_float_and_says_so(
-    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dynamic_leaves_small_layers_in_float_and_says_so(shapes, shapes_model, tmp_path, caplog):
     dynamic = tflite("method=dynamic", "per_channel=true")
     assert dynamic.resolve().execution == "integer"
     artifact = dynamic.quantize(shapes_model, shapes.train, tmp_path)
@@ -253,7 +225,7 @@ def test_dynamic_leaves_small_layers_in_float_and_says_so(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_files")
-def test_the_real_network(cache_root: Path, tmp_path: Path) -> None:
+def test_the_real_network(cache_root, tmp_path):
     real = registry.load("cifar10", os.environ["CIFAR10_DIR"])
     network = model.load(make_config().model, real, cache_root)
     config, some = (

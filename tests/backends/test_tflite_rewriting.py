@@ -95,8 +95,8 @@ def run_without_xnnpack(content: bytes, batch: NDArray[np.float32]) -> NDArray[n
 
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_the_uncorrected_network_comes_back_as_the_converter_made_it(
-    converted: ConvertedBy, graph: onnx.GraphProto, shapes: Dataset, per_channel: bool
-) -> None:
+    converted, graph, shapes, per_channel
+):
     content = converted(per_channel)
     before = contents.read(content)
     names = rewriting.match(before, graph)
@@ -124,9 +124,7 @@ def test_the_uncorrected_network_comes_back_as_the_converter_made_it(
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_the_file_holds_the_levels_of_the_corrected_network(
-    converted: ConvertedBy, graph: onnx.GraphProto, ranges: dict[str, Range], per_channel: bool
-) -> None:
+def test_the_file_holds_the_levels_of_the_corrected_network(converted, graph, ranges, per_channel):
     other = changed(graph)
     nodes = weight_layers(other)
     first, second, third, *_ = nodes
@@ -155,7 +153,7 @@ def test_the_file_holds_the_levels_of_the_corrected_network(
         assert np.all(np.abs(contents.read_values(read, layer.bias) - bias) <= 0.51 * step)
 
 
-def test_two_4_bit_weights_lie_in_a_byte_the_first_in_the_low_half() -> None:
+def test_two_4_bit_weights_lie_in_a_byte_the_first_in_the_low_half():
     made = contents.read_levels, contents.write_levels
     tensor = empty_tensor([1, 5])
     holder = type("Model", (), {"buffers": []})()
@@ -171,9 +169,7 @@ def empty_tensor(shape: list[int]) -> object:
     return type("Tensor", (), values)()
 
 
-def test_activations_have_the_true_ranges(
-    converted: ConvertedBy, graph: onnx.GraphProto, ranges: dict[str, Range]
-) -> None:
+def test_activations_have_the_true_ranges(converted, graph, ranges):
     content = converted(True)
     read = contents.read(rewriting.rewrite(content, graph, graph, INT8, ranges))
     tensors, seen, ratios = read.subgraphs[0].tensors, [], []
@@ -214,9 +210,7 @@ def find_pool(content: bytes, graph: onnx.GraphProto) -> tuple[str, float, str]:
     return code, float(made.quantization.scale[0]), name
 
 
-def test_a_pool_over_whole_maps_has_a_range_of_its_own(
-    converted: ConvertedBy, shapes_model: Fp32Model, ranges: dict[str, Range], shapes: Dataset
-) -> None:
+def test_a_pool_over_whole_maps_has_a_range_of_its_own(converted, shapes_model, ranges, shapes):
     proto = onnx.load(shapes_model.onnx_path)
     graph = proto.graph
     content = converted(True)
@@ -236,7 +230,7 @@ def test_a_pool_over_whole_maps_has_a_range_of_its_own(
     assert errors[0] < errors[1]
 
 
-def test_a_pool_over_parts_of_maps_stays(converted: ConvertedBy) -> None:
+def test_a_pool_over_parts_of_maps_stays(converted):
     read = contents.read(converted(True))
     ((_, pool),) = [found for found in contents.operators(read) if found[0] == "AVERAGE_POOL_2D"]
     pool.builtinOptions.filterWidth -= 1
@@ -247,9 +241,7 @@ def test_a_pool_over_parts_of_maps_stays(converted: ConvertedBy) -> None:
     assert dict(contents.operators(read))["MEAN"] is pool
 
 
-def test_4_bit_weights_predict_as_simulated(
-    quantize: Quantize, shapes_model: Fp32Model, shapes: Dataset
-) -> None:
+def test_4_bit_weights_predict_as_simulated(quantize, shapes_model, shapes):
     cell = quantize("backend=tflite", "dtype=w4a8", "per_channel=true")
     assert quantizer_of(cell.config).resolve().weight_dtype == "int4"
     assert quantizer_of(cell.config).resolve().execution == "integer"
@@ -300,9 +292,7 @@ def small(
     return network, made.path.read_bytes()
 
 
-def test_layers_of_every_kind_are_matched_and_run_in_4_bits(
-    small: tuple[Fp32Model, bytes], shapes: Dataset, calibration: Split
-) -> None:
+def test_layers_of_every_kind_are_matched_and_run_in_4_bits(small, shapes, calibration):
     network, content = small
     graph = onnx.load(network.onnx_path).graph
     ranges = find_ranges(network.onnx_path, calibration)
@@ -329,9 +319,7 @@ def test_layers_of_every_kind_are_matched_and_run_in_4_bits(
     np.testing.assert_allclose(found, open_runner(simulated, THREADS)(batch)[0], atol=0.1)
 
 
-def test_the_quantizer_writes_the_corrected_network(
-    shapes_model: Fp32Model, calibration: Split, tmp_path: Path
-) -> None:
+def test_the_quantizer_writes_the_corrected_network(shapes_model, calibration, tmp_path):
     proto = onnx.load(shapes_model.onnx_path)
     proto.graph.CopyFrom(changed(proto.graph))
     path = tmp_path / "corrected.onnx"
@@ -355,9 +343,7 @@ def test_the_quantizer_writes_the_corrected_network(
     assert first.output.quantization.scale[0] == pytest.approx(high / 255)
 
 
-def test_given_ranges_win(
-    shapes_model: Fp32Model, ranges: dict[str, Range], calibration: Split, tmp_path: Path
-) -> None:
+def test_given_ranges_win(shapes_model, ranges, calibration, tmp_path):
     config = make_config("data=shapes", "backend=tflite", "per_channel=true")
     given = {name: (2 * low, 2 * high) for name, (low, high) in ranges.items()}
     made = quantizer_of(config).quantize(shapes_model, calibration, tmp_path, given)
@@ -365,9 +351,7 @@ def test_given_ranges_win(
     assert first.input.quantization.scale[0] == 2
 
 
-def test_floats_in_and_out_leave_the_levels_as_they_are(
-    quantize: Quantize, shapes: Dataset
-) -> None:
+def test_floats_in_and_out_leave_the_levels_as_they_are(quantize, shapes):
     settings = ("backend=tflite", "dtype=w4a8", "per_channel=true")
     integers, floats = quantize(*settings), quantize(*settings, "backend.integer_io=false")
     read = contents.read(floats.artifact.path.read_bytes())
@@ -376,9 +360,7 @@ def test_floats_in_and_out_leave_the_levels_as_they_are(
     np.testing.assert_array_equal(floats.predict(), integers.predict())
 
 
-def test_a_channel_of_zeros_and_one_of_tiny_weights_keep_their_biases(
-    converted: ConvertedBy, graph: onnx.GraphProto, ranges: dict[str, Range]
-) -> None:
+def test_a_channel_of_zeros_and_one_of_tiny_weights_keep_their_biases(converted, graph, ranges):
     other = copy.deepcopy(graph)
     node = next(iter(weight_layers(other).values()))
     weights, bias = graph_weights.read_weights(other, node), graph_weights.read_bias(other, node)
@@ -394,9 +376,7 @@ def test_a_channel_of_zeros_and_one_of_tiny_weights_keep_their_biases(
     assert not contents.read_levels(read, layer.weights)[0].any()
 
 
-def test_another_network_is_unsupported_and_the_layer_named(
-    converted: ConvertedBy, graph: onnx.GraphProto, ranges: dict[str, Range]
-) -> None:
+def test_another_network_is_unsupported_and_the_layer_named(converted, graph, ranges):
     other = changed(graph)
     with pytest.raises(UnsupportedError, match=r"CONV_2D .*Relu.*: no layer of the ONNX graph"):
         rewriting.rewrite(converted(True), other, other, INT8, ranges)
@@ -407,9 +387,7 @@ def test_another_network_is_unsupported_and_the_layer_named(
         rewriting.rewrite(converted(True), shifted, shifted, INT8, ranges)
 
 
-def test_an_activation_without_a_range_is_unsupported(
-    converted: ConvertedBy, graph: onnx.GraphProto, ranges: dict[str, Range]
-) -> None:
+def test_an_activation_without_a_range_is_unsupported(converted, graph, ranges):
     missing = next(name for name in ranges if "add" in name and "Add" in name)
     with_relu = next(node.output[0] for node in graph.node if missing in node.input)
     left = {name: found for name, found in ranges.items() if name != with_relu}
@@ -417,17 +395,13 @@ def test_an_activation_without_a_range_is_unsupported(
         rewriting.rewrite(converted(True), graph, graph, INT8, left)
 
 
-def test_a_layer_that_the_plan_misspells_is_an_error(
-    converted: ConvertedBy, graph: onnx.GraphProto, ranges: dict[str, Range]
-) -> None:
+def test_a_layer_that_the_plan_misspells_is_an_error(converted, graph, ranges):
     plan = replace(INT8, bits={"conv9": 4})
     with pytest.raises(ConfigError, match=r"precision\.plan: got 'conv9'"):
         rewriting.rewrite(converted(True), graph, graph, plan, ranges)
 
 
-def test_what_is_written_is_read_back(
-    converted: ConvertedBy, graph: onnx.GraphProto, ranges: dict[str, Range]
-) -> None:
+def test_what_is_written_is_read_back(converted, graph, ranges):
     content = converted(True)
     read = contents.read(content)
     names = rewriting.match(read, graph)
@@ -450,9 +424,7 @@ def test_what_is_written_is_read_back(
 
 
 @pytest.mark.parametrize("dtype", ["int8", "w4a8"])
-def test_a_slim_file_predicts_the_same_bits(
-    quantize: Quantize, shapes: Dataset, dtype: str
-) -> None:
+def test_a_slim_file_predicts_the_same_bits(quantize, shapes, dtype):
     settings = ("backend=tflite", f"dtype={dtype}", "per_channel=true")
     whole, small = quantize(*settings), quantize(*settings, "slim=true")
     assert small.artifact.size_bytes < whole.artifact.size_bytes - 10_000
@@ -467,7 +439,7 @@ def test_a_slim_file_predicts_the_same_bits(
     assert list(interpreter.get_signature_list()) == ["serving_default"]
 
 
-def test_the_data_of_buffers_is_aligned(converted: ConvertedBy) -> None:
+def test_the_data_of_buffers_is_aligned(converted):
     content = slim.slim(converted(True))
     read = contents.read(content)
     for buffer in read.buffers[1:]:
@@ -476,9 +448,7 @@ def test_the_data_of_buffers_is_aligned(converted: ConvertedBy) -> None:
             assert content.index(data) % 16 == 0
 
 
-def test_a_file_that_predicts_differently_is_not_taken(
-    converted: ConvertedBy, shapes: Dataset
-) -> None:
+def test_a_file_that_predicts_differently_is_not_taken(converted, shapes):
     whole, other = (predictor.open_run(converted(each), THREADS) for each in (True, False))
     batches = list(shapes.test.take(np.arange(100)).batches(50))
     check_same(whole, whole, batches)

@@ -11,17 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.backends.onnx import profiler, weight_only
-from resnet8ptq.config.schema import WEIGHT_ONLY, RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.deploy import older_runtime
 from resnet8ptq.experiment.compatibility import fit
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
+from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call, call_beside
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
@@ -95,7 +96,7 @@ IN_FLOAT = "weights only, float activations"
         ),
     ],
 )
-def test_resolved(words: tuple[str, ...], weights: str, activations: str, execution: str) -> None:
+def test_resolved(words, weights, activations, execution):
     resolved = quantizer_of(make_config("method=weight_only", *words)).resolve()
     assert (resolved.weight_dtype, resolved.activation_dtype) == (weights, activations)
     assert resolved.execution == execution
@@ -103,42 +104,7 @@ def test_resolved(words: tuple[str, ...], weights: str, activations: str, execut
     assert str(resolved.weight_bits) in weights
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("dtype=int8",), r"dtype=int8: method=weight_only takes dtype=w4 \| w8"),
-        (("format=qdq",), "format=qdq: has no meaning"),
-        (("reduce_range=true",), "reduce_range=true: "),
-        (("float_output=true",), "float_output=true: has no meaning"),
-        (("symmetric.activations=true",), "symmetric.activations=true: "),
-        (("corrections.bias_correction=true",), "corrections.bias_correction=true: .* block"),
-        (("precision.plan={a: 8}",), "precision.plan="),
-        (("dtype=w8", "weight_only.algorithm=hqq"), "dtype=w8: .*hqq"),
-        (("symmetric.weights=true", "weight_only.algorithm=hqq"), "symmetric.weights=true: .*hqq"),
-        (("weight_only.int8_products=true", "weight_only.algorithm=hqq"), "int8_products=true: "),
-        (("dtype=w8", "op_types=[MatMul,Gather]"), "dtype=w8: .*Gather"),
-        (("op_types=[MatMul,Gather]", "weight_only.algorithm=hqq"), "algorithm=hqq: .*Gather"),
-    ],
-)
-def test_settings_without_meaning_are_unsupported(words: tuple[str, ...], reason: str) -> None:
-    with pytest.raises(UnsupportedError, match=reason):
-        quantizer_of(make_config(*W4, *words)).resolve()
-
-
-@pytest.mark.parametrize("dtype", WEIGHT_ONLY)
-@pytest.mark.parametrize("words", [(), ("backend=torch",), ("backend=torch_pt2e",)], ids=str)
-def test_dtypes_take_the_method(words: tuple[str, ...], dtype: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"dtype={dtype}: .*backend=onnx method=weight_only"):
-        quantizer_of(make_config(*words, f"dtype={dtype}")).resolve()
-
-
-@pytest.mark.parametrize("backend", ["torch", "torch_pt2e", "tflite"])
-def test_other_backends_name_the_one_that_does_it(backend: str) -> None:
-    with pytest.raises(UnsupportedError, match=r"method=weight_only: .* backend=onnx"):
-        quantizer_of(make_config(*W4, f"backend={backend}")).resolve()
-
-
-def test_other_block_sizes_are_refused() -> None:
+def test_other_block_sizes_are_refused():
     with pytest.raises(ConfigError, match=r"block_size: got 48, takes 16 \| 32 \| 64 \| 128"):
         make_config(*W4, "weight_only.block_size=48")
 
@@ -155,9 +121,7 @@ def test_other_block_sizes_are_refused() -> None:
         (("dtype=w8", "weight_only.block_size=16"), 1 / 127),
     ],
 )
-def test_weights_are_rounded_and_activations_are_not(
-    product: tuple[Fp32Model, Split], words: tuple[str, ...], step: float, tmp_path: Path
-) -> None:
+def test_weights_are_rounded_and_activations_are_not(product, words, step, tmp_path):
     """The identity gives the file's weights; a product with these is the file's own."""
     fp32, split = product
     config = make_config("data=arrays", "method=weight_only", *words)
@@ -173,9 +137,7 @@ def test_weights_are_rounded_and_activations_are_not(
     assert (artifact.quantized_layers, artifact.ranges, artifact.details) == (1, {}, {})
 
 
-def test_int8_products_round_the_activations_too(
-    product: tuple[Fp32Model, Split], tmp_path: Path
-) -> None:
+def test_int8_products_round_the_activations_too(product, tmp_path):
     outputs = []
     for name in ("false", "true"):
         config = make_config("data=arrays", *W4, f"weight_only.int8_products={name}")
@@ -189,12 +151,7 @@ def test_int8_products_round_the_activations_too(
 
 
 @pytest.mark.parametrize("more", [(), ("slim=true",)], ids=str)
-def test_products_are_in_blocks_and_convolutions_in_float(
-    mixer: tuple[Fp32Model, Split],
-    more: tuple[str, ...],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_products_are_in_blocks_and_convolutions_in_float(mixer, more, tmp_path, caplog):
     """Two layers share their weights; the Gemm becomes a product and a sum."""
     fp32, split = mixer
     config = make_config("data=arrays", "method=weight_only", "dtype=w8", *more)
@@ -212,9 +169,7 @@ def test_products_are_in_blocks_and_convolutions_in_float(
 
 
 @pytest.mark.parametrize("more", [(), ("slim=true",)], ids=str)
-def test_embeddings_have_8_bits_by_row_or_4_in_blocks_if_they_are_named(
-    sentences: tuple[Fp32Model, Split], more: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_embeddings_have_8_bits_by_row_or_4_in_blocks_if_they_are_named(sentences, more, tmp_path):
     """The opset rises to one with 4 bits; operators that changed before it still load."""
     fp32, split = sentences
     outputs, sizes = [], []
@@ -242,7 +197,7 @@ def test_embeddings_have_8_bits_by_row_or_4_in_blocks_if_they_are_named(
         older_runtime.lower(proto, 19)
 
 
-def test_layers_stay_in_float_by_name(mixer: tuple[Fp32Model, Split], tmp_path: Path) -> None:
+def test_layers_stay_in_float_by_name(mixer, tmp_path):
     config = make_config("data=arrays", *W4, "nodes_to_exclude=[second]")
     artifact = quantize(config, *mixer, tmp_path)
     assert artifact.quantized_layers == 2
@@ -250,9 +205,7 @@ def test_layers_stay_in_float_by_name(mixer: tuple[Fp32Model, Split], tmp_path: 
 
 
 @pytest.mark.parametrize("words", [("op_types=[Conv]",), ("nodes_to_quantize=[conv]",)], ids=str)
-def test_without_a_product_it_is_unsupported(
-    mixer: tuple[Fp32Model, Split], words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_without_a_product_it_is_unsupported(mixer, words, tmp_path):
     config = make_config("data=arrays", *W4, *words)
     with pytest.raises(UnsupportedError, match="the network has none to quantize: Conv 1, Gemm 1"):
         quantizer_of(config).fit(mixer[0])
@@ -266,26 +219,15 @@ def test_without_a_product_it_is_unsupported(
     st.booleans(),
     st.sampled_from(["", "vector", "scalar"]),
 )
-def test_a_gemm_is_a_product_and_a_sum(
-    alpha: float, beta: float, transposed: bool, bias: str
-) -> None:
+def test_a_gemm_is_a_product_and_a_sum(alpha, beta, transposed, bias):
     weights = WEIGHTS.T.copy() if transposed else WEIGHTS
     constants = {"w": weights, "b": RANDOM.normal(size=() if bias == "scalar" else 6)}
     inputs = ["x", "w", "b"] if bias else ["x", "w"]
     gemm = helper.make_node(
         "Gemm", inputs, ["y"], "g", alpha=alpha, beta=beta, transB=int(transposed)
     )
-    proto = helper.make_model(
-        helper.make_graph(
-            [gemm],
-            "one",
-            [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 40])],
-            [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 6])],
-            [numpy_helper.from_array(np.float32(a), name) for name, a in constants.items()],
-        ),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
+    floats = {name: np.float32(array) for name, array in constants.items()}
+    proto = assemble([gemm], {"x": ["N", 40]}, {"y": ["N", 6]}, floats)
     before = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": BATCH})[0]
     weight_only.write_as_products(proto.graph, {"g"})
     kinds = [node.op_type for node in proto.graph.node]
@@ -294,7 +236,7 @@ def test_a_gemm_is_a_product_and_a_sum(
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-4)
 
 
-def test_layers_whose_constants_do_not_allow_it_stay_in_float() -> None:
+def test_layers_whose_constants_do_not_allow_it_stay_in_float():
     """A bias that is computed cannot be scaled; a table cannot be in blocks of two kinds."""
     proto = onnx.parser.parse_model(
         """
@@ -316,7 +258,7 @@ def test_layers_whose_constants_do_not_allow_it_stay_in_float() -> None:
     assert [node.name for node in weight_only.find_embeddings(proto.graph)] == ["lookup"]
 
 
-def test_profile_and_kernels_are_float(product: tuple[Fp32Model, Split], tmp_path: Path) -> None:
+def test_profile_and_kernels_are_float(product, tmp_path):
     path = quantize(make_config("data=arrays", *W4), *product, tmp_path).path
     assert profiler.count_kernels(path) == (0, 1)
     with profiler.profile(path, 1) as profiled:
@@ -326,9 +268,7 @@ def test_profile_and_kernels_are_float(product: tuple[Fp32Model, Split], tmp_pat
 
 
 @pytest.mark.parametrize(("dtype", "oldest"), [("w4", "1.17"), ("w8", "1.22")])
-def test_older_runtimes_without_the_kernel_are_named(
-    product: tuple[Fp32Model, Split], dtype: str, oldest: str, tmp_path: Path
-) -> None:
+def test_older_runtimes_without_the_kernel_are_named(product, dtype, oldest, tmp_path):
     config = make_config("data=arrays", "method=weight_only", f"dtype={dtype}")
     path = quantize(config, *product, tmp_path).path
     with pytest.raises(UnsupportedError, match=re.escape(f"from ONNX Runtime {oldest} on")):
@@ -350,7 +290,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
     return call(folder, "-m", *words, "dtype=w4,int8", "weight_only.block_size=16,32", "slim=true")
 
 
-def test_a_run_says_how_it_was_quantized(sweep: Called) -> None:
+def test_a_run_says_how_it_was_quantized(sweep):
     assert sweep.code == 0, sweep.err
     rows = [row for row in sweep.table if row["dtype"] == "w4"]
     assert [row["weight_only.block_size"] for row in rows] == ["16", "32"]
@@ -362,7 +302,7 @@ def test_a_run_says_how_it_was_quantized(sweep: Called) -> None:
     assert "in float: Conv 1" in sweep.out
 
 
-def test_it_is_deployed(sweep: Called, tmp_path: Path) -> None:
+def test_it_is_deployed(sweep, tmp_path):
     (run, *_) = [run for run in sweep.children if run.data.params["dtype"] == "w4"]
     words = ("verify=false", f"run_id={run.info.run_id}", f"folder={tmp_path / 'out'}")
     done = call_beside(sweep.folder, "deploy", *words)
@@ -373,7 +313,7 @@ def test_it_is_deployed(sweep: Called, tmp_path: Path) -> None:
     assert "weight_only.block_size=16" in card
 
 
-def test_its_layers_are_ranked(sweep: Called, tmp_path: Path) -> None:
+def test_its_layers_are_ranked(sweep, tmp_path):
     """The convolution, which stays in float, is not among them."""
     words = (f"model.path={sweep.folder / 'mixer.onnx'}", "data=arrays", "preprocess=unit", *W4)
     words += (f"data.root={sweep.folder / 'data.npz'}", "+analysis=sensitivity", *QUICK)

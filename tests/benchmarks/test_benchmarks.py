@@ -17,7 +17,6 @@ from benchmarks.memory import imported
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.data.sources import cifar10
-from resnet8ptq.models import model
 from tests.helpers.calling import REPO
 from tests.helpers.cifar_files import pickle_published
 from tests.helpers.configs import make_config
@@ -40,7 +39,7 @@ def batches(shapes: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_bare_loop_reads_and_draws_the_same_images(batches: Path, shapes: Dataset) -> None:
+def test_bare_loop_reads_and_draws_the_same_images(batches, shapes):
     names = list(cifar10.BATCHES["train"])
     images, labels = bare.read_images(batches, names)
     expected_images, expected_labels = cifar10.read_split(batches, "train")
@@ -50,7 +49,7 @@ def test_bare_loop_reads_and_draws_the_same_images(batches: Path, shapes: Datase
     np.testing.assert_array_equal(bare.draw_calibration(images, labels), drawn.split.images)
 
 
-def test_bare_loop_refuses_a_pickle_that_runs_code(tmp_path: Path) -> None:
+def test_bare_loop_refuses_a_pickle_that_runs_code(tmp_path):
     (tmp_path / "test_batch").write_bytes(b"cposix\nsystem\n(S'exit 1'\ntR.")
     with pytest.raises(Exception, match=r"it asks for posix\.system"):
         bare.read_images(tmp_path, ["test_batch"])
@@ -58,9 +57,7 @@ def test_bare_loop_refuses_a_pickle_that_runs_code(tmp_path: Path) -> None:
 
 # Of a CPU without VNNI, where another engine is the default.
 @pytest.mark.filterwarnings("ignore:Default qconfig of oneDNN backend")
-def test_bare_loop_does_the_same_job(
-    batches: Path, shapes: Dataset, shapes_model: model.Fp32Model, tmp_path: Path
-) -> None:
+def test_bare_loop_does_the_same_job(batches, shapes, shapes_model, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.bare", shapes_model.onnx_path, "--grid", "4"],
         cwd=REPO,
@@ -93,7 +90,7 @@ def test_bare_loop_does_the_same_job(
         assert run["quantize_s"] > 0 and run["evaluate_s"] > 0
 
 
-def test_process_measures_and_reports_a_failure(tmp_path: Path) -> None:
+def test_process_measures_and_reports_a_failure(tmp_path):
     program = "import sys; held = bytearray(300_000_000); print('out'); sys.exit({})"
     done = process.run([sys.executable, "-c", program.format(0)], tmp_path, os.environ)
     assert done.out == "out\n"
@@ -102,7 +99,7 @@ def test_process_measures_and_reports_a_failure(tmp_path: Path) -> None:
         process.run([sys.executable, "-c", program.format(3)], tmp_path, os.environ)
 
 
-def test_setting_reads_the_runs_of_a_sweep(sweep: Any) -> None:
+def test_setting_reads_the_runs_of_a_sweep(sweep):
     folders = sorted(setting.find_runs(sweep.folder), key=setting.job_number)
     runs = [setting.read_run(folder) for folder in folders]
     assert [(run["backend"], run["dtype"]) for run in runs] == [
@@ -113,7 +110,7 @@ def test_setting_reads_the_runs_of_a_sweep(sweep: Any) -> None:
     assert all(run["evaluate_s"] > 0 and run["quantize_s"] > 0 for run in runs)
 
 
-def test_equal_is_to_the_last_bit(tmp_path: Path) -> None:
+def test_equal_is_to_the_last_bit(tmp_path):
     probabilities = np.full((2, 10), 0.1, dtype=np.float32)
     nudged = probabilities.copy()
     nudged[1, 3] = np.nextafter(nudged[1, 3], np.float32(1))
@@ -133,7 +130,7 @@ import time:      5000 |       5000 |     torch
 """
 
 
-def test_imports_are_summed_by_package() -> None:
+def test_imports_are_summed_by_package():
     assert startup.sum_packages(IMPORTS) == {"torch": 0.005, "numpy": 0.0003}
     assert imported(IMPORTS) == ["torch"]
 
@@ -159,7 +156,7 @@ def test_imports_are_summed_by_package() -> None:
         (["sweep/callback.py"], "other"),
     ],
 )
-def test_step_of_a_call_stack(frames: list[str], step: str) -> None:
+def test_step_of_a_call_stack(frames, step):
     stack = [f"function\0/somewhere/resnet8ptq/resnet8ptq/{name}\x001" for name in frames]
     assert steps.find_step([*stack, "run\0/site-packages/numpy/x.py\x001"]) == step
     loading = "_find_and_load\0<frozen importlib._bootstrap>\x001"
@@ -214,10 +211,7 @@ def recorded() -> dict[str, Any]:
         },
         "evaluation": {
             "artifacts": {
-                "onnx int8": {
-                    "ours_s": [1.1, 1.2],
-                    "bare_s": {"64x2": [1.0, 1.2], "256x1": [2.0]},
-                }
+                "onnx int8": {"ours_s": [1.1, 1.2], "bare_s": {"64x2": [1.0, 1.2], "256x1": [2.0]}}
             }
         },
         "steps": {"sweeps": {"4 runs, warm": profile, "24 runs, warm": profile}},
@@ -238,7 +232,7 @@ def recorded() -> dict[str, Any]:
     return {name: {**section, "measured": {**measured}} for name, section in found.items()}
 
 
-def test_page_is_made_from_the_measurements(tmp_path: Path) -> None:
+def test_page_is_made_from_the_measurements(tmp_path):
     results.write(recorded(), tmp_path)
     page = (tmp_path / results.MARKDOWN_FILE).read_text()
     assert page == results.render(results.load(tmp_path))
@@ -256,7 +250,7 @@ def test_page_is_made_from_the_measurements(tmp_path: Path) -> None:
     assert all(f"images/{name}" in page for name in drawn)
 
 
-def test_page_says_what_differs(tmp_path: Path) -> None:
+def test_page_says_what_differs(tmp_path):
     found = copy.deepcopy(recorded())
     found["equality"]["runs"][0]["equal"] = False
     found["memory"]["measured"]["commit"] = "fedcba9876543210"
@@ -265,9 +259,7 @@ def test_page_says_what_differs(tmp_path: Path) -> None:
     assert "memory: A CPU" in page and "fedcba987654" in page
 
 
-def test_nothing_is_rendered_without_measurements(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_rendered_without_measurements(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(results.load, "__defaults__", (tmp_path,))
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--render"])
     assert main() == 2

@@ -55,8 +55,8 @@ def find(network: Fp32Model, split: Split, config: RunConfig) -> dict[str, Range
 
 
 def test_one_collection_serves_every_method_dtype_and_framework(
-    shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path
-) -> None:
+    shapes_model, split, observed, tmp_path
+):
     (tmp_path / "made").mkdir()
     cells = [[f"calib={method}"] for method in METHODS]
     cells += [["calib=entropy", "backend=torch"]]
@@ -67,16 +67,14 @@ def test_one_collection_serves_every_method_dtype_and_framework(
     assert observed == ["minmax", "percentile"]
 
 
-def test_ranges_do_not_depend_on_what_was_found_before(
-    shapes_model: Fp32Model, split: Split, tmp_path: Path
-) -> None:
+def test_ranges_do_not_depend_on_what_was_found_before(shapes_model, split, tmp_path):
     for method in METHODS:
         alone = configure(tmp_path / method, f"calib={method}")
         shared = configure(tmp_path / "shared", f"calib={method}")
         assert find(shapes_model, split, shared) == find(shapes_model, split, alone)
 
 
-def test_torch_rounds_to_the_ranges_of_onnx(quantize) -> None:
+def test_torch_rounds_to_the_ranges_of_onnx(quantize):
     ours = quantize("dtype=u8s8", "calib=percentile").artifact.ranges
     for flow in ("torch", "torch_pt2e"):
         theirs = quantize(f"backend={flow}", "calib=percentile").artifact.ranges
@@ -89,21 +87,15 @@ def test_torch_rounds_to_the_ranges_of_onnx(quantize) -> None:
     [["calib.num_bins=1024"], ["calib.percentile=99"], ["calib.name=mse"]],
     ids=lambda overrides: overrides[0],
 )
-def test_other_settings_have_ranges_of_their_own(
-    shapes_model: Fp32Model, split: Split, tmp_path: Path, overrides: list[str]
-) -> None:
+def test_other_settings_have_ranges_of_their_own(shapes_model, split, tmp_path, overrides):
     config = configure(tmp_path, "calib=percentile", "calib.percentile=99.9")
     before = find(shapes_model, split, config)
     assert find(shapes_model, split, configure(tmp_path, "calib=percentile", *overrides)) != before
 
 
 def test_other_images_and_networks_are_observed_anew(
-    shapes: Dataset,
-    shapes_model: Fp32Model,
-    split: Split,
-    observed: list[str],
-    tmp_path: Path,
-) -> None:
+    shapes, shapes_model, split, observed, tmp_path
+):
     config = configure(tmp_path)
     before = find(shapes_model, split, config)
     other_images = draw_calibration(shapes, 5, 43).split
@@ -113,9 +105,7 @@ def test_other_images_and_networks_are_observed_anew(
     assert observed == ["minmax"] * 3
 
 
-def test_damaged_statistics_are_taken_again(
-    shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path
-) -> None:
+def test_damaged_statistics_are_taken_again(shapes_model, split, observed, tmp_path):
     config = configure(tmp_path, "calib=percentile")
     before = find(shapes_model, split, config)
     (entry,) = (path for path in (tmp_path / "activation_histograms").iterdir() if path.is_dir())
@@ -129,9 +119,7 @@ def test_damaged_statistics_are_taken_again(
     assert len(observed) == 1
 
 
-def test_a_network_without_numbers_is_refused_and_leaves_nothing(
-    shapes_model: Fp32Model, split: Split, tmp_path: Path
-) -> None:
+def test_a_network_without_numbers_is_refused_and_leaves_nothing(shapes_model, split, tmp_path):
     broken = change(shapes_model, tmp_path, np.inf)
     with pytest.raises(QuantizationError, match="NaN or infinite"):
         find(broken, split, configure(tmp_path / "cache"))
@@ -141,8 +129,8 @@ def test_a_network_without_numbers_is_refused_and_leaves_nothing(
 
 
 def test_given_ranges_win_and_where_they_suffice_nothing_is_run(
-    shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path
-) -> None:
+    shapes_model, split, observed, tmp_path
+):
     config = configure(tmp_path)
     wanted = Activations(
         shapes_model.onnx_path, split, config.calib, runtime_of(config), {"a": (0.0, 1.0)}
@@ -157,9 +145,7 @@ def test_given_ranges_win_and_where_they_suffice_nothing_is_run(
     assert found == {name: (-1.0, 1.0)}
 
 
-def test_threads_do_not_change_the_statistics(
-    shapes_model: Fp32Model, split: Split, tmp_path: Path
-) -> None:
+def test_threads_do_not_change_the_statistics(shapes_model, split, tmp_path):
     """The key of the cache leaves them out."""
     one, two = (configure(tmp_path / n, "calib=percentile", f"threads={n}") for n in "12")
     assert find(shapes_model, split, one) == find(shapes_model, split, two)
@@ -167,12 +153,8 @@ def test_threads_do_not_change_the_statistics(
 
 @pytest.mark.parametrize("method", ["moving_average", "percentile"])
 def test_a_small_budget_does_not_change_the_statistics(
-    shapes_model: Fp32Model,
-    split: Split,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    method: str,
-) -> None:
+    shapes_model, split, tmp_path, monkeypatch, method
+):
     roomy, tight = (configure(tmp_path / n, f"calib={method}", "calib.batch_size=20") for n in "12")
     whole = find(shapes_model, split, roomy)
     monkeypatch.setattr(memory, "step", lambda: 1)  # byte: one sample at once
@@ -180,8 +162,8 @@ def test_a_small_budget_does_not_change_the_statistics(
 
 
 def test_a_clipped_tensor_has_the_statistics_of_its_source(
-    shapes_model: Fp32Model, split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    shapes_model, split, tmp_path, monkeypatch
+):
     configs = [configure(tmp_path, f"calib={method}") for method in METHODS]
     followed = [find(shapes_model, split, config) for config in configs]
     graph = onnx.load(shapes_model.onnx_path).graph
@@ -199,8 +181,8 @@ def test_a_clipped_tensor_has_the_statistics_of_its_source(
 
 
 def test_a_tensor_that_is_clipped_to_a_sliver_is_observed_itself(
-    shapes_model: Fp32Model, split: Split, observed: list[str], tmp_path: Path
-) -> None:
+    shapes_model, split, observed, tmp_path
+):
     proto = onnx.load(shapes_model.onnx_path)
     node = next(node for node in proto.graph.node if node.op_type == "Relu")
     proto.graph.initializer.extend(

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +21,6 @@ from resnet8ptq.calibration.table import FILES, PROVENANCE_FILE, load, write
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment import pipeline
 from resnet8ptq.experiment.settings import settle
@@ -51,13 +49,13 @@ def forge(folder: Path, content: bytes) -> None:
 # Written and read back
 
 
-def test_a_table_reads_back_as_float32(folder: Path) -> None:
+def test_a_table_reads_back_as_float32(folder):
     assert load(folder, MADE_FROM) == AS_FLOAT32
     assert load(str(folder / "calibration.json"), MADE_FROM) == AS_FLOAT32
     assert {path.name for path in folder.iterdir()} == {*FILES, PROVENANCE_FILE}
 
 
-def test_the_other_formats_have_one_number_per_tensor(folder: Path) -> None:
+def test_the_other_formats_have_one_number_per_tensor(folder):
     lines = (folder / "calibration.cache").read_text().splitlines()
     highest = {name: float(text) for name, text in (line.split(" ") for line in lines)}
     assert highest == {name: high for name, (_, high) in AS_FLOAT32.items()}
@@ -66,7 +64,7 @@ def test_the_other_formats_have_one_number_per_tensor(folder: Path) -> None:
     assert {pair.Key().decode(): float(pair.Value()) for pair in pairs} == highest
 
 
-def test_files_are_the_same_each_time_and_match_their_hashes(folder: Path, tmp_path: Path) -> None:
+def test_files_are_the_same_each_time_and_match_their_hashes(folder, tmp_path):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     write(folder, RANGES, MADE_FROM)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -74,7 +72,7 @@ def test_files_are_the_same_each_time_and_match_their_hashes(folder: Path, tmp_p
     assert record["sha256"] == {name: files.sha256(folder / name) for name in FILES}
 
 
-def test_the_table_stays_out_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_table_stays_out_of_the_log(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         write(tmp_path, RANGES, MADE_FROM)
     assert not caplog.records
@@ -84,7 +82,7 @@ def test_the_table_stays_out_of_the_log(tmp_path: Path, caplog: pytest.LogCaptur
 # Provenance
 
 
-def test_provenance_has_what_ranges_depend_on_and_no_more(tmp_path: Path, shapes: Dataset) -> None:
+def test_provenance_has_what_ranges_depend_on_and_no_more(tmp_path, shapes):
     model = tmp_path / "model.onnx"
     model.write_bytes(b"a network")
 
@@ -108,10 +106,7 @@ def test_provenance_has_what_ranges_depend_on_and_no_more(tmp_path: Path, shapes
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (
-            {"model": "2" * 64},
-            r"made from model 000000000000; this run has model 222222222222$",
-        ),
+        ({"model": "2" * 64}, r"made from model 000000000000; this run has model 222222222222$"),
         (
             {"method": {"name": "minmax"}},
             r"made from method mse \(num_bins=2048\); this run has method minmax$",
@@ -123,56 +118,38 @@ def test_provenance_has_what_ranges_depend_on_and_no_more(tmp_path: Path, shapes
         ),
     ],
 )
-def test_a_table_of_something_else_is_refused(folder: Path, changed: Any, message: str) -> None:
+def test_a_table_of_something_else_is_refused(folder, changed, message):
     with pytest.raises(ConfigError, match=f"^calib.table: {message}"):
         load(folder, {**MADE_FROM, **changed})
 
 
-def remove_provenance(folder: Path) -> None:
-    (folder / PROVENANCE_FILE).unlink()
-
-
-def edit(folder: Path) -> None:
-    path = folder / "calibration.json"
-    path.write_text(path.read_text().replace("255.0", "128.0"))
-
-
-def cut_short(folder: Path) -> None:
-    path = folder / "calibration.json"
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def replace_provenance(text: str) -> Callable[[Path], None]:
-    return lambda folder: files.write_text(folder / PROVENANCE_FILE, text)
-
-
-def remove_table(folder: Path) -> None:
-    (folder / "calibration.json").unlink()
+TABLE = "calibration.json"
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("name", "damage", "message"),
     [
-        (remove_table, "cannot read .*calibration.json .No such file"),
-        (remove_provenance, "cannot read .*provenance.json .No such file"),
-        (edit, "edited or damaged"),
-        (cut_short, "edited or damaged"),
-        (replace_provenance("{"), "damaged: not JSON"),
-        (replace_provenance("[" * 100_000), "damaged: not JSON"),
-        (replace_provenance("[]"), "damaged: takes an object"),
-        (replace_provenance('{"sha256": 3}'), "edited or damaged"),
+        (TABLE, None, "cannot read .*calibration.json .No such file"),
+        (PROVENANCE_FILE, None, "cannot read .*provenance.json .No such file"),
+        (TABLE, lambda text: text.replace("255.0", "128.0"), "edited or damaged"),
+        (PROVENANCE_FILE, lambda _: "{", "damaged: not JSON"),
+        (PROVENANCE_FILE, lambda _: "[" * 100_000, "damaged: not JSON"),
+        (PROVENANCE_FILE, lambda _: "[]", "damaged: takes an object"),
+        (PROVENANCE_FILE, lambda _: '{"sha256": 3}', "edited or damaged"),
     ],
 )
-def test_a_damaged_table_is_refused(
-    folder: Path, damage: Callable[[Path], None], message: str
-) -> None:
-    damage(folder)
+def test_a_damaged_table_is_refused(folder, name, damage, message):
+    path = folder / name
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_text(damage(path.read_text()))
     with pytest.raises(ConfigError, match=f"^calib.table: .*{message}"):
         load(folder, MADE_FROM)
 
 
 @pytest.mark.parametrize("name", FILES[1:])
-def test_formats_with_one_number_per_tensor_are_refused(folder: Path, name: str) -> None:
+def test_formats_with_one_number_per_tensor_are_refused(folder, name):
     with pytest.raises(ConfigError, match=r"one number per tensor; takes the calibration\.json"):
         load(folder / name, MADE_FROM)
 
@@ -193,7 +170,7 @@ def test_formats_with_one_number_per_tensor_are_refused(folder: Path, name: str)
         "null",
     ],
 )
-def test_ranges_that_are_none_are_refused(folder: Path, ends: str) -> None:
+def test_ranges_that_are_none_are_refused(folder, ends):
     forge(folder, f'{{"data": {{"good": {{"lowest": 0, "highest": 1}}, "x": {ends}}}}}'.encode())
     with pytest.raises(ConfigError, match="'x': no valid range; takes low <= high"):
         load(folder, MADE_FROM)
@@ -211,9 +188,7 @@ json_value = st.recursive(
 
 
 @given(table=json_value.map(lambda v: json.dumps(v).encode()) | st.binary(max_size=30))
-def test_any_content_is_read_or_refused(
-    table: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_any_content_is_read_or_refused(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("table")
     forge(folder, table)
     with contextlib.suppress(ConfigError):
@@ -237,7 +212,7 @@ def run(folder: Path, *overrides: str) -> Path:
     return folder
 
 
-def test_a_run_from_a_table_is_the_run_that_wrote_it(tmp_path: Path) -> None:
+def test_a_run_from_a_table_is_the_run_that_wrote_it(tmp_path):
     method = ("calib=percentile", "dtype=u8s8")
     first = run(tmp_path / "first", *method)
     table = f"calib.table={first / 'calibration.json'}"
@@ -253,9 +228,7 @@ def test_a_run_from_a_table_is_the_run_that_wrote_it(tmp_path: Path) -> None:
             run(tmp_path / other, *method, table, other)
 
 
-def test_a_table_is_what_onnxruntime_takes_as_its_calibration_cache(
-    tmp_path: Path, shapes: Dataset, shapes_model: Any
-) -> None:
+def test_a_table_is_what_onnxruntime_takes_as_its_calibration_cache(tmp_path, shapes, shapes_model):
     split = draw_calibration(shapes, 5, 42).split
     ours = quantizer_of(make_config("dtype=u8s8")).quantize(shapes_model, split, tmp_path)
     write(tmp_path, ours.ranges, MADE_FROM)

@@ -4,19 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from resnet8ptq.calibration.observer import HALF, TensorObserver
 from resnet8ptq.calibration.statistics import TensorStats
 from resnet8ptq.core.errors import QuantizationError
+from tests.helpers.arrays import NUMBERS, TENSORS
 
-number = st.one_of(
-    st.just(0.0),
-    st.floats(2.0**-20, 2.0**20, width=32),
-    st.floats(-(2.0**20), -(2.0**-20), width=32),
-)
-tensor = arrays.arrays(np.float32, st.integers(1, 60), elements=number)
-batches = st.lists(tensor, min_size=1, max_size=6)
+batches = st.lists(TENSORS, min_size=1, max_size=6)
 
 
 def observe(*batches: np.ndarray) -> TensorObserver:
@@ -27,7 +21,7 @@ def observe(*batches: np.ndarray) -> TensorObserver:
 
 
 @given(values=batches)
-def test_fine_bins_hold_what_lies_between_their_edges(values: list[np.ndarray]) -> None:
+def test_fine_bins_hold_what_lies_between_their_edges(values):
     observer, every = observe(*values), np.concatenate(values)
     edges = observer.width * np.arange(-HALF, HALF + 1)
     assert edges[0] <= every.min()
@@ -35,10 +29,8 @@ def test_fine_bins_hold_what_lies_between_their_edges(values: list[np.ndarray]) 
     assert np.array_equal(observer.counts, np.histogram(every, edges)[0])
 
 
-@given(values=tensor, data=st.data())
-def test_statistics_do_not_depend_on_batches_or_order(
-    values: np.ndarray, data: st.DataObject
-) -> None:
+@given(values=TENSORS, data=st.data())
+def test_statistics_do_not_depend_on_batches_or_order(values, data):
     whole = observe(values)
     shuffled = np.array(data.draw(st.permutations(values.tolist())), dtype=np.float32)
     places = sorted(data.draw(st.sets(st.integers(1, max(1, len(values) - 1)), max_size=4)))
@@ -51,9 +43,7 @@ def test_statistics_do_not_depend_on_batches_or_order(
 
 @given(values=batches, parts=st.integers(1, 4))
 @settings(max_examples=50)
-def test_ranges_of_batches_are_the_same_in_parts_and_from_their_ends(
-    values: list[np.ndarray], parts: int
-) -> None:
+def test_ranges_of_batches_are_the_same_in_parts_and_from_their_ends(values, parts):
     observer = TensorObserver()
     for batch in values:
         for place, part in enumerate(np.array_split(batch, min(parts, batch.size))):
@@ -67,8 +57,8 @@ def test_ranges_of_batches_are_the_same_in_parts_and_from_their_ends(
         assert stats.counts.dtype == np.int64
 
 
-@given(values=tensor)
-def test_a_histogram_counts_every_value_once(values: np.ndarray) -> None:
+@given(values=TENSORS)
+def test_a_histogram_counts_every_value_once(values):
     stats = observe(values).stats(64)
     assert stats.counts.sum() == values.size
     assert stats.counts.min() >= 0
@@ -77,10 +67,8 @@ def test_a_histogram_counts_every_value_once(values: np.ndarray) -> None:
     assert (-stats.edges[0], stats.edges[-1]) == (stats.threshold, stats.threshold)
 
 
-@given(values=tensor, bins=st.sampled_from([2, 64, 276, 2048]))
-def test_a_histogram_is_that_of_numpy_but_for_a_fine_bin_at_each_edge(
-    values: np.ndarray, bins: int
-) -> None:
+@given(values=TENSORS, bins=st.sampled_from([2, 64, 276, 2048]))
+def test_a_histogram_is_that_of_numpy_but_for_a_fine_bin_at_each_edge(values, bins):
     observer = observe(values)
     stats = observer.stats(bins)
     below = np.cumsum(stats.counts)[:-1]
@@ -89,10 +77,8 @@ def test_a_histogram_is_that_of_numpy_but_for_a_fine_bin_at_each_edge(
         assert number <= (values <= edge + observer.width).sum()
 
 
-@given(values=batches, ends=st.tuples(number, number).map(sorted))
-def test_a_clipped_tensor_is_counted_as_if_it_had_been_observed(
-    values: list[np.ndarray], ends: list[float]
-) -> None:
+@given(values=batches, ends=st.tuples(NUMBERS, NUMBERS).map(sorted))
+def test_a_clipped_tensor_is_counted_as_if_it_had_been_observed(values, ends):
     observer = observe(*values)
     clipped = observer.clipped(*ends)
     alone = [np.clip(batch, np.float32(ends[0]), np.float32(ends[1])) for batch in values]
@@ -104,12 +90,12 @@ def test_a_clipped_tensor_is_counted_as_if_it_had_been_observed(
     assert clipped.counts.sum() == observer.counts.sum()
 
 
-def test_a_tensor_that_is_only_moved_has_the_same_observer() -> None:
+def test_a_tensor_that_is_only_moved_has_the_same_observer():
     observer = observe(np.array([-1, 2], np.float32))
     assert observer.clipped(-np.inf, np.inf) is observer
 
 
-def test_a_sliver_of_a_tensor_needs_an_observer_of_its_own() -> None:
+def test_a_sliver_of_a_tensor_needs_an_observer_of_its_own():
     observer = observe(np.array([-1, 2], np.float32))  # fine bins of 2**-13
     assert not observer.is_coarse(2048)
     assert not observer.clipped(0, 2**-3).is_coarse(2048)
@@ -117,7 +103,7 @@ def test_a_sliver_of_a_tensor_needs_an_observer_of_its_own() -> None:
     assert not observer.clipped(0, 0).is_coarse(2048)  # a constant
 
 
-def test_blocks_add_up() -> None:
+def test_blocks_add_up():
     values = np.random.default_rng(0).standard_normal(400_001).astype(np.float32)
     observer = observe(values)
     edges = observer.width * np.arange(-HALF, HALF + 1)
@@ -125,7 +111,7 @@ def test_blocks_add_up() -> None:
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_values_that_are_no_numbers_do_not_go_unseen(wrong: float) -> None:
+def test_values_that_are_no_numbers_do_not_go_unseen(wrong):
     """A range taken without them would quantize a broken network as if it were sound."""
     observer = observe(np.ones(3, dtype=np.float32))
     with pytest.raises(QuantizationError, match="is NaN or infinite"):

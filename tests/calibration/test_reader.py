@@ -3,7 +3,6 @@
 import doctest
 import itertools
 import shutil
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,9 +15,7 @@ from resnet8ptq.calibration import reader
 from resnet8ptq.calibration.reader import CalibrationReader
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.data import locate
-from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
 
 
@@ -32,7 +29,7 @@ def places(reader: CalibrationReader) -> list[list[int]]:
     return [batch["input"][:, 0, 0, 0].astype(int).tolist() for batch in reader]
 
 
-def test_serial_by_default() -> None:
+def test_serial_by_default():
     reader = CalibrationReader(images(3), input_name="pixels")
     assert isinstance(reader, CalibrationDataReader)
     first = reader.get_next()
@@ -45,7 +42,7 @@ def test_serial_by_default() -> None:
 
 
 @given(count=st.integers(0, 40), size=st.integers(1, 50), data=st.data())
-def test_every_image_once_and_in_order(count: int, size: int, data: st.DataObject) -> None:
+def test_every_image_once_and_in_order(count, size, data):
     reader = CalibrationReader(images(count), batch_size=size)
     batches = places(reader)
     assert list(itertools.chain(*batches)) == list(range(count))
@@ -65,32 +62,32 @@ def test_every_image_once_and_in_order(count: int, size: int, data: st.DataObjec
 
 
 @pytest.mark.parametrize("wrong", [(-1, 1), (0, 4), (2, 1)])
-def test_ranges_beyond_the_images_are_refused(wrong: tuple[int, int]) -> None:
+def test_ranges_beyond_the_images_are_refused(wrong):
     with pytest.raises(IndexError, match="takes 0 <= start <= end <= 3"):
         CalibrationReader(images(5), batch_size=2).set_range(*wrong)
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_a_batch_of_nothing_is_refused(size: int) -> None:
+def test_a_batch_of_nothing_is_refused(size):
     with pytest.raises(ValueError, match="batch_size: got"):
         CalibrationReader(images(5), batch_size=size)
 
 
-def test_it_draws_what_a_run_draws(shapes: Dataset) -> None:
+def test_it_draws_what_a_run_draws(shapes):
     config = make_config("data=shapes", "calib.samples_per_class=3", "seed=7")
     drawn = draw_calibration(shapes, config.calib.samples_per_class, config.seed)
     reader = CalibrationReader.draw("shapes", samples_per_class=3, seed=7, batch_size=100)
     assert np.array_equal(next(reader)["input"], drawn.split.images)
 
 
-def test_its_defaults_are_those_of_a_run() -> None:
+def test_its_defaults_are_those_of_a_run():
     config = make_config()
     name, samples, seed, root, _ = CalibrationReader.draw.__func__.__defaults__
     assert (name, root) == (config.data.name, config.data.root)
     assert (samples, seed) == (config.calib.samples_per_class, config.seed)
 
 
-def test_it_falls_back_on_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_falls_back_on_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(locate, "_find_cifar10", lambda: (None, "everywhere"))
     with pytest.raises(DataNotFoundError):
         CalibrationReader.draw("cifar10")
@@ -98,9 +95,7 @@ def test_it_falls_back_on_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         CalibrationReader.draw("cifar10", root=str(tmp_path / "none"))
 
 
-def test_the_example_of_the_docstring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shapes_model: Fp32Model
-) -> None:
+def test_the_example_of_the_docstring(tmp_path, monkeypatch, shapes_model):
     """As it is written, in a folder with a model; and the result is quantized."""
     shutil.copyfile(shapes_model.onnx_path, tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
@@ -111,7 +106,7 @@ def test_the_example_of_the_docstring(
     assert "QuantizeLinear" in operators
 
 
-def test_strided_calibration_finds_the_same_ranges(tmp_path: Path, shapes_model: Fp32Model) -> None:
+def test_strided_calibration_finds_the_same_ranges(tmp_path, shapes_model):
     """ONNX Runtime reads 3 of 12 batches at a time; what it finds must not depend on it."""
     written = []
     for stride in (None, 3):

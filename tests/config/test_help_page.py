@@ -1,7 +1,5 @@
 """`--help`: every group, option and key is listed, with its own comment from conf/."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +18,7 @@ def list_keys(chosen: dict[str, str]) -> list[str]:
     return [line.split("=")[0].strip() for line in lines if line.startswith("  ")]
 
 
-def test_every_key_is_listed() -> None:
+def test_every_key_is_listed():
     config = OmegaConf.to_container(compose_whole(return_hydra_config=False))
     assert isinstance(config, dict)
     listed = list_keys({})
@@ -33,7 +31,7 @@ def test_every_key_is_listed() -> None:
         assert key in listed, key
 
 
-def test_the_keys_of_chosen_options_are_listed() -> None:
+def test_the_keys_of_chosen_options_are_listed():
     keys = {"data.split_seed", "backend.engine"}
     assert keys <= {*list_keys({"data": "arrays", "backend": "torch_fbgemm"})}
     assert keys.isdisjoint(list_keys({}))
@@ -50,13 +48,13 @@ def flatten(config: dict[str, object], prefix: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("path", OPTIONS, ids=str)
-def test_every_option_is_explained(path: Path) -> None:
+def test_every_option_is_explained(path):
     if path.parts[0] == "hydra":
         pytest.skip("Hydra's own")
     assert help_page._describe(CONF / path)
 
 
 @given(st.text(alphabet="ab #|", max_size=20), st.integers(0, 9))
-def test_a_key_has_the_comment_of_its_line(comment: str, value: int) -> None:
+def test_a_key_has_the_comment_of_its_line(comment, value):
     (key,) = help_page.read_keys(f"key: {value} # {comment}\n")
     assert (key.name, key.default, key.comment) == ("key", str(value), comment.strip())

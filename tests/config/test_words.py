@@ -71,7 +71,7 @@ LIST = "got a list, [{0}], takes one option; to run each: -m {1}={0}"
          "text with spaces or signs takes quotes inside of the shell's: \"model.path='a b(.h5'\""),
     ],
 )  # fmt: skip
-def test_a_mistyped_word_is_refused(typed: str, said: str) -> None:
+def test_a_mistyped_word_is_refused(typed, said):
     with pytest.raises(ConfigError) as caught:
         words.arrange(typed.split("|"), CONF)
     assert said in str(caught.value)
@@ -104,19 +104,19 @@ def test_a_mistyped_word_is_refused(typed: str, said: str) -> None:
         "backend=mine|--config-dir=conf",
     ],
 )
-def test_a_word_that_hydra_takes_is_taken(typed: str) -> None:
+def test_a_word_that_hydra_takes_is_taken(typed):
     given_words = typed.split("|")
     arranged = words.arrange(given_words, CONF)
     assert sorted(arranged) == sorted(given_words)
 
 
-def test_settings_may_stand_on_both_sides_of_an_option() -> None:
+def test_settings_may_stand_on_both_sides_of_an_option():
     assert words.arrange(["seed=1", "-m", "dtype=int8"], CONF) == ["seed=1", "dtype=int8", "-m"]
     assert words.arrange(["-c", "job", "seed=1"], CONF) == ["seed=1", "-c", "job"]
 
 
 @given(st.sampled_from(["seed", "threads", "calib.percentile", "format", "nosuch"]), st.text())
-def test_any_value_is_taken_or_refused_in_one_line(key: str, value: str) -> None:
+def test_any_value_is_taken_or_refused_in_one_line(key, value):
     try:
         words.arrange([f"{key}={value}"], CONF)
     except ConfigError as error:
@@ -124,7 +124,7 @@ def test_any_value_is_taken_or_refused_in_one_line(key: str, value: str) -> None
 
 
 @given(st.sampled_from(["advise", "deploy", "report", "sync", "server"]), st.integers(0, 4))
-def test_two_letters_changed_places(name: str, where: int) -> None:
+def test_two_letters_changed_places(name, where):
     where = min(where, len(name) - 2)
     swapped = name[:where] + name[where + 1] + name[where] + name[where + 2 :]
     assert nearest(swapped, ["advise", "deploy", "report", "sync", "server"]) == name
@@ -141,7 +141,7 @@ def test_two_letters_changed_places(name: str, where: int) -> None:
         ["data=shapes", "model.path=README.md"],
     ],
 )
-def test_a_wrong_input_leaves_no_run(tmp_path: Path, typed: list[str]) -> None:
+def test_a_wrong_input_leaves_no_run(tmp_path, typed):
     (tmp_path / "README.md").write_text("no network")
     ended = call(tmp_path, *QUICK[1:], *typed, **NO_REAL_FILES)
     assert (ended.code, len(ended.errors)) == (2, 1)
@@ -159,13 +159,13 @@ def test_a_wrong_input_leaves_no_run(tmp_path: Path, typed: list[str]) -> None:
         (["advise", "missing.onnx"], "missing.onnx, no such file"),
     ],
 )  # fmt: skip
-def test_a_mistyped_command_is_one_line(tmp_path: Path, typed: list[str], said: str) -> None:
+def test_a_mistyped_command_is_one_line(tmp_path, typed, said):
     ended = call_beside(tmp_path, *typed)
     assert (ended.code, len(ended.errors)) == (2, 1)
     assert said in ended.errors[0]
 
 
-def test_advise_takes_a_plain_file(tmp_path: Path) -> None:
+def test_advise_takes_a_plain_file(tmp_path):
     file = REPO / "resnet8ptq" / "data" / "shapes" / "resnet8.h5"
     ended = call_beside(tmp_path, "advise", str(file))
     assert ended.code == 0
@@ -173,7 +173,7 @@ def test_advise_takes_a_plain_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_ui_names_the_port_that_is_in_use() -> None:
+def test_make_ui_names_the_port_that_is_in_use():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         made = ["make", "-o", ".venv/.run", f"BIN={Path(sys.executable).parent}", f"PORT={port}"]
@@ -217,7 +217,7 @@ def test_make_ui_names_the_port_that_is_in_use() -> None:
          "model.module=a value"),
     ],
 )  # fmt: skip
-def test_a_typed_setting_without_effect_is_named(typed: list[str], line: str) -> None:
+def test_a_typed_setting_without_effect_is_named(typed, line):
     parsed = [words.parse(word) for word in typed]
     cfg = compose_whole(*(p.input_line for p in parsed if not p.is_sweep_override()))
     params = cfg.hydra.sweeper.params or {}
@@ -225,7 +225,7 @@ def test_a_typed_setting_without_effect_is_named(typed: list[str], line: str) ->
     assert words.find_idle(cfg, parsed, swept) == ([line] if line else [])
 
 
-def test_conditions_name_settings_that_exist() -> None:
+def test_conditions_name_settings_that_exist():
     def walk(cls: type, prefix: str = "") -> None:
         for item in vars(cls)["__dataclass_fields__"].values():
             for key in item.metadata.get("only", {}):
@@ -240,14 +240,14 @@ def test_conditions_name_settings_that_exist() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_warns_of_a_setting_without_effect(tmp_path: Path) -> None:
+def test_a_run_warns_of_a_setting_without_effect(tmp_path):
     quick = (*QUICK, "dtype=fp32", "threads=1")
     ended = call(tmp_path, *quick, "calib.percentile=99", **NO_REAL_FILES)
     assert ended.code == 0
     assert "calib.percentile: has no effect with dtype=fp32" in " ".join(ended.err.split())
 
 
-def test_one_value_for_a_list_gets_the_list() -> None:
+def test_one_value_for_a_list_gets_the_list():
     with pytest.raises(HydraException) as caught:
         compose_whole("op_types=Conv")
     said = command.explain(caught.value)
@@ -255,7 +255,7 @@ def test_one_value_for_a_list_gets_the_list() -> None:
 
 
 @pytest.mark.parametrize("typed", ["dtype=int8,uint8", "seed=range(1,3)"])
-def test_several_values_without_a_sweep_get_the_sweep(typed: str) -> None:
+def test_several_values_without_a_sweep_get_the_sweep(typed):
     with pytest.raises(HydraException) as caught:
         compose_whole(typed)
     said = command.explain(caught.value)

@@ -37,7 +37,7 @@ def die() -> None:
     os._exit(1)
 
 
-def test_without_a_process_calls_are_made_here(tmp_path: Path) -> None:
+def test_without_a_process_calls_are_made_here(tmp_path):
     assert background.ask(write, tmp_path / "file", "1") == os.getpid()
     with pytest.raises(ValueError, match="at once"):
         background.put(fail, "at once")
@@ -45,7 +45,7 @@ def test_without_a_process_calls_are_made_here(tmp_path: Path) -> None:
     background.wait()
 
 
-def test_calls_are_made_in_order_by_one_other_process(tmp_path: Path) -> None:
+def test_calls_are_made_in_order_by_one_other_process(tmp_path):
     path = tmp_path / "file"
     with background.allowed():
         made = [background.put(write, path, str(number)) for number in range(20)]
@@ -54,13 +54,13 @@ def test_calls_are_made_in_order_by_one_other_process(tmp_path: Path) -> None:
     assert {one.result() for one in made} == {asked} != {os.getpid()}
 
 
-def test_the_end_of_the_block_waits(tmp_path: Path) -> None:
+def test_the_end_of_the_block_waits(tmp_path):
     with background.allowed():
         background.put(write, tmp_path / "file", "done")
     assert (tmp_path / "file").read_text() == "done"
 
 
-def test_errors_are_told_once_and_stop_nothing(tmp_path: Path) -> None:
+def test_errors_are_told_once_and_stop_nothing(tmp_path):
     with background.allowed():
         for number in range(3):
             background.put(fail, f"error {number}")
@@ -78,15 +78,13 @@ def test_errors_are_told_once_and_stop_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "after"
 
 
-def test_errors_that_nobody_waited_for_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_that_nobody_waited_for_are_logged(caplog):
     with background.allowed():
         background.put(fail, "unheard")
     assert "unheard" in caplog.text
 
 
-def test_a_process_that_dies_is_replaced_by_this_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_process_that_dies_is_replaced_by_this_one(tmp_path, caplog):
     with background.allowed():
         background.put(die)
         background.rest()
@@ -96,7 +94,7 @@ def test_a_process_that_dies_is_replaced_by_this_one(
             background.wait()
 
 
-def test_interrupts_are_for_the_other_process(tmp_path: Path) -> None:
+def test_interrupts_are_for_the_other_process(tmp_path):
     with background.allowed():
         pid = background.ask(os.getpid)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -104,7 +102,7 @@ def test_interrupts_are_for_the_other_process(tmp_path: Path) -> None:
         assert background.ask(os.getpid) == pid
 
 
-def test_it_ends_with_a_process_that_is_killed() -> None:
+def test_it_ends_with_a_process_that_is_killed():
     code = (
         "import os; from resnet8ptq.core import background\n"
         "with background.allowed():\n"

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import uuid
+from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -55,11 +56,6 @@ def test_an_entry_is_made_once(tmp_path, make):
     assert make.calls == 1
     assert (first / "one.txt").read_text() == "one"
     assert (first / "two.bin").read_bytes() == b"two"
-
-
-def test_the_folders_of_the_first_entry_are_made(tmp_path, make):
-    root = tmp_path / "deep" / "cache"
-    assert cache.entry(root, "models", KEY, make).parent == root / "models"
 
 
 def test_an_entry_says_what_it_is(tmp_path, make):
@@ -153,42 +149,6 @@ def test_a_measurement_is_known_by_code_cpu_and_versions(monkeypatch):
     assert cache.made_with(module) == expected
 
 
-def damage_bytes(folder: Path) -> None:
-    (folder / "one.txt").write_text("two")
-
-
-def truncate(folder: Path) -> None:
-    (folder / "two.bin").write_bytes(b"")
-
-
-def remove_file(folder: Path) -> None:
-    (folder / "two.bin").unlink()
-
-
-def remove_record(folder: Path) -> None:
-    (folder / "entry.json").unlink()
-
-
-def garble_record(folder: Path) -> None:
-    (folder / "entry.json").write_bytes(b"\xff{]")
-
-
-def edit_key(folder: Path) -> None:
-    edit(folder, key={**KEY, "count": 4})
-
-
-def edit_hash(folder: Path) -> None:
-    edit(folder, sha256={"one.txt": "0" * 64, "two.bin": files.sha256(folder / "two.bin")})
-
-
-def empty_record(folder: Path) -> None:
-    (folder / "entry.json").write_text("{}")
-
-
-def listed_record(folder: Path) -> None:
-    (folder / "entry.json").write_text("[1, 2]")
-
-
 def folder_for_file(folder: Path) -> None:
     (folder / "one.txt").unlink()
     (folder / "one.txt").mkdir()
@@ -201,18 +161,34 @@ def link_for_file(folder: Path) -> None:
     (folder / "one.txt").symlink_to(secret)
 
 
+def pipe_for_file(folder: Path) -> None:
+    (folder / "one.txt").unlink()
+    os.mkfifo(folder / "one.txt")
+
+
 def edit(folder: Path, **change: object) -> None:
     path = folder / "entry.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(damage_bytes, truncate, remove_file, folder_for_file, link_for_file),
-        *(remove_record, garble_record, edit_key, edit_hash, empty_record, listed_record),
-    ],
-)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "other bytes": lambda folder: (folder / "one.txt").write_text("two"),
+    "cut off": lambda folder: (folder / "two.bin").write_bytes(b""),
+    "no file": lambda folder: (folder / "two.bin").unlink(),
+    "folder": folder_for_file,
+    "link": link_for_file,
+    "pipe": pipe_for_file,
+    "no record": lambda folder: (folder / "entry.json").unlink(),
+    "no text": lambda folder: (folder / "entry.json").write_bytes(b"\xff{]"),
+    "other key": lambda folder: edit(folder, key={**KEY, "count": 4}),
+    "other hash": lambda folder: edit(folder, sha256={"one.txt": "0" * 64, "two.bin": "0" * 64}),
+    "empty record": lambda folder: (folder / "entry.json").write_text("{}"),
+    "nested record": lambda folder: (folder / "entry.json").write_text("[" * 100_000),
+    "record is a list": lambda folder: (folder / "entry.json").write_text("[1, 2]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_a_damaged_entry_is_made_again_with_a_warning(tmp_path, make, caplog, damage):
     folder = cache.entry(tmp_path, "models", KEY, make)
     damage(folder)

@@ -4,16 +4,13 @@ import io
 import re
 from collections.abc import Callable
 
-import pytest
 from rich.console import Console
 
 from resnet8ptq.core import console
 from resnet8ptq.core.console import print_table
 
 
-def test_without_a_terminal_progress_is_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_progress_is_a_line_now_and_then(monkeypatch, capsys):
     now = 0.0
 
     def tick() -> float:
@@ -34,9 +31,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     assert not console._spoken.steps
 
 
-def test_a_quick_step_leaves_no_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quick_step_leaves_no_line(monkeypatch, capsys):
     monkeypatch.setattr(console, "_spoken", console._Spoken())
     with console.waiting("Converting"):
         assert list(console.track([1, 2], "Running")) == [1, 2]
@@ -55,23 +50,21 @@ class Elapsed:
         """Nothing is left to cancel."""
 
 
-def test_a_long_step_without_parts_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_long_step_without_parts_is_named(monkeypatch, capsys):
     monkeypatch.setattr(console.threading, "Timer", Elapsed)
     with console.waiting("Converting"):
         pass
     assert capsys.readouterr().err[9:] == "Converting ...\n"
 
 
-def test_an_abandoned_step_is_forgotten() -> None:
+def test_an_abandoned_step_is_forgotten():
     steps = console.track(range(4), "Running")
     next(steps)
     steps.close()
     assert not console._spoken.steps
 
 
-def test_a_table_keeps_numbers_whole_and_shows_texts_of_files_safely() -> None:
+def test_a_table_keeps_numbers_whole_and_shows_texts_of_files_safely():
     out = io.StringIO()
     terminal = Console(file=out, width=40, color_system=None, force_terminal=True)
     rows = [("a [red]layer\x1b[2J with a long name", 12.345678), ("all", 1)]
@@ -84,7 +77,7 @@ def test_a_table_keeps_numbers_whole_and_shows_texts_of_files_safely() -> None:
     assert lines[total - 1].startswith("├")
 
 
-def test_a_row_has_its_style() -> None:
+def test_a_row_has_its_style():
     out = io.StringIO()
     terminal = Console(file=out, width=80, force_terminal=True, color_system="standard")
     print_table(terminal, ("run",), [("good",), ("bad",)], styles=["", "yellow"])

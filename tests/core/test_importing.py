@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from tests.helpers.calling import REPO, clean_environment, kept_globals
 from tests.helpers.originals import call_isolated, start_isolated
 
 
-def test_modules_of_the_folder_are_found_last(tmp_path: Path) -> None:
+def test_modules_of_the_folder_are_found_last(tmp_path):
     with kept_globals():
         importing.allow(tmp_path)
         importing.allow(tmp_path)
@@ -21,7 +20,7 @@ def test_modules_of_the_folder_are_found_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("started", [("-m", "resnet8ptq"), ("-P", "-m", "resnet8ptq")])
-def test_a_file_here_does_not_shadow_a_library(tmp_path: Path, started: tuple[str, ...]) -> None:
+def test_a_file_here_does_not_shadow_a_library(tmp_path, started):
     for name in ("secrets", "omegaconf", "hydra"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
     done = subprocess.run(
@@ -35,9 +34,7 @@ def test_a_file_here_does_not_shadow_a_library(tmp_path: Path, started: tuple[st
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_process_that_reads_networks_finds_them_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_that_reads_networks_finds_them_too(tmp_path, monkeypatch):
     monkeypatch.setattr(isolation, "start", start_isolated)
     (tmp_path / "ours_alone.py").write_text("def answer():\n    return 'from here'\n")
     (tmp_path / "json.py").write_text("raise ImportError('shadowed')")

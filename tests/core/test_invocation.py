@@ -32,9 +32,7 @@ def programs(tmp_path: Path) -> Path:
         ("/x/resnet8ptq/__main__.py", "python -m resnet8ptq run", "python -m resnet8ptq deploy"),
     ],
 )
-def test_a_command_begins_as_this_one_did(
-    monkeypatch: pytest.MonkeyPatch, programs: Path, called: str, run: str, deploy: str
-) -> None:
+def test_a_command_begins_as_this_one_did(monkeypatch, programs, called, run, deploy):
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setattr(sys, "argv", [called.replace("BIN", str(programs))])
@@ -42,9 +40,7 @@ def test_a_command_begins_as_this_one_did(
     assert invocation.command("deploy", "root=my runs") == f"{deploy} 'root=my runs'"
 
 
-def test_a_python_that_is_not_on_path_is_named_whole(
-    monkeypatch: pytest.MonkeyPatch, programs: Path
-) -> None:
+def test_a_python_that_is_not_on_path_is_named_whole(monkeypatch, programs):
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr(sys, "argv", ["run.py"])
     assert invocation.command("run", "-m") == f"{shlex.quote(PYTHON)} run.py -m"

@@ -41,7 +41,7 @@ def can_cut() -> bool:
 
 
 @pytest.mark.parametrize("network", [False, True])
-def test_it_reaches_no_server(network: bool) -> None:
+def test_it_reaches_no_server(network):
     """Not even one of this machine, while this process does; a user's own code may download."""
     if not can_cut():
         pytest.skip("this system makes no network namespaces")
@@ -57,9 +57,7 @@ def test_it_reaches_no_server(network: bool) -> None:
                 server.accept()
 
 
-def test_what_the_system_cannot_cut_is_warned_of_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_system_cannot_cut_is_warned_of_once(caplog, monkeypatch):
     isolation._warn.cache_clear()
     for _ in range(2):
         isolation._warn("Operation not permitted")
@@ -72,7 +70,7 @@ def describe() -> tuple[int, int, list[str], list[int]]:
     return os.getuid(), os.getppid(), sys.argv[1:], limits
 
 
-def test_it_is_this_users_child_with_less_memory_than_is_free() -> None:
+def test_it_is_this_users_child_with_less_memory_than_is_free():
     user, parent, words, (memory, seconds) = call(describe, crashed=CRASHED)
     assert (user, parent, words) == (os.getuid(), os.getpid(), [])
     everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -89,7 +87,7 @@ def write_in(folder: Path) -> list[bool]:
     return [(folder / "inside").exists(), (folder / "../beside").exists()]
 
 
-def test_it_writes_to_one_folder_only(tmp_path: Path) -> None:
+def test_it_writes_to_one_folder_only(tmp_path):
     if not confinement.limits_writes():
         pytest.skip("the kernel has no Landlock")
     folder = tmp_path / "own"
@@ -101,7 +99,7 @@ def take(size: int) -> int:
     return len(bytearray(size))
 
 
-def test_it_cannot_take_more() -> None:
+def test_it_cannot_take_more():
     everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with pytest.raises(MemoryError):
         call(take, everything, crashed=CRASHED)
@@ -112,14 +110,14 @@ def fail(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [ConfigError("key: wrong"), ZeroDivisionError("zero")])
-def test_its_errors_come_back(error: Exception) -> None:
+def test_its_errors_come_back(error):
     with pytest.raises(type(error), match=str(error)) as caught:
         call(fail, error, crashed=CRASHED)
     if not isinstance(error, PtqError):
         assert "in fail" in caught.value.__notes__[0]
 
 
-def test_a_crash_is_the_error_of_the_caller() -> None:
+def test_a_crash_is_the_error_of_the_caller():
     with pytest.raises(ModelError, match="crashed"):
         call(os.abort, crashed=CRASHED)
 
@@ -130,7 +128,7 @@ def make_temporary() -> str:
     return tempfile.mkdtemp()
 
 
-def test_its_temporary_files_go_with_it() -> None:
+def test_its_temporary_files_go_with_it():
     assert not Path(call(make_temporary, crashed=CRASHED)).exists()
 
 
@@ -145,7 +143,7 @@ isolation.call(hold, sys.argv[1], crashed=ModelError("crashed"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal is Linux's")
-def test_it_dies_with_its_parent(tmp_path: Path) -> None:
+def test_it_dies_with_its_parent(tmp_path):
     """Killed, the parent cannot tell it, and a conversion does not look at its pipe."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -161,7 +159,7 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
         assert reader.read(1) == b""
 
 
-def test_it_does_not_start_without_its_parent() -> None:
+def test_it_does_not_start_without_its_parent():
     code = "from resnet8ptq.core import confinement; confinement.die_with(1); print('lives')"
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT)
@@ -180,6 +178,6 @@ def fail_with_it() -> None:
     raise HoldingError
 
 
-def test_an_error_that_cannot_be_pickled_comes_back_as_its_text() -> None:
+def test_an_error_that_cannot_be_pickled_comes_back_as_its_text():
     with pytest.raises(RuntimeError, match="HoldingError: what went wrong"):
         call(fail_with_it, crashed=CRASHED)

@@ -2,29 +2,27 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import helper
 
 from resnet8ptq.core import memory
-from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.experiment import compatibility
 from resnet8ptq.experiment.settings import settle
 from resnet8ptq.graph.footprint import live_bytes, samples_at_once, tensor_bytes
 from resnet8ptq.graph.layers import float_tensors
 from resnet8ptq.graph.session import expose, group, open_runner
 from resnet8ptq.models import conversion
-from resnet8ptq.models.model import Fp32Model
+from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
 
 
 @given(free=st.none() | st.integers(0, 2**45))
-def test_the_budget_is_a_power_of_two_within_its_limits(free: int | None) -> None:
+def test_the_budget_is_a_power_of_two_within_its_limits(free):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "free_bytes", lambda: free)
         memory._half_of_free.cache_clear()
@@ -36,7 +34,7 @@ def test_the_budget_is_a_power_of_two_within_its_limits(free: int | None) -> Non
         assert free / 8 < budget <= free / 4
 
 
-def test_memory_gb_sets_the_budget_of_a_run_and_of_its_processes() -> None:
+def test_memory_gb_sets_the_budget_of_a_run_and_of_its_processes():
     settle(make_config("data=shapes", "memory_gb=1.5"))
     try:
         assert memory.budget() == 2**29
@@ -48,13 +46,13 @@ def test_memory_gb_sets_the_budget_of_a_run_and_of_its_processes() -> None:
 
 
 @given(sizes=st.lists(st.integers(0, 100)), within=st.integers(0, 200))
-def test_groups_hold_all_in_order_and_stay_within_the_budget(sizes: list[int], within: int) -> None:
+def test_groups_hold_all_in_order_and_stay_within_the_budget(sizes, within):
     parts = [sizes[part] for part in memory.in_groups(sizes, within)]
     assert [size for part in parts for size in part] == sizes
     assert all(sum(part) <= within or sum(size > 0 for size in part) == 1 for part in parts)
 
 
-def test_the_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_control_group_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
     whole = memory.free_bytes()
     (tmp_path / "memory.max").write_text("1000\n")
@@ -64,7 +62,7 @@ def test_the_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (memory.free_bytes() is None) == (whole is None)
 
 
-def test_bytes_are_those_of_the_tensors(shapes_model: Fp32Model) -> None:
+def test_bytes_are_those_of_the_tensors(shapes_model):
     proto = onnx.load(shapes_model.onnx_path)
     names, sizes = float_tensors(proto), tensor_bytes(proto)
     shape = [1, *(axis.dim_value for axis in proto.graph.input[0].type.tensor_type.shape.dim[1:])]
@@ -72,7 +70,7 @@ def test_bytes_are_those_of_the_tensors(shapes_model: Fp32Model) -> None:
     assert [sizes[name] for name in names] == [values.nbytes for values in made]
 
 
-def test_a_tensor_counts_until_the_last_node_that_takes_it() -> None:
+def test_a_tensor_counts_until_the_last_node_that_takes_it():
     """A residual block: x stays beside a and b; the constant does not count."""
     nodes = [
         helper.make_node("Relu", ["x"], ["a"]),
@@ -80,17 +78,12 @@ def test_a_tensor_counts_until_the_last_node_that_takes_it() -> None:
         helper.make_node("Add", ["b", "x"], ["c"]),
         helper.make_node("Add", ["c", "k"], ["y"]),
     ]
-    sides = [
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 5])] for name in ("x", "y")
-    ]
-    constant = onnx.numpy_helper.from_array(np.zeros(5, np.float32), "k")
-    proto = helper.make_model(helper.make_graph(nodes, "block", *sides, [constant]))
+    sides = {"x": ["N", 5]}, {"y": ["N", 5]}
+    proto = assemble(nodes, *sides, {"k": np.zeros(5, np.float32)})
     assert live_bytes(proto) == 3 * 20
 
 
-def test_data_come_in_batches_that_fit(
-    shapes: Dataset, shapes_model: Fp32Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_come_in_batches_that_fit(shapes, shapes_model, monkeypatch):
     proto = onnx.load(shapes_model.onnx_path)
     monkeypatch.setattr(memory, "budget", lambda: 7 * 4 * live_bytes(proto))
     assert samples_at_once(proto) == 7
@@ -99,13 +92,11 @@ def test_data_come_in_batches_that_fit(
     assert [len(batch) for batch in split.batches(5)] == [5] * 4
 
 
-def test_a_conversion_runs_few_samples_at_once(
-    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversion_runs_few_samples_at_once(shapes, shapes_model, tmp_path, monkeypatch):
     sizes = []
 
     def spy(model: object, *more: object) -> object:
-        run = open_runner(model, *more)  # type: ignore[arg-type]
+        run = open_runner(model, *more)
 
         def counted(batch: np.ndarray) -> list[np.ndarray]:
             sizes.append(len(batch))
@@ -120,9 +111,7 @@ def test_a_conversion_runs_few_samples_at_once(
     assert sizes[-10:] == [1] * 10  # unfolded and folded
 
 
-def test_parts_of_a_network_are_as_large_as_the_budget(
-    shapes_model: Fp32Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_a_network_are_as_large_as_the_budget(shapes_model, monkeypatch):
     proto = onnx.load(shapes_model.onnx_path)
     names, sizes = float_tensors(proto), tensor_bytes(proto)
     assert group(proto, names) == [names]

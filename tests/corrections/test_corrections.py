@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, memory
@@ -30,6 +30,7 @@ from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection
+from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
 
@@ -85,26 +86,19 @@ def predict(proto: onnx.ModelProto, batch: NDArray[np.float32]) -> NDArray[np.fl
 def make_network(
     nodes: list[onnx.NodeProto], shape: tuple[int, ...], **tensors: NDArray[np.float32]
 ) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        "network",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, [None, *shape])],
-        [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["n", "c", "h", "w"])],
-        [numpy_helper.from_array(values, name) for name, values in tensors.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return assemble(nodes, {"input": [None, *shape]}, {"output": ["n", "c", "h", "w"]}, tensors)
 
 
 def normal(*shape: int) -> NDArray[np.float32]:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
-def test_nothing_to_correct(shapes_model: Fp32Model, images: Split, tmp_path: Path) -> None:
+def test_nothing_to_correct(shapes_model, images, tmp_path):
     assert correct(configure("dtype=int8"), shapes_model, images, tmp_path) is shapes_model
     assert not list(tmp_path.iterdir())
 
 
-def test_equalization_keeps_the_function(proto: onnx.ModelProto, images: Split) -> None:
+def test_equalization_keeps_the_function(proto, images):
     equalized = equalization.equalize(proto, Selection())
     pairs = equalization.find_pairs(equalized.graph, Selection())
     assert len(pairs) == 3  # one in each residual block
@@ -118,7 +112,7 @@ def test_equalization_keeps_the_function(proto: onnx.ModelProto, images: Split) 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize("activation", ["Relu", "LeakyRelu"])
-def test_equalization_of_grouped_convolutions(groups: int, activation: str) -> None:
+def test_equalization_of_grouped_convolutions(groups, activation):
     network = make_network(
         [
             helper.make_node("Conv", ["input", "w0"], ["a"], name="first"),
@@ -148,9 +142,7 @@ def test_equalization_of_grouped_convolutions(groups: int, activation: str) -> N
         ({"dilations": [2, 1], "pads": [1, 1, 1, 1]}, 2),
     ],
 )
-def test_windows_are_what_the_convolution_multiplies(
-    attributes: dict[str, object], groups: int
-) -> None:
+def test_windows_are_what_the_convolution_multiplies(attributes, groups):
     weights = normal(8, 4 // groups, 3, 2)
     node = helper.make_node("Conv", ["input", "w"], ["output"], group=groups, **attributes)
     batch = normal(2, 4, 9, 10)
@@ -176,9 +168,7 @@ def test_windows_are_what_the_convolution_multiplies(
     size=st.floats(1e-6, 1e3),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_the_grid_is_found_again(
-    scheme: WeightScheme, shift: float, size: float, seed: int
-) -> None:
+def test_the_grid_is_found_again(scheme, shift, size, seed):
     random = np.random.default_rng(seed)
     weights = (size * (random.normal(size=(4, 3, 3, 3)) + shift)).astype(np.float32)
     grid, kept = scheme.grid(weights, 0), adaround.find_kept(weights, scheme)
@@ -208,7 +198,7 @@ def make_problem(
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
-def test_a_quadratic_error_is_that_of_the_rows(groups: int) -> None:
+def test_a_quadratic_error_is_that_of_the_rows(groups):
     """Also with inputs that differ from those of the targets, as behind rounded layers."""
     weights, inputs = normal(8, 12), normal(300, groups, 12)
     exact, fp32 = make_problem(weights, inputs), torch.from_numpy(weights)
@@ -221,7 +211,7 @@ def test_a_quadratic_error_is_that_of_the_rows(groups: int) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 4])
-def test_after_descent_no_single_move_lowers_the_error(groups: int) -> None:
+def test_after_descent_no_single_move_lowers_the_error(groups):
     weights = torch.from_numpy(normal(8, 6))
     problem = make_problem(weights.numpy(), 1 + normal(200, groups, 6))
     lower, step = (4 * weights).floor() / 4, torch.full_like(weights, 0.25)
@@ -251,9 +241,7 @@ def test_after_descent_no_single_move_lowers_the_error(groups: int) -> None:
         for scheme, relu in zip(SCHEMES, (False, True, True, False), strict=True)
     ],
 )
-def test_adaround_beats_nearest_rounding(
-    dtype: str, per_channel: str, relu: bool, groups: int
-) -> None:
+def test_adaround_beats_nearest_rounding(dtype, per_channel, relu, groups):
     config = configure(f"dtype={dtype}", f"per_channel={per_channel}")
     scheme = WeightScheme.of(config)
     weights = normal(32, 4 // groups, 3, 3)
@@ -271,9 +259,7 @@ def test_adaround_beats_nearest_rounding(
     assert np.abs(grid.dequantize(levels) - weights).max() <= 1.01 * grid.scale.max()
 
 
-def test_learned_layers_are_kept_and_the_rest_ends_in_time(
-    proto: onnx.ModelProto, images: Split, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_learned_layers_are_kept_and_the_rest_ends_in_time(proto, images, caplog):
     """With the time up after some layers, a second run has these, and no more."""
     setting = setting_of(configure(), images)
     known = len(layers.find(proto.graph, setting.selection))
@@ -298,9 +284,7 @@ def test_learned_layers_are_kept_and_the_rest_ends_in_time(
     assert deadline.cut_short == []
 
 
-def test_memory_of_large_networks_is_limited(
-    proto: onnx.ModelProto, images: Split, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_large_networks_is_limited(proto, images, monkeypatch):
     """Of samples that run at once, and of rows that a layer learns from."""
     setting = setting_of(configure(), images)
     posed: list[adaround.Problem] = []
@@ -321,9 +305,7 @@ def test_memory_of_large_networks_is_limited(
     assert [len(one) for [one] in setting.walk(proto).run([name])] == [1] * len(images)
 
 
-def test_means_and_errors_in_parts_are_those_of_the_whole(
-    proto: onnx.ModelProto, images: Split, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_means_and_errors_in_parts_are_those_of_the_whole(proto, images, monkeypatch):
     """Where one sample's tensors together exceed the budget, they are made some at once."""
     setting = setting_of(configure(), images)
     errors = layers.errors(proto, proto, setting)
@@ -337,7 +319,7 @@ def test_means_and_errors_in_parts_are_those_of_the_whole(
         np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_weights_are_replaced_in_their_place(proto: onnx.ModelProto) -> None:
+def test_weights_are_replaced_in_their_place(proto):
     """What is taken out of a graph's list stays in memory with the graph."""
     names = [tensor.name for tensor in proto.graph.initializer]
     node = next(node for node in proto.graph.node if node.op_type == "Conv")
@@ -349,18 +331,13 @@ def test_weights_are_replaced_in_their_place(proto: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize(("dtype", "per_channel"), SCHEMES)
 def test_the_artifact_holds_the_learned_levels(
-    dtype: str,
-    per_channel: str,
-    shapes_model: Fp32Model,
-    images: Split,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    dtype, per_channel, shapes_model, images, tmp_path, monkeypatch
+):
     learned: list[NDArray[np.int64]] = []
     learn = adaround.learn_levels
 
     def note(*args: object) -> NDArray[np.int64]:
-        learned.append(learn(*args))  # type: ignore[arg-type]
+        learned.append(learn(*args))
         return learned[-1]
 
     monkeypatch.setattr(adaround, "learn_levels", note)
@@ -381,7 +358,7 @@ def test_the_artifact_holds_the_learned_levels(
     assert moved > 100  # from the nearest level
 
 
-def test_bias_correction_removes_the_mean_error(proto: onnx.ModelProto, images: Split) -> None:
+def test_bias_correction_removes_the_mean_error(proto, images):
     setting = setting_of(configure(), images)
     corrected = bias_correction.correct_biases(proto, proto, setting)
     simulated = copy.deepcopy(corrected)
@@ -398,7 +375,7 @@ def test_bias_correction_removes_the_mean_error(proto: onnx.ModelProto, images: 
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_the_bias_of_a_matmul_is_in_the_add_after_it(images: Split, first: bool) -> None:
+def test_the_bias_of_a_matmul_is_in_the_add_after_it(images, first):
     """As exporters write the layers of transformers; the second MatMul has no bias to correct."""
     shape, inputs = images.images.shape[1:], ["b", "product"] if first else ["product", "b"]
     network = make_network(
@@ -425,7 +402,7 @@ def test_the_bias_of_a_matmul_is_in_the_add_after_it(images: Split, first: bool)
     assert not np.array_equal(read(corrected.graph, "b"), read(network.graph, "b"))
 
 
-def test_bias_correction_adds_a_bias(images: Split) -> None:
+def test_bias_correction_adds_a_bias(images):
     network = make_network(
         [
             helper.make_node("Transpose", ["input"], ["image"], name="nchw", perm=[0, 3, 1, 2]),
@@ -441,13 +418,7 @@ def test_bias_correction_adds_a_bias(images: Split) -> None:
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)
-def test_layers_in_float_are_left_alone(
-    name: str,
-    proto: onnx.ModelProto,
-    shapes_model: Fp32Model,
-    images: Split,
-    tmp_path: Path,
-) -> None:
+def test_layers_in_float_are_left_alone(name, proto, shapes_model, images, tmp_path):
     config = configure(*switch_on(name))
     *others, first, last = layers.find(proto.graph, Selection.of(config)).values()
     first, last = others[1], last  # the first of a pair, and the dense layer
@@ -464,15 +435,13 @@ def test_layers_in_float_are_left_alone(
     assert not changed & {*first.input, *last.input}
 
 
-def test_a_pair_without_its_layer_is_told(
-    proto: onnx.ModelProto, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_pair_without_its_layer_is_told(proto, caplog):
     firsts = [node.name for node, _ in equalization.find_pairs(proto.graph, Selection())]
     assert equalization.equalize(proto, Selection(nodes_to_exclude=firsts)) == proto
     assert "corrections.equalization: changes nothing" in caplog.text
 
 
-def test_same_seed_same_file(shapes_model: Fp32Model, images: Split, tmp_path: Path) -> None:
+def test_same_seed_same_file(shapes_model, images, tmp_path):
     def write(folder: str, *overrides: str) -> bytes:
         config = configure(*switch_on(*CORRECTIONS), *overrides)
         (tmp_path / folder).mkdir()
@@ -484,14 +453,14 @@ def test_same_seed_same_file(shapes_model: Fp32Model, images: Split, tmp_path: P
     assert write("three", "seed=1") != one
 
 
-def test_reduce_range_of_weights_is_onnx_only() -> None:
+def test_reduce_range_of_weights_is_onnx_only():
     for backend, reduced in [("onnx", True), ("torch", False)]:
         config = configure(f"backend={backend}", "reduce_range=true")
         assert (quantizer_of(config).resolve().weight_bits == 7) is reduced
 
 
 @pytest.mark.usefixtures("real_files")
-def test_real_network(cache_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_real_network(cache_root, tmp_path, caplog):
     config = make_config("threads=1", "corrections.adaround_iterations=50")
     config = replace(config, data=locate.settle(config.data))
     dataset = registry.load(config.data.name, config.data.root)

@@ -1,7 +1,6 @@
 """Block-wise reconstruction: which layers are one block, and what is learned of it."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -50,9 +49,7 @@ def learned(
     return reconstruction.reconstruct(shapes_model.onnx_path, setting, ITERATIONS, 1)
 
 
-def test_blocks_are_those_of_the_network(
-    shapes_model: Fp32Model, images: Split, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_are_those_of_the_network(shapes_model, images, monkeypatch):
     seen: list[list[str]] = []
 
     def record(problem: reconstruction._Problem, *_: object) -> None:
@@ -66,9 +63,7 @@ def test_blocks_are_those_of_the_network(
     assert [len(block) for block in seen] == [1, 2, 3, 3, 1]
 
 
-def test_large_tensors_are_kept_of_fewer_images(
-    shapes_model: Fp32Model, images: Split, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_tensors_are_kept_of_fewer_images(shapes_model, images, monkeypatch):
     proto = onnx.load(shapes_model.onnx_path)
     largest = max(tensor_bytes(proto).values())
     setting = setting_of(images, WeightScheme("int8"))
@@ -79,9 +74,7 @@ def test_large_tensors_are_kept_of_fewer_images(
     assert reconstruction._at_once([torch.zeros(6, 2**18)]) == 2  # of 1 MiB each
 
 
-def test_a_range_that_blocks_share_is_learned_in_the_first(
-    shapes_model: Fp32Model, images: Split, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_range_that_blocks_share_is_learned_in_the_first(shapes_model, images, monkeypatch):
     """A pool's levels are its input's: other ones there would undo what is learned before."""
     seen: list[FakeQuantize] = []
 
@@ -113,9 +106,7 @@ def outputs(proto: onnx.ModelProto, images: Split, rounded: bool) -> NDArray[np.
     return np.asarray(open_runner(expose(proto, [last]))(next(iter(images.batches(100))))[0])
 
 
-def test_what_is_learned_is_nearer_to_fp32(
-    shapes_model: Fp32Model, images: Split, learned: tuple[onnx.ModelProto, dict]
-) -> None:
+def test_what_is_learned_is_nearer_to_fp32(shapes_model, images, learned):
     fp32 = onnx.load(shapes_model.onnx_path)
     exact = outputs(fp32, images, rounded=False)
     errors = [
@@ -125,9 +116,7 @@ def test_what_is_learned_is_nearer_to_fp32(
     assert errors[1] < 0.7 * errors[0]
 
 
-def test_every_range_is_finite_and_the_last_output_has_none(
-    shapes_model: Fp32Model, learned: tuple[onnx.ModelProto, dict]
-) -> None:
+def test_every_range_is_finite_and_the_last_output_has_none(shapes_model, learned):
     graph, ranges = learned[0].graph, learned[1]
     last = [*layers.find(graph, Selection()).values()][-1].output[0]
     assert last not in ranges  # float_output
@@ -135,9 +124,7 @@ def test_every_range_is_finite_and_the_last_output_has_none(
     assert all(low <= 0 <= high and low < high for low, high in ranges.values())
 
 
-def test_a_backend_finds_the_learned_levels(
-    shapes_model: Fp32Model, images: Split, tmp_path: Path
-) -> None:
+def test_a_backend_finds_the_learned_levels(shapes_model, images, tmp_path):
     overrides = ("data=shapes", "per_channel=true", "dtype=u8s8", "corrections.reconstruction=true")
     config = make_config(*overrides, "float_output=true")
     setting = setting_of(images, WeightScheme("int8", True))
@@ -160,7 +147,7 @@ def test_a_backend_finds_the_learned_levels(
         np.testing.assert_array_equal(tensors[f"{node.input[1]}_quantized"], expected)
 
 
-def test_the_same_seed_gives_the_same_network(shapes_model: Fp32Model, images: Split) -> None:
+def test_the_same_seed_gives_the_same_network(shapes_model, images):
     setting = setting_of(images, WeightScheme("int4", True))
     found = [
         reconstruction.reconstruct(shapes_model.onnx_path, setting, 4, seed)[0].SerializeToString()
@@ -170,6 +157,6 @@ def test_the_same_seed_gives_the_same_network(shapes_model: Fp32Model, images: S
 
 
 @pytest.mark.parametrize("other", ["corrections.adaround=true", "method=qat"])
-def test_it_goes_with_no_other_way_to_learn(other: str) -> None:
+def test_it_goes_with_no_other_way_to_learn(other):
     with pytest.raises(ConfigError, match=r"with corrections\.reconstruction=true"):
         make_config("corrections.reconstruction=true", other)

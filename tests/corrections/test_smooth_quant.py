@@ -15,7 +15,7 @@ def run(proto: onnx.ModelProto, batch: np.ndarray) -> np.ndarray:
     return np.asarray(session.run(None, {"pixels": batch})[0])
 
 
-def test_inputs_that_only_layers_take() -> None:
+def test_inputs_that_only_layers_take():
     graph = transformers.build().graph
     groups = smooth_quant.find_groups(graph, Selection())
     assert [(g.tensor, list(g.layers)) for g in groups] == [
@@ -26,7 +26,7 @@ def test_inputs_that_only_layers_take() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_division_keeps_the_function(seed: int) -> None:
+def test_division_keeps_the_function(seed):
     random, proto = np.random.default_rng(seed), transformers.build()
     batch = random.random((5, 3, 8, 6), dtype=np.float32)
     before = run(proto, batch)

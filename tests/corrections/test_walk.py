@@ -1,7 +1,5 @@
 """A walk through a network: the same tensors, of which few are made more than once."""
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
@@ -28,9 +26,7 @@ def proto(shapes_model: Fp32Model) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("budget", [2**28, 20 * 2**14, 1])
-def test_it_yields_what_the_whole_network_makes(
-    proto: onnx.ModelProto, images: Split, monkeypatch: pytest.MonkeyPatch, budget: int
-) -> None:
+def test_it_yields_what_the_whole_network_makes(proto, images, monkeypatch, budget):
     """Also where a tensor of all images is too large to be kept, and behind weights that change."""
     walked, (whole,) = Walk(proto, images, 8, 1), images.batches(100)
     monkeypatch.setattr(memory, "step", lambda: budget)
@@ -45,9 +41,7 @@ def test_it_yields_what_the_whole_network_makes(
         write_weights(proto.graph, node, 0.9 * read_weights(proto.graph, node))
 
 
-def test_a_network_runs_a_few_times_and_not_once_for_each_layer(
-    proto: onnx.ModelProto, images: Split, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_runs_a_few_times_and_not_once_for_each_layer(proto, images, monkeypatch):
     ran = []
 
     def spy(proto: onnx.ModelProto, source: str, names: list[str]) -> onnx.ModelProto:
@@ -64,7 +58,7 @@ def test_a_network_runs_a_few_times_and_not_once_for_each_layer(
     assert sum(ran) < 2 * len(proto.graph.node)
 
 
-def test_a_cut_is_what_all_that_follows_depends_on() -> None:
+def test_a_cut_is_what_all_that_follows_depends_on():
     """Neither one of two branches, nor a constant, nor what nobody takes."""
     nodes = [
         helper.make_node("Constant", [], ["one"], value_float=1.0),
@@ -79,7 +73,7 @@ def test_a_cut_is_what_all_that_follows_depends_on() -> None:
     assert find_cuts(graph) == {1: "a", 4: "c", 5: "y"}
 
 
-def test_a_part_of_a_network_holds_nothing_else(proto: onnx.ModelProto, tmp_path: Path) -> None:
+def test_a_part_of_a_network_holds_nothing_else(proto, tmp_path):
     node = [*weight_layers(proto.graph).values()][-1]
     part = between(proto, node.input[0], [node.output[0]])
     assert [other.name for other in part.graph.node] == [node.name]

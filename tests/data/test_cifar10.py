@@ -43,13 +43,6 @@ def test_pixels_come_back_in_rows_and_columns_of_red_green_blue(tmp_path):
     assert labels.tolist() == batch["labels"]
 
 
-def test_one_pixel_by_hand(tmp_path):
-    data = np.zeros((1, WIDTH), dtype=np.uint8)
-    data[0, 1024 + 5 * 32 + 7] = 200  # green plane, row 5, column 7
-    images, _ = read_test(tmp_path, pickle_published({**make_batch(1), "data": data}))
-    assert np.argwhere(images).tolist() == [[0, 5, 7, 1]]
-
-
 def test_training_batches_are_read_in_order(tmp_path):
     folder = write_folder(tmp_path / "batches", train=3)
     images, labels = cifar10.read_split(folder, "train")
@@ -152,13 +145,6 @@ def test_a_pickle_of_something_else_is_named(tmp_path, content):
 def test_a_file_that_is_no_pickle_is_named(tmp_path, content):
     with pytest.raises(DataError, match="test_batch"):
         read_test(tmp_path, content)
-
-
-@pytest.mark.parametrize("part", [0.01, 0.5, 0.99])
-def test_a_truncated_file_is_named(tmp_path, part):
-    whole = pickle_published(make_batch(3))
-    with pytest.raises(DataError, match=r"test_batch.*damaged"):
-        read_test(tmp_path, whole[: int(len(whole) * part)])
 
 
 # Refusing what would run code
@@ -339,7 +325,7 @@ def test_damaged_bytes_are_read_or_refused(scratch, place, values):
 @given(length=st.integers(0, len(VALID) - 1))
 @settings(deadline=None, max_examples=100)
 def test_a_file_cut_anywhere_is_refused(scratch, length):
-    with pytest.raises(DataError, match="test_batch"):
+    with pytest.raises(DataError, match=r"test_batch.*damaged"):
         read_test(scratch, VALID[:length])
 
 

@@ -107,14 +107,11 @@ Change = Callable[[dict[str, Any]], object]
         (lambda c: c["images"][1].update(width=65), "is 64 x 32, the annotations say 65 x 32"),
         (lambda c: c["images"][3].update(file_name="y.png"), "1 of 24 pictures are not in"),
         (lambda c: c["images"][3].update(file_name="../../x"), "is outside of data.images"),
-        (
-            lambda c: c["images"][3].update(file_name="a\0b"),
-            r"images\[3\]: 'a\?b' is not a",
-        ),
+        (lambda c: c["images"][3].update(file_name="a\0b"), r"images\[3\]: 'a\?b' is not a"),
         (lambda c: c["images"][3].update(file_name="a" * 5000), "is not a name of a file"),
     ],
 )
-def test_annotations_that_are_wrong_are_one_line(boxes, change: Change, message):
+def test_annotations_that_are_wrong_are_one_line(boxes, change, message):
     path = boxes / "instances.json"
     content = json.loads(path.read_text())
     change(content)

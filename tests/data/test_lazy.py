@@ -4,7 +4,6 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,7 +101,7 @@ def go_through(split: Split, tested: Split, images: int) -> None:
 
 
 @pytest.mark.parametrize("store", ["from_files", "in_memory"])
-def test_memory_does_not_grow_with_the_images(request, store, tmp_path: Path):
+def test_memory_does_not_grow_with_the_images(request, store, tmp_path):
     """20,000 images have 61 MB; places, labels and hashes have 32 bytes for each."""
     split = request.getfixturevalue(store)
     tested = Split(np.zeros((3, 32, 32, 3), np.uint8), np.arange(3), "here")

@@ -20,7 +20,7 @@ words = st.sampled_from(VOCABULARY) | st.text("abc", min_size=1, max_size=9)
 texts = st.lists(words, max_size=2 * TOKENS).map(" ".join)
 
 
-def test_same_phrases_everywhere() -> None:
+def test_same_phrases_everywhere():
     digest = hashlib.sha256()
     for side in ("train", "test"):
         written, labels = writing.write(side)
@@ -28,7 +28,7 @@ def test_same_phrases_everywhere() -> None:
     assert digest.hexdigest() == DIGEST
 
 
-def test_balance_lengths_and_sides_that_share_no_tokens() -> None:
+def test_balance_lengths_and_sides_that_share_no_tokens():
     sides = {}
     for side, per_class in (("train", 1000), ("test", 500)):
         written, labels = writing.write(side)
@@ -40,7 +40,7 @@ def test_balance_lengths_and_sides_that_share_no_tokens() -> None:
 
 
 @given(st.lists(texts, min_size=1, max_size=5))
-def test_tokens_are_words_in_order_and_the_mask_marks_them(some: list[str]) -> None:
+def test_tokens_are_words_in_order_and_the_mask_marks_them(some):
     arrays = unpack(writing.encode(some))
     assert {values.dtype.name for values in arrays.values()} == {"int64"}
     for ids, mask, text in zip(*arrays.values(), some, strict=True):
@@ -52,7 +52,7 @@ def test_tokens_are_words_in_order_and_the_mask_marks_them(some: list[str]) -> N
         assert named == known
 
 
-def test_the_shipped_network_is_small_and_right_on_19_of_20_phrases(cache_root) -> None:
+def test_the_shipped_network_is_small_and_right_on_19_of_20_phrases(cache_root):
     assert phrases.NETWORK.stat().st_size < 400_000
     proto = onnx.load(phrases.NETWORK)
     test = registry.load("phrases", None, cache_root).test
@@ -63,6 +63,6 @@ def test_the_shipped_network_is_small_and_right_on_19_of_20_phrases(cache_root) 
     assert 0.93 <= right / len(test) <= 0.97
 
 
-def test_the_network_has_a_name_of_its_own() -> None:
+def test_the_network_has_a_name_of_its_own():
     assert make_config("data=phrases").model.name == "encoder"
     assert make_config("data=shapes").model.name == "resnet8"

@@ -9,7 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from resnet8ptq.data.shapes import drawing
-from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
 
@@ -29,14 +28,14 @@ def test() -> Split:
     return drawing.draw("test")
 
 
-def test_same_pictures_everywhere(train: Split, test: Split) -> None:
+def test_same_pictures_everywhere(train, test):
     digest = hashlib.sha256()
     for array in (*train, *test):
         digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
     assert digest.hexdigest() == DIGEST
 
 
-def test_drawing_leaves_no_trace_in_global_random_state() -> None:
+def test_drawing_leaves_no_trace_in_global_random_state():
     before = np.random.get_state(legacy=False)["state"]
     drawing.draw_seeded(seed=7, per_class=2)
     after = np.random.get_state(legacy=False)["state"]
@@ -45,7 +44,7 @@ def test_drawing_leaves_no_trace_in_global_random_state() -> None:
 
 
 @pytest.mark.parametrize(("name", "per_class"), [("train", 1000), ("test", 500)])
-def test_layout_and_balance(name: str, per_class: int, request: pytest.FixtureRequest) -> None:
+def test_layout_and_balance(name, per_class, request):
     images, labels = request.getfixturevalue(name)
     assert images.shape == (10 * per_class, 32, 32, 3)
     assert images.dtype == np.uint8
@@ -56,12 +55,12 @@ def test_layout_and_balance(name: str, per_class: int, request: pytest.FixtureRe
     assert np.unique(labels[:100]).size == 10  # shuffled, not class after class
 
 
-def test_class_names() -> None:
+def test_class_names():
     assert len(set(drawing.CLASS_NAMES)) == 10
     assert all(name.isidentifier() and name.islower() for name in drawing.CLASS_NAMES)
 
 
-def test_no_picture_in_both_splits(train: Split, test: Split) -> None:
+def test_no_picture_in_both_splits(train, test):
     train_images = {image.tobytes() for image in train[0]}
     test_images = {image.tobytes() for image in test[0]}
     assert len(train_images) == 10_000
@@ -69,18 +68,18 @@ def test_no_picture_in_both_splits(train: Split, test: Split) -> None:
     assert not train_images & test_images
 
 
-def test_weights_are_small() -> None:
+def test_weights_are_small():
     assert WEIGHTS.stat().st_size < 400_000
 
 
-def test_parameters_of_the_weights() -> None:
+def test_parameters_of_the_weights():
     sizes = []
     with h5py.File(WEIGHTS) as file:
         file["model_weights"].visititems(lambda _, item: sizes.append(getattr(item, "size", 0)))
     assert sum(sizes) == 78_666
 
 
-def test_accuracy_of_the_weights(test: Split, shapes_model: Fp32Model) -> None:
+def test_accuracy_of_the_weights(test, shapes_model):
     """As they were converted, which is checked against Keras."""
     images, labels = test
     predictor = quantizer_of(make_config("data=shapes")).load(shapes_model.onnx_path, THREADS)

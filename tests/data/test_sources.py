@@ -104,12 +104,12 @@ def read(tmp_path: Path) -> Iterator[Callable[..., Dataset]]:
     registry._read.cache_clear()
 
 
-def test_every_source_of_the_users_own_is_tried_here() -> None:
+def test_every_source_of_the_users_own_is_tried_here():
     others = {"cifar10", "shapes", "phrases", "coco"}  # COCO's boxes: test_coco
     assert set(SOURCES) - others == set(WRITERS) - {"idx", "parquet"}
 
 
-def test_each_sample_comes_once_with_its_label_and_a_share_of_each_class(settled, read) -> None:
+def test_each_sample_comes_once_with_its_label_and_a_share_of_each_class(settled, read):
     data = read(settled)
     assert data.class_names == NAMES and data.named
     assert data.image_shape == PIXELS.shape[1:]
@@ -123,14 +123,14 @@ def test_each_sample_comes_once_with_its_label_and_a_share_of_each_class(settled
     assert (labels == LABELS[places]).all()
 
 
-def test_the_split_is_the_seeds(settled, read) -> None:
+def test_the_split_is_the_seeds(settled, read):
     first, again = read(settled), read(settled)
     other = read(replace(settled, split_seed=1))
     assert first.test.digest == again.test.digest != other.test.digest
     assert first.train.digest == again.train.digest != other.train.digest
 
 
-def test_the_samples_are_preprocessed_alike(settled, read) -> None:
+def test_the_samples_are_preprocessed_alike(settled, read):
     data = read(settled, scale=0.5, mean=[1.0, 2.0, 3.0], channels="bgr")
     plain = read(settled)
     expected = plain.test.images[:][..., ::-1] * np.float32(0.5) - np.float32([1, 2, 3])
@@ -138,7 +138,7 @@ def test_the_samples_are_preprocessed_alike(settled, read) -> None:
     assert data.test.digest != plain.test.digest
 
 
-def test_a_root_that_is_not_there_is_one_line_that_names_it(settled) -> None:
+def test_a_root_that_is_not_there_is_one_line_that_names_it(settled):
     with pytest.raises(PtqError) as caught:
         locate.settle(replace(settled, root=f"{settled.root}x"))
     [line] = str(caught.value).splitlines()

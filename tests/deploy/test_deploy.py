@@ -99,9 +99,7 @@ def run_example(folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(("backend", "file"), BACKENDS.items())
-def test_folder_computes_what_the_run_predicted(
-    backend: str, file: str, runs: Called, deployed: dict[str, Deployed]
-) -> None:
+def test_folder_computes_what_the_run_predicted(backend, file, runs, deployed):
     found = deployed[backend]
     assert found.called.code == 0, found.called.err
     assert "predictions equal to the run's on 500 of 500 samples" in found.called.out
@@ -118,7 +116,7 @@ def test_folder_computes_what_the_run_predicted(
     assert (found.folder / file).read_bytes() == runs.artifacts(run)[file].read_bytes()
 
 
-def test_card_says_what_was_measured(runs: Called, deployed: dict[str, Deployed]) -> None:
+def test_card_says_what_was_measured(runs, deployed):
     text = (deployed["tflite"].folder / "README.md").read_text()
     head = yaml.safe_load(text.split("---\n")[1])
     (run,) = [run for run in runs.children if run.data.params["backend"] == "tflite"]
@@ -134,9 +132,7 @@ def test_card_says_what_was_measured(runs: Called, deployed: dict[str, Deployed]
     assert str(runs.folder) not in text
 
 
-def test_example_fails_where_the_model_is_another(
-    deployed: dict[str, Deployed], tmp_path: Path
-) -> None:
+def test_example_fails_where_the_model_is_another(deployed, tmp_path):
     folder = Path(shutil.copytree(deployed["onnx"].folder, tmp_path / "copy"))
     proto = onnx.load(folder / "model.onnx")
     (weights, *_) = [each for each in proto.graph.initializer if len(each.dims) == 4]
@@ -148,7 +144,7 @@ def test_example_fails_where_the_model_is_another(
     assert "differs from test_vectors.npz" in done.stderr
 
 
-def test_what_does_not_pass_is_deployed_with_a_caution(runs: Called, tmp_path: Path) -> None:
+def test_what_does_not_pass_is_deployed_with_a_caution(runs, tmp_path):
     done = deploy(runs, "max_drop=0", "use=best", f"folder={tmp_path}/new")
     caution = next(line for line in done.out.splitlines() if line.startswith("CAUTION: verdict"))
     assert "undecided" in caution
@@ -157,7 +153,7 @@ def test_what_does_not_pass_is_deployed_with_a_caution(runs: Called, tmp_path: P
     assert "CAUTION: verdict on its loss, as in a report: undecided" in named.out
 
 
-def test_what_is_void_is_not_deployed(tmp_path: Path) -> None:
+def test_what_is_void_is_not_deployed(tmp_path):
     """Pixels from 0 to 1 for a network that takes them raw, so that FP32 guesses."""
     words = ("preprocess=unit", "backend=onnx", "seed=1,2", "held_out_images=60", *QUICK)
     broken = call(tmp_path, "-m", "data=shapes", "calib.samples_per_class=5", *words)
@@ -172,7 +168,7 @@ def test_what_is_void_is_not_deployed(tmp_path: Path) -> None:
         assert not (tmp_path / "new").exists()
 
 
-def test_bad_input_is_one_line(runs: Called, failing_sweep: Called, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(runs, failing_sweep, tmp_path):
     onnx_run = run_id(runs, "onnx")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -212,7 +208,7 @@ def test_bad_input_is_one_line(runs: Called, failing_sweep: Called, tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
 
 
-def test_sweep_and_use_find_the_recommended_run(runs: Called, tmp_path: Path) -> None:
+def test_sweep_and_use_find_the_recommended_run(runs, tmp_path):
     done = deploy(runs, "use=best_onnx", f"folder={tmp_path / 'out'}")
     assert done.code == 0, done.err
     assert run_id(runs, "onnx") in (tmp_path / "out" / "README.md").read_text()
@@ -220,9 +216,7 @@ def test_sweep_and_use_find_the_recommended_run(runs: Called, tmp_path: Path) ->
     assert f"python -m resnet8ptq deploy run_id={run_id(runs, 'onnx')}" in report
 
 
-def test_artifact_that_is_not_the_measured_one_is_refused(
-    runs: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_artifact_that_is_not_the_measured_one_is_refused(runs, tmp_path, monkeypatch):
     (run,) = [run for run in runs.children if run.data.params["backend"] == "onnx"]
     path = runs.artifacts(run)["model.onnx"]
     content = path.read_bytes()
@@ -235,9 +229,7 @@ def test_artifact_that_is_not_the_measured_one_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_deploy_that_fails_leaves_nothing(
-    runs: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deploy_that_fails_leaves_nothing(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(example, "render", lambda *_: "raise SystemExit('it does not work')")
     monkeypatch.setattr(example, "verify", lambda folder, _: example.run(sys.executable, folder))
     words = (f"run_id={run_id(runs, 'onnx')}", f"folder={tmp_path / 'out'}")
@@ -246,9 +238,7 @@ def test_deploy_that_fails_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_data_that_are_gone_leave_the_kept_sample(
-    runs: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_are_gone_leave_the_kept_sample(runs, tmp_path, monkeypatch):
     from resnet8ptq.deploy import reproducing
 
     def gone(*_: object) -> None:
@@ -266,7 +256,7 @@ def test_data_that_are_gone_leave_the_kept_sample(
 @pytest.mark.skipif(
     not os.environ.get("DEPLOY_VERIFY"), reason="DEPLOY_VERIFY=1: installs packages"
 )
-def test_example_runs_in_a_fresh_environment(runs: Called, tmp_path: Path) -> None:
+def test_example_runs_in_a_fresh_environment(runs, tmp_path):
     for number, words in enumerate([(), ("target.onnxruntime=1.17",)]):
         folder = tmp_path / str(number)
         words = (f"run_id={run_id(runs, 'onnx')}", f"folder={folder}", *words)
@@ -281,7 +271,7 @@ def test_example_runs_in_a_fresh_environment(runs: Called, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_c_array_is_the_file(deployed: dict[str, Deployed], tmp_path: Path) -> None:
+def test_c_array_is_the_file(deployed, tmp_path):
     folder = deployed["tflite"].folder
     (tmp_path / "dump.cc").write_text(
         '#include <cstdint>\n#include <cstdio>\n#include "model.h"\n#include "test_vector.h"\n'
@@ -303,7 +293,7 @@ def test_c_array_is_the_file(deployed: dict[str, Deployed], tmp_path: Path) -> N
     assert dumped == (folder / "model.tflite").read_bytes() + values
 
 
-def test_resolver_has_the_models_operators(deployed: dict[str, Deployed]) -> None:
+def test_resolver_has_the_models_operators(deployed):
     text = (deployed["tflite"].folder / "microcontroller" / "resolver.h").read_text()
     names = re.findall(r"resolver\.(Add\w+)\(\)", text)
     assert f"MicroMutableOpResolver<{len(names)}>" in text
@@ -315,7 +305,7 @@ def tensor(size: int, kind: int = 9) -> SimpleNamespace:
     return SimpleNamespace(shape=[1, size], type=kind)  # 9: INT8
 
 
-def test_arena_is_bounded_by_what_lives_at_once() -> None:
+def test_arena_is_bounded_by_what_lives_at_once():
     def operator(inputs: list[int], outputs: list[int]) -> SimpleNamespace:
         return SimpleNamespace(inputs=inputs, outputs=outputs)
 
@@ -332,21 +322,13 @@ def test_arena_is_bounded_by_what_lives_at_once() -> None:
 
 
 @pytest.mark.parametrize(("integer", "expected"), [("null", 9), ("true", 9), ("false", 0)])
-def test_integer_io_of_tflite(quantize, integer: str, expected: int) -> None:
+def test_integer_io_of_tflite(quantize, integer, expected):
     cell = quantize("backend=tflite", f"backend.integer_io={integer}")
     model = flatbuffer.convert_bytearray_to_object(bytearray(cell.artifact.path.read_bytes()))
     graph = model.subgraphs[0]
     assert {graph.tensors[i].type for i in (*graph.inputs, *graph.outputs)} == {expected}
     names = microcontroller.list_operators(model)
     assert ({"AddQuantize", "AddDequantize"} <= set(names)) == (expected == 0)
-
-
-def test_integer_io_that_has_no_effect_is_unsupported() -> None:
-    from tests.helpers.factories import quantizer_of
-
-    words = ("backend=tflite", "backend.integer_io=true", "method=dynamic")
-    with pytest.raises(UnsupportedError, match=r"backend\.integer_io=true"):
-        quantizer_of(make_config("data=shapes", *words)).resolve()
 
 
 # Older runtimes
@@ -357,7 +339,7 @@ def build(opset: int, body: str) -> onnx.ModelProto:
     return parser.parse_model(f"{head} g (float[n, 4] x) => (float[n, 4] y) {{ {body} }}")
 
 
-def test_opset_and_ir_are_lowered_where_the_operators_allow() -> None:
+def test_opset_and_ir_are_lowered_where_the_operators_allow():
     proto = build(22, "a = Relu(x)  b = Sigmoid(a)  y = Add(a, b)")
     inputs = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
     expected = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": inputs})[0]
@@ -375,15 +357,13 @@ def test_opset_and_ir_are_lowered_where_the_operators_allow() -> None:
         ("y = Cast <to = 1, round_mode = 'down'> (x)", 17, "operator Cast .* attribute round_mode"),
     ],
 )
-def test_operator_that_the_older_version_lacks_is_named(
-    body: str, version: int, reason: str
-) -> None:
+def test_operator_that_the_older_version_lacks_is_named(body, version, reason):
     with pytest.raises(UnsupportedError, match=reason):
         older_runtime.lower(build(24, body.replace("'", '"')), version)
 
 
 @pytest.mark.parametrize("words", [("target.format=ort",), ("target.onnxruntime=1.17",)])
-def test_target_computes_the_same(runs: Called, words: tuple[str, ...], tmp_path: Path) -> None:
+def test_target_computes_the_same(runs, words, tmp_path):
     folder = tmp_path / "out"
     done = deploy(runs, f"run_id={run_id(runs, 'onnx')}", f"folder={folder}", *words)
     assert done.code == 0, done.err
@@ -397,7 +377,7 @@ def test_target_computes_the_same(runs: Called, words: tuple[str, ...], tmp_path
 
 
 @pytest.mark.parametrize("resize", ["squash", "fit", "crop", "letterbox"])
-def test_example_reads_pictures_as_runs_do(resize: str, tmp_path: Path) -> None:
+def test_example_reads_pictures_as_runs_do(resize, tmp_path):
     random = np.random.default_rng(0)
     Image.fromarray(random.integers(0, 256, (37, 61, 3), np.uint8)).save(tmp_path / "a.png")
     config = make_config("data=shapes", "preprocess.size=[24,32]", f"preprocess.resize={resize}")
@@ -409,12 +389,12 @@ def test_example_reads_pictures_as_runs_do(resize: str, tmp_path: Path) -> None:
     )
     names: dict[str, object] = {}
     exec(code, names)
-    found = names["read"](tmp_path / "a.png")  # type: ignore[operator]
+    found = names["read"](tmp_path / "a.png")
     np.testing.assert_array_equal(found, pictures.decode(tmp_path / "a.png", config.preprocess))
 
 
 @pytest.mark.parametrize("layout", [None, (2, 0, 1)])
-def test_example_preprocesses_as_runs_do(layout: tuple[int, ...] | None) -> None:
+def test_example_preprocesses_as_runs_do(layout):
     steps = Preprocessing(3.0, 0.5, True, 1 / 255, (0.4, 0.5, 0.6), (0.2, 0.3, 0.1))
     samples = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), np.uint8)
     expected = np.ascontiguousarray(arrange(steps.apply(samples), layout))
@@ -456,9 +436,7 @@ def servers(runs: Called, deployed: dict[str, Deployed]) -> Iterator[dict[str, s
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_served_model_predicts_what_the_run_did(
-    backend: str, runs: Called, servers: dict[str, str], deployed: dict[str, Deployed]
-) -> None:
+def test_served_model_predicts_what_the_run_did(backend, runs, servers, deployed):
     with np.load(deployed[backend].folder / "test_vectors.npz") as vectors:
         samples, expected = vectors["samples"], vectors["output_0"]
     for values in (samples.tolist(), samples.astype(float).tolist()):  # integers, and floats
@@ -471,9 +449,7 @@ def test_served_model_predicts_what_the_run_did(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_registered_model_is_whole(
-    backend: str, runs: Called, deployed: dict[str, Deployed]
-) -> None:
+def test_registered_model_is_whole(backend, runs, deployed):
     version = runs.client.get_model_version_by_alias(backend, "recommended")
     assert version.run_id == deployed[backend].run_id
     home = Path(str(version.source).removeprefix("file://"))

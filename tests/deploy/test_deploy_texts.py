@@ -1,7 +1,6 @@
 """A run with two inputs of any length, deployed: its card, its example, its MLflow model."""
 
 import sys
-from pathlib import Path
 
 import mlflow.pyfunc
 import numpy as np
@@ -18,9 +17,7 @@ FAST = ("latency.enabled=false", "calib.samples_per_class=5")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit.load
 @pytest.mark.parametrize("backend", ["onnx", "torch", "executorch", "openvino"])
-def test_a_network_of_texts_is_deployed_and_served(
-    tmp_path: Path, cache_root: Path, backend: str
-) -> None:
+def test_a_network_of_texts_is_deployed_and_served(tmp_path, cache_root, backend):
     data = registry.load("phrases", None, cache_root)
     network = text_networks.write_bag_of_words(tmp_path / "bag.onnx", data)
     words = ("data=phrases", f"model.path={network}", f"backend={backend}", *FAST)

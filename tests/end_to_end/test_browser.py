@@ -63,11 +63,7 @@ def open_artifact(page: Page, address: str, shown: Locator) -> None:
     expect(shown).to_be_visible(timeout=PATIENCE_MS)
 
 
-def test_comparison_page_lists_parent_and_children_with_columns(
-    sweep: Called,
-    ui: str,
-    page: Page,
-) -> None:
+def test_comparison_page_lists_parent_and_children_with_columns(sweep, ui, page):
     page.goto(ui + view.path(sweep.parent.info.experiment_id))
     # A page for agents has others in place of these.
     expect(page.get_by_role("link", name="Models", exact=True)).to_be_visible(timeout=PATIENCE_MS)
@@ -82,9 +78,7 @@ def test_comparison_page_lists_parent_and_children_with_columns(
             expect(page.get_by_text(shown, exact=True).first).to_be_visible()
 
 
-def test_charts_of_the_comparison_start_with_the_trade_offs(
-    sweep: Called, ui: str, page: Page
-) -> None:
+def test_charts_of_the_comparison_start_with_the_trade_offs(sweep, ui, page):
     page.goto(ui + view.path(sweep.parent.info.experiment_id) + "&compareRunsMode=CHART")
     heading = page.get_by_text("Trade-offs", exact=False).first
     leading = page.get_by_text("Model metrics", exact=False).first
@@ -94,7 +88,7 @@ def test_charts_of_the_comparison_start_with_the_trade_offs(
     assert boxes[0] and boxes[1] and boxes[0]["y"] < boxes[1]["y"]
 
 
-def test_models_page_shows_the_metrics_of_each_model(sweep: Called, ui: str, page: Page) -> None:
+def test_models_page_shows_the_metrics_of_each_model(sweep, ui, page):
     experiment = sweep.parent.info.experiment_id
     page.goto(f"{ui}/#/experiments/{experiment}/models?workflowType=machine_learning")
     for run in sweep.children:
@@ -104,7 +98,7 @@ def test_models_page_shows_the_metrics_of_each_model(sweep: Called, ui: str, pag
     expect(page.get_by_role("columnheader", name="accuracy").first).to_be_visible()
 
 
-def test_run_page_shows_metrics_and_figures(sweep: Called, ui: str, page: Page) -> None:
+def test_run_page_shows_metrics_and_figures(sweep, ui, page):
     run = next(run for run in sweep.children if run.data.tags["status"] == "ok")
     address = f"{ui}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
     page.goto(address)
@@ -115,7 +109,7 @@ def test_run_page_shows_metrics_and_figures(sweep: Called, ui: str, page: Page) 
     assert picture.evaluate("image => image.complete && image.naturalWidth") > 500
 
 
-def test_parent_page_shows_the_report(sweep: Called, ui: str, page: Page) -> None:
+def test_parent_page_shows_the_report(sweep, ui, page):
     run = sweep.parent
     experiment = f"{ui}/#/experiments/{run.info.experiment_id}"
     frame = page.locator("iframe").first

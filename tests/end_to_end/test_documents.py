@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -102,7 +101,7 @@ NOT_RUN = {  # programs of the documents that no test holds, and why not
 }
 
 
-def test_a_command_is_held_or_has_a_reason_why_not() -> None:
+def test_a_command_is_held_or_has_a_reason_why_not():
     known = {"resnet8ptq", "python", "make", "pip", "export", ".", *NOT_RUN}
     for path in PAGES:
         text = re.sub(r"<<'END'.*?\n {4}END$", "", TEXTS[path], flags=re.M | re.S)
@@ -128,7 +127,7 @@ def list_jobs(overrides: Sequence[str]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("shown", RUNS, ids=str)
-def test_what_is_shown_to_run_composes(shown: Command) -> None:
+def test_what_is_shown_to_run_composes(shown):
     left_out = ("-m", "--help", "experiment=mine")  # which `init` writes: tests/starter runs it
     words = [word for word in shown.after_any(*RUN) or () if word not in left_out]
     jobs = list_jobs(words)
@@ -159,19 +158,19 @@ parse = command.parse_words
 
 
 @pytest.mark.parametrize("shown", BESIDE, ids=str)
-def test_a_command_beside_takes_the_words_shown(shown: Command) -> None:
+def test_a_command_beside_takes_the_words_shown(shown):
     words = shown.after_any(*ANY) or ()
     assert words == ["--help"] or is_parsed(*words)
 
 
 @pytest.mark.parametrize("shown", JUDGING, ids=str)
-def test_judge_takes_the_words_shown(shown: Command) -> None:
+def test_judge_takes_the_words_shown(shown):
     words = shown.after("resnet8ptq", "judge") or ["--help"]
     assert words == ["--help"] or Arguments.parse(words).to_sweep()
 
 
 @pytest.mark.parametrize("shown", OTHERS, ids=str)
-def test_another_command_calls_what_is_there(shown: Command) -> None:
+def test_another_command_calls_what_is_there(shown):
     if words := shown.after("python", "-m"):
         assert find_spec(words[0])
         assert all((REPO / word).is_file() for word in words if word.startswith("tests/"))
@@ -211,7 +210,7 @@ NO_SETTINGS = {  # functions' parameters; what is refused; words in the place of
 
 
 @pytest.mark.parametrize(("words", "page"), SETTINGS, ids=str)
-def test_settings_shown_are_taken(words: tuple[str, ...], page: str) -> None:
+def test_settings_shown_are_taken(words, page):
     assert (
         not NO_SETTINGS.isdisjoint(words)
         or is_taken(words)
@@ -243,7 +242,7 @@ def is_parsed(*words: str) -> bool:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_links_and_files_are_there(path: Path) -> None:
+def test_links_and_files_are_there(path):
     text = TEXTS[path]
     for target, anchor in re.findall(r"\]\(([^):#]*)(?:#([^)]*))?\)", text):
         linked = (path.parent / target).resolve() if target else path
@@ -268,7 +267,7 @@ def find_tests() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("file", "words"), sorted({*find_tests()} - {("test_digest", "")}))
-def test_a_test_that_is_named_is_there(file: str, words: str) -> None:
+def test_a_test_that_is_named_is_there(file, words):
     (path,) = REPO.glob(f"{file}.py" if "/" in file else f"tests/**/{file}.py")
     text = path.read_text()
     assert re.search(rf"^def test_\w*{'_'.join(words.split())}", text, re.M)
@@ -296,6 +295,6 @@ def list_keys(arguments: type[Any]) -> set[str]:
         ("server", list_keys(server.Arguments)),
     ],
 )
-def test_every_option_is_in_its_page(page: str, names: set[str]) -> None:
+def test_every_option_is_in_its_page(page, names):
     words = set(re.findall(r"\w+", TEXTS[REPO / f"docs/{page}.md"]))
     assert names - words - {word.lower() for word in words} == set()

@@ -65,9 +65,7 @@ def store_on_disk(disk: Disk) -> Store:
     return new_store(disk.folder)
 
 
-def test_a_full_store_leaves_the_run_in_its_folder(
-    disk: Disk, store_on_disk: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_store_leaves_the_run_in_its_folder(disk, store_on_disk, tmp_path, caplog):
     earlier = log_everything(store_on_disk, tmp_path / "earlier")
     disk.fill()
     log_everything(store_on_disk, tmp_path / "run")
@@ -84,7 +82,7 @@ def test_a_full_store_leaves_the_run_in_its_folder(
 
 
 @pytest.mark.parametrize("fault", ["full", "read-only"])
-def test_a_store_that_cannot_be_written_is_refused_at_the_start(disk: Disk, fault: str) -> None:
+def test_a_store_that_cannot_be_written_is_refused_at_the_start(disk, fault):
     if fault == "full":
         disk.fill()
     else:
@@ -95,9 +93,7 @@ def test_a_store_that_cannot_be_written_is_refused_at_the_start(disk: Disk, faul
     assert not (disk.folder / "mlflow.db").exists()
 
 
-def test_a_store_that_is_full_when_a_sweep_starts_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_is_full_when_a_sweep_starts_is_one_line(tmp_path, monkeypatch):
     """The database is there and takes nothing more: SQLite's own words for it."""
 
     def fail(*_: object, **__: object) -> None:
@@ -112,7 +108,7 @@ def test_a_store_that_is_full_when_a_sweep_starts_is_one_line(
 
 
 @pytest.mark.parametrize("fault", ["own", "handed on"])
-def test_a_full_cache_is_named_whatever_library_says_so(tmp_path: Path, fault: str) -> None:
+def test_a_full_cache_is_named_whatever_library_says_so(tmp_path, fault):
     def make(folder: Path) -> None:
         full = OSError(errno.ENOSPC, "No space left on device", str(folder / "model.onnx"))
         if fault == "own":
@@ -124,7 +120,7 @@ def test_a_full_cache_is_named_whatever_library_says_so(tmp_path: Path, fault: s
     assert [path for path in (tmp_path / "models").iterdir() if path.is_dir()] == []
 
 
-def test_a_full_cache_is_named_and_keeps_nothing_half_made(disk: Disk) -> None:
+def test_a_full_cache_is_named_and_keeps_nothing_half_made(disk):
     def make(folder: Path) -> None:
         (folder / "model.onnx").write_bytes(bytes(1_000_000))
 
@@ -139,9 +135,7 @@ def test_a_full_cache_is_named_and_keeps_nothing_half_made(disk: Disk) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_on_a_full_disk_fails_in_one_line_and_is_on_record(
-    disk: Disk, tmp_path: Path
-) -> None:
+def test_a_run_on_a_full_disk_fails_in_one_line_and_is_on_record(disk, tmp_path):
     disk.fill()
     (disk.folder / "filler").write_bytes(bytes(3_900_000))  # 300 kB are left; the network has 320
     found = call(
@@ -159,7 +153,7 @@ def test_a_run_on_a_full_disk_fails_in_one_line_and_is_on_record(
 
 
 @pytest.mark.slow
-def test_a_run_in_a_read_only_folder_is_one_line(disk: Disk, tmp_path: Path) -> None:
+def test_a_run_in_a_read_only_folder_is_one_line(disk, tmp_path):
     disk.make_read_only()
     found = call(
         tmp_path, *QUICK, "dtype=fp32", f"hydra.run.dir={disk.folder}/run", **NO_REAL_FILES
@@ -181,9 +175,7 @@ def overwrite(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, overwrite])
-def test_a_damaged_database_is_refused_and_can_be_made_again_from_the_folders(
-    tmp_path: Path, damage: object
-) -> None:
+def test_a_damaged_database_is_refused_and_can_be_made_again_from_the_folders(tmp_path, damage):
     assert callable(damage)
     root = tmp_path / "mlruns"
     log_everything(new_store(root), tmp_path / "runs" / "run")

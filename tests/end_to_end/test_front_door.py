@@ -79,7 +79,7 @@ def list_tracked(*folders: str) -> set[str]:
     return {name for name in listed.stdout.split("\0") if name and (REPO / name).exists()}
 
 
-def test_the_wheel_has_each_file_of_the_packages_and_of_conf(unpacked: Path) -> None:
+def test_the_wheel_has_each_file_of_the_packages_and_of_conf(unpacked):
     files = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     expected = list_tracked("resnet8ptq", "hydra_plugins")
     expected |= {f"resnet8ptq/{name}" for name in list_tracked("conf")}
@@ -96,7 +96,7 @@ def test_the_wheel_has_each_file_of_the_packages_and_of_conf(unpacked: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_wheel_runs_in_another_folder(unpacked: Path, project: Path) -> None:
+def test_the_wheel_runs_in_another_folder(unpacked, project):
     shown = "import resnet8ptq; from resnet8ptq.config import folders; print(folders.find_conf())"
     words = ("experiment=two", "task=custom", "task.metric._target_=own_metric_here.right", *QUICK)
     for command in (("-c", shown), ("-m", "resnet8ptq", "run", *words)):
@@ -116,7 +116,7 @@ def test_the_wheel_runs_in_another_folder(unpacked: Path, project: Path) -> None
     assert "python -m resnet8ptq ui" in done.stdout
 
 
-def test_options_of_the_folder_are_known(project: Path) -> None:
+def test_options_of_the_folder_are_known(project):
     own = project / "conf"
     assert arrange(["calib=few", "experiment=two"], CONF, own) == ["calib=few", "experiment=two"]
     done = call_beside(project, "run", "calib=fwe")
@@ -124,7 +124,7 @@ def test_options_of_the_folder_are_known(project: Path) -> None:
     assert "percentile | few (nearest: few)" in done.errors[0]
 
 
-def test_options_of_the_folder_are_in_the_help(project: Path) -> None:
+def test_options_of_the_folder_are_in_the_help(project):
     done = call_beside(project, "run", "--help")
     assert done.code == 0
     assert "  calib=few" in done.out.splitlines()
@@ -135,7 +135,7 @@ def test_options_of_the_folder_are_in_the_help(project: Path) -> None:
     assert [line for line in keys if "calib.samples_per_class=10" in line]
 
 
-def test_an_option_with_the_name_of_the_packages_own_is_refused(project: Path) -> None:
+def test_an_option_with_the_name_of_the_packages_own_is_refused(project):
     done = call_beside(project, "run", "calib=percentile")
     assert (done.code, len(done.errors)) == (2, 1)
     assert (
@@ -144,13 +144,13 @@ def test_an_option_with_the_name_of_the_packages_own_is_refused(project: Path) -
     )
 
 
-def test_the_packages_own_conf_adds_nothing(tmp_path: Path) -> None:
+def test_the_packages_own_conf_adds_nothing(tmp_path):
     done = call_beside(REPO, "run", "--cfg", "job", "calib=percentile")
     assert done.code == 0, done.err
 
 
 @pytest.mark.slow
-def test_jobs_of_other_processes_find_its_options_and_modules(project: Path) -> None:
+def test_jobs_of_other_processes_find_its_options_and_modules(project):
     words = ("calib=few,entropy", "task=custom", "task.metric._target_=own_metric_here.right")
     done = call(project, "-m", "hydra/launcher=processes", *words, *QUICK, installed=True)
     assert done.code == 0, done.err
@@ -158,7 +158,7 @@ def test_jobs_of_other_processes_find_its_options_and_modules(project: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_network_of_the_folder_is_read(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_of_the_folder_is_read(project, monkeypatch):
     monkeypatch.setattr(isolation, "start", start_isolated)
     weights = {"convolution.weight": torch.randn(10, 3, 3, 3), "convolution.bias": torch.zeros(10)}
     torch.save(weights, project / "weights.pt")

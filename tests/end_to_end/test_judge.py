@@ -10,13 +10,11 @@ import pytest
 from resnet8ptq.core import background, figures
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.judge import Arguments
-from resnet8ptq.models.model import Fp32Model
 from studies.judge import take_unit
 from tests.helpers.calling import EMPTY, QUICK, call_beside, handed_over_here
-from tests.helpers.quantized import Quantize
 
 
-def test_words_become_a_sweep() -> None:
+def test_words_become_a_sweep():
     asked = Arguments.parse(["fp32.h5", "it's a.onnx", "b.tflite", "max_drop=0.05", "data=shapes"])
     assert asked.to_sweep()[3:] == [
         "model.path='fp32.h5'",
@@ -26,13 +24,13 @@ def test_words_become_a_sweep() -> None:
     ]
 
 
-def test_a_setting_may_name_the_network() -> None:
+def test_a_setting_may_name_the_network():
     asked = Arguments.parse(["a.onnx", "model.path=fp32.onnx", "format=json"])
     assert asked.to_sweep()[3:] == ["backend.path='a.onnx'", "model.path=fp32.onnx"]
     assert asked.format == "json"
 
 
-def test_a_path_may_hold_an_equals_sign(tmp_path, monkeypatch) -> None:
+def test_a_path_may_hold_an_equals_sign(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("dtype=int8").mkdir()
     Path("dtype=int8", "a.onnx").touch()
@@ -47,20 +45,18 @@ def test_a_path_may_hold_an_equals_sign(tmp_path, monkeypatch) -> None:
         (["a", "b", "format=xml"], r"^format: got 'xml', takes text \| json \| markdown"),
     ],
 )
-def test_missing_words_are_named(words: list[str], says: str) -> None:
+def test_missing_words_are_named(words, says):
     with pytest.raises(ConfigError, match=says):
         Arguments.parse(words)
 
 
-def test_without_words_it_explains_itself(tmp_path: Path) -> None:
+def test_without_words_it_explains_itself(tmp_path):
     done = call_beside(tmp_path, "judge")
     assert done.code == 2
     assert "resnet8ptq judge FP32 FILE..." in done.out
 
 
-def test_a_broken_file_fails_and_its_cause_is_named(
-    quantize: Quantize, shapes_model: Fp32Model, tmp_path: Path
-) -> None:
+def test_a_broken_file_fails_and_its_cause_is_named(quantize, shapes_model, tmp_path):
     good, broken = quantize("backend=onnx", "dtype=u8s8").artifact.path, tmp_path / "broken.onnx"
     onnx.save(take_unit(onnx.load(good)), broken)
     files = map(str, (shapes_model.onnx_path, good, broken))

@@ -83,9 +83,7 @@ def parallel(
         return call_process(folder, "-m", *CELLS, *LAUNCHERS[launcher], **env)
 
 
-def test_jobs_have_one_parent_and_lose_no_run(
-    failing_sweep: Called, launcher: str, parallel: Called
-) -> None:
+def test_jobs_have_one_parent_and_lose_no_run(failing_sweep, launcher, parallel):
     both = ["ok", "failed"]
     expected_of_all = (both, ["killed", *both] if launcher == "processes" else both)
     for sweep, expected in zip((failing_sweep, parallel), expected_of_all, strict=True):
@@ -114,7 +112,7 @@ def test_jobs_have_one_parent_and_lose_no_run(
         assert killed.data.tags["run_again_as"] == sorted_children(parallel)[0].info.run_id
 
 
-def test_jobs_find_the_same_to_the_last_prediction(failing_sweep: Called, parallel: Called) -> None:
+def test_jobs_find_the_same_to_the_last_prediction(failing_sweep, parallel):
     finished = [run for run in sorted_children(parallel) if run.data.tags["status"] != "killed"]
     for one, other in zip(sorted_children(failing_sweep), finished, strict=False):
         assert one.info.run_name == other.info.run_name
@@ -131,9 +129,7 @@ def test_jobs_find_the_same_to_the_last_prediction(failing_sweep: Called, parall
         assert theirs["model.onnx"].read_bytes() == ours["model.onnx"].read_bytes()
 
 
-def test_jobs_share_the_cores_and_say_so(
-    failing_sweep: Called, launcher: str, parallel: Called
-) -> None:
+def test_jobs_share_the_cores_and_say_so(failing_sweep, launcher, parallel):
     at_once = AT_ONCE.get(launcher, 2)
     threads = max(1, CORES // 2) if launcher == "joblib" else 1
     for sweep, tag, param in ((failing_sweep, 1, CORES), (parallel, at_once, threads)):
@@ -179,7 +175,7 @@ def started() -> Iterator[Started]:
 
 
 @pytest.mark.usefixtures("shapes_model")  # a conversion would not be interrupted
-def test_interrupted_jobs_are_closed_and_leave_no_process(tmp_path: Path, started: Started) -> None:
+def test_interrupted_jobs_are_closed_and_leave_no_process(tmp_path, started):
     found = interrupt(tmp_path, signal.SIGTERM, set("01"[:CORES]), *LAUNCHERS["processes"])
     assert found.code == 143
     assert len(found.children) == min(2, CORES)
@@ -190,7 +186,7 @@ def test_interrupted_jobs_are_closed_and_leave_no_process(tmp_path: Path, starte
 
 
 @pytest.mark.usefixtures("shapes_model")
-def test_interrupted_jobs_of_slurm_are_cancelled(tmp_path: Path, cluster: slurm.Cluster) -> None:
+def test_interrupted_jobs_of_slurm_are_cancelled(tmp_path, cluster):
     found = interrupt(tmp_path, signal.SIGINT, {"0", "1"}, *LAUNCHERS["slurm"])
     assert found.code == 130
     assert len(found.children) == 2
@@ -200,7 +196,7 @@ def test_interrupted_jobs_of_slurm_are_cancelled(tmp_path: Path, cluster: slurm.
     assert cluster.list_jobs("PENDING", "RUNNING") == []
 
 
-def test_what_slurm_ends_is_named_and_run_again(tmp_path: Path, cluster: slurm.Cluster) -> None:
+def test_what_slurm_ends_is_named_and_run_again(tmp_path, cluster):
     # Jobs that are timed, so that none ends before it is cancelled.
     long = ("latency.enabled=true", "latency.repeats=100000", "latency.max_seconds=2")
     cells = (*QUICK, *long, "dtype=int8,uint8,u8s8")
@@ -231,7 +227,7 @@ def test_what_slurm_ends_is_named_and_run_again(tmp_path: Path, cluster: slurm.C
 
 
 @pytest.mark.usefixtures("cluster")
-def test_what_slurm_refuses_is_told_in_one_line(tmp_path: Path) -> None:
+def test_what_slurm_refuses_is_told_in_one_line(tmp_path):
     new_store(tmp_path / "mlruns")
     nowhere = "hydra.launcher.partition=nowhere"
     found = call(tmp_path, "-m", *QUICK, "dtype=int8", *LAUNCHERS["slurm"], nowhere)

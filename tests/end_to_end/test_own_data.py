@@ -1,7 +1,6 @@
 """A network and data of the user's own, on the command line; real ones where SHARED_DATA is."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -156,32 +155,7 @@ def test_a_size_that_the_network_leaves_free_is_asked_for(run, tmp_path):
         run("data=folder", f"data.root={folder}", f"model.path={network}")
 
 
-@pytest.mark.parametrize(
-    ("outputs", "message"),
-    [(2, "own.onnx: returns 2 values; a has 3 classes; takes a network with one output for")],
-)
-def test_labels_that_do_not_fit_the_outputs(run, tmp_path, outputs, message):
-    data = write_data(tmp_path / "a.npz")
-    network = write_network(tmp_path / "own.onnx", outputs=outputs)
-    with pytest.raises(PtqError, match=message):
-        run(f"data.root={data}", f"model.path={network}")
-
-
-def test_a_network_may_know_more_classes(run, tmp_path):
-    data = write_data(tmp_path / "a.npz")
-    network = write_network(tmp_path / "own.onnx", outputs=5)
-    result = run(f"data.root={data}", f"model.path={network}", "dtype=fp32")
-    assert result.measurement.task.class_names == ("0", "1", "2", "3", "4")
-
-
 # Real networks and data, as SHARED_DATA's DATA.md describes them
-
-
-@pytest.fixture
-def shared() -> Path:
-    if "SHARED_DATA" not in os.environ:
-        pytest.skip("needs SHARED_DATA")
-    return Path(os.environ["SHARED_DATA"])
 
 
 def fp32_accuracy(folder: Path, *args: str) -> float:

@@ -61,7 +61,7 @@ def cell_of(run: Run) -> tuple[str, str]:
     return run.data.params["backend"], run.data.params["dtype"]
 
 
-def test_sweep_prints_every_cell_and_the_reason(sweep: Called) -> None:
+def test_sweep_prints_every_cell_and_the_reason(sweep):
     assert sweep.code == 0, sweep.err
     found = {(r["framework"], r["dtype"]): r["status"] for r in sweep.table}
     assert found == {
@@ -78,14 +78,14 @@ def test_sweep_prints_every_cell_and_the_reason(sweep: Called) -> None:
     assert "Warning" not in sweep.err
 
 
-def test_readme_shows_columns_of_the_table(sweep: Called) -> None:
+def test_readme_shows_columns_of_the_table(sweep):
     (row,) = re.findall(r"^\| model \|.*", (REPO / "README.md").read_text(), re.M)
     model, *shown = [name.strip() for name in row.strip("|").split("|")]
     printed = [name for name in sweep.table[0] if name in shown]
     assert model == "model" and len(shown) == 5 and shown == printed
 
 
-def test_sweep_is_one_parent_with_a_child_for_each_cell(sweep: Called) -> None:
+def test_sweep_is_one_parent_with_a_child_for_each_cell(sweep):
     assert len(sweep.runs) == 5
     assert (sweep.parent.info.status, sweep.parent.data.tags["status"]) == ("FINISHED", "ok")
     assert sweep.parent.data.tags["overrides"].startswith("backend=onnx,torch")
@@ -98,7 +98,7 @@ def test_sweep_is_one_parent_with_a_child_for_each_cell(sweep: Called) -> None:
     assert {run.info.status for run in sweep.children} == {"FINISHED"}
 
 
-def test_children_carry_params_metrics_and_artifacts(sweep: Called) -> None:
+def test_children_carry_params_metrics_and_artifacts(sweep):
     for run in sweep.children:
         params, tags = run.data.params, run.data.tags
         assert params["data"] == "shapes" and "data.name" not in params  # said once
@@ -114,7 +114,7 @@ def test_children_carry_params_metrics_and_artifacts(sweep: Called) -> None:
         assert set(sweep.artifacts(run)) >= {*ARTIFACTS, model}
 
 
-def test_table_result_file_and_mlflow_agree(sweep: Called) -> None:
+def test_table_result_file_and_mlflow_agree(sweep):
     for run in sweep.children:
         if run.data.tags["status"] != "ok":
             continue
@@ -144,7 +144,7 @@ def test_table_result_file_and_mlflow_agree(sweep: Called) -> None:
         assert counts.sum() == metrics["counts/total"]
 
 
-def test_run_folder_holds_what_was_uploaded(sweep: Called) -> None:
+def test_run_folder_holds_what_was_uploaded(sweep):
     for run in sweep.children:
         folder = Path(run.data.tags["folder"])
         uploaded = {n: p.read_bytes() for n, p in sweep.artifacts(run).items() if p.is_file()}
@@ -163,13 +163,13 @@ def test_run_folder_holds_what_was_uploaded(sweep: Called) -> None:
         assert f"{run.info.run_name}: {outcome}" in log
 
 
-def test_uploaded_model_is_a_quantized_one(sweep: Called) -> None:
+def test_uploaded_model_is_a_quantized_one(sweep):
     (run,) = [run for run in sweep.children if cell_of(run) == ("onnx", "uint8")]
     graph = onnx.load(sweep.artifacts(run)["model.onnx"]).graph
     assert any(node.op_type == "QuantizeLinear" for node in graph.node)
 
 
-def test_sweep_leaves_its_report(sweep: Called) -> None:
+def test_sweep_leaves_its_report(sweep):
     (path,) = (sweep.folder / "runs" / "sweeps").rglob("runs.csv")
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -183,7 +183,7 @@ def test_sweep_leaves_its_report(sweep: Called) -> None:
     assert report == {name: (path.parent / name).read_bytes() for name in report}
 
 
-def test_failing_cell_is_on_record_and_does_not_stop_the_sweep(failing_sweep: Called) -> None:
+def test_failing_cell_is_on_record_and_does_not_stop_the_sweep(failing_sweep):
     good, bad = failing_sweep.children
     assert (good.info.status, good.data.tags["status"]) == ("FINISHED", "ok")
     assert good.data.metrics["accuracy"] > 0.85
@@ -207,9 +207,7 @@ def test_failing_cell_is_on_record_and_does_not_stop_the_sweep(failing_sweep: Ca
         ("seed=1,abc", "abc", ["FAILED"]),
     ],
 )
-def test_sweep_that_cannot_be_composed_has_failed(
-    tmp_path: Path, override: str, named: str, recorded: list[str]
-) -> None:
+def test_sweep_that_cannot_be_composed_has_failed(tmp_path, override, named, recorded):
     found = call(tmp_path, "-m", *QUICK, override, **NO_REAL_FILES)
     assert len(found.errors) == 1
     assert named in found.errors[0]
@@ -233,9 +231,7 @@ ERRORS: list[tuple[list[str], dict[str, str], int, str]] = [
 @pytest.mark.parametrize(
     ("args", "env", "code", "named"), ERRORS, ids=["composing", "config", "model", "server"]
 )
-def test_error_is_one_line_and_harms_no_earlier_run(
-    sweep: Called, args: list[str], env: dict[str, str], code: int, named: str
-) -> None:
+def test_error_is_one_line_and_harms_no_earlier_run(sweep, args, env, code, named):
     before = {run.info.run_id: run.to_dictionary() for run in [sweep.parent, *sweep.children]}
     found = call(sweep.folder, *QUICK, *args, **env)
     assert_one_error(found, code, named)
@@ -275,9 +271,7 @@ def assert_one_error(found: Called, code: int, named: str) -> None:
         ("data.root=/nonexistent", "data.root: got /nonexistent"),
     ],
 )
-def test_wrong_setting_is_one_line(
-    override: str, named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_setting_is_one_line(override, named, capsys):
     with pytest.raises((HydraException, ConfigError)) as caught:
         config = parse_config(compose_whole(override, return_hydra_config=False))
         locate.settle(config.data)
@@ -290,13 +284,13 @@ def test_wrong_setting_is_one_line(
 
 
 @pytest.mark.parametrize(("name", "mode"), [("runs", []), ("mlruns", ["-m"])], ids=str)
-def test_file_in_the_way_of_the_outputs(tmp_path: Path, name: str, mode: list[str]) -> None:
+def test_file_in_the_way_of_the_outputs(tmp_path, name, mode):
     (tmp_path / name).write_text("mine")
     assert_one_error(call(tmp_path, *mode, *QUICK), 1, str(tmp_path / name))
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_help_lists_the_groups(tmp_path: Path) -> None:
+def test_help_lists_the_groups(tmp_path):
     found = call(tmp_path, "--help")
     assert found.code == 0
     for group, option in (("backend", "file"), ("dtype", "u8s8"), ("data", "huggingface")):
@@ -310,7 +304,7 @@ def test_help_lists_the_groups(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_data_falls_back_loudly(tmp_path: Path) -> None:
+def test_missing_data_falls_back_loudly(tmp_path):
     nowhere = {  # neither a copy in the cache nor a way to the server
         **{"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
         **{"https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"},
@@ -330,7 +324,7 @@ def test_missing_data_falls_back_loudly(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("shapes_model")  # a conversion would not be interrupted
-def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path: Path) -> None:
+def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path):
     found = interrupt(tmp_path, signal.SIGINT, {"0"})
     assert found.code == 130
     assert "Traceback" not in found.err
@@ -351,7 +345,7 @@ def test_interrupted_sweep_is_closed_and_can_be_followed_by_another(tmp_path: Pa
     assert sorted(run.info.status for run in later.runs) == ["FINISHED"] * 2 + ["KILLED"] * 2
 
 
-def test_two_runs_at_once_share_a_fresh_store_but_no_folder(tmp_path: Path) -> None:
+def test_two_runs_at_once_share_a_fresh_store_but_no_folder(tmp_path):
     words = (*QUICK, "backend=tflite", "dtype=uint8")
     with (
         Process(tmp_path, *words, "per_channel=false") as one,

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from resnet8ptq.models.model import Fp32Model
 from tests.helpers.calling import QUICK, RUN, clean_environment
 from tests.helpers.stores import new_store
 
@@ -33,16 +32,14 @@ def imported(folder: Path, *args: str) -> set[str]:
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--cfg", "job", "backend=torch"]])
-def test_questions_are_answered_without_the_libraries(tmp_path: Path, args: list[str]) -> None:
+def test_questions_are_answered_without_the_libraries(tmp_path, args):
     modules = imported(tmp_path, *args)
     assert "hydra" in modules
     assert not modules & (FRAMEWORKS | YARDSTICKS | REPORT | LIBRARIES)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="py-cpuinfo tells the CPU elsewhere")
-def test_a_cached_run_imports_its_own_framework_only(
-    tmp_path: Path, shapes_model: Fp32Model
-) -> None:
+def test_a_cached_run_imports_its_own_framework_only(tmp_path, shapes_model):
     new_store(tmp_path / "mlruns")
     modules = imported(tmp_path, "backend=onnx", *QUICK)
     assert "onnxruntime" in modules
@@ -57,7 +54,7 @@ def loaded(imports: str, packages: set[str]) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws() -> None:
+def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws():
     imports = (
         "from resnet8ptq.experiment import pipeline; from resnet8ptq import job;"
         "from resnet8ptq.sweep import callback, jobs, resume; from resnet8ptq.tracking import run;"
@@ -67,7 +64,7 @@ def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws() 
     assert loaded(imports, left) == set()
 
 
-def test_only_the_conversion_imports_tensorflow_and_only_pt2e_torchao() -> None:
+def test_only_the_conversion_imports_tensorflow_and_only_pt2e_torchao():
     imports = (
         "from resnet8ptq.models import conversion, model;"
         "from resnet8ptq.experiment import pipeline; from resnet8ptq.sweep import callback;"

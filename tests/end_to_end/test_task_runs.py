@@ -1,22 +1,19 @@
 """A run of each task from the command line, on small data, and on real data in SHARED_DATA."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from resnet8ptq.tasks import registry
 from tests.helpers import detectors
+from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call
 
-QUICK = (
-    *("latency.enabled=false", "threads=1", "evaluate.batch_size=100"),
-    "report.columns=[all]",
-)
+QUICK = (*("latency.enabled=false", "threads=1", "evaluate.batch_size=100"), "report.columns=[all]")
 FEATURES, SAMPLES = 8, 600
 
 
@@ -35,18 +32,9 @@ def write_network(path: Path, layers: list[np.ndarray], softmax: bool = False) -
         value = "p"
     names = [value] if softmax or len(layers) < 3 else [value, f"r{len(layers) - 2}"]
     widths = [layers[-1].shape[1], layers[-2].shape[1]]
-    graph = helper.make_graph(
-        nodes,
-        "own",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", FEATURES])],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", width])
-            for name, width in zip(names, widths, strict=False)
-        ],
-        [numpy_helper.from_array(w.astype(np.float32), f"w{n}") for n, w in enumerate(layers)],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(proto, path)
+    gives = {name: ["N", width] for name, width in zip(names, widths, strict=False)}
+    constants = {f"w{n}": w.astype(np.float32) for n, w in enumerate(layers)}
+    onnx.save(assemble(nodes, {"x": ["N", FEATURES]}, gives, constants, opset=13), path)
     return path
 
 
@@ -232,13 +220,6 @@ def test_unsupported_settings_are_refused_in_one_line(files, tmp_path, task, mor
 
 
 # Real networks and data, as SHARED_DATA's DATA.md describes them
-
-
-@pytest.fixture
-def shared() -> Path:
-    if "SHARED_DATA" not in os.environ:
-        pytest.skip("needs SHARED_DATA")
-    return Path(os.environ["SHARED_DATA"])
 
 
 @pytest.mark.slow

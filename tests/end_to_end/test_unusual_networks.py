@@ -20,6 +20,7 @@ from resnet8ptq.deploy import example
 from resnet8ptq.experiment.compatibility import fit
 from resnet8ptq.models import model
 from resnet8ptq.models.summary import requirements, summarize
+from tests.helpers.assembling import assemble
 from tests.helpers.calling import call, call_beside
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
@@ -42,16 +43,9 @@ def network(
     gives: dict[str, Sizes],
 ) -> Path:
     """Write a network of opset 17; `takes` has the type and the sizes of each input."""
-    graph = helper.make_graph(
-        nodes,
-        "unusual",
-        [helper.make_tensor_value_info(name, *each) for name, each in takes.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, s) for name, s in gives.items()],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
-    )
+    kinds = {name: kind for name, (kind, _) in takes.items()}
+    sizes = {name: each for name, (_, each) in takes.items()}
+    onnx.save(assemble(nodes, sizes, gives, constants, kinds=kinds), path)
     return path
 
 

@@ -9,7 +9,6 @@ import pytest
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.evaluation import evaluation_cache, evaluator
 from resnet8ptq.tasks import classification
-from tests.helpers.quantized import Quantize
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def opened(shapes_model, shapes, monkeypatch, tmp_path):
     return evaluator.Evaluator(shapes_model, task, Runtime(tmp_path, 1, True), 64), loaded
 
 
-def test_an_equal_file_is_not_run_again(opened, quantize: Quantize, shapes, tmp_path: Path):
+def test_an_equal_file_is_not_run_again(opened, quantize, shapes, tmp_path):
     measuring, loaded = opened
     cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
     copy = tmp_path / "copy.onnx"
@@ -41,7 +40,7 @@ def test_an_equal_file_is_not_run_again(opened, quantize: Quantize, shapes, tmp_
     np.testing.assert_array_equal(again.outputs.logits, first.outputs.logits)
 
 
-def test_another_file_sample_or_batch_is_run(opened, quantize: Quantize, shapes):
+def test_another_file_sample_or_batch_is_run(opened, quantize, shapes):
     measuring, loaded = opened
     cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
     other = quantize("backend=onnx", "dtype=uint8")
@@ -56,7 +55,7 @@ def test_another_file_sample_or_batch_is_run(opened, quantize: Quantize, shapes)
     assert len(loaded) == 5
 
 
-def test_large_outputs_are_not_kept(opened, quantize: Quantize, shapes, monkeypatch):
+def test_large_outputs_are_not_kept(opened, quantize, shapes, monkeypatch):
     measuring, _ = opened
     cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
     monkeypatch.setattr(evaluation_cache, "MAX_BYTES", 130 * len(shapes.class_names) * 4 - 1)
@@ -64,7 +63,7 @@ def test_large_outputs_are_not_kept(opened, quantize: Quantize, shapes, monkeypa
         assert not measuring.run(cell.config, cell.artifact.path, images).cached
 
 
-def test_a_damaged_evaluation_is_made_again(opened, quantize: Quantize, shapes, tmp_path: Path):
+def test_a_damaged_evaluation_is_made_again(opened, quantize, shapes, tmp_path):
     measuring, _ = opened
     cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
     first = measuring.run(cell.config, cell.artifact.path, images)

@@ -61,9 +61,7 @@ def measure(
 
 
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "file"])  # it needs one
-def test_a_quantized_model_and_its_baseline(
-    backend: str, shapes: Dataset, shapes_model: Fp32Model, cache_root: Path, tmp_path: Path
-) -> None:
+def test_a_quantized_model_and_its_baseline(backend, shapes, shapes_model, cache_root, tmp_path):
     found = measure((f"backend={backend}",), shapes, shapes_model, cache_root, tmp_path)
     baseline = {f"baseline/{name}" for name in OWN}
     assert set(found) == OWN | baseline | {"speedup", "speedup_batch"}
@@ -72,9 +70,7 @@ def test_a_quantized_model_and_its_baseline(
         assert found[name] <= found[name.replace("p50", "p95")]
 
 
-def test_fp32_has_a_latency_and_no_speedup(
-    shapes: Dataset, shapes_model: Fp32Model, cache_root: Path, tmp_path: Path
-) -> None:
+def test_fp32_has_a_latency_and_no_speedup(shapes, shapes_model, cache_root, tmp_path):
     assert set(measure(("dtype=fp32",), shapes, shapes_model, cache_root, tmp_path)) == OWN
 
 
@@ -82,7 +78,7 @@ def test_fp32_has_a_latency_and_no_speedup(
     ("shape", "size"),
     [((32, 32, 3), 32), ((224, 224, 3), 16), ((640, 640, 3), 2), ((4000,) * 2, 1)],
 )
-def test_a_batch_of_large_samples_is_smaller(shape: tuple[int, ...], size: int) -> None:
+def test_a_batch_of_large_samples_is_smaller(shape, size):
     split = SimpleNamespace(sample_bytes=4 * math.prod(shape), limit=lambda size: size)
     assert latency.find_batch_size(LatencyConfig(), split) == size
     assert latency.find_batch_size(LatencyConfig(batch_size=5), split) == 5
@@ -107,12 +103,8 @@ def test_turns_alternate_and_the_warm_up_is_not_counted():
 
 
 def test_threads_are_pinned_while_measuring_and_restored(
-    monkeypatch: pytest.MonkeyPatch,
-    shapes: Dataset,
-    shapes_model: Fp32Model,
-    cache_root: Path,
-    tmp_path: Path,
-) -> None:
+    monkeypatch, shapes, shapes_model, cache_root, tmp_path
+):
     import torch
 
     seen: list[int] = []
@@ -132,13 +124,13 @@ def test_threads_are_pinned_while_measuring_and_restored(
 
 
 @pytest.mark.parametrize("key", ["batch_size", "threads", "repeats", "batch_repeats"])
-def test_a_wrong_setting_names_its_key(key: str) -> None:
+def test_a_wrong_setting_names_its_key(key):
     with pytest.raises(ConfigError, match=f"latency.{key}: got 0, takes an integer >= 1"):
         make_config(f"latency.{key}=0")
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_run_has_latency_metrics_unless_disabled(enabled: bool, tmp_path: Path) -> None:
+def test_a_run_has_latency_metrics_unless_disabled(enabled, tmp_path):
     from resnet8ptq.experiment.pipeline import run_experiment
     from resnet8ptq.experiment.settings import settle
 

@@ -3,7 +3,6 @@
 import itertools
 import json
 from dataclasses import asdict
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +17,6 @@ from resnet8ptq.evaluation import latency, paired_latency
 from resnet8ptq.evaluation.latency import LEAST, Timings
 from resnet8ptq.evaluation.paired_latency import BLOCKS, FILE, PairedLatency, ratio, run
 from resnet8ptq.report import page
-from resnet8ptq.tracking.store import Store
 from tests.helpers.calling import Called, call
 
 QUICK = (
@@ -27,7 +25,7 @@ QUICK = (
 )
 
 
-def test_a_ratio_by_hand() -> None:
+def test_a_ratio_by_hand():
     """Ratios 1 and 4: their geometric mean is 2, and t(0.975, 1) = 12.706."""
     found = ratio([1.0, 1.0], [1.0, 4.0])
     assert found.value == pytest.approx(2)
@@ -39,7 +37,7 @@ def test_a_ratio_by_hand() -> None:
 
 
 @given(st.lists(st.tuples(*[st.floats(0.01, 1e4)] * 2), min_size=2, max_size=BLOCKS))
-def test_a_ratio_turned_round_is_its_inverse(blocks: list[tuple[float, float]]) -> None:
+def test_a_ratio_turned_round_is_its_inverse(blocks):
     model, reference = map(list, zip(*blocks, strict=True))
     there, back = ratio(model, reference), ratio(reference, model)
     assert there.value == pytest.approx(1 / back.value)
@@ -47,9 +45,7 @@ def test_a_ratio_turned_round_is_its_inverse(blocks: list[tuple[float, float]]) 
     assert not (there.faster and back.faster)
 
 
-def test_a_race_loads_every_model_again_for_each_block(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_race_loads_every_model_again_for_each_block(monkeypatch):
     seen: list[list[str]] = []
 
     def measure(loads: list[str], split: object, settings: LatencyConfig) -> list[Timings]:
@@ -64,7 +60,7 @@ def test_a_race_loads_every_model_again_for_each_block(
 
     monkeypatch.setattr(latency, "measure", measure)
     settings = LatencyConfig(batch_size=64, repeats=20 * BLOCKS, batch_repeats=BLOCKS)
-    race = run({"a": "a", "b": "b"}, None, settings)  # type: ignore[dict-item, arg-type]
+    race = run({"a": "a", "b": "b"}, None, settings)
     assert race.single["a"] == [3 + n for n in range(BLOCKS)]  # medians
     assert race.batch == {"a": race.single["a"]}
     assert race.single["b"] == [13 + n for n in range(BLOCKS)]
@@ -72,18 +68,18 @@ def test_a_race_loads_every_model_again_for_each_block(
     assert PairedLatency.of(json.loads(json.dumps(asdict(race)))) == race
 
 
-def test_slow_models_race_in_fewer_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_models_race_in_fewer_blocks(monkeypatch):
     now = itertools.count()  # a second for each block from the sixth on
     monkeypatch.setattr(paired_latency, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     one = Timings(np.ones(3), None)
     monkeypatch.setattr(latency, "measure", lambda loads, *rest: [one] * len(loads))
     for seconds, blocks in ((0.1, LEAST), (0.9, LEAST + 1), (1000, BLOCKS)):
         settings = LatencyConfig(batch_size=64, max_seconds=seconds)
-        found = run({"a": "a", "b": "b"}, None, settings)  # type: ignore[dict-item, arg-type]
+        found = run({"a": "a", "b": "b"}, None, settings)
         assert len(found.single["a"]) == blocks
 
 
-def test_the_fastest_of_several_has_a_wider_interval() -> None:
+def test_the_fastest_of_several_has_a_wider_interval():
     blocks = [1.0, 1.1, 0.9, 1.05], [2.0, 2.1, 2.2, 1.9]
     alone, of_eight = ratio(*blocks), ratio(*blocks, of=8)
     assert alone.value == of_eight.value
@@ -93,7 +89,7 @@ def test_the_fastest_of_several_has_a_wider_interval() -> None:
 @pytest.mark.parametrize(
     "kept", ["", [], {}, {"single": {"a": [0]}, "batch": {}, "batch_size": 1, "threads": 1}]
 )
-def test_what_is_no_race_is_refused(kept: object) -> None:
+def test_what_is_no_race_is_refused(kept):
     with pytest.raises((KeyError, TypeError, ValueError)):
         PairedLatency.of(kept)
 
@@ -105,7 +101,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
 
 
 @pytest.mark.slow
-def test_the_best_models_of_a_sweep_race_fp32(sweep: Called) -> None:
+def test_the_best_models_of_a_sweep_race_fp32(sweep):
     assert sweep.code == 0, sweep.err
     artifacts = sweep.artifacts(sweep.parent)
     [kept] = json.loads(artifacts[FILE].read_text())
@@ -120,7 +116,7 @@ def test_the_best_models_of_a_sweep_race_fp32(sweep: Called) -> None:
 
 
 @pytest.mark.slow
-def test_runs_of_a_sweep_score_what_it_chooses_by(sweep: Called) -> None:
+def test_runs_of_a_sweep_score_what_it_chooses_by(sweep):
     for child in sweep.children:
         assert child.data.params["chosen_by"].endswith("training samples")
         metrics = child.data.metrics
@@ -134,7 +130,7 @@ def test_runs_of_a_sweep_score_what_it_chooses_by(sweep: Called) -> None:
 
 
 @pytest.mark.slow
-def test_the_report_made_again_takes_the_same_race(sweep: Called, tmp_path: Path) -> None:
+def test_the_report_made_again_takes_the_same_race(sweep, tmp_path):
     words = [f"root={sweep.folder / 'mlruns'}", f"folder={tmp_path}", "max_drop=0.2"]
     page.main(words)
     before = sweep.artifacts(sweep.parent)["report.md"].read_text()
@@ -142,7 +138,7 @@ def test_the_report_made_again_takes_the_same_race(sweep: Called, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_damaged_race_is_one_error(sweep: Called, own_store: Store, tmp_path: Path) -> None:
+def test_a_damaged_race_is_one_error(sweep, own_store, tmp_path):
     (tmp_path / FILE).write_text('["{}"]')
     parent = own_store.client.create_run(own_store.experiment_id)
     own_store.client.log_artifact(parent.info.run_id, str(tmp_path / FILE))
@@ -152,7 +148,7 @@ def test_a_damaged_race_is_one_error(sweep: Called, own_store: Store, tmp_path: 
 
 
 @pytest.mark.slow
-def test_one_run_chooses_nothing(tmp_path: Path) -> None:
+def test_one_run_chooses_nothing(tmp_path):
     done = call(tmp_path, *QUICK, "latency.enabled=false")
     [run] = done.runs
     assert "chosen_by" not in run.data.params
@@ -160,7 +156,7 @@ def test_one_run_chooses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_config_of_a_run_reads_back(sweep: Called, tmp_path: Path) -> None:
+def test_the_config_of_a_run_reads_back(sweep, tmp_path):
     for child in sweep.children:
         config = load_config(sweep.artifacts(child)["config.yaml"])
         assert config.backend.name == child.data.params["backend"]

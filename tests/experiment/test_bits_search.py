@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,7 +13,6 @@ from onnx import numpy_helper
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.corrections import adaround
 from resnet8ptq.corrections.layers import CorrectionSettings
-from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment.layers.bits_search import (
     Option,
@@ -25,7 +23,6 @@ from resnet8ptq.experiment.layers.bits_search import (
 )
 from resnet8ptq.graph.layers import channel_axis, weight_layers
 from resnet8ptq.graph.weights import read_weights
-from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 from tests.helpers.calling import call
@@ -58,7 +55,7 @@ def totals(plan, network) -> tuple[int, float]:
 
 
 @given(networks)
-def test_plans_save_more_with_more_error(network) -> None:
+def test_plans_save_more_with_more_error(network):
     found = [totals(plan, network) for plan in find_plans(options_of(network))]
     for before, after in itertools.pairwise(found):
         assert before[0] < after[0]
@@ -67,7 +64,7 @@ def test_plans_save_more_with_more_error(network) -> None:
 
 
 @given(networks, st.floats(0, 1))
-def test_no_plan_saves_as_much_with_less_error(network, share: float) -> None:
+def test_no_plan_saves_as_much_with_less_error(network, share):
     every = [
         totals({f"layer_{i}": bits for i, bits in enumerate(chosen)}, network)
         for chosen in itertools.product(WIDTHS, repeat=len(network))
@@ -82,7 +79,7 @@ def test_no_plan_saves_as_much_with_less_error(network, share: float) -> None:
 
 
 @given(networks, st.integers(100, 9000))
-def test_the_largest_plan_within_the_bytes_is_chosen(network, max_bytes: int) -> None:
+def test_the_largest_plan_within_the_bytes_is_chosen(network, max_bytes):
     plans = find_plans(options_of(network))
     sizes = [size_of(plan, network) for plan in plans]
 
@@ -98,7 +95,7 @@ def test_the_largest_plan_within_the_bytes_is_chosen(network, max_bytes: int) ->
 
 
 @given(networks, st.floats(0, 3))
-def test_the_smallest_plan_within_the_drop_is_chosen(network, max_drop: float) -> None:
+def test_the_smallest_plan_within_the_drop_is_chosen(network, max_drop):
     options = {(option.layer, option.bits): option.error for option in options_of(network)}
     plans = find_plans(options_of(network))
 
@@ -113,9 +110,7 @@ def test_the_smallest_plan_within_the_drop_is_chosen(network, max_drop: float) -
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
-def test_a_file_holds_the_levels_of_its_plan(
-    bits: int, shapes_model: Fp32Model, shapes: Dataset, tmp_path: Path
-) -> None:
+def test_a_file_holds_the_levels_of_its_plan(bits, shapes_model, shapes, tmp_path):
     graph = onnx.load(shapes_model.onnx_path).graph
     name, layer = list(weight_layers(graph).items())[3]
     config = make_config("data=shapes", "per_channel=true", f"precision.plan={{{name}: {bits}}}")
@@ -138,7 +133,7 @@ def test_a_file_holds_the_levels_of_its_plan(
 
 
 @given(networks)
-def test_a_plan_may_leave_layers_in_float_but_not_all(network) -> None:
+def test_a_plan_may_leave_layers_in_float_but_not_all(network):
     wide = [Option(f"layer_{i}", 32, 0.0, -3 * weights) for i, (weights, *_) in enumerate(network)]
     eight = [replace(o, error=o.error + 0.1) for o in options_of(network)]
     plans = find_plans([*eight, *wide])
@@ -148,9 +143,7 @@ def test_a_plan_may_leave_layers_in_float_but_not_all(network) -> None:
 
 
 @pytest.mark.parametrize("backend", ["onnx", "torch"])
-def test_a_layer_of_32_bits_stays_in_float(
-    backend: str, shapes_model: Fp32Model, shapes: Dataset, tmp_path: Path
-) -> None:
+def test_a_layer_of_32_bits_stays_in_float(backend, shapes_model, shapes, tmp_path):
     layers = weight_layers(onnx.load(shapes_model.onnx_path).graph)
     name, layer = list(layers.items())[3]
     plan = f"precision.plan={{{name}: 32}}"
@@ -170,7 +163,7 @@ def test_a_layer_of_32_bits_stays_in_float(
     np.testing.assert_array_equal(*found)
 
 
-def test_a_float_layer_that_cannot_be_is_told(shapes_model: Fp32Model) -> None:
+def test_a_float_layer_that_cannot_be_is_told(shapes_model):
     with pytest.raises(UnsupportedError, match=r"precision\.plan: got 32 bits; the converter"):
         quantizer_of(make_config("backend=tflite", "precision.plan={dense: 32}")).resolve()
     graph = onnx.load(shapes_model.onnx_path).graph
@@ -179,9 +172,7 @@ def test_a_float_layer_that_cannot_be_is_told(shapes_model: Fp32Model) -> None:
         find_float_nodes(graph, selection)
 
 
-def test_learned_rounding_tells_what_a_layer_costs(
-    shapes: Dataset, shapes_model: Fp32Model
-) -> None:
+def test_learned_rounding_tells_what_a_layer_costs(shapes, shapes_model):
     config = make_config("data=shapes", "per_channel=true", "dtype=w4a8")
     images = draw_calibration(shapes, 5, 42).split
     setting = CorrectionSettings(
@@ -200,7 +191,7 @@ def test_learned_rounding_tells_what_a_layer_costs(
     np.testing.assert_array_equal(errors[0, ~four], errors[1, ~four])
 
 
-def test_resolved_is_simulated_and_says_all_types() -> None:
+def test_resolved_is_simulated_and_says_all_types():
     resolved = quantizer_of(make_config("dtype=w4a8", "precision.plan={conv2d_1: 8}")).resolve()
     assert (resolved.weight_dtype, resolved.execution) == ("int4, int8", "simulated")
     with pytest.raises(UnsupportedError, match="weights below 8 bits"):
@@ -209,7 +200,7 @@ def test_resolved_is_simulated_and_says_all_types() -> None:
         quantizer_of(make_config("dtype=w4a8", "format=qoperator")).resolve()
 
 
-def test_a_plan_says_what_its_file_holds() -> None:
+def test_a_plan_says_what_its_file_holds():
     config = make_config("precision.plan={conv1: 4, conv2: 2, conv3: 32, dense: 8}").precision
     plan = Plan.of(config, WeightScheme("int8", reduce_range=True))
     assert plan.to_params(["conv1", "conv2", "dense"], config) == {
@@ -223,7 +214,7 @@ def test_a_plan_says_what_its_file_holds() -> None:
     assert narrow["weight_bits"] == "4, 8"
 
 
-def test_a_layer_that_is_not_there_is_named() -> None:
+def test_a_layer_that_is_not_there_is_named():
     plan = Plan(WeightScheme("int8"), {"conv9": 4})
     with pytest.raises(ConfigError, match=r"precision\.plan: got 'conv9', .* nearest: conv1"):
         plan.narrow(["conv1", "dense"])
@@ -238,20 +229,20 @@ def test_a_layer_that_is_not_there_is_named() -> None:
         ("precision.plan=some", r"precision.plan: got 'some', takes null \| auto"),
     ],
 )
-def test_what_does_not_fit_together_is_told(given: str, message: str) -> None:
+def test_what_does_not_fit_together_is_told(given, message):
     with pytest.raises(ConfigError, match=message):
         make_config(given)
 
 
 @pytest.mark.parametrize("reduced", [False, True])
-def test_an_undecided_plan_rounds_as_the_one_that_is_decided(reduced: bool) -> None:
+def test_an_undecided_plan_rounds_as_the_one_that_is_decided(reduced):
     """Else rounding is learned for levels that the file then does not have."""
     default = WeightScheme("int4", reduce_range=reduced)
     decided = Plan(default, {"a": 8})
     assert Plan(default, undecided=True).most_bits == decided.most_bits == 8 - reduced
 
 
-def test_a_run_within_a_drop_that_8_bits_exceed(tmp_path: Path) -> None:
+def test_a_run_within_a_drop_that_8_bits_exceed(tmp_path):
     """Weights of 7 bits, with one scale for a tensor, lose 3 points; with a layer in float none."""
     settings = ("data=shapes", "calib.samples_per_class=1", "reduce_range=true")
     scored = ("evaluate.split=held_out", "held_out_images=300", "latency.enabled=false")
@@ -266,7 +257,7 @@ def test_a_run_within_a_drop_that_8_bits_exceed(tmp_path: Path) -> None:
     assert within
 
 
-def test_a_run_within_a_budget(tmp_path: Path) -> None:
+def test_a_run_within_a_budget(tmp_path):
     settings = ("data=shapes", "calib.samples_per_class=2", "slim=true")
     scored = ("evaluate.split=held_out", "held_out_images=50")
     plan = ("dtype=w4a8", "per_channel=true", "precision.plan=auto", "precision.max_bytes=50000")

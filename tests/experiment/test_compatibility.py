@@ -6,11 +6,11 @@ from unittest import mock
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.experiment import preparation
-from resnet8ptq.models.model import Fp32Model
+from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
@@ -22,24 +22,17 @@ FLAGSHIP = ("dtype=u8s8", "per_channel=true", "reduce_range=true", "float_output
 def write_depthwise(path: Path) -> Path:
     """A depthwise convolution, and at the end, as in MobileNet, a convolution as classifier."""
     random = np.random.default_rng(0)
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["pixels", "deep"], ["d"], "deep", pads=[1] * 4, group=3),
-            helper.make_node("Relu", ["d"], ["r"], "relu"),
-            helper.make_node("GlobalAveragePool", ["r"], ["p"], "pool"),
-            helper.make_node("Conv", ["p", "last"], ["l"], "last"),
-            helper.make_node("Flatten", ["l"], ["scores"], "flatten"),
-        ],
-        "deep",
-        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["N", 3, 8, 6])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 3])],
-        [
-            numpy_helper.from_array(random.random((3, 1, 3, 3)).astype(np.float32), "deep"),
-            numpy_helper.from_array(np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1), "last"),
-        ],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(proto, path)
+    nodes = [
+        helper.make_node("Conv", ["pixels", "deep"], ["d"], "deep", pads=[1] * 4, group=3),
+        helper.make_node("Relu", ["d"], ["r"], "relu"),
+        helper.make_node("GlobalAveragePool", ["r"], ["p"], "pool"),
+        helper.make_node("Conv", ["p", "last"], ["l"], "last"),
+        helper.make_node("Flatten", ["l"], ["scores"], "flatten"),
+    ]
+    deep = random.random((3, 1, 3, 3)).astype(np.float32)
+    constants = {"deep": deep, "last": np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1)}
+    sides = {"pixels": ["N", 3, 8, 6]}, {"scores": ["N", 3]}
+    onnx.save(assemble(nodes, *sides, constants, opset=13), path)
     return path
 
 
@@ -52,9 +45,7 @@ def run(folder: Path, *words: str) -> Called:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("corrected", [False, True])
-def test_the_quick_flagship_runs_on_a_network_that_ends_in_a_convolution(
-    tmp_path: Path, corrected: bool
-) -> None:
+def test_the_quick_flagship_runs_on_a_network_that_ends_in_a_convolution(tmp_path, corrected):
     more = (f"corrections.bias_correction={str(corrected).lower()}", "report.reference=null")
     ended = run(tmp_path, "experiment=flagship_quick", "seed=1", *more)
     assert ended.code == 0
@@ -76,8 +67,8 @@ def test_the_quick_flagship_runs_on_a_network_that_ends_in_a_convolution(
     ],
 )
 def test_a_network_that_a_setting_does_not_fit_is_refused_before_the_learning(
-    tmp_path: Path, words: tuple[str, ...], code: int, said: str
-) -> None:
+    tmp_path, words, code, said
+):
     learning = AssertionError("learned first")
     with mock.patch.object(preparation, "prepare", side_effect=learning):
         ended = run(tmp_path, *FLAGSHIP, "corrections.adaround=true", *words)
@@ -85,7 +76,7 @@ def test_a_network_that_a_setting_does_not_fit_is_refused_before_the_learning(
     assert said in " ".join(f"{ended.out} {ended.err}".split())
 
 
-def test_tflite_refuses_an_onnx_file_before_the_learning(shapes_model: Fp32Model) -> None:
+def test_tflite_refuses_an_onnx_file_before_the_learning(shapes_model):
     quantizer = quantizer_of(make_config("backend=tflite"))
     assert quantizer.fit(shapes_model) == quantizer.config
     with pytest.raises(UnsupportedError, match="takes a Keras file or a SavedModel"):
@@ -100,9 +91,7 @@ def test_tflite_refuses_an_onnx_file_before_the_learning(shapes_model: Fp32Model
         (("dtype=w4a8", "per_channel=true"), "qdq"),
     ],
 )
-def test_auto_is_the_smaller_format_that_works(
-    shapes_model: Fp32Model, words: tuple[str, ...], format_: str
-) -> None:
+def test_auto_is_the_smaller_format_that_works(shapes_model, words, format_):
     quantizer = quantizer_of(make_config("format=auto", *words))
     assert quantizer.resolve().file_format is None
     assert quantizer.fit(shapes_model).format == format_

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
@@ -22,6 +22,7 @@ from resnet8ptq.experiment.diagnosis.findings import saturated_sum, wrong_prepro
 from resnet8ptq.experiment.diagnosis.measuring import Noise, Spread, TensorMeasurements
 from resnet8ptq.experiment.ladder import changes
 from resnet8ptq.experiment.settings import settle
+from tests.helpers.assembling import assemble
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
 
@@ -107,15 +108,9 @@ def write_network(path: Path, parts: Parts) -> Path:
         "factor": np.float32(parts.joined),
     }
     used = {name for node in nodes for name in node.input}
-    graph = helper.make_graph(
-        nodes,
-        "colours",
-        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["N", 3, 6, 6])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", CLASSES])],
-        [numpy_helper.from_array(np.asarray(constants[n]), n) for n in constants if n in used],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    onnx.save(proto, path)
+    needed = {name: value for name, value in constants.items() if name in used}
+    sides = {"pixels": ["N", 3, 6, 6]}, {"scores": ["N", CLASSES]}
+    onnx.save(assemble(nodes, *sides, needed, opset=13), path)
     return path
 
 
@@ -153,7 +148,7 @@ def names(result: RunResult) -> list[str]:
 
 
 @pytest.mark.parametrize("granularity", ["per_channel=false", "per_channel=true"])
-def test_a_healthy_network_has_no_finding(diagnose: Any, granularity: str, capsys: Any) -> None:
+def test_a_healthy_network_has_no_finding(diagnose, granularity, capsys):
     result = diagnose(healthy(), granularity)
     assert result.findings == ()
     assert capsys.readouterr().out.splitlines()[1].startswith("nothing found: ")
@@ -178,17 +173,14 @@ BROKEN = [
     ),
     Broken(healthy(), "clipped activation", "m", "calib=minmax", ACTIVATIONS, LOW),
     Broken(
-        *(outlier_activation(), "outlier in an activation", "r", "nodes_to_exclude=["),
-        ACTIVATIONS,
+        *(outlier_activation(), "outlier in an activation", "r", "nodes_to_exclude=["), ACTIVATIONS
     ),
     Broken(unlike_inputs(), "joined inputs of very different scale", "j", "nodes_to_exclude=["),
 ]
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
-def test_what_is_broken_is_named_and_its_half_costs_more(
-    diagnose: Any, capsys: pytest.CaptureFixture[str], broken: Broken
-) -> None:
+def test_what_is_broken_is_named_and_its_half_costs_more(diagnose, capsys, broken):
     result = diagnose(broken.parts, *broken.overrides)
     assert broken.name in names(result), result.conclusion
     (finding,) = [each for each in result.reasons if each.name == broken.name]
@@ -206,7 +198,7 @@ def test_what_is_broken_is_named_and_its_half_costs_more(
         assert f"({broken.half} alone)" in to_markdown(result, "title")
 
 
-def test_corrections_are_tried_where_the_weights_of_each_channel_cost_more(diagnose: Any) -> None:
+def test_corrections_are_tried_where_the_weights_of_each_channel_cost_more(diagnose):
     tried = {
         granularity: {each.words for each in diagnose(outlier_weight(), granularity).outcomes}
         for granularity in ("per_channel=false", "per_channel=true")
@@ -223,7 +215,7 @@ needs_saturation = pytest.mark.skipif(
 
 
 @needs_saturation
-def test_a_saturated_sum_is_named(diagnose: Any) -> None:
+def test_a_saturated_sum_is_named(diagnose):
     """Two products of bright pixels and the largest weight exceed 16 bits."""
     result = diagnose(healthy(), "dtype=u8s8")
     assert names(result) == ["saturated sum"]
@@ -232,9 +224,7 @@ def test_a_saturated_sum_is_named(diagnose: Any) -> None:
     assert result.outcomes[0].helps
 
 
-def test_kernels_that_saturate_are_named_on_any_cpu(
-    diagnose: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_that_saturate_are_named_on_any_cpu(diagnose, monkeypatch):
     run = measuring._Sessions.quantized
 
     def saturated(self: Any, batch: Any) -> Any:
@@ -247,14 +237,14 @@ def test_kernels_that_saturate_are_named_on_any_cpu(
         assert [finding.name for finding in result.findings] == [name]
 
 
-def test_wrong_preprocessing_is_named(diagnose: Any) -> None:
+def test_wrong_preprocessing_is_named(diagnose):
     """Raw pixels are all cut off at 1: each class looks like the first."""
     result = diagnose(healthy(), "preprocess=raw")
     assert names(result)[0] == "wrong preprocessing"
     assert "preprocess=unit gets 100.00%" in result.conclusion[0]
 
 
-def test_kernels_of_which_only_the_output_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_which_only_the_output_tells(monkeypatch):
     """Some are other kernels where tensors between them are asked for."""
     monkeypatch.setattr(machine, "has_vnni", lambda: False)
     some, config = Spread(), make_config("data=shapes")
@@ -264,7 +254,7 @@ def test_kernels_of_which_only_the_output_tells(monkeypatch: pytest.MonkeyPatch)
         assert (finding and finding.tensors[0]) == found
 
 
-def test_calibration_samples_in_another_range_are_named() -> None:
+def test_calibration_samples_in_another_range_are_named():
     pixels = np.arange(1, 256, dtype=np.float32)
     found = [
         wrong_preprocessing(
@@ -279,7 +269,7 @@ def test_calibration_samples_in_another_range_are_named() -> None:
     assert found[1] is None
 
 
-def test_an_outlier_is_no_part_of_the_reach() -> None:
+def test_an_outlier_is_no_part_of_the_reach():
     values = np.array([0, *np.linspace(0.5, 0.9, 200), -100], np.float32)
     spread = Spread.of(values, np.round(values))
     assert (spread.low, spread.high, spread.peak, spread.reach) == (-100, values.max(), 100, 1)
@@ -289,7 +279,7 @@ def test_an_outlier_is_no_part_of_the_reach() -> None:
     assert (alone.reach, alone.peaks) == (0, 0)
 
 
-def test_files_hold_every_tensor(diagnose: Any, tmp_path: Path) -> None:
+def test_files_hold_every_tensor(diagnose, tmp_path):
     """The QDQ form of QOperator is diagnosed, and named."""
     result = diagnose(healthy(), "format=qoperator", "slim=true")
     assert "format=qdq" in result.notes[0]
@@ -304,7 +294,7 @@ def test_files_hold_every_tensor(diagnose: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_diagnosis_is_logged(tmp_path: Path) -> None:
+def test_a_diagnosis_is_logged(tmp_path):
     short = ("data=shapes", "calib.samples_per_class=10", "held_out_images=100")
     done = call(tmp_path, *short, "+analysis=diagnose", "dtype=uint8", "calib=entropy")
     assert done.code == 0, done.err
@@ -317,7 +307,7 @@ def test_a_diagnosis_is_logged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("override", ["backend=torch", "backend=tflite", "method=dynamic"])
-def test_what_has_no_qdq_graph_is_unsupported(diagnose: Any, override: str) -> None:
+def test_what_has_no_qdq_graph_is_unsupported(diagnose, override):
     more = ("dtype=int8",) if override == "method=dynamic" else ()
     result = diagnose(healthy(), override, *more)
     assert result.status == "unsupported"
@@ -332,6 +322,6 @@ def test_what_has_no_qdq_graph_is_unsupported(diagnose: Any, override: str) -> N
         ("analysis.mode=all_but_one", "analysis.mode: has no effect without"),
     ],
 )
-def test_wrong_settings_are_refused(override: str, message: str) -> None:
+def test_wrong_settings_are_refused(override, message):
     with pytest.raises(ConfigError, match=message):
         make_config("+analysis=diagnose", override)

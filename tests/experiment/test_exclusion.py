@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.deadline import Deadline
-from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.layers import exclusion, noise
@@ -25,9 +24,8 @@ from resnet8ptq.experiment.samples import draw_to_analyse
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.weights import read_bias, read_weights, write_weights
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks import agreement, classification
-from resnet8ptq.tasks.contract import Outputs, Targets, Task
+from resnet8ptq.tasks.contract import Outputs, Targets
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
 from tests.helpers.factories import evaluator_of
@@ -55,7 +53,7 @@ def with_p(p, drop=lambda nodes: 9) -> Trials:
 
 
 @given(drops, st.integers(1, 9))
-def test_the_search_keeps_the_limit_in_few_trials(table, limit) -> None:
+def test_the_search_keeps_the_limit_in_few_trials(table, limit):
     tried = trials(lambda nodes: table.get(frozenset(nodes), 9))
     within = [n for n in (0, 1, 2, 4, 6) if tried.measure(tuple(NODES[:n])).drop <= limit]
     if not within:
@@ -70,27 +68,27 @@ def test_the_search_keeps_the_limit_in_few_trials(table, limit) -> None:
 
 
 @pytest.mark.parametrize("least", range(7))
-def test_by_a_test_a_number_that_is_shown_stays_in_float(least) -> None:
+def test_by_a_test_a_number_that_is_shown_stays_in_float(least):
     """With p-values that fall with every layer in float: 1, 2, 4, then half of the rest."""
     tried = with_p(lambda nodes: 0.001 if len(nodes) >= least else 0.02)
     assert len(search(tried, 1, LEVEL)) == {5: 5, 6: 6}.get(least, least)
 
 
-def test_where_nothing_is_lost_no_more_layers_are_tried() -> None:
+def test_where_nothing_is_lost_no_more_layers_are_tried():
     """The samples are too few for the test, and more layers in float gain nothing."""
     tried = with_p(lambda nodes: 0.2, lambda nodes: 0 if len(nodes) > 1 else 3)
     assert search(tried, 1, LEVEL) == NODES[:2]
     assert max(len(step.nodes) for step in tried.steps) == 2
 
 
-def test_groups_are_quantized_again_until_the_first_that_is_not_shown() -> None:
+def test_groups_are_quantized_again_until_the_first_that_is_not_shown():
     """Trying the others too would accept the luckiest of them."""
     accepted = {tuple(NODES[:4]), (*NODES[:2], NODES[2]), (NODES[0], NODES[2])}
     tried = with_p(lambda nodes: 0.001 if nodes in accepted else 0.5)
     assert search(tried, 1, LEVEL) == NODES[:3]
 
 
-def test_at_the_end_of_the_time_the_best_so_far_is_taken() -> None:
+def test_at_the_end_of_the_time_the_best_so_far_is_taken():
     deadline = Deadline()
 
     def drop(nodes):
@@ -105,7 +103,7 @@ def test_at_the_end_of_the_time_the_best_so_far_is_taken() -> None:
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40))
-def test_halving_finds_the_source_that_adds_most(added) -> None:
+def test_halving_finds_the_source_that_adds_most(added):
     """Noise adds up: few runs find the largest, whatever the number of sources."""
     sources, runs = [Source((str(i),)) for i in range(len(added))], []
 
@@ -120,7 +118,7 @@ def test_halving_finds_the_source_that_adds_most(added) -> None:
         assert added[int(groups[0][1][0].nodes[0])] == max(added)
 
 
-def test_the_noise_of_every_output_counts() -> None:
+def test_the_noise_of_every_output_counts():
     """The second layer, which the second output shows alone, is rounded most coarsely."""
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
@@ -154,7 +152,7 @@ def test_the_noise_of_every_output_counts() -> None:
     assert first.noise > 100 * second.noise > 0
 
 
-def test_200_samples_cannot_show_a_fifth_of_a_point() -> None:
+def test_200_samples_cannot_show_a_fifth_of_a_point():
     task, labels = classification.build(("a", "b")), np.arange(2000) % 2
     scores = task.score(Outputs((np.eye(2, dtype=np.float32)[labels],)), Targets(labels))
     few = task.score(Outputs((np.eye(2, dtype=np.float32)[labels[:200]],)), Targets(labels[:200]))
@@ -162,23 +160,19 @@ def test_200_samples_cannot_show_a_fifth_of_a_point() -> None:
     assert not exclusion.can_show(task, few, 0.002, LEVEL)
 
 
-def test_nothing_is_ranked_where_nothing_has_to_stay_in_float() -> None:
+def test_nothing_is_ranked_where_nothing_has_to_stay_in_float():
     tried = trials(lambda nodes: 1)
     assert select(lambda: pytest.fail("ranked"), tried, 1, None, Deadline()) == []
     found = Exclusion([], tuple(tried.steps))
     assert found.to_params() == {"excluded_nodes": "[]"}
     assert found.to_metrics() == {
-        **{
-            "exclusion/layers": 0,
-            "exclusion/bytes": 0,
-            "system/exclusion_s": 0,
-            "exclusion/held_out_drop": 1,
-        }
+        **dict.fromkeys(("exclusion/layers", "exclusion/bytes", "system/exclusion_s"), 0),
+        "exclusion/held_out_drop": 1,
     }
     assert "no layer stays in float" in found.summary()
 
 
-def test_no_drop_has_no_sign() -> None:
+def test_no_drop_has_no_sign():
     tried = trials(lambda nodes: -1e-9)
     assert search(tried, 1) == []
     assert "drop 0.00% on" in Exclusion([], tuple(tried.steps)).summary()
@@ -187,9 +181,7 @@ def test_no_drop_has_no_sign() -> None:
 @pytest.mark.parametrize(
     ("task", "perfect"), [(classification.build(("a", "b", "c")), True), (agreement.build(), False)]
 )
-def test_held_out_images_that_fp32_knows_by_heart_are_told(
-    task: Task, perfect: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_held_out_images_that_fp32_knows_by_heart_are_told(task, perfect, caplog):
     """Not where FP32 is its own yardstick."""
     probabilities = np.eye(3, dtype=np.float32)
     for labels, told in (([0, 1, 2], perfect), ([0, 1, 1], False)):
@@ -200,7 +192,7 @@ def test_held_out_images_that_fp32_knows_by_heart_are_told(
         assert not told or "right on all 3 held-out images" in caplog.messages[0]
 
 
-def test_table_has_a_row_for_each_trial() -> None:
+def test_table_has_a_row_for_each_trial():
     tried = trials(lambda nodes: 3 - len(nodes))
     assert search(tried, 1) == NODES[:2]
     rows = list(csv.DictReader(to_csv(tried.steps, "accuracy").splitlines()))
@@ -214,9 +206,7 @@ def choose(config: RunConfig, dataset: Dataset, fp32: Fp32Model, folder: Path) -
 
 
 @pytest.mark.parametrize("backend", ["onnx", "torch"])  # TFLite quantizes all or nothing
-def test_choice_on_real_artifacts(
-    backend: str, shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
-) -> None:
+def test_choice_on_real_artifacts(backend, shapes, shapes_model, tmp_path):
     layers = weight_layers(onnx.load(shapes_model.onnx_path).graph).values()
     names = [node.name for node in layers][:3]
     overrides = (f"backend={backend}", "dtype=u8s8", "calib=percentile", "latency.repeats=2")
@@ -241,9 +231,7 @@ def test_choice_on_real_artifacts(
     assert again.excluded_bytes > 0
 
 
-def test_a_layer_in_float_has_its_own_weights_in_every_trial(
-    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path
-) -> None:
+def test_a_layer_in_float_has_its_own_weights_in_every_trial(shapes, shapes_model, tmp_path):
     """Corrected weights of a layer in float would lose what the final file does not lose."""
     spoilt = onnx.load(shapes_model.onnx_path)
     layer = next(iter(weight_layers(spoilt.graph).values()))
@@ -273,13 +261,8 @@ def test_a_layer_in_float_has_its_own_weights_in_every_trial(
     ],
 )
 def test_a_run_corrects_the_network_of_each_trial_again(
-    words: str,
-    again: bool,
-    shapes: Dataset,
-    shapes_model: Fp32Model,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    words, again, shapes, shapes_model, tmp_path, monkeypatch
+):
     class EndError(Exception):
         pass
 
@@ -310,7 +293,7 @@ def test_a_run_corrects_the_network_of_each_trial_again(
         assert same == [True, False]
 
 
-def test_a_run_tells_what_it_left_in_float(tmp_path: Path) -> None:
+def test_a_run_tells_what_it_left_in_float(tmp_path):
     run = ("backend=onnx", "dtype=u8s8", "nodes_to_exclude=auto", "max_drop=0.5")
     called = call(tmp_path, *SMALL, *run, "latency.enabled=false")
     assert called.code == 0, called.err
@@ -321,13 +304,3 @@ def test_a_run_tells_what_it_left_in_float(tmp_path: Path) -> None:
     assert logged.data.metrics["exclusion/layers"] == 0
     assert logged.data.metrics["exclusion/held_out_drop"] < 1
     assert exclusion.FILE in called.artifacts(logged)
-
-
-def test_auto_counts_as_none_until_it_is_chosen(shapes_model: Fp32Model) -> None:
-    graph = onnx.load(shapes_model.onnx_path).graph
-    assert find_float_nodes(graph, Selection.of(make_config("nodes_to_exclude=auto"))) == []
-
-
-def test_sensitivity_with_a_choice_of_its_own_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"nodes_to_exclude: got 'auto', takes \[\]"):
-        make_config("+analysis=sensitivity", "nodes_to_exclude=auto")

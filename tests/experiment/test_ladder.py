@@ -87,7 +87,7 @@ def test_findings_decide_the_next_steps():
 
     tried = climb(ASKED, outcome)
     assert rungs_of(tried)[3:] == [
-        *("answers", "quick_corrections", "float_layers", "learned_rounding", "fine_tuning"),
+        *("answers", "quick_corrections", "float_layers", "learned_rounding", "fine_tuning")
     ]
     by_rung = {each.step.rung: each.step for each in tried}
     assert "nodes_to_exclude=[a]" in by_rung["answers"].overrides

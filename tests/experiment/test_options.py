@@ -1,7 +1,6 @@
 """Every option on the real network and real images, from preparation to the artifact on disk."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,9 +56,7 @@ class Nowhere:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", OPTIONS, ids=" ".join)
-def test_option_keeps_the_accuracy(
-    real_files: None, overrides: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_option_keeps_the_accuracy(real_files, overrides, tmp_path):
     if overrides == ("symmetric.activations=true",) and not machine.has_vnni():
         pytest.skip("without VNNI 16-bit sums saturate: this network loses 14 points")
     config = make_config("held_out_images=500", "calib.samples_per_class=20", *overrides)

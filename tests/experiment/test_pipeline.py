@@ -1,12 +1,11 @@
 """A run from config to result, and the figures that are to be reproduced."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import mlflow
 import numpy as np
 import pytest
 
@@ -49,13 +48,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return new_store(tmp_path_factory.mktemp("mlruns"))
 
 
-@pytest.fixture(autouse=True)
-def no_run_left_open() -> Iterator[None]:
-    yield
-    while mlflow.active_run():
-        mlflow.end_run()
-
-
 def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, RunRecord]:
     config = make_config("data=shapes", *FEW, *overrides)
     with start_run(store, "name", {}, folder) as opened:
@@ -64,7 +56,7 @@ def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, RunReco
 
 
 @pytest.mark.slow
-def test_run_is_measured_and_logged(store: Store, tmp_path: Path) -> None:
+def test_run_is_measured_and_logged(store, tmp_path):
     result, record = run(store, tmp_path, "dtype=uint8")
     found = result.measurement
     assert found is not None
@@ -82,9 +74,7 @@ def test_run_is_measured_and_logged(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "overrides", [("backend=torch", "dtype=uint8"), ("backend=onnx", "calib=histogram")]
 )
-def test_unsupported_combination_does_no_work(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
-) -> None:
+def test_unsupported_combination_does_no_work(store, tmp_path, monkeypatch, overrides):
     def refuse(*args: object) -> None:
         raise AssertionError("work was done")
 
@@ -98,7 +88,7 @@ def test_unsupported_combination_does_no_work(
     assert {path.name for path in tmp_path.iterdir()} == {journal.FILE, journal.LOCK}
 
 
-def test_held_out_images_are_the_same_for_every_seed(store: Store, tmp_path: Path) -> None:
+def test_held_out_images_are_the_same_for_every_seed(store, tmp_path):
     overrides = ("dtype=fp32", "evaluate.split=held_out", "held_out_images=203")
     tags = []
     for seed in ("1", "2"):
@@ -110,9 +100,7 @@ def test_held_out_images_are_the_same_for_every_seed(store: Store, tmp_path: Pat
 
 @pytest.mark.parametrize("choice", ["method=qat", "nodes_to_exclude=auto"])
 @pytest.mark.parametrize("split", ["test", "held_out"])
-def test_no_image_calibrates_chooses_and_is_scored(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, split: str
-) -> None:
+def test_no_image_calibrates_chooses_and_is_scored(store, tmp_path, monkeypatch, choice, split):
     seen: list[Split] = []
 
     def look(work: preparation.Workspace) -> None:
@@ -141,9 +129,7 @@ class Swapping(OnnxQuantizer):
 
 
 @pytest.mark.slow
-def test_what_is_evaluated_is_the_file_on_disk(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_evaluated_is_the_file_on_disk(store, tmp_path, monkeypatch):
     monkeypatch.setitem(BACKENDS, "onnx", f"{__name__}:Swapping")
     result, record = run(store, tmp_path)
     assert result.measurement is not None
@@ -167,8 +153,8 @@ class Counting(OnnxQuantizer):
 
 
 def test_the_fp32_network_is_converted_once_for_all_samples(
-    shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    shapes, shapes_model, tmp_path, monkeypatch
+):
     monkeypatch.setitem(BACKENDS, "onnx", f"{__name__}:Counting")
     config = make_config("data=shapes", "dtype=fp32", f"cache_dir={tmp_path}")
     evaluator = evaluator_of(config, shapes_model)
@@ -193,9 +179,7 @@ class Truncating(OnnxQuantizer):
         return artifact
 
 
-def test_damaged_artifact_fails_the_run(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_artifact_fails_the_run(store, tmp_path, monkeypatch):
     monkeypatch.setitem(BACKENDS, "onnx", f"{__name__}:Truncating")
     config = make_config("data=shapes", *FEW)
     with (
@@ -209,14 +193,14 @@ def test_damaged_artifact_fails_the_run(
     assert not (tmp_path / "result.json").exists()
 
 
-def test_too_many_calibration_images_are_refused(store: Store, tmp_path: Path) -> None:
+def test_too_many_calibration_images_are_refused(store, tmp_path):
     with pytest.raises(ConfigError, match=r"calib.samples_per_class: got 1001, takes at most 1000"):
         run(store, tmp_path, "calib.samples_per_class=1001", "evaluate.split=test")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "file"])  # it has no FP32 run
-def test_fp32_run_equals_its_baseline(store: Store, tmp_path: Path, backend: str) -> None:
+def test_fp32_run_equals_its_baseline(store, tmp_path, backend):
     result, record = run(store, tmp_path, f"backend={backend}", "dtype=fp32")
     assert result.measurement is not None
     comparison = result.measurement.comparison
@@ -252,7 +236,7 @@ def scored(outputs: Outputs, dataset: Dataset) -> ClassScores:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_files")
-def test_fp32_accuracy_is_reproduced(request: pytest.FixtureRequest) -> None:
+def test_fp32_accuracy_is_reproduced(request):
     """In ONNX Runtime; that every framework predicts the same is checked elsewhere."""
     dataset: Dataset = request.getfixturevalue("cifar10")
     network: Fp32Model = request.getfixturevalue("resnet8")
@@ -277,14 +261,7 @@ REFERENCE = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("real_files")
 @pytest.mark.parametrize(("backend", "dtype", "per_channel", "expected"), REFERENCE)
-def test_accuracy_is_reproduced(
-    backend: str,
-    dtype: str,
-    per_channel: str,
-    expected: float,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-) -> None:
+def test_accuracy_is_reproduced(backend, dtype, per_channel, expected, request, tmp_path):
     if not machine.has_vnni() and (backend == "torch" or dtype == "u8s8"):
         pytest.skip("measured on a CPU with VNNI: without it 16-bit sums saturate")
     config = make_config(f"backend={backend}", f"dtype={dtype}", f"per_channel={per_channel}")

@@ -21,20 +21,20 @@ def power(loss: float, changed: float, total: int, within: bool) -> float:
 
 
 @pytest.mark.parametrize("changed", [0.02, 0.05, 0.1])
-def test_models_at_the_edges_are_decided_in_four_of_five_cases(changed: float) -> None:
+def test_models_at_the_edges_are_decided_in_four_of_five_cases(changed):
     row = plan(changed, 10_000, 0.01)
     assert power(row.passes, changed, 10_000, within=True) == pytest.approx(0.8, abs=0.06)
     assert power(row.fails, changed, 10_000, within=False) == pytest.approx(0.8, abs=0.06)
     assert power(0.0, changed, round(row.needed), within=True) == pytest.approx(0.8, abs=0.08)
 
 
-def test_the_limit_itself_is_never_decided_and_few_samples_pass_nothing() -> None:
+def test_the_limit_itself_is_never_decided_and_few_samples_pass_nothing():
     assert math.isinf(needed(0.01, 0.05, 0.01))
     assert plan(0.05, 500, 0.01).passes < 0  # only a model that gains
     assert plan(0.01, 500, 0.01).needed > 500
 
 
-def test_a_plan_is_a_table_a_figure_and_no_result(tmp_path) -> None:
+def test_a_plan_is_a_table_a_figure_and_no_result(tmp_path):
     done = call(tmp_path, "data=shapes", "+analysis=plan_test", "analysis.changed=0.03")
     assert "samples to pass without loss" in done.out
     (folder,) = (tmp_path / "runs").glob("*/*")

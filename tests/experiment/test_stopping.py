@@ -24,7 +24,7 @@ def samples(shapes) -> Samples:
     return Samples(shapes, SimpleNamespace(), selection=shapes.train)
 
 
-def test_each_of_several_models_gets_a_part_of_the_level(samples) -> None:
+def test_each_of_several_models_gets_a_part_of_the_level(samples):
     assert make_plan(make_config("data=shapes"), TASK, samples, False) is None
     fp32 = make_config(*DECIDED, "dtype=fp32")
     assert make_plan(fp32, TASK, samples, False) is None  # it is not judged
@@ -36,7 +36,7 @@ def test_each_of_several_models_gets_a_part_of_the_level(samples) -> None:
         )
 
 
-def test_metrics_without_hits_and_groups_are_refused(samples) -> None:
+def test_metrics_without_hits_and_groups_are_refused(samples):
     config = make_config(*DECIDED)
     other = replace(TASK, name="binary", test=binary.DELONG)
     with pytest.raises(ConfigError, match=r"evaluate\.stop: got decided, takes all with task=bin"):
@@ -45,15 +45,13 @@ def test_metrics_without_hits_and_groups_are_refused(samples) -> None:
         make_plan(config, TASK, samples, True)
 
 
-def test_models_that_nothing_else_ranks_score_all(samples, caplog) -> None:
+def test_models_that_nothing_else_ranks_score_all(samples, caplog):
     config = make_config(*DECIDED, "evaluate.models=4")
     assert make_plan(config, TASK, replace(samples, selection=None), False) is None
     assert "evaluate.choice" in caplog.text
 
 
-def test_scoring_stops_at_a_look_with_what_a_whole_run_predicts(
-    quantize, shapes, shapes_model
-) -> None:
+def test_scoring_stops_at_a_look_with_what_a_whole_run_predicts(quantize, shapes, shapes_model):
     cell = quantize("backend=onnx")
     config = replace(cell.config, cache_dir=None)
     evaluator = evaluator_of(config, shapes_model)
@@ -74,7 +72,7 @@ def test_scoring_stops_at_a_look_with_what_a_whole_run_predicts(
     assert metrics["ci95/delta_low"] == -metrics["stopping/loss_high"]
 
 
-def test_a_try_of_a_search_stops_when_its_test_decides(quantize, shapes, shapes_model) -> None:
+def test_a_try_of_a_search_stops_when_its_test_decides(quantize, shapes, shapes_model):
     """A try that the test does not decide scores all samples, and has their measured drop."""
     cell = quantize("backend=onnx")
     config = replace(cell.config, cache_dir=None)
@@ -90,7 +88,7 @@ def test_a_try_of_a_search_stops_when_its_test_decides(quantize, shapes, shapes_
     assert (undecided.samples, undecided.drop) == (len(ordered), whole.drop)
 
 
-def test_the_order_depends_on_the_number_of_samples_alone(shapes) -> None:
+def test_the_order_depends_on_the_number_of_samples_alone(shapes):
     one, other = shuffle(shapes.test), shuffle(shapes.test)
     assert one.digest == other.digest != shapes.test.digest
     assert sorted(one.pixel_hashes) == sorted(shapes.test.pixel_hashes)

@@ -27,21 +27,21 @@ def target(name: str) -> Target:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_the_valid_file_is_taken(name: str) -> None:
+def test_the_valid_file_is_taken(name):
     assert target(name).check(target(name).seed)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 2**32))
-def test_a_changed_file_is_read_or_refused(name: str, seed: int) -> None:
+def test_a_changed_file_is_read_or_refused(name, seed):
     target(name).check(mutate(target(name).seed, seed))
 
 
 @pytest.mark.parametrize("name", TARGETS)
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(content=st.binary(max_size=300))
-def test_any_bytes_are_read_or_refused(name: str, content: bytes) -> None:
+def test_any_bytes_are_read_or_refused(name, content):
     target(name).check(content)
 
 
@@ -87,7 +87,7 @@ VALUES = (
 
 @settings(max_examples=120, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
-def test_any_value_of_any_setting_is_taken_or_refused_by_its_key(data: st.DataObject) -> None:
+def test_any_value_of_any_setting_is_taken_or_refused_by_its_key(data):
     key = data.draw(st.sampled_from(keys(composed())))
     changed = copy.deepcopy(composed())
     try:

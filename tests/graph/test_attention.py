@@ -25,7 +25,7 @@ def parse(body: str) -> onnx.GraphProto:
     return parser.parse_model(f"{head} {signature} {{ {body.replace(';', ' ')} }}").graph
 
 
-def test_products_have_names_beside_those_of_the_layers() -> None:
+def test_products_have_names_beside_those_of_the_layers():
     graph = transformers.build().graph
     assert list(attention_products(graph)) == transformers.PRODUCTS
     assert list(weight_layers(graph)) == transformers.LAYERS
@@ -34,7 +34,7 @@ def test_products_have_names_beside_those_of_the_layers() -> None:
 @given(
     st.lists(st.sampled_from(BETWEEN), max_size=4), st.lists(st.sampled_from(BETWEEN), max_size=4)
 )
-def test_scales_masks_and_moves_may_be_between(before: list[str], after: list[str]) -> None:
+def test_scales_masks_and_moves_may_be_between(before, after):
     lines = ["s0 = MatMul(x, x)"]
     for part, start, kinds in (("s", "s0", before), ("p", "p0", after)):
         last = start
@@ -59,19 +59,19 @@ def test_scales_masks_and_moves_may_be_between(before: list[str], after: list[st
         "y = MatMul(p, x)",  # attention pooling: the scores are a layer's
     ],
 )
-def test_no_attention(body: str) -> None:
+def test_no_attention(body):
     body = body.replace("{}", "{" + ", ".join(["1.0"] * 16) + "}")
     graph = parse(body)
     assert (find_attention(graph), left_by_attention(graph)) == ([], [])
 
 
-def test_a_whole_operator_is_attention() -> None:
+def test_a_whole_operator_is_attention():
     graph = parse("y = com.microsoft.MultiHeadAttention<num_heads = 1>(x, x, x)")
     assert [node.op_type for node in find_attention(graph)] == ["MultiHeadAttention"]
     assert attention_products(graph) == {}
 
 
-def test_layers_with_weights_stay_quantized() -> None:
+def test_layers_with_weights_stay_quantized():
     graph = transformers.build().graph
     left = {node.name for node in left_by_attention(graph)}
     assert [node.name for node in graph.node if node.name not in left] == transformers.LAYERS
@@ -79,12 +79,12 @@ def test_layers_with_weights_stay_quantized() -> None:
     assert left - wider == {"block/scores", "block/mixed"}
 
 
-def test_a_network_without_attention_leaves_nothing() -> None:
+def test_a_network_without_attention_leaves_nothing():
     assert left_by_attention(onnx_networks.build().graph) == []
 
 
 @pytest.mark.parametrize("constant", [-1e4, -np.inf, float(np.finfo(np.float32).min), 1e3])
-def test_a_mask_stretches_the_scores(constant: float) -> None:
+def test_a_mask_stretches_the_scores(constant):
     stretched = stretched_by_masks(transformers.build(mask=constant).graph)
     assert {name: [n.name for n in nodes] for name, nodes in stretched.items()} == {
         "masked": ["masked", "weights"]
@@ -92,11 +92,11 @@ def test_a_mask_stretches_the_scores(constant: float) -> None:
 
 
 @pytest.mark.parametrize("constant", [None, 0.0, -9.0, 999.0])
-def test_small_constants_stretch_nothing(constant: float | None) -> None:
+def test_small_constants_stretch_nothing(constant):
     assert stretched_by_masks(transformers.build(mask=constant).graph) == {}
 
 
-def test_a_mask_that_is_computed_stretches_too() -> None:
+def test_a_mask_that_is_computed_stretches_too():
     graph = parse(
         "s = MatMul(x, x); c = Constant<value = float {-10000.0}>(); m = Mul(x, c); "
         "a = Add(s, m); p = Softmax(a); y = MatMul(p, x)"

@@ -38,20 +38,20 @@ def compare(proto: onnx.ModelProto) -> None:
         assert typed(getattr(light, field)) == typed(getattr(whole, field))
 
 
-def test_shapes_are_those_of_onnx() -> None:
+def test_shapes_are_those_of_onnx():
     proto = make_network()
     compare(proto)
     assert len(proto.graph.initializer[0].raw_data) == 40 * 60 * 4  # untouched
     assert not infer_shapes(proto).initializer[0].raw_data
 
 
-def test_a_free_axis_takes_the_length() -> None:
+def test_a_free_axis_takes_the_length():
     (made,) = infer_shapes(make_network(), length=7).value_info
     assert [axis.dim_value for axis in made.type.tensor_type.shape.dim] == [0, 30, 7, 60]
 
 
 @pytest.mark.skipif(not FOLDER, reason="needs SHARED_NETWORKS")
-def test_shapes_of_real_networks() -> None:
+def test_shapes_of_real_networks():
     paths = sorted(Path(FOLDER or "").glob("*/*.onnx"))
     assert paths
     for path in paths:

@@ -15,7 +15,7 @@ from tests.helpers import transformers
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
 
 
-def test_products_with_constant_weights_are_linear_layers() -> None:
+def test_products_with_constant_weights_are_linear_layers():
     proto = transformers.build()
     module = to_torch_module(proto)
     linear = {n for n, layer in module.named_modules() if isinstance(layer, torch.nn.Linear)}
@@ -31,7 +31,7 @@ def test_products_with_constant_weights_are_linear_layers() -> None:
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 2, 4)])
-def test_a_product_with_a_vector_or_several_matrices_stays(shape: tuple[int, ...]) -> None:
+def test_a_product_with_a_vector_or_several_matrices_stays(shape):
     weights = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     gives = "float[N, 3, 5, 4] y" if len(shape) > 1 else "float[N, 3, 5] y"
     inner = shape[-2:][0]
@@ -43,7 +43,7 @@ def test_a_product_with_a_vector_or_several_matrices_stays(shape: tuple[int, ...
     assert torch.equal(found, torch.matmul(values, torch.from_numpy(weights)))
 
 
-def test_a_resize_whose_first_optional_input_is_empty_can_be_traced() -> None:
+def test_a_resize_whose_first_optional_input_is_empty_can_be_traced():
     proto = onnx.parser.parse_model(
         f"""{HEAD} network (float[N, 1, 2, 2] x) => (float[N, 1, 4, 4] y)
         <float[4] scales = {{1, 1, 2, 2}}>
@@ -54,7 +54,7 @@ def test_a_resize_whose_first_optional_input_is_empty_can_be_traced() -> None:
     assert torch.equal(traced(values), torch.nn.Upsample(scale_factor=2, mode="bilinear")(values))
 
 
-def test_a_slice_without_axes_keeps_its_steps() -> None:
+def test_a_slice_without_axes_keeps_its_steps():
     proto = onnx.parser.parse_model(
         f"""{HEAD} network (float[N, 4] x) => (float[M, 2] y)
         <int64[2] starts = {{0, 0}}, int64[2] ends = {{9, 4}}, int64[2] steps = {{1, 2}}>
@@ -64,7 +64,7 @@ def test_a_slice_without_axes_keeps_its_steps() -> None:
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
-def test_a_pad_with_a_value_can_be_exported(mode: str) -> None:
+def test_a_pad_with_a_value_can_be_exported(mode):
     proto = onnx.parser.parse_model(
         f"""{HEAD} network (float[N, 1, 3, 4] x) => (float[N, 1, 6, 5] y)
         <int64[8] widths = {{0, 0, 1, 0, 0, 0, 2, 1}}, float value = {{7}}>
@@ -77,7 +77,7 @@ def test_a_pad_with_a_value_can_be_exported(mode: str) -> None:
     np.testing.assert_array_equal(padded, session.run(None, {"x": values})[0])
 
 
-def test_a_clip_with_both_ends_is_a_hardtanh() -> None:
+def test_a_clip_with_both_ends_is_a_hardtanh():
     """Which XNNPACK fuses with a convolution; a clamp leaves the convolution in float."""
     proto = onnx.parser.parse_model(
         f"""{HEAD} network (float[N, 2] x) => (float[N, 2] y)
@@ -88,7 +88,7 @@ def test_a_clip_with_both_ends_is_a_hardtanh() -> None:
     assert module(torch.tensor([[-3.0, 3.0]])).tolist() == [[-1, 2]]
 
 
-def test_a_constant_is_the_second_factor() -> None:
+def test_a_constant_is_the_second_factor():
     proto = onnx.parser.parse_model(
         f"""{HEAD} network (float[N, 2] x) => (float[N, 2] y) <float[1] two = {{2}}>
         {{ y = Mul(two, x) }}"""
@@ -110,12 +110,12 @@ def divide(kind: str) -> torch.fx.GraphModule:
     return to_torch_module(proto)
 
 
-def test_a_division_of_computed_floats_can_be_traced() -> None:
+def test_a_division_of_computed_floats_can_be_traced():
     traced = torch.fx.symbolic_trace(divide("float"))
     assert traced(torch.tensor([[7.0, 8.0]])).tolist() == [[-3.5, -8]]
 
 
-def test_a_division_of_integers_is_truncated() -> None:
+def test_a_division_of_integers_is_truncated():
     assert divide("int64")(torch.tensor([[7, 8]])).tolist() == [[-3, -8]]
 
 
@@ -129,7 +129,7 @@ USED = (
 
 
 @pytest.mark.parametrize("opset", [13, 15, 17])
-def test_the_operators_in_use_have_a_converter(opset: int) -> None:
+def test_the_operators_in_use_have_a_converter(opset):
     """In the opsets that networks are raised or lowered to; see docs/design.md."""
     torch_module._import_onnx2torch()
     from onnx2torch.node_converters.registry import get_converter
@@ -139,7 +139,7 @@ def test_the_operators_in_use_have_a_converter(opset: int) -> None:
             assert callable(get_converter(name, version=opset, domain=""))
 
 
-def test_a_split_into_equal_parts_of_a_newer_opset_can_be_traced() -> None:
+def test_a_split_into_equal_parts_of_a_newer_opset_can_be_traced():
     """As torch's exporter writes `chunk`: shuffled channels, gates, queries and keys."""
     proto = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 20]>
@@ -152,7 +152,7 @@ def test_a_split_into_equal_parts_of_a_newer_opset_can_be_traced() -> None:
     assert torch.equal(traced(values), values[:, [2, 3, 0, 1]])
 
 
-def test_the_last_part_of_an_uneven_split_is_smaller() -> None:
+def test_the_last_part_of_an_uneven_split_is_smaller():
     proto = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 20]>
         network (float[N, 5] x) => (float[N, 2] a, float[N, 2] b, float[N, 1] c)
@@ -166,7 +166,7 @@ def test_the_last_part_of_an_uneven_split_is_smaller() -> None:
 
 
 @pytest.mark.parametrize("sizes", ["", "sizes"])
-def test_the_batch_of_a_split_stays_free(sizes: str) -> None:
+def test_the_batch_of_a_split_stays_free(sizes):
     """ExecuTorch decomposes torch's own split for the batch of the trace alone."""
     proto = onnx.parser.parse_model(
         f"""{HEAD} network (float[N, 4] x) => (float[N, 2] y)
@@ -183,7 +183,7 @@ def test_the_batch_of_a_split_stays_free(sizes: str) -> None:
 
 
 @pytest.mark.parametrize("slopes", [(1,), (3, 1, 1), (1, 3, 1, 1)])
-def test_slopes_of_the_channels_can_be_traced(slopes: tuple[int, ...]) -> None:
+def test_slopes_of_the_channels_can_be_traced(slopes):
     """As networks for faces have them."""
     values = np.linspace(0.1, 0.3, np.prod(slopes), dtype=np.float32).reshape(slopes)
     proto = onnx.parser.parse_model(

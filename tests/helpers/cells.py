@@ -59,14 +59,13 @@ def record(run_id: str, model: np.ndarray, **changes: float | str) -> RunRecord:
         hits, before = (model == LABELS)[members], (BASELINE == LABELS)[members]
         metrics[f"class/{name}/drop"] = float(before.mean() - hits.mean())
     for key, value in changes.items():
-        (params if isinstance(value, str) else metrics)[key] = value  # type: ignore[index]
+        (params if isinstance(value, str) else metrics)[key] = value
     tags = {"status": "ok", "class_names": json.dumps(NAMES)}
     return RunRecord(run_id, params, metrics, tags)
 
 
 def sweep(
-    *cells: tuple[str, np.ndarray, dict[str, float | str]],
-    choices: Sequence[np.ndarray] = (),
+    *cells: tuple[str, np.ndarray, dict[str, float | str]], choices: Sequence[np.ndarray] = ()
 ) -> Family:
     """Compare measured cells given as (run id, predictions, changes of params and metrics).
 

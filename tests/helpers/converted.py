@@ -1,4 +1,4 @@
-"""Converts a network in this process, and lets torch check it."""
+"""Converts networks in this process, and lets torch check them."""
 
 import json
 from pathlib import Path
@@ -27,3 +27,17 @@ def convert(
             record[key].update(values)
     (folder / conversion.RECORD).write_text(json.dumps(record))
     return conversion.read_record(folder)
+
+
+def attempt(source: Path, samples: NDArray[Any]) -> list[str]:
+    """Convert into a folder beside `source`; return an error's class and message, or empty ones."""
+    try:
+        convert(source, source.with_name(f"{source.name}.converted"), samples)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return ["", ""]
+
+
+def record_of(folder: Path, name: str) -> conversion.Conversion:
+    """Return the record of what `attempt` converted."""
+    return conversion.read_record(folder / f"{name}.converted")

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from tests.helpers.assembling import assemble
 from tests.helpers.own_data import CLASSES
 
 Array = NDArray[np.float32]
@@ -43,14 +44,7 @@ def write(
     integers: bool = False,
 ) -> Path:
     """Write a network of opset 17 with float outputs and constants; inputs may be `integers`."""
-    kind = TensorProto.INT64 if integers else TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes,
-        "products",
-        [helper.make_tensor_value_info(name, kind, s) for name, s in takes.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, s) for name, s in gives.items()],
-        [numpy_helper.from_array(a.astype(np.float32), name) for name, a in constants.items()],
-    )
-    opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    kinds = dict.fromkeys(takes, TensorProto.INT64) if integers else {}
+    floats = {name: array.astype(np.float32) for name, array in constants.items()}
+    onnx.save(assemble(nodes, takes, gives, floats, kinds=kinds), path)
     return path

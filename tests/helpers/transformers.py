@@ -3,7 +3,9 @@
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+
+from tests.helpers.assembling import assemble
 
 TOKENS, WIDTH, HIDDEN, CLASSES = 8, 6, 12, 3
 LAYERS = ["embed", "query", "key", "value", "out", "up", "down", "head"]
@@ -69,20 +71,12 @@ def build(mask: float | None = None, opset: int = 17) -> onnx.ModelProto:
         ("ReduceMean", "mean", ["sum2"]),
         ("Gemm", "head", ["mean", "head.w"]),
     ]
-    options = {
-        "turned": {"perm": [0, 2, 1]},
-        "mean": {"axes": [1], "keepdims": 0},
-    }
-    graph = helper.make_graph(
-        [
-            helper.make_node(kind, inputs, [name], name, **options.get(name, {}))
-            for kind, name, inputs in nodes
-        ],
-        "transformer",
-        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["N", 3, 8, 6])],
-        [helper.make_tensor_value_info("head", TensorProto.FLOAT, ["N", CLASSES])],
-        [numpy_helper.from_array(values, name) for name, values in tensors.items()],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    options = {"turned": {"perm": [0, 2, 1]}, "mean": {"axes": [1], "keepdims": 0}}
+    made = [
+        helper.make_node(kind, inputs, [name], name, **options.get(name, {}))
+        for kind, name, inputs in nodes
+    ]
+    sides = {"pixels": ["N", 3, 8, 6]}, {"head": ["N", CLASSES]}
+    proto = assemble(made, *sides, tensors, opset)
     onnx.checker.check_model(proto)
     return proto

@@ -182,7 +182,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return made
 
 
-def test_what_a_file_would_write_or_ask_for_is_refused_and_does_not_happen(report: Config) -> None:
+def test_what_a_file_would_write_or_ask_for_is_refused_and_does_not_happen(report):
     assert not report["written"]
     assert not report["asked"]
     refused = {name: text for name, text in report.items() if Path(name).suffix}
@@ -194,7 +194,7 @@ def test_what_a_file_would_write_or_ask_for_is_refused_and_does_not_happen(repor
         assert "takes " in text, name
 
 
-def test_without_the_gate_it_does_happen(report: Config) -> None:
+def test_without_the_gate_it_does_happen(report):
     """Else the test above would prove nothing."""
     written, asked = report["without the gate"]
     assert written
@@ -208,7 +208,7 @@ def strange(config: Any) -> str | None:
     return next(gate._strange_config(config), None)
 
 
-def test_a_network_of_known_layers_is_taken() -> None:
+def test_a_network_of_known_layers_is_taken():
     assert strange(good()) is None
 
 
@@ -274,7 +274,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_what_is_not_known_is_refused(name: str) -> None:
+def test_what_is_not_known_is_refused(name):
     reason = strange(STRANGE[name]())
     assert reason is not None
     assert "got " in reason
@@ -315,7 +315,7 @@ def texts(value: Any, key: Any = None) -> Iterator[tuple[Any, str]]:
 
 
 @given(st.data())
-def test_a_changed_network_is_refused_or_holds_known_texts_alone(data: st.DataObject) -> None:
+def test_a_changed_network_is_refused_or_holds_known_texts_alone(data):
     config = good()
     *outer, last = data.draw(st.sampled_from([path for path in places(config) if path]))
     inner: Any = config
@@ -340,7 +340,7 @@ def test_a_changed_network_is_refused_or_holds_known_texts_alone(data: st.DataOb
 # Two readers of one file
 
 
-def test_what_keras_loads_is_what_was_checked(tmp_path: Path) -> None:
+def test_what_keras_loads_is_what_was_checked(tmp_path):
     """A file that is an archive at its end and HDF5 after its first bytes, or the reverse."""
     hidden, shown = tmp_path / "hidden.keras", tmp_path / "shown.h5"
     write(hidden, STRANGE["class"]())
@@ -366,7 +366,7 @@ def test_what_keras_loads_is_what_was_checked(tmp_path: Path) -> None:
         gate.read(both)
 
 
-def test_of_an_archive_layers_and_weights_alone_reach_keras(tmp_path: Path) -> None:
+def test_of_an_archive_layers_and_weights_alone_reach_keras(tmp_path):
     path = write(tmp_path / "model.keras", {**good(), "compile_config": {"loss": "evil"}})
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("assets/layers/dense/vocabulary.txt", "x")
@@ -386,9 +386,7 @@ def test_of_an_archive_layers_and_weights_alone_reach_keras(tmp_path: Path) -> N
         (["x.txt"], "a zip archive without config.json"),
     ],
 )
-def test_an_archive_of_something_else_is_told_by_its_kind(
-    tmp_path: Path, members: list[str], kind: str
-) -> None:
+def test_an_archive_of_something_else_is_told_by_its_kind(tmp_path, members, kind):
     path = tmp_path / "model.jit"
     with zipfile.ZipFile(path, "w") as archive:
         for name in members:

@@ -12,10 +12,7 @@ from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 from tests.helpers import probe
 
 FOLDER = os.environ.get("SHARED_NETWORKS")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not FOLDER, reason="needs SHARED_NETWORKS"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOLDER, reason="needs SHARED_NETWORKS")]
 
 
 @dataclass(frozen=True)

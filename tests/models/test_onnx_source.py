@@ -35,6 +35,7 @@ from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import write_paddings
 from tests.helpers import converted
+from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
 from tests.helpers.onnx_networks import DENSE, FILTERS, IMAGES, RANDOM, build
@@ -293,14 +294,7 @@ def test_written_paddings_are_those_that_onnx_runtime_works_out(
     weights = RANDOM.normal(size=(2, 1, *kernel)).astype(np.float32)
     inputs = ["x", "w"] if operator == "Conv" else ["x"]
     node = helper.make_node(operator, inputs, ["y"], kernel_shape=kernel, **settings)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 1, *size])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(weights, "w")],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    proto = assemble([node], {"x": [2, 1, *size]}, {"y": None}, {"w": weights})
     samples = RANDOM.normal(size=(2, 1, *size)).astype(np.float32)
     expected = open_runner(proto)(samples)
     write_paddings(proto)
@@ -444,14 +438,7 @@ def test_what_follows_a_dense_layer_is_folded_into_it(steps, operator, transpose
         inputs = inputs[::-1] if whole else inputs
         nodes.append(helper.make_node(step, inputs, [f"y{index + 1}"]))
     outputs = [f"y{len(steps)}", *(["y0"] if branches else [])]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 4])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 5]) for name in outputs],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    proto = assemble(nodes, {"x": [3, 4]}, {name: [3, 5] for name in outputs}, constants)
     samples = RANDOM.normal(size=(3, 4)).astype(np.float32)
     expected = open_runner(proto)(samples)
     foldable = len(steps) if operator == "Gemm" else [*steps, "Add"].index("Add")
@@ -465,16 +452,11 @@ def test_what_follows_a_dense_layer_is_folded_into_it(steps, operator, transpose
 
 def test_a_graph_with_one_empty_optional_input_is_folded():
     constants = {"low": np.float32(0), "c": RANDOM.normal(size=(1, 4)).astype(np.float32)}
-    graph = helper.make_graph(
-        [
-            helper.make_node("Clip", ["x", "low", ""], ["y0"]),
-            helper.make_node("Mul", ["y0", "c"], ["y1"]),
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 4])],
-        [helper.make_tensor_value_info("y1", TensorProto.FLOAT, [3, 4])],
-        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
-    )
+    nodes = [
+        helper.make_node("Clip", ["x", "low", ""], ["y0"]),
+        helper.make_node("Mul", ["y0", "c"], ["y1"]),
+    ]
+    graph = assemble(nodes, {"x": [3, 4]}, {"y1": [3, 4]}, constants).graph
     assert not folding.fold_into_products(graph)
     assert [node.op_type for node in graph.node] == ["Clip", "Mul"]
 
@@ -531,11 +513,7 @@ class Reader(CalibrationDataReader):
 
 @pytest.mark.parametrize(
     ("kind", "says"),
-    [
-        ("QDQ", "DequantizeLinear"),
-        ("QOperator", "QLinearConv"),
-        ("dynamic", "ConvInteger"),
-    ],
+    [("QDQ", "DequantizeLinear"), ("QOperator", "QLinearConv"), ("dynamic", "ConvInteger")],
 )
 def test_a_quantized_model_is_refused(refused, tmp_path, kind, says):
     source, path = tmp_path / "source.onnx", tmp_path / "quantized.onnx"

@@ -42,7 +42,7 @@ def convert(path: Path, folder: Path, samples=TEXTS, module: Module | None = Non
     return converted.convert(path, folder, samples, module)
 
 
-def test_a_network_that_ignores_padding_takes_any_length(tmp_path: Path) -> None:
+def test_a_network_that_ignores_padding_takes_any_length(tmp_path):
     record = convert(write(tmp_path / "a.onnx", MASKED, WORDS), tmp_path / "made")
     assert [tensor.shape for tensor in record.contract.inputs] == [(None,), (None,)]
     assert set(record.parity) == {
@@ -53,7 +53,7 @@ def test_a_network_that_ignores_padding_takes_any_length(tmp_path: Path) -> None
     np.testing.assert_allclose(run(short)[0], run(TEXTS[:1])[0], rtol=1e-5)
 
 
-def test_a_network_that_counts_padding_keeps_the_stored_length(tmp_path: Path, caplog) -> None:
+def test_a_network_that_counts_padding_keeps_the_stored_length(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         record = convert(write(tmp_path / "a.onnx", UNMASKED, WORDS), tmp_path / "made")
     assert [tensor.shape for tensor in record.contract.inputs] == [(LONGEST,), (LONGEST,)]
@@ -61,13 +61,13 @@ def test_a_network_that_counts_padding_keeps_the_stored_length(tmp_path: Path, c
 
 
 @pytest.mark.parametrize("dtype", ["bool", "float16", "int32", "float"])
-def test_each_input_has_its_own_dtype(tmp_path: Path, dtype: str) -> None:
+def test_each_input_has_its_own_dtype(tmp_path, dtype):
     path = write(tmp_path / "a.onnx", MASKED, WORDS, mask=f"{dtype}[N, L] mask")
     record = convert(path, tmp_path / "made")
     assert record.contract.inputs[1].dtype == {"float": "float32"}.get(dtype, dtype)
 
 
-def test_a_scalar_among_the_inputs_takes_a_fixed_value(tmp_path: Path) -> None:
+def test_a_scalar_among_the_inputs_takes_a_fixed_value(tmp_path):
     nodes = MASKED.replace(
         "kept = Mul(rows, wide)", "half = Mul(rows, rate) kept = Mul(half, wide)"
     )
@@ -82,7 +82,7 @@ def test_a_scalar_among_the_inputs_takes_a_fixed_value(tmp_path: Path) -> None:
     assert [t.name for t in conversion.read_record(folder).contract.inputs] == ["ids", "mask"]
 
 
-def test_one_array_does_not_fill_two_inputs(tmp_path: Path) -> None:
+def test_one_array_does_not_fill_two_inputs(tmp_path):
     with pytest.raises(ModelError, match=r"has 2 inputs .*and the samples are one array"):
         convert(write(tmp_path / "a.onnx", MASKED, WORDS), tmp_path / "made", IDS)
 
@@ -99,7 +99,7 @@ class Network(torch.nn.Module):
         return self.head((self.table(ids) * mask[:, :, None]).sum(1))
 
 
-def test_a_module_takes_its_inputs_by_the_names_of_its_parameters(tmp_path: Path) -> None:
+def test_a_module_takes_its_inputs_by_the_names_of_its_parameters(tmp_path):
     network = Network()
     torch.save(network.state_dict(), tmp_path / "weights.pt")
     record = convert(
@@ -111,7 +111,7 @@ def test_a_module_takes_its_inputs_by_the_names_of_its_parameters(tmp_path: Path
     np.testing.assert_allclose(run(TEXTS)[0], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_module_that_refuses_its_inputs_says_so_once(tmp_path: Path) -> None:
+def test_a_module_that_refuses_its_inputs_says_so_once(tmp_path):
     torch.save(Network().state_dict(), tmp_path / "weights.pt")
     wrong = pack({"ids": IDS, "mask": MASK[:, :3]})
     with pytest.raises(ModelError) as refused:

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from numpy.typing import NDArray
 from onnx import TensorProto
 from onnxruntime.quantization.quant_utils import get_qmin_qmax_for_qType, quantize_data
 
@@ -28,14 +27,14 @@ weights = arrays.arrays(
 )
 
 
-def test_levels_are_those_of_onnxruntime() -> None:
+def test_levels_are_those_of_onnxruntime():
     for scheme in SCHEMES:
         arguments = TYPES[scheme.dtype], scheme.reduce_range, scheme.symmetric
         assert scheme.levels == tuple(map(int, get_qmin_qmax_for_qType(*arguments)))
 
 
 @given(scheme, weights)
-def test_a_grid_is_that_of_onnxruntime(scheme: WeightScheme, weights: NDArray[np.float32]) -> None:
+def test_a_grid_is_that_of_onnxruntime(scheme, weights):
     arguments = TYPES[scheme.dtype], scheme.symmetric, scheme.reduce_range
     zero_point, scale, levels = quantize_data(weights, *arguments)
     grid = scheme.grid(weights, 0)
@@ -50,7 +49,7 @@ def test_a_grid_is_that_of_onnxruntime(scheme: WeightScheme, weights: NDArray[np
 
 
 @pytest.mark.parametrize(("sign", "zero_point"), [(1, 0), (-1, 255)])
-def test_weights_of_one_sign_leave_zero_at_the_end(sign: int, zero_point: int) -> None:
+def test_weights_of_one_sign_leave_zero_at_the_end(sign, zero_point):
     weights = np.array([[0.5, 0.75]], np.float32) * sign
     grid = WeightScheme("uint8", symmetric=False).grid(weights, 0)
     assert (grid.scale.item(), grid.zero_point.item()) == (np.float32(0.75 / 255), zero_point)
@@ -58,9 +57,7 @@ def test_weights_of_one_sign_leave_zero_at_the_end(sign: int, zero_point: int) -
 
 @given(scheme, weights, st.integers(-3, 2))
 @settings(max_examples=50)
-def test_a_grid_of_channels_is_one_for_each(
-    scheme: WeightScheme, weights: NDArray[np.float32], axis: int
-) -> None:
+def test_a_grid_of_channels_is_one_for_each(scheme, weights, axis):
     each = WeightScheme(scheme.dtype, True, scheme.symmetric, scheme.reduce_range)
     rounded = each.grid(weights, axis).round(weights)
     for found, channel in zip(
@@ -71,9 +68,7 @@ def test_a_grid_of_channels_is_one_for_each(
 
 @given(scheme, weights, st.integers(0, 2**32 - 1))
 @settings(max_examples=50)
-def test_a_value_on_the_grid_keeps_its_level(
-    scheme: WeightScheme, weights: NDArray[np.float32], seed: int
-) -> None:
+def test_a_value_on_the_grid_keeps_its_level(scheme, weights, seed):
     grid = scheme.grid(weights, 0)
     levels = np.random.default_rng(seed).integers(grid.lowest, grid.highest + 1, 50)
     values = grid.dequantize(levels.reshape(5, 5, 2))
@@ -83,7 +78,7 @@ def test_a_value_on_the_grid_keeps_its_level(
     assert grid.lowest <= grid.quantize(beyond).min() <= grid.quantize(beyond).max() <= grid.highest
 
 
-def test_levels_below_8_bits_are_never_reduced() -> None:
+def test_levels_below_8_bits_are_never_reduced():
     for dtype, lowest, highest in (("int4", -8, 7), ("int3", -4, 3), ("int2", -2, 1)):
         for reduced in (False, True):
             assert WeightScheme(dtype, True, True, reduced).levels == (-highest, highest)
@@ -95,9 +90,7 @@ def test_levels_below_8_bits_are_never_reduced() -> None:
 
 @given(st.sampled_from(["int4", "int3", "int2"]), st.booleans(), st.integers(0, 2**32 - 1))
 @settings(max_examples=30)
-def test_below_8_bits_the_range_is_the_share_of_least_squared_error(
-    dtype: str, per_channel: bool, seed: int
-) -> None:
+def test_below_8_bits_the_range_is_the_share_of_least_squared_error(dtype, per_channel, seed):
     """From all of the largest weight to 30% of it, by hundredths."""
     weights = np.random.default_rng(seed).standard_t(3, (3, 40)).astype(np.float32)
     scheme = WeightScheme(dtype, per_channel)
@@ -115,7 +108,7 @@ def test_below_8_bits_the_range_is_the_share_of_least_squared_error(
 
 
 @pytest.mark.parametrize(("steps", "scale"), [(126, 1), (127, np.finfo(np.float32).tiny)])
-def test_a_channel_too_small_for_a_scale_counts_as_zeros(steps: int, scale: float) -> None:
+def test_a_channel_too_small_for_a_scale_counts_as_zeros(steps, scale):
     tiny = np.full((1, 2), steps * np.finfo(np.float32).tiny, np.float32)
     assert WeightScheme("int8").grid(tiny, 0).scale.item() == scale
 
@@ -133,19 +126,19 @@ def test_a_channel_too_small_for_a_scale_counts_as_zeros(steps: int, scale: floa
     ],
 )
 def test_weights_are_symmetric_in_int8_and_by_channel_unless_told(
-    dtype: str, per_channel: str, asked: str, weight_dtype: str, symmetric: bool
-) -> None:
+    dtype, per_channel, asked, weight_dtype, symmetric
+):
     settings = f"dtype={dtype}", f"per_channel={per_channel}", f"symmetric.weights={asked}"
     expected = WeightScheme(weight_dtype, per_channel == "true", symmetric, False)
     assert WeightScheme.of(make_config(*settings)) == expected
 
 
-def test_no_convolution_takes_affine_channels() -> None:
+def test_no_convolution_takes_affine_channels():
     with pytest.raises(UnsupportedError, match=r"^symmetric\.weights=false with per_channel=true"):
         WeightScheme.of(make_config("per_channel=true", "symmetric.weights=false"))
 
 
-def test_activations_have_even_steps_around_a_zero_in_the_middle() -> None:
+def test_activations_have_even_steps_around_a_zero_in_the_middle():
     assert WeightScheme("int8") == WeightScheme("int8", False, True, False)
     assert ActivationScheme() == ActivationScheme(8, False)
     found = [ActivationScheme(bits, symmetric).steps for bits in (8, 7) for symmetric in (0, 1)]

@@ -19,36 +19,36 @@ def quantized(selection: Selection) -> list[str]:
     return [node.name for node in GRAPH.node if node.name not in left]
 
 
-def test_the_default_quantizes_layers_with_weights() -> None:
+def test_the_default_quantizes_layers_with_weights():
     assert quantized(Selection()) == transformers.LAYERS
     assert list(find_quantized_layers(GRAPH, Selection())) == transformers.LAYERS
     assert find_quantized_products(GRAPH, Selection()) == {}
 
 
-def test_products_and_all_widen_it() -> None:
+def test_products_and_all_widen_it():
     selection = Selection(attention="products")
     assert list(find_quantized_products(GRAPH, selection)) == transformers.PRODUCTS
     assert find_float_nodes(GRAPH, Selection(attention="all")) == []
 
 
-def test_named_nodes_and_operators_take_precedence() -> None:
+def test_named_nodes_and_operators_take_precedence():
     assert quantized(Selection(nodes_to_quantize=["block/scores"])) == ["block/scores"]
     assert "LayerNormalization" not in {*quantized(Selection(op_types=["MatMul"]))}
     assert "block/mixed" in quantized(Selection(op_types=["MatMul"]))
 
 
-def test_a_plan_names_products() -> None:
+def test_a_plan_names_products():
     planned = quantized(Selection(bits={"block.scores": 8}))
     assert {*planned} == {*transformers.LAYERS, "block/scores"}
     left = quantized(Selection(float_layers=["block.scores"], attention="products"))
     assert {*left} == {*transformers.LAYERS, "block/mixed"}
 
 
-def test_a_product_has_no_weights_below_8_bits() -> None:
+def test_a_product_has_no_weights_below_8_bits():
     with pytest.raises(ConfigError, match=r"precision\.plan: got 4 for block\.scores, takes 8 or"):
         find_float_nodes(GRAPH, Selection(bits={"block.scores": 4}))
 
 
 @pytest.mark.parametrize("attention", ["weights", "products", "all"])
-def test_nothing_changes_without_attention(attention: str) -> None:
+def test_nothing_changes_without_attention(attention):
     assert find_float_nodes(onnx_networks.build().graph, Selection(attention=attention)) == []

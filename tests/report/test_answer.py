@@ -13,11 +13,11 @@ LIMITS = ReportConfig()
 
 
 def answers_of(*runs: object, limits: ReportConfig = LIMITS) -> list[answer.Answer]:
-    (selected,) = page.select([sweep(*runs)], limits)  # type: ignore[arg-type]
+    (selected,) = page.select([sweep(*runs)], limits)
     return answer.explain(selected)
 
 
-def test_a_model_that_passes_is_named_with_its_evidence() -> None:
+def test_a_model_that_passes_is_named_with_its_evidence():
     best, *_ = answers_of(("a", predictions(won=2), {}))
     assert best.label == "onnx int8 minmax per tensor"
     assert best.outcome == "pass"
@@ -28,7 +28,7 @@ def test_a_model_that_passes_is_named_with_its_evidence() -> None:
     assert re.match(r"accuracy 90\.20% .*, FP32 90\.00%$", best.facts[0])
 
 
-def test_a_better_result_of_another_model_is_explained() -> None:
+def test_a_better_result_of_another_model_is_explained():
     cells = (("a", predictions(won=2), {}), ("b", predictions(won=4), {"calib": "mse"}))
     family = sweep(*cells, choices=[predictions(won=1), predictions()])
     (selected,) = page.select([family], LIMITS)
@@ -37,7 +37,7 @@ def test_a_better_result_of_another_model_is_explained() -> None:
     )
 
 
-def test_finalists_have_the_latencies_of_the_timing_in_turns() -> None:
+def test_finalists_have_the_latencies_of_the_timing_in_turns():
     timing = PairedLatency({"a": [1.0, 1.0], "onnx fp32": [2.0, 2.0]}, {}, 32, 1)
     family = sweep(("a", predictions(won=2), {"latency_p50_ms": 9.0}))
     (selected,) = page.select([family], LIMITS, [timing])
@@ -48,20 +48,20 @@ def test_finalists_have_the_latencies_of_the_timing_in_turns() -> None:
 @pytest.mark.parametrize(
     ("size", "ms", "gains"), [(330_000, 2.0, False), (330_000, 1.9, True), (200_000, 2.1, True)]
 )
-def test_a_model_that_is_neither_smaller_nor_faster_is_told(size, ms, gains) -> None:
+def test_a_model_that_is_neither_smaller_nor_faster_is_told(size, ms, gains):
     timing = PairedLatency({"a": [ms, ms], "onnx fp32": [2.0, 2.0]}, {}, 32, 1)
     family = sweep(("a", predictions(won=2), {"size_bytes": float(size)}))
     (selected,) = page.select([family], LIMITS, [timing])
     assert ("It gains nothing over FP32" in answer.explain(selected)[0].verdict) != gains
 
 
-def test_one_model_for_several_uses_is_one_answer() -> None:
+def test_one_model_for_several_uses_is_one_answer():
     answers = answers_of(("a", predictions(won=2), {}), ("b", predictions(lost=30), {"seed": "2"}))
     assert len({a.label for a in answers}) == len(answers)
     assert {"best accuracy", "smallest"} <= {*answers[0].uses}
 
 
-def test_an_undecided_model_names_the_sample_size_that_would_decide() -> None:
+def test_an_undecided_model_names_the_sample_size_that_would_decide():
     undecided = predictions(lost=20, won=15)
     (best, *_) = answers_of(("a", undecided, {}))
     assert best.outcome == "undecided"
@@ -72,7 +72,7 @@ def test_an_undecided_model_names_the_sample_size_that_would_decide() -> None:
     )
 
 
-def test_the_description_in_mlflow_escapes_text() -> None:
+def test_the_description_in_mlflow_escapes_text():
     text = answer.to_markdown(answers_of(("a", predictions(won=2), {"calib": "a|b<i>"})))
     assert r"a\|b\<i\>" in text
     assert len({line.replace(r"\|", "").count("|") for line in text.splitlines()[2:]}) == 1

@@ -12,7 +12,7 @@ from resnet8ptq.report import comparison, facts
 from resnet8ptq.report.comparison import Cell, compare
 from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.hits import MCNEMAR, Hits
-from resnet8ptq.tasks.statistics import holm, mcnemar
+from resnet8ptq.tasks.statistics import mcnemar
 from resnet8ptq.tracking import history, ledger
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
@@ -21,20 +21,12 @@ from tests.helpers.logged_runs import log_everything
 from tests.helpers.stores import new_store
 
 
-def test_mcnemar_of_no_images_is_one() -> None:
+def test_mcnemar_of_no_images_is_one():
     nothing = np.zeros(0, dtype=bool)
     assert mcnemar(nothing, nothing) == 1.0
 
 
-def test_holm_by_hand() -> None:
-    # Sorted 0.01, 0.02, 0.04: times 3, 2, 1, and never smaller than the one before.
-    assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
-    assert holm([0.9, 0.8]) == pytest.approx([1.0, 1.0])
-    assert holm([0.03]) == [0.03]
-    assert holm([]) == []
-
-
-def test_every_cell_stays_and_only_measured_ones_are_tested() -> None:
+def test_every_cell_stays_and_only_measured_ones_are_tested():
     measured = sweep(("a", predictions(lost=30), {}), ("b", predictions(), {"dtype": "uint8"}))
     refused = unmeasured("c", "unsupported", "no kernel")
     found = compare([*measured.cells, refused])
@@ -45,7 +37,7 @@ def test_every_cell_stays_and_only_measured_ones_are_tested() -> None:
     assert adjusted["b"] == 1.0
 
 
-def test_a_class_is_flagged_only_where_it_lost_significantly() -> None:
+def test_a_class_is_flagged_only_where_it_lost_significantly():
     found = sweep(
         ("a", predictions(lost=25, label=1), {}),
         ("b", predictions(lost=3, label=1), {"dtype": "uint8"}),
@@ -55,13 +47,13 @@ def test_a_class_is_flagged_only_where_it_lost_significantly() -> None:
     assert [cell.worse_classes for cell in found.cells] == [("dog",), (), ()]
 
 
-def test_nothing_measured_gives_an_empty_comparison() -> None:
+def test_nothing_measured_gives_an_empty_comparison():
     found = compare([unmeasured("a", "failed", "boom")])
     assert found.measured == []
     assert found.class_names == ()
 
 
-def test_classes_of_any_name_are_tested() -> None:
+def test_classes_of_any_name_are_tested():
     names = ("c++", "c--/")
     odd = sweep(("a", predictions(lost=25, label=1), {}))
     (cell,) = odd.cells
@@ -74,19 +66,14 @@ def test_classes_of_any_name_are_tested() -> None:
     assert found.cells[0].worse_classes == ("c--/",)
 
 
-def test_what_a_cell_knows_of_itself() -> None:
+def test_what_a_cell_knows_of_itself():
     (cell,) = sweep(("a", predictions(), {})).cells
     assert (
         cell.record.backend,
         cell.record.status,
         cell.metric("counts/total"),
         cell.quantized,
-    ) == (
-        "onnx",
-        "ok",
-        1000,
-        True,
-    )
+    ) == ("onnx", "ok", 1000, True)
     bare = Cell(RunRecord("id", {}, {}, {}), "label")
     assert (bare.record.backend, bare.record.status, bare.quantized) == ("?", "?", False)
     assert math.isnan(bare.metric("accuracy"))
@@ -94,9 +81,7 @@ def test_what_a_cell_knows_of_itself() -> None:
     assert not baseline.quantized
 
 
-def test_families_are_read_and_tested_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_families_are_read_and_tested_apart(tmp_path, monkeypatch):
     ranges = {"activations": {"x": [-1.0, 2.0], "zero": [0, 0]}, "weights": {"w": [-0.5, 0.5]}}
     (tmp_path / "ranges.json").write_text(json.dumps(ranges))
     model = predictions(lost=25, label=1)
@@ -108,7 +93,7 @@ def test_families_are_read_and_tested_apart(
     failed = RunRecord("c", first.params, {}, {"status": "failed"})
     for run, images in ((first, "1"), (failed, "1"), (other, "2")):
         run.tags["test_digest"] = images
-    one, two = comparison.load(None, [first, failed, other])  # type: ignore[arg-type]
+    one, two = comparison.load(None, [first, failed, other])
     cell, unread = one.cells
     assert one.measured == [cell]
     assert unread == Cell(failed, unread.label)
@@ -125,7 +110,7 @@ def test_families_are_read_and_tested_apart(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.bool_])
 @pytest.mark.parametrize("name", ["predictions", "baseline_predictions", "labels"])
-def test_predictions_are_an_integer_for_each_image(tmp_path: Path, name: str, dtype: type) -> None:
+def test_predictions_are_an_integer_for_each_image(tmp_path, name, dtype):
     good = {key: np.arange(3) for key in ("predictions", "baseline_predictions", "labels")}
     for wrong in (np.arange(3).astype(dtype), np.arange(4), np.arange(3)[None]):
         np.savez(tmp_path / "predictions.npz", **{**good, name: wrong})
@@ -135,11 +120,9 @@ def test_predictions_are_an_integer_for_each_image(tmp_path: Path, name: str, dt
 
 @pytest.mark.parametrize("kind", ["activations", "weights"])
 @pytest.mark.parametrize("ends", [(1, 0), (math.nan, 0), (0, math.nan)])
-def test_a_range_that_is_read_has_an_inside(
-    tmp_path: Path, kind: str, ends: tuple[float, float]
-) -> None:
+def test_a_range_that_is_read_has_an_inside(tmp_path, kind, ends):
     ranges = {"activations": {"x": [0, 1]}, "weights": {"w": [0, 1]}}
-    ranges[kind]["y"] = list(ends)  # type: ignore[assignment]
+    ranges[kind]["y"] = list(ends)
     (tmp_path / "ranges.json").write_text(json.dumps(ranges))
     with pytest.raises(ValueError, match="a range with low > high"):
         comparison._read_ranges(tmp_path / "ranges.json")
@@ -161,7 +144,7 @@ def log_scored(store: Store, folder: Path, ids: np.ndarray) -> str:
     return run_id
 
 
-def test_samples_that_earlier_runs_have_not_scored_are_found(tmp_path: Path) -> None:
+def test_samples_that_earlier_runs_have_not_scored_are_found(tmp_path):
     store, ids = new_store(tmp_path / "mlruns"), np.arange(900, dtype=np.uint64)
     first = log_scored(store, tmp_path / "a", ids[:500])
     second = log_scored(store, tmp_path / "b", ids[::-1])

@@ -21,9 +21,9 @@ from resnet8ptq.report import (
     methodology,
     notes,
     page,
-    pareto,
     table,
     terminal,
+    trade_off,
     web_page,
 )
 from resnet8ptq.report.comparison import Family, compare
@@ -78,9 +78,7 @@ def add_others(store: Store, number: int) -> None:
         store.client.set_terminated(run.info.run_id)
 
 
-def test_what_is_asked_of_a_store_does_not_grow_with_its_runs(
-    own_store: Store, tmp_path: Path
-) -> None:
+def test_what_is_asked_of_a_store_does_not_grow_with_its_runs(own_store, tmp_path):
     own = start_sweep(own_store, tmp_path / "sweep")
     report = [f"root={tmp_path / 'mlruns'}", f"run_id={own.parent_id}", f"folder={tmp_path}"]
     calls: dict[str, Callable[[], object]] = {
@@ -107,7 +105,7 @@ def test_what_is_asked_of_a_store_does_not_grow_with_its_runs(
     assert max(few.values()) < 100
 
 
-def test_runs_of_another_sweep_are_read_together(own_store: Store, tmp_path: Path) -> None:
+def test_runs_of_another_sweep_are_read_together(own_store, tmp_path):
     first = start_sweep(own_store, tmp_path / "first")
     counts = []
     for number in (1, RUNS):
@@ -127,7 +125,7 @@ def test_runs_of_another_sweep_are_read_together(own_store: Store, tmp_path: Pat
     assert history.load_runs(own_store, [runs[0].run_id, "0" * 32]).keys() == {runs[0].run_id}
 
 
-def test_a_store_is_opened_while_a_run_logs(own_store: Store, tmp_path: Path) -> None:
+def test_a_store_is_opened_while_a_run_logs(own_store, tmp_path):
     database = tmp_path / "mlruns" / "mlflow.db"
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -135,9 +133,7 @@ def test_a_store_is_opened_while_a_run_logs(own_store: Store, tmp_path: Path) ->
         assert open_store(again) == own_store
 
 
-def test_ranges_are_read_for_the_figures_and_labels_kept_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranges_are_read_for_the_figures_and_labels_kept_once(tmp_path, monkeypatch):
     ranges = {"activations": {"x": [-1.0, 2.0]}, "weights": {"w": [-0.5, 0.5]}}
     (tmp_path / "ranges.json").write_text(json.dumps(ranges))
     arrays = {"baseline_predictions": BASELINE, "labels": LABELS}
@@ -151,7 +147,7 @@ def test_ranges_are_read_for_the_figures_and_labels_kept_once(
     monkeypatch.setattr(history, "artifact", lend)
     methods = {"a": "minmax", "b": "minmax", "c": "mse"}
     records = [record(name, predictions(lost=9), calib=calib) for name, calib in methods.items()]
-    (family,) = comparison.load(None, records)  # type: ignore[arg-type]
+    (family,) = comparison.load(None, records)
     assert [name for name, file in read if file == "ranges.json"] == ["a", "c"]
     first, second, _ = (cell.paired for cell in family.cells)
     assert vars(first.model)["labels"] is vars(second.model)["labels"]
@@ -166,7 +162,7 @@ def many() -> Family:
     return compare([*sweep(*cells).cells, unmeasured("x", "failed", "no <b>kernel</b>")])
 
 
-def test_the_best_of_many_runs_come_first_and_all_of_them_folded(many: Family) -> None:
+def test_the_best_of_many_runs_come_first_and_all_of_them_folded(many):
     text = page.to_markdown(page.select([many], LIMITS), {})
     at_once, *folded = re.split(r"<details>", text.split("## All runs")[1].split("## Spread")[0])
     shown = [line for line in at_once.splitlines() if line.startswith("| onnx")]
@@ -183,7 +179,7 @@ def test_the_best_of_many_runs_come_first_and_all_of_them_folded(many: Family) -
     assert len(lines) == len(many.cells)
 
 
-def test_the_page_folds_and_takes_no_other_html(many: Family) -> None:
+def test_the_page_folds_and_takes_no_other_html(many):
     html = web_page.render(page.to_markdown(page.select([many], LIMITS), {}), {})
     assert html.count("<details><summary>") == html.count("</details>") == 2
     assert "<b>" not in html
@@ -194,15 +190,15 @@ def test_the_page_folds_and_takes_no_other_html(many: Family) -> None:
         assert given not in web_page.render(f"text\n\n{given}\n\ntext", {})
 
 
-def test_the_terminal_says_what_it_leaves_out(many: Family) -> None:
+def test_the_terminal_says_what_it_leaves_out(many):
     console = Console(file=io.StringIO(), width=200)
     terminal.print_runs(many.records, console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = console.file.getvalue()
     assert text.count("│ onnx") == 1 + table.FIRST
     assert "The 20 best of 52 runs by accuracy; the others: 31 ok, 1 failed. All: rep" in text
 
 
-def test_notes_and_figures_name_some_of_many(many: Family) -> None:
+def test_notes_and_figures_name_some_of_many(many):
     same = [unmeasured(f"{n}", "unsupported", "no kernel").record for n in range(20)]
     assert any(note.endswith("; and 8 more)") for note in notes.collect(same))
     dynamic = [record(f"{n}", BASELINE, **{"batch1/accuracy": 0.9}) for n in range(20)]
@@ -215,6 +211,6 @@ def test_notes_and_figures_name_some_of_many(many: Family) -> None:
     assert "0 / 1 / 2 / 3 / 4 / 5 / 6 / 7 / 8 / 9 / and 41 more" in told["calibration"]
 
 
-def test_no_point_of_the_front_is_beaten() -> None:
+def test_no_point_of_the_front_is_beaten():
     costs = np.array([[1.0, 5.0], [2.0, 2.0], [2.0, 2.0], [3.0, 2.0], [5.0, 1.0]])
-    assert pareto.mask(costs).tolist() == [True, True, True, False, True]
+    assert trade_off.find_front(costs) == [0, 1, 2, 4]

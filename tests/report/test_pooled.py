@@ -36,9 +36,7 @@ def on(data: str, models: Models, **params: str) -> Family:
 
 
 @given(COUNTS, st.floats(-0.05, 0.05))
-def test_one_data_set_has_the_margin_of_its_own_test(
-    counts: tuple[int, int, int], limit: float
-) -> None:
+def test_one_data_set_has_the_margin_of_its_own_test(counts, limit):
     alone, own = pooled.stratified([Stratum(*counts)], limit), tango(*counts, limit)
     assert alone.z == pytest.approx(own.z, abs=1e-6)
     assert alone.correction == pytest.approx(own.correction, rel=1e-6)
@@ -50,9 +48,7 @@ def test_one_data_set_has_the_margin_of_its_own_test(
 
 
 @given(STRATA, st.floats(-0.05, 0.05))
-def test_order_does_not_matter_and_twice_the_samples_tell_more(
-    strata: list[Stratum], limit: float
-) -> None:
+def test_order_does_not_matter_and_twice_the_samples_tell_more(strata, limit):
     once, twice = (pooled.stratified(times * strata, limit) for times in (1, 2))
     turned = pooled.stratified(strata[::-1], limit)
     assert turned.z == pytest.approx(once.z, abs=1e-6)
@@ -62,7 +58,7 @@ def test_order_does_not_matter_and_twice_the_samples_tell_more(
 
 
 @given(STRATA)
-def test_each_data_set_has_the_variance_of_its_own_loss(strata: list[Stratum]) -> None:
+def test_each_data_set_has_the_variance_of_its_own_loss(strata):
     variance = sum(((s.lost + s.won) / s.total - s.loss**2) / s.total for s in strata)
     assume(variance > 1e-9)
     margin = pooled.stratified(strata, pooled.mean_loss(strata))
@@ -72,16 +68,14 @@ def test_each_data_set_has_the_variance_of_its_own_loss(strata: list[Stratum]) -
 
 
 @given(STRATA, COUNTS)
-def test_another_data_set_never_makes_a_pass_on_all(
-    strata: list[Stratum], more: tuple[int, int, int]
-) -> None:
+def test_another_data_set_never_makes_a_pass_on_all(strata, more):
     margins = [pooled.stratified([stratum], 0.01) for stratum in strata]
     within, _ = pooled.hold_on_all(margins)
     assert (within <= SIGNIFICANCE) == all(m.p_within <= SIGNIFICANCE for m in margins)
     assert pooled.hold_on_all([*margins, pooled.stratified([Stratum(*more)], 0.01)])[0] >= within
 
 
-def test_configurations_are_corrected_and_of_data_sets_only_a_failure() -> None:
+def test_configurations_are_corrected_and_of_data_sets_only_a_failure():
     assert verdicts.outcomes([(0.03, 1.0)]) == [PASS]
     assert verdicts.outcomes([(0.03, 1.0), (0.03, 1.0), (1.0, 0.01)]) == [
         UNDECIDED,
@@ -93,7 +87,7 @@ def test_configurations_are_corrected_and_of_data_sets_only_a_failure() -> None:
     assert beyond == pytest.approx(3 * margins[1].p_beyond)
 
 
-def test_a_gain_hides_a_loss_in_the_mean_and_not_on_all() -> None:
+def test_a_gain_hides_a_loss_in_the_mean_and_not_on_all():
     first = {"minmax": predictions(lost=40), "mse": predictions(won=1)}
     second = {"minmax": predictions(won=60), "mse": predictions(lost=6)}
     (pool,) = pooled.judge([on("a", first), on("b", second)], LIMITS)
@@ -104,7 +98,7 @@ def test_a_gain_hides_a_loss_in_the_mean_and_not_on_all() -> None:
     assert (near.pooled, near.on_all, near.worst) == (PASS, UNDECIDED, "b")
 
 
-def test_verdicts_on_equal_data_sets_are_no_weaker_than_those_of_each() -> None:
+def test_verdicts_on_equal_data_sets_are_no_weaker_than_those_of_each():
     models = {f"m{lost}": predictions(lost=lost) for lost in (0, 5, 12, 40)}
     first, second = on("a", models), on("b", models)
     each = [verdict.outcome for verdict in verdicts.judge(first, LIMITS).values()]
@@ -114,7 +108,7 @@ def test_verdicts_on_equal_data_sets_are_no_weaker_than_those_of_each() -> None:
         assert row.on_all in (UNDECIDED, own)
 
 
-def test_bits_that_each_run_chose_itself_are_one_configuration() -> None:
+def test_bits_that_each_run_chose_itself_are_one_configuration():
     models, auto = {"minmax": predictions()}, {"precision.plan": "auto"}
     families = [
         on(data, models, planned_bits=bits, **auto)
@@ -124,7 +118,7 @@ def test_bits_that_each_run_chose_itself_are_one_configuration() -> None:
     assert len(pool.configurations) == 1
 
 
-def test_only_the_same_network_on_different_data_sets_is_pooled() -> None:
+def test_only_the_same_network_on_different_data_sets_is_pooled():
     models = {"minmax": predictions()}
     here = on("a", models)
     for other in (
@@ -138,7 +132,7 @@ def test_only_the_same_network_on_different_data_sets_is_pooled() -> None:
     assert pooled.judge([on("a", models, **own), on("b", models, **own)], LIMITS) == []
 
 
-def test_data_sets_of_one_name_are_told_apart_and_stopped_runs_left_out() -> None:
+def test_data_sets_of_one_name_are_told_apart_and_stopped_runs_left_out():
     models = {"minmax": predictions()}
     here, there = (on("arrays", models, **{"data.root": f"{name}/x.npz"}) for name in "ab")
     for family, digest in (here, "1"), (there, "2"):
@@ -151,16 +145,14 @@ def test_data_sets_of_one_name_are_told_apart_and_stopped_runs_left_out() -> Non
     assert pooled.judge([here, Family((replace(cell, paired=early),))], LIMITS) == []
 
 
-def test_a_broken_fp32_voids_and_groups_decide_nothing() -> None:
+def test_a_broken_fp32_voids_and_groups_decide_nothing():
     models = {"minmax": predictions()}
     for change, expected in ({"doubt": "near chance"}, VOID), ({"grouped": "true"}, UNDECIDED):
         (pool,) = pooled.judge([on("a", models), on("b", models, **change)], LIMITS)
         assert [(row.pooled, row.on_all) for row in pool.configurations] == [(expected, expected)]
 
 
-def test_the_report_and_the_terminal_show_one_line_for_each_configuration(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_report_and_the_terminal_show_one_line_for_each_configuration(capsys):
     first = {"minmax": predictions(lost=40), "mse": predictions()}
     families = [on("a<b>", first), on("c", {"minmax": predictions(won=60)})]
     chosen = page.select(families, LIMITS)

@@ -41,7 +41,7 @@ def by_use(
     limits: ReportConfig = LIMITS,
     **options: object,
 ) -> dict[str, Recommendation]:
-    return {r.use: r for r in recommend(select(sweep(*cells, **options), race, limits))}  # type: ignore[arg-type]
+    return {r.use: r for r in recommend(select(sweep(*cells, **options), race, limits))}
 
 
 def other_choice(selected: ModelSelection) -> str:
@@ -53,7 +53,7 @@ def chosen(found: Recommendation) -> str:
     return found.choice.record.run_id
 
 
-def test_the_best_names_the_models_shown_as_good_and_apart_those_not_known() -> None:
+def test_the_best_names_the_models_shown_as_good_and_apart_those_not_known():
     found = by_use(
         ("best", predictions(won=10), {}),
         ("same", predictions(won=10), {"calib": "entropy"}),
@@ -76,7 +76,7 @@ def test_the_best_names_the_models_shown_as_good_and_apart_those_not_known() -> 
     assert [cell.record.run_id for cell in strict.unknown] == ["near"]
 
 
-def test_balanced_is_the_smallest_model_shown_as_good_as_the_best() -> None:
+def test_balanced_is_the_smallest_model_shown_as_good_as_the_best():
     cells = [
         ("best", predictions(won=10), {"size_bytes": 100_000.0}),
         ("good", predictions(won=8), {"calib": "mse", "size_bytes": 60_000.0}),
@@ -94,7 +94,7 @@ def test_balanced_is_the_smallest_model_shown_as_good_as_the_best() -> None:
     assert "balanced" not in strict or chosen(strict["balanced"]) == "best"
 
 
-def test_of_equals_at_the_top_the_faster_and_smaller_is_chosen() -> None:
+def test_of_equals_at_the_top_the_faster_and_smaller_is_chosen():
     same = predictions(won=10)
     slow, quick = {"latency_p50_ms": 2.0}, {"latency_p50_ms": 1.02}
     found = by_use(
@@ -106,7 +106,7 @@ def test_of_equals_at_the_top_the_faster_and_smaller_is_chosen() -> None:
     assert chosen(found["best accuracy"]) == "both"
 
 
-def test_the_smallest_is_the_most_accurate_of_those_of_its_size() -> None:
+def test_the_smallest_is_the_most_accurate_of_those_of_its_size():
     found = by_use(
         ("bytes", predictions(lost=2), {"size_bytes": 100_000.0}),
         ("better", predictions(won=2), {"size_bytes": 100_008.0, "calib": "entropy"}),
@@ -114,7 +114,7 @@ def test_the_smallest_is_the_most_accurate_of_those_of_its_size() -> None:
     assert chosen(found["smallest"]) == "better"
 
 
-def test_the_best_is_chosen_apart_from_what_is_reported() -> None:
+def test_the_best_is_chosen_apart_from_what_is_reported():
     """The first is better on the test images, the second on the selection samples."""
     family = sweep(
         ("lucky", predictions(won=12), {"size_bytes": 100_000.0}),
@@ -135,7 +135,7 @@ def test_the_best_is_chosen_apart_from_what_is_reported() -> None:
     assert alone.endswith("results are probably too good.")
 
 
-def test_smallest_passes_on_the_samples_to_choose_by() -> None:
+def test_smallest_passes_on_the_samples_to_choose_by():
     """A loss of 1.6 points is within 2 as measured, and not shown to be."""
     cells = (
         ("large", predictions(), {"size_bytes": 110_000.0}),
@@ -149,7 +149,7 @@ def test_smallest_passes_on_the_samples_to_choose_by() -> None:
     assert "smallest" not in by_use(*cells, choices=[beyond, beyond])
 
 
-def test_a_loss_as_measured_of_just_the_limit_is_within_it() -> None:
+def test_a_loss_as_measured_of_just_the_limit_is_within_it():
     family = sweep(("a", predictions(), {}), choices=[predictions(lost=16)])
     loss = family.measured[0].metric("choice/drop")
     assert "smallest" in {r.key for r in recommend(select(family, limits=ReportConfig(loss)))}
@@ -157,7 +157,7 @@ def test_a_loss_as_measured_of_just_the_limit_is_within_it() -> None:
     assert "smallest" not in {r.key for r in recommend(select(family, limits=less))}
 
 
-def test_the_smallest_names_those_within_a_twentieth_of_its_size() -> None:
+def test_the_smallest_names_those_within_a_twentieth_of_its_size():
     sizes = {"least": 100_000.0, "edge": 105_000.0, "over": 105_001.0}
     found = by_use(*[(n, predictions(), {"size_bytes": v, "seed": n}) for n, v in sizes.items()])
     smallest = found["smallest"]
@@ -167,12 +167,12 @@ def test_the_smallest_names_those_within_a_twentieth_of_its_size() -> None:
     assert smallest.why == "100.0 kB, 66.7% less than FP32, at 90.00%"
 
 
-def test_a_file_larger_than_fp32_is_said_to_be() -> None:
+def test_a_file_larger_than_fp32_is_said_to_be():
     smallest = by_use(("a", predictions(), {"size_bytes": 330_000.0}))["smallest"]
     assert smallest.why == "330.0 kB, 10.0% more than FP32, at 90.00%"
 
 
-def test_where_nothing_passes_to_choose_by_the_summary_says_so() -> None:
+def test_where_nothing_passes_to_choose_by_the_summary_says_so():
     for lost, words in (
         (16, "with a measured loss within the limit"),
         (30, "Therefore the smallest and the fastest cannot be chosen"),
@@ -181,7 +181,7 @@ def test_where_nothing_passes_to_choose_by_the_summary_says_so() -> None:
         assert words in page.to_markdown([select(family)], {})
 
 
-def test_what_fails_is_not_recommended() -> None:
+def test_what_fails_is_not_recommended():
     found = by_use(
         ("best", predictions(won=10), {"size_bytes": 110_000.0}),
         ("tiny", predictions(lost=100), {"size_bytes": 10_000.0, "calib": "percentile"}),
@@ -196,7 +196,7 @@ def test_what_fails_is_not_recommended() -> None:
     assert other_choice(apart) == ""
 
 
-def test_what_fails_is_a_candidate_only_beside_samples_to_choose_by() -> None:
+def test_what_fails_is_a_candidate_only_beside_samples_to_choose_by():
     cells = (("good", predictions(), {}), ("bad", predictions(lost=100), {"calib": "mse"}))
     for number, kept in ((0, ["good"]), (1, ["good"]), (2, ["good", "bad"])):
         choices = [predictions()] * number  # with one, not all have such samples
@@ -204,7 +204,7 @@ def test_what_fails_is_a_candidate_only_beside_samples_to_choose_by() -> None:
         assert [cell.record.run_id for cell in found] == kept
 
 
-def test_what_is_reported_does_not_choose() -> None:
+def test_what_is_reported_does_not_choose():
     """The best on the selection samples is shown with its verdict, though it fails."""
     family = sweep(
         ("unlucky", predictions(lost=60), {}),
@@ -224,25 +224,23 @@ def test_what_is_reported_does_not_choose() -> None:
         ("method", "ptq", False),
     ],
 )
-def test_runs_that_have_chosen_by_the_same_samples_are_told(
-    key: str, value: str, told: bool
-) -> None:
+def test_runs_that_have_chosen_by_the_same_samples_are_told(key, value, told):
     cells = (("a", predictions(), {}), ("b", predictions(), {key: value}))
     said = other_choice(select(sweep(*cells, choices=[predictions(), predictions()])))
     words = " Runs with nodes_to_exclude=auto, precision.plan=auto or method=qat tuned their"
     assert (f"do not use.{words}" in said) is told
 
 
-def test_the_samples_that_choose_are_told_by_their_name() -> None:
+def test_the_samples_that_choose_are_told_by_their_name():
     for named, words in (({"chosen_by": "500 images"}, "500 images"), ({}, "other samples")):
-        selected = select(sweep(("a", predictions(), named), choices=[predictions()]))  # type: ignore[arg-type]
+        selected = select(sweep(("a", predictions(), named), choices=[predictions()]))
         assert other_choice(selected) == (
             f"The best are chosen on {words}, which the reported figures do not use. "
             "The reported samples would give the same choice."
         )
 
 
-def test_samples_that_fp32_knows_are_told() -> None:
+def test_samples_that_fp32_knows_are_told():
     for known, told in ((0.99, True), (0.91, False)):
         family = sweep(("a", predictions(), {}), choices=[predictions()])
         family.measured[0].record.metrics["choice/baseline/accuracy"] = known
@@ -250,19 +248,19 @@ def test_samples_that_fp32_knows_are_told() -> None:
         assert (" FP32 has 99.00% on them and 90.00% on the reported samples" in said) is told
 
 
-def test_the_other_choice_is_the_best_on_the_reported_samples_wherever_it_stands() -> None:
+def test_the_other_choice_is_the_best_on_the_reported_samples_wherever_it_stands():
     cells = (("a", predictions(), {}), ("b", predictions(won=5), {"calib": "entropy"}))
     said = other_choice(select(sweep(*cells, choices=[predictions(won=5), predictions()])))
     assert "On the reported samples the best is onnx int8 entropy per tensor: 90.50%" in said
 
 
-def test_an_undecided_model_with_a_measured_loss_beyond_the_limit_is_not_within_it() -> None:
+def test_an_undecided_model_with_a_measured_loss_beyond_the_limit_is_not_within_it():
     selected = select(sweep(("a", predictions(lost=22), {})))
     assert [cell.record.run_id for cell in selected.candidates] == ["a"]
     assert selected.within == []
 
 
-def test_a_change_that_is_not_known_is_not_told() -> None:
+def test_a_change_that_is_not_known_is_not_told():
     family = sweep(("a", predictions(), {}))
     del family.measured[0].record.metrics["baseline/accuracy"]
     assert recommend(select(family))[0].why == "90.00%"
@@ -280,7 +278,7 @@ def race(**times: float) -> PairedLatency:
 TIMED = {"latency_p50_ms": 0.2, "latency_batch_p50_ms": 9.0, "baseline/latency_p50_ms": 0.3}
 
 
-def test_the_fastest_is_that_of_the_race_with_fp32_in_it() -> None:
+def test_the_fastest_is_that_of_the_race_with_fp32_in_it():
     cells = (("a", predictions(), TIMED), ("b", predictions(), {**TIMED, "calib": "entropy"}))
     found = by_use(*cells, race=race(a=0.2, b=0.1, onnx_fp32=0.15))
     assert chosen(found[SINGLE]) == chosen(found[BATCHES]) == "b"
@@ -295,13 +293,13 @@ def test_the_fastest_is_that_of_the_race_with_fp32_in_it() -> None:
     assert (fp32.equals, fp32.equals_mean) == ((), "")
 
 
-def test_a_model_as_fast_as_fp32_is_chosen_over_it_in_a_race() -> None:
+def test_a_model_as_fast_as_fp32_is_chosen_over_it_in_a_race():
     found = by_use(("a", predictions(), TIMED), race=race(a=0.15, onnx_fp32=0.15))[SINGLE]
     assert chosen(found) == "a"
     assert found.why.endswith("the fastest FP32: not significantly faster")
 
 
-def test_models_race_where_others_did_not() -> None:
+def test_models_race_where_others_did_not():
     cells = [(name, predictions(), {**TIMED, "seed": name}) for name in "abc"]
     found = by_use(*cells, race=race(a=0.1, b=0.1, onnx_fp32=0.2, torch_fp32=0.3))
     assert (found[SINGLE].key, found[BATCHES].key) == ("fastest", "fastest_batch")
@@ -310,24 +308,24 @@ def test_models_race_where_others_did_not() -> None:
     assert found[SINGLE].equals_mean == "not significantly slower"
 
 
-def test_finalists_of_each_use_are_its_fastest() -> None:
+def test_finalists_of_each_use_are_its_fastest():
     single, batch = (3, 4, 1, 5, 2, 6, 7, 8), (6, 5, 7, 4, 8, 1, 2, 3)
     cells = [
         (name, predictions(), {"seed": name, "latency_p50_ms": a, "latency_batch_p50_ms": b})
         for name, a, b in zip("bacdefgh", single, batch, strict=True)
     ]
-    names = {cell.record.run_id for cell in finalists(select(sweep(*cells)))}  # type: ignore[arg-type]
+    names = {cell.record.run_id for cell in finalists(select(sweep(*cells)))}
     assert names == {"b", *"bce", *"fgh"}  # the first of equal ones, as the best and the smallest
 
 
-def test_a_speedup_whose_interval_has_1_in_it_is_not_called_faster() -> None:
+def test_a_speedup_whose_interval_has_1_in_it_is_not_called_faster():
     noisy = PairedLatency({"a": [1.0, 2.0, 1.0, 2.0], "onnx fp32": [2.0, 1.1, 2.0, 1.1]}, {}, 64, 1)
     found = by_use(("a", predictions(), TIMED), race=noisy)
     assert found[SINGLE].why.endswith("the fastest FP32: not significantly faster")
     assert BATCHES not in found
 
 
-def test_without_a_race_the_runs_own_latencies_are_told_as_that() -> None:
+def test_without_a_race_the_runs_own_latencies_are_told_as_that():
     fast = {**TIMED, "latency_p50_ms": 0.1, "calib": "entropy"}
     cells = (("a", predictions(), TIMED), ("b", predictions(), fast))
     found = by_use(*cells)[SINGLE]
@@ -342,7 +340,7 @@ def test_without_a_race_the_runs_own_latencies_are_told_as_that() -> None:
     assert not any(use.startswith("fastest") for use in by_use(("a", predictions(), {})))
 
 
-def test_runs_are_held_against_the_fastest_fp32_and_must_be_faster() -> None:
+def test_runs_are_held_against_the_fastest_fp32_and_must_be_faster():
     other = {**TIMED, "backend": "torch", "baseline/latency_p50_ms": 0.25}
     cells = (("c", predictions(), {}), ("a", predictions(), TIMED), ("b", predictions(), other))
     found = by_use(*cells)[SINGLE]  # the first was not timed
@@ -352,7 +350,7 @@ def test_runs_are_held_against_the_fastest_fp32_and_must_be_faster() -> None:
     assert (equal.choice, equal.label) == (None, "onnx fp32")
 
 
-def test_the_fastest_run_names_those_within_a_twentieth_of_its_latency() -> None:
+def test_the_fastest_run_names_those_within_a_twentieth_of_its_latency():
     def timed(latency: float) -> dict[str, float | str]:
         both = {"latency_p50_ms": latency, "baseline/latency_p50_ms": 2.0}
         return {**TIMED, **both, "seed": str(latency)}
@@ -364,7 +362,7 @@ def test_the_fastest_run_names_those_within_a_twentieth_of_its_latency() -> None
     assert fastest.equals_mean == "latency within 5%"
 
 
-def test_finalists_are_the_fastest_the_smallest_and_the_best() -> None:
+def test_finalists_are_the_fastest_the_smallest_and_the_best():
     def timed(number: int, **changes: float | str) -> dict[str, float | str]:
         return {**TIMED, "latency_p50_ms": number, "latency_batch_p50_ms": number, **changes}
 
@@ -377,13 +375,13 @@ def test_finalists_are_the_fastest_the_smallest_and_the_best() -> None:
     assert finalists(select(sweep(("a", predictions(), {})))) == []
 
 
-def test_best_of_each_framework_where_there_are_several() -> None:
+def test_best_of_each_framework_where_there_are_several():
     found = by_use(("a", predictions(), {}), ("b", predictions(lost=5), {"backend": "torch"}))
     assert chosen(found["best accuracy in torch"]) == "b"
     assert "best accuracy in onnx" not in by_use(("a", predictions(), {}))
 
 
-def test_recommendations_name_their_keys_and_the_command_that_deploys_them() -> None:
+def test_recommendations_name_their_keys_and_the_command_that_deploys_them():
     elsewhere = {"backend": "torch", "tracking.root": "my runs", "tracking.uri": "null"}
     found = by_use(("a", predictions(), {}), ("b", predictions(lost=5), elsewhere))
     keys = {each.key: each for each in found.values()}
@@ -392,7 +390,7 @@ def test_recommendations_name_their_keys_and_the_command_that_deploys_them() -> 
     assert keys["best_torch"].command == "python -m resnet8ptq deploy run_id=b 'root=my runs'"
 
 
-def test_a_command_says_where_the_run_is_unless_it_is_where_runs_are() -> None:
+def test_a_command_says_where_the_run_is_unless_it_is_where_runs_are():
     usual = {"tracking.root": "mlruns", "tracking.experiment_name": "resnet8ptq"}
     best = by_use(("a", predictions(), {**usual, "tracking.uri": "null"}))["best accuracy"]
     assert best.command == "python -m resnet8ptq deploy run_id=a"
@@ -402,7 +400,7 @@ def test_a_command_says_where_the_run_is_unless_it_is_where_runs_are() -> None:
     assert best.command == expected
 
 
-def test_frameworks_are_told_in_the_order_of_their_names() -> None:
+def test_frameworks_are_told_in_the_order_of_their_names():
     names = ("torch", "c", "onnx", "b", "tflite", "a")
     found = by_use(*((name, predictions(), {"backend": name}) for name in names))
     keys = [each.key for each in found.values()]
@@ -411,7 +409,7 @@ def test_frameworks_are_told_in_the_order_of_their_names() -> None:
     ]
 
 
-def test_why_nothing_is_recommended() -> None:
+def test_why_nothing_is_recommended():
     lost = select(sweep(("a", predictions(lost=100), {})))
     lines = why_none(replace(lost, limits=ReportConfig(min_accuracy=0.95)))
     assert "report.max_drop=0.01, report.min_accuracy=0.95" in lines[0]
@@ -425,7 +423,7 @@ def test_why_nothing_is_recommended() -> None:
     assert len(why_none(kept)) == 1
 
 
-def test_advice_is_only_for_what_was_not_tried() -> None:
+def test_advice_is_only_for_what_was_not_tried():
     cells = (
         ("a", predictions(lost=100), {}),
         ("b", predictions(lost=100), {"per_channel": "true"}),
@@ -437,7 +435,7 @@ def test_advice_is_only_for_what_was_not_tried() -> None:
     assert len(why_none(some)) == 1
 
 
-def test_fp32_is_told_only_where_it_has_less_than_is_asked() -> None:
+def test_fp32_is_told_only_where_it_has_less_than_is_asked():
     cells = [
         (name, predictions(), {"seed": name, "baseline/accuracy": value})
         for name, value in (("a", 0.9), ("b", 0.8), ("c", 0.95), ("d", 0.85))
@@ -450,13 +448,13 @@ def test_fp32_is_told_only_where_it_has_less_than_is_asked() -> None:
     assert "(report.max_drop=0.02)" in line
 
 
-def test_what_ran_on_no_integer_kernels_is_never_recommended() -> None:
+def test_what_ran_on_no_integer_kernels_is_never_recommended():
     assert recommend(select(sweep(("a", predictions(), {"execution": "simulated"})))) == []
     (first, *_) = recommend(select(sweep(("a", predictions(), {"execution": "integer"}))))
     assert chosen(first) == "a"
 
 
-def test_files_for_npus_are_recommended_where_nothing_runs_on_this_cpu() -> None:
+def test_files_for_npus_are_recommended_where_nothing_runs_on_this_cpu():
     """Their speed is reported as unknown; a model that runs here is preferred to them."""
     npu = {"execution": "simulated", "dtype": "w8a16"}
     alone = select(sweep(("npu", predictions(), npu)))
@@ -471,7 +469,7 @@ def test_files_for_npus_are_recommended_where_nothing_runs_on_this_cpu() -> None
 
 
 @pytest.mark.parametrize("low", [-0.012, None])
-def test_a_loss_is_told_with_its_interval(low: float | None) -> None:
+def test_a_loss_is_told_with_its_interval(low):
     ends = {} if low is None else {"ci95/delta_low": low, "ci95/delta_high": 0.01}
     found = by_use(("a", predictions(lost=3), ends))["best accuracy"]
     interval = "" if low is None else ", 95% interval -1.20 to +1.00"
@@ -479,7 +477,7 @@ def test_a_loss_is_told_with_its_interval(low: float | None) -> None:
     assert found.verdict == "pass"
 
 
-def test_ties_at_the_top_are_told() -> None:
+def test_ties_at_the_top_are_told():
     found = by_use(("a", predictions(), {"expected_accuracy": 0.92}))["best accuracy"]
     assert found.why.startswith("90.00% (92.00% with ties at the top broken at random)")
 
@@ -492,12 +490,12 @@ def by_kl(**values: float) -> list[tuple[str, np.ndarray, dict[str, Any]]]:
     ]
 
 
-def test_outputs_that_are_not_finite_are_chosen_last() -> None:
+def test_outputs_that_are_not_finite_are_chosen_last():
     cells = by_kl(broken=math.nan, whole=0.01)
     assert chosen(recommend(select(sweep(*cells, choices=[predictions()] * 2)))[0]) == "whole"
 
 
-def test_of_models_near_the_best_the_one_closest_to_fp32_is_chosen() -> None:
+def test_of_models_near_the_best_the_one_closest_to_fp32_is_chosen():
     """Two standard errors: 5 more lost images of 5 are beyond them, 3 of 3 are not."""
     cells = by_kl(lucky=0.02, close=0.01, worse=0.001)
     choices = [predictions(won=5), predictions(won=2), predictions()]
@@ -510,7 +508,7 @@ def test_of_models_near_the_best_the_one_closest_to_fp32_is_chosen() -> None:
     assert chosen(recommend(select(sweep(*old, choices=choices)))[0]) == "lucky"
 
 
-def test_a_kl_divergence_within_a_twentieth_leaves_the_choice_to_speed() -> None:
+def test_a_kl_divergence_within_a_twentieth_leaves_the_choice_to_speed():
     kl = "choice/kl_divergence"
     cells = [
         ("slow", predictions(), {kl: 0.0100, "latency_p50_ms": 2.0}),
@@ -520,7 +518,7 @@ def test_a_kl_divergence_within_a_twentieth_leaves_the_choice_to_speed() -> None
     assert chosen(recommend(select(sweep(*cells, choices=[predictions()] * 3)))[0]) == "fast"
 
 
-def test_recommended_models_are_judged_as_a_family_of_their_own() -> None:
+def test_recommended_models_are_judged_as_a_family_of_their_own():
     """Four lost images of 1,000 prove a point for one model, and not for one of twenty."""
     near = predictions(lost=4)
     cells = [(str(n), near, {"seed": str(n), "size_bytes": 1e5 + n * 1e4}) for n in range(20)]
@@ -534,7 +532,7 @@ def test_recommended_models_are_judged_as_a_family_of_their_own() -> None:
     assert same.verdict.startswith("undecided")
 
 
-def test_runs_with_other_samples_to_choose_by_are_compared_unpaired() -> None:
+def test_runs_with_other_samples_to_choose_by_are_compared_unpaired():
     """As with other calibration draws, from which these samples lie apart."""
     cells = by_kl(best=0.03, near=0.02, far=0.01)
     family = sweep(*cells, choices=[predictions(won=9), predictions(), predictions(lost=60)])

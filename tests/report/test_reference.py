@@ -19,25 +19,17 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
-def test_shipped_reference_is_whole() -> None:
+def test_shipped_reference_is_whole():
     entries = reference.load("resnet8_cifar10")
     assert len(entries) == 13
     assert {entry.total for entry in entries} == {9980}
     assert all(8600 < entry.correct < 8750 for entry in entries)
 
 
-def test_seeds_of_one_configuration_are_one_line_and_the_best_comes_first(tmp_path: Path) -> None:
+def test_seeds_of_one_configuration_are_one_line_and_the_best_comes_first(tmp_path):
     found = sweep(
-        (
-            "a",
-            predictions(lost=10),
-            {"seed": "1", "accuracy": 0.890, "expected_accuracy": 0.889},
-        ),
-        (
-            "b",
-            predictions(lost=20),
-            {"seed": "2", "accuracy": 0.880, "expected_accuracy": 0.880},
-        ),
+        ("a", predictions(lost=10), {"seed": "1", "accuracy": 0.890, "expected_accuracy": 0.889}),
+        ("b", predictions(lost=20), {"seed": "2", "accuracy": 0.880, "expected_accuracy": 0.880}),
     )
     path = write(tmp_path / "tools.csv", f"T,plain,886,,{IMAGES},90000", f"T,x,1,1,{IMAGES + 1},1")
     entries = reference.rank(found, reference.load(str(path)))
@@ -55,21 +47,19 @@ def test_seeds_of_one_configuration_are_one_line_and_the_best_comes_first(tmp_pa
 
 
 @pytest.mark.parametrize("line", ["T,plain,many,,10,5", "T,plain,5", "T,plain,5,,ten,5"])
-def test_bad_line_is_named(tmp_path: Path, line: str) -> None:
+def test_bad_line_is_named(tmp_path, line):
     path = write(tmp_path / "tools.csv", line)
     with pytest.raises(ConfigError, match=r"report\.reference: .*line 2: .*takes tool"):
         reference.load(str(path))
 
 
-def test_missing_file_names_what_is_shipped() -> None:
+def test_missing_file_names_what_is_shipped():
     with pytest.raises(ConfigError, match=r"report\.reference: got nowhere.*resnet8_cifar10"):
         reference.load("nowhere")
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_read_or_refused_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
+def test_any_bytes_are_read_or_refused_in_one_line(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("reference") / "tools.csv"
     path.write_bytes(content)
     try:
@@ -78,7 +68,7 @@ def test_any_bytes_are_read_or_refused_in_one_line(
         assert str(error).startswith("report.reference: ")
 
 
-def test_a_shipped_reference_stands_beside_its_own_network_only() -> None:
+def test_a_shipped_reference_stands_beside_its_own_network_only():
     found = sweep(("a", predictions(lost=1), {}))
     assert not reference.fits("resnet8_cifar10", found)
     assert reference.fits("own.csv", found)

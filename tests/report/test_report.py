@@ -14,7 +14,6 @@ from resnet8ptq.report.facts import group
 from resnet8ptq.report.plots import activation_ranges, class_impact, weight_ranges
 from resnet8ptq.report.verdicts import PASS, UNDECIDED
 from resnet8ptq.tracking.run import start_parent, start_run
-from resnet8ptq.tracking.store import Store
 from resnet8ptq.tracking.sweep_file import Sweep
 from tests.helpers.cells import predictions, sweep, unmeasured
 from tests.helpers.configs import make_config
@@ -34,7 +33,7 @@ def found() -> Family:
     return compare(cells)
 
 
-def test_every_requested_cell_and_reason_is_in_the_table(found: Family) -> None:
+def test_every_requested_cell_and_reason_is_in_the_table(found):
     text = page.to_markdown(page.select([found], LIMITS), {})
     rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + 2 + 4  # head, baselines, cells
@@ -42,7 +41,7 @@ def test_every_requested_cell_and_reason_is_in_the_table(found: Family) -> None:
     assert "calib.percentile: got 120" in text
 
 
-def test_summary_counts_and_says_who_is_worse(found: Family) -> None:
+def test_summary_counts_and_says_who_is_worse(found):
     text = page.to_markdown(page.select([found], LIMITS), {})
     assert "4 combinations requested: 2 measured, 1 unsupported, 1 failed" in text
     assert "Limit: at most 1 point worse than FP32. " in text
@@ -50,14 +49,14 @@ def test_summary_counts_and_says_who_is_worse(found: Family) -> None:
     assert "onnx int8 minmax per tensor: significantly worse on dog" in text
 
 
-def test_numbers_equal_the_records(found: Family) -> None:
+def test_numbers_equal_the_records(found):
     text = page.to_markdown(page.select([found], LIMITS), {})
     for cell in found.measured:
         assert f"{cell.metric('accuracy'):.2%}" in text
         assert f"{100 * (cell.record.delta(found.metric) or 0):+.2f}" in text
 
 
-def test_text_from_outside_is_escaped_in_the_page(found: Family) -> None:
+def test_text_from_outside_is_escaped_in_the_page(found):
     html = to_page(found)
     assert "<b>kernel</b>" not in html
     assert "&lt;b&gt;kernel&lt;/b&gt; | sorry" in html
@@ -66,20 +65,20 @@ def test_text_from_outside_is_escaped_in_the_page(found: Family) -> None:
     assert html.lower().count("<script") == 1
 
 
-def test_the_page_holds_its_figures_and_asks_for_nothing(found: Family) -> None:
+def test_the_page_holds_its_figures_and_asks_for_nothing(found):
     html = to_page(found, figures={"class_impact.png": b"\x89PNG"})
     assert '<img src="data:image/png;base64,iVBORw==' in html
     assert re.findall(r'(?:src|href)="(?!data:)', html) == []
 
 
-def test_nothing_measured_recommends_nothing() -> None:
+def test_nothing_measured_recommends_nothing():
     bare = compare([unmeasured("a", "unsupported", "why")])
     text = page.to_markdown(page.select([bare], LIMITS), {})
     assert "nothing can be recommended" in text
     assert "## Recommendation" not in text
 
 
-def test_limits_show_as_pass_and_fail(found: Family) -> None:
+def test_limits_show_as_pass_and_fail(found):
     text = page.to_markdown(page.select([found], LIMITS), {})
     assert "| fail | " in text
     assert "| pass | " in text
@@ -88,7 +87,7 @@ def test_limits_show_as_pass_and_fail(found: Family) -> None:
     assert "| pass, accuracy \\< 95.00% | " in text
 
 
-def test_spread_over_seeds_by_hand() -> None:
+def test_spread_over_seeds_by_hand():
     cells = [(f"s{n}", predictions(lost=n), {"seed": str(n)}) for n in (0, 10, 20)]
     (group,) = spread.measure(sweep(*cells), ReportConfig())
     assert group.label == "onnx int8 minmax per tensor"
@@ -101,7 +100,7 @@ def test_spread_over_seeds_by_hand() -> None:
     assert group.verdict.outcome == UNDECIDED  # three draws whose losses are 0, 1 and 2 points
 
 
-def test_a_seed_that_ran_twice_is_one_draw() -> None:
+def test_a_seed_that_ran_twice_is_one_draw():
     losses = [("a", 0, "0"), ("b", 10, "1"), ("c", 10, "1")]
     cells = [(name, predictions(lost=lost), {"seed": seed}) for name, lost, seed in losses]
     (group,) = spread.measure(sweep(*cells), ReportConfig())
@@ -110,7 +109,7 @@ def test_a_seed_that_ran_twice_is_one_draw() -> None:
     assert group.loss.mean == pytest.approx(0.005)
 
 
-def test_seeds_are_no_separate_hypotheses() -> None:
+def test_seeds_are_no_separate_hypotheses():
     """Each of ten files is undecided among ten, and the recipe of which they are draws passes."""
     near = predictions(lost=4)
     selected = page.select(
@@ -124,7 +123,7 @@ def test_seeds_are_no_separate_hypotheses() -> None:
     assert "| +0.40 points (+0.01 to +0.79) | 0.20 | 0.00 | pass |" in text
 
 
-def test_what_a_sweep_varies_becomes_a_column_and_part_of_the_label() -> None:
+def test_what_a_sweep_varies_becomes_a_column_and_part_of_the_label():
     found = sweep(("a", predictions(), {"seed": "1"}), ("b", predictions(), {"seed": "2"}))
     assert table.columns(found.records)[4] == "seed"
     assert [cell.label for cell in found.cells] == [
@@ -133,7 +132,7 @@ def test_what_a_sweep_varies_becomes_a_column_and_part_of_the_label() -> None:
     ]
 
 
-def test_figures_are_drawn_where_there_is_data(found: Family) -> None:
+def test_figures_are_drawn_where_there_is_data(found):
     assert class_impact(found) is not None
     (size,) = trade_off.panels(*page.select([found], LIMITS))
     assert [point.kind for point in size.points] == ["fail", "pass", "fp32", "fp32"]
@@ -164,7 +163,7 @@ def families() -> list[Family]:
     return [compare([cells[record.run_id] for record in family]) for family in grouped]
 
 
-def test_each_set_of_images_has_a_section_of_its_own() -> None:
+def test_each_set_of_images_has_a_section_of_its_own():
     images = [f"set{n}_{name}" for n in "12" for name in ("trade_offs.svg", "ranges_onnx.png")]
     found = families()
     text = page.to_markdown(page.select(found, LIMITS), images)
@@ -185,15 +184,15 @@ def test_each_set_of_images_has_a_section_of_its_own() -> None:
     assert "comparisons (Holm)" not in second
 
 
-def test_one_set_of_images_needs_no_heading(found: Family) -> None:
+def test_one_set_of_images_needs_no_heading(found):
     text = page.to_markdown(page.select([found], LIMITS), {})
     assert text.startswith("# Quantization report: pets, net, 1,000 test samples\n\n## Summary\n")
     assert "sets of images" not in text
 
 
 def test_a_sweep_whose_folder_is_elsewhere_is_reported_in_this_one(
-    own_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    own_store, tmp_path, monkeypatch
+):
     folder, here = tmp_path / "sweep", tmp_path / "here"
     for path in (folder / "0", here):
         path.mkdir(parents=True)

@@ -44,7 +44,7 @@ def _stop(cell: Cell, seen: int) -> Cell:
     return replace(cell, paired=Paired(model.until(PLAN), baseline))
 
 
-def test_the_place_of_the_stop_and_the_corrected_loss_are_shown(stopped: Family) -> None:
+def test_the_place_of_the_stop_and_the_corrected_loss_are_shown(stopped):
     judged = verdicts.in_words([stopped], ReportConfig())
     for seen in STOPS:
         assert judged.texts[str(seen)].endswith(f" after {seen} of 1,000")
@@ -54,9 +54,7 @@ def test_the_place_of_the_stop_and_the_corrected_loss_are_shown(stopped: Family)
     assert facts.title(stopped.records).endswith("up to 1,000 test samples")
 
 
-def test_runs_are_ranked_by_the_samples_that_choose_and_no_class_is_judged(
-    stopped: Family,
-) -> None:
+def test_runs_are_ranked_by_the_samples_that_choose_and_no_class_is_judged(stopped):
     assert facts.best_first(stopped.records) == [1, 0]
     [selected] = page.select([stopped], ReportConfig())
     text = page.to_markdown([selected], [])
@@ -67,7 +65,7 @@ def test_runs_are_ranked_by_the_samples_that_choose_and_no_class_is_judged(
     assert "90.00%" not in baseline  # it has another value on the samples of each run
 
 
-def test_the_verdicts_are_those_of_the_corrected_p_values(stopped: Family) -> None:
+def test_the_verdicts_are_those_of_the_corrected_p_values(stopped):
     for max_drop in (0.004, 0.01, 0.03):  # also other limits than that of the stop
         margins = [
             PLAN.margin(*flips(cell.paired.baseline.right, cell.paired.model.right), seen, max_drop)
@@ -78,7 +76,7 @@ def test_the_verdicts_are_those_of_the_corrected_p_values(stopped: Family) -> No
         assert [judged[str(seen)] for seen in STOPS] == expected
 
 
-def test_stopped_and_whole_runs_are_two_families() -> None:
+def test_stopped_and_whole_runs_are_two_families():
     records = sweep(*((str(n), predictions(), {}) for n in range(2))).records
     for record, stop in zip(records, ("all", "decided"), strict=True):
         record.tags["test_digest"] = "a" * 64
@@ -86,7 +84,7 @@ def test_stopped_and_whole_runs_are_two_families() -> None:
     assert [len(family) for family in facts.group(records)] == [1, 1]
 
 
-def test_added_samples_are_judged_alone() -> None:
+def test_added_samples_are_judged_alone():
     """The model lost nothing on 900 samples that it was judged by before, and 30 on the others."""
     family, added = sweep(("a", predictions(lost=0), {})), np.arange(1000) >= 900
     [cell] = family.cells
@@ -116,7 +114,7 @@ def test_added_samples_are_judged_alone() -> None:
         (Looks(49, more=True), "at least 49 earlier runs were scored"),
     ],
 )
-def test_earlier_runs_are_told(looks: Looks, begin: str) -> None:
+def test_earlier_runs_are_told(looks, begin):
     family = sweep(("a", predictions(), {}))
     for record in family.records:
         record.tags["test_digest"] = "a" * 64

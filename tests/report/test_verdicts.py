@@ -17,11 +17,11 @@ from tests.helpers.cells import predictions, record, sweep
 
 
 def judged(*cells: object, max_drop: float = 0.01) -> dict[str, str]:
-    found = verdicts.judge(sweep(*cells), ReportConfig(max_drop=max_drop))  # type: ignore[arg-type]
+    found = verdicts.judge(sweep(*cells), ReportConfig(max_drop=max_drop))
     return {run_id: verdict.outcome for run_id, verdict in found.items()}
 
 
-def test_a_loss_is_within_beyond_or_neither() -> None:
+def test_a_loss_is_within_beyond_or_neither():
     found = judged(
         ("kept", predictions(), {}),
         ("lost", predictions(lost=40), {"calib": "entropy"}),
@@ -30,13 +30,13 @@ def test_a_loss_is_within_beyond_or_neither() -> None:
     assert found == {"kept": PASS, "lost": FAIL, "near": UNDECIDED}
 
 
-def test_a_limit_that_all_keep_and_one_that_none_does() -> None:
+def test_a_limit_that_all_keep_and_one_that_none_does():
     cells = (("a", predictions(lost=60), {}), ("b", predictions(lost=70), {"calib": "entropy"}))
     assert set(judged(*cells, max_drop=0.2).values()) == {PASS}
     assert set(judged(*cells, max_drop=0.02).values()) == {FAIL}
 
 
-def test_what_one_run_shows_many_may_not() -> None:
+def test_what_one_run_shows_many_may_not():
     """Of 100 models the luckiest is within any bound that holds for one."""
     near = predictions(lost=4, won=0)
     assert judged(("a", near, {})) == {"a": PASS}
@@ -44,7 +44,7 @@ def test_what_one_run_shows_many_may_not() -> None:
     assert set(judged(*many).values()) == {UNDECIDED}
 
 
-def test_undecided_says_how_many_samples_would_tell() -> None:
+def test_undecided_says_how_many_samples_would_tell():
     (few,) = verdicts.judge(sweep(("a", predictions(lost=8, won=4), {})), ReportConfig()).values()
     assert few.outcome == UNDECIDED
     assert re.fullmatch(r"undecided \([\d,]+ (to [\d,]+|or more)\)", str(few))
@@ -56,13 +56,13 @@ def test_undecided_says_how_many_samples_would_tell() -> None:
     assert str(Verdict(PASS)) == "pass"
 
 
-def test_the_wanted_accuracy_is_told_beside() -> None:
+def test_the_wanted_accuracy_is_told_beside():
     found = sweep(("a", predictions(), {}))
     judged = verdicts.in_words([found], ReportConfig(min_accuracy=0.95))
     assert judged.texts == {"a": "pass, accuracy < 95.00%"}
 
 
-def test_grouped_samples_decide_nothing() -> None:
+def test_grouped_samples_decide_nothing():
     found = sweep(("a", predictions(), {"grouped": "true"}))
     (verdict,) = verdicts.judge(found, ReportConfig()).values()
     assert str(verdict) == "undecided"
@@ -73,7 +73,7 @@ def test_grouped_samples_decide_nothing() -> None:
 DOUBT = "FP32 ACCURACY NEAR CHANCE, 10.01% (1001 of 10000, 10 classes)"
 
 
-def test_beside_a_broken_fp32_all_is_void() -> None:
+def test_beside_a_broken_fp32_all_is_void():
     """Neither a pass nor a recommendation; sound runs of the family are judged by themselves."""
     broken = sweep(("a", predictions(won=9), {"doubt": DOUBT}))
     (selected,) = page.select([broken], ReportConfig())
@@ -91,7 +91,7 @@ def test_beside_a_broken_fp32_all_is_void() -> None:
     assert [found[name].outcome for name in "ab"] == [VOID, PASS]
 
 
-def test_the_column_says_void() -> None:
+def test_the_column_says_void():
     found = sweep(("a", predictions(), {"doubt": DOUBT}))
     rows = table.rows(found.records, verdicts.in_words([found], ReportConfig(min_accuracy=0.99)))
     assert VOID in rows[-1]
@@ -122,13 +122,13 @@ def share_listed(loss: float, images: int = 2000, sweeps: int = 400) -> float:
 
 
 @pytest.mark.parametrize("images", [500, 2000, 10_000])
-def test_a_model_that_is_a_point_worse_than_the_best_is_hardly_ever_listed(images: int) -> None:
+def test_a_model_that_is_a_point_worse_than_the_best_is_hardly_ever_listed(images):
     assert share_listed(0.01, images) <= 0.05
 
 
-def test_a_model_at_the_margin_is_listed_in_at_most_a_twentieth_of_sweeps() -> None:
+def test_a_model_at_the_margin_is_listed_in_at_most_a_twentieth_of_sweeps():
     assert share_listed(0.005, 10_000) <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
 
 
-def test_an_equal_model_is_listed_if_the_samples_suffice() -> None:
+def test_an_equal_model_is_listed_if_the_samples_suffice():
     assert share_listed(0.0, 10_000) > 0.8

@@ -35,9 +35,7 @@ def agree(family: Family, limits: ReportConfig) -> set[str]:
 
 
 @given(flips=FLIPS, limit=st.sampled_from([0.0, 0.001, 0.01, 0.02, 0.05]))
-def test_a_model_passes_exactly_if_its_bound_is_within_the_limit(
-    flips: list[tuple[int, int]], limit: float
-) -> None:
+def test_a_model_passes_exactly_if_its_bound_is_within_the_limit(flips, limit):
     cells = [
         (str(n), predictions(lost=lost, won=won), {"seed": str(n)})
         for n, (lost, won) in enumerate(flips)
@@ -83,20 +81,20 @@ def deviate(scale: float) -> Paired:
         ("deviation", [deviate(scale) for scale in (0.001, 0.0062, 0.01, 0.5)]),
     ],
 )
-def test_bounds_and_verdicts_agree_for_every_kind_of_test(task: str, values: list[Paired]) -> None:
+def test_bounds_and_verdicts_agree_for_every_kind_of_test(task, values):
     outcomes = set()
     for max_drop in (0.001, 0.01, 0.05, 0.2):
         outcomes |= agree(family_of(task, *values), ReportConfig(max_drop=max_drop))
     assert {PASS, FAIL} <= outcomes
 
 
-def test_a_loss_of_many_times_the_baseline_is_bounded() -> None:
+def test_a_loss_of_many_times_the_baseline_is_bounded():
     bounds = measure(family_of("regression", err(50.0)), ReportConfig())["0"]
     assert bounds.lower is not None and bounds.upper is not None
     assert 45 < bounds.lower < 49 < bounds.upper < 53
 
 
-def test_a_bound_is_the_limit_at_which_the_test_decides() -> None:
+def test_a_bound_is_the_limit_at_which_the_test_decides():
     alone = measure(sweep(("a", predictions(lost=12, won=4), {})), ReportConfig())["a"]
     assert alone.upper is not None and alone.lower is not None
     assert tango(12, 4, IMAGES, alone.upper).p_within == pytest.approx(SIGNIFICANCE)
@@ -107,14 +105,14 @@ def test_a_bound_is_the_limit_at_which_the_test_decides() -> None:
     assert one_of_many.upper is not None and one_of_many.upper > alone.upper
 
 
-def test_nothing_is_bounded_by_groups_or_beside_a_broken_fp32() -> None:
+def test_nothing_is_bounded_by_groups_or_beside_a_broken_fp32():
     grouped = sweep(("a", predictions(), {"grouped": "true"}))
     assert measure(grouped, ReportConfig()) == {"a": Bounds()}
     assert measure(sweep(("a", predictions(), {"doubt": "NEAR CHANCE"})), ReportConfig()) == {}
 
 
 @given(st.lists(st.floats(0, 1), max_size=8))
-def test_levels_reject_what_holm_rejects(p_values: list[float]) -> None:
+def test_levels_reject_what_holm_rejects(p_values):
     rejected = [p <= SIGNIFICANCE for p in holm(p_values)]
     by_level = [p <= level for p, level in zip(p_values, levels(p_values), strict=True)]
     assert by_level == rejected

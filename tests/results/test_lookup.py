@@ -48,7 +48,7 @@ def verdict(called: Called, *words: str) -> tuple[int, Any]:
     return done.code, answered
 
 
-def test_the_newest_sweep_has_the_figures_of_its_report(sweep: Called, in_folder: Path) -> None:
+def test_the_newest_sweep_has_the_figures_of_its_report(sweep, in_folder):
     summary = results.load_sweep()
     assert summary.run_id == sweep.parent.info.run_id
     assert [run.run_id for run in summary.runs] == [run.info.run_id for run in sweep.children]
@@ -75,7 +75,7 @@ def test_the_newest_sweep_has_the_figures_of_its_report(sweep: Called, in_folder
             assert f"deploy run_id={choice.run_id}" in page
 
 
-def test_by_id_folder_and_tag_it_is_the_same(sweep: Called, in_folder: Path) -> None:
+def test_by_id_folder_and_tag_it_is_the_same(sweep, in_folder):
     by_id = results.load_sweep(sweep.parent.info.run_id)
     folder = Path(sweep.parent.data.tags["folder"])
     by_folder = results.load_sweep(folder=folder)
@@ -88,7 +88,7 @@ def test_by_id_folder_and_tag_it_is_the_same(sweep: Called, in_folder: Path) -> 
     assert isinstance(results.load_run(), RunSummary)
 
 
-def test_a_folder_is_read_without_the_store(sweep: Called, tmp_path: Path) -> None:
+def test_a_folder_is_read_without_the_store(sweep, tmp_path):
     folder = shutil.copytree(sweep.parent.data.tags["folder"], tmp_path / "copied")
     with chdir(tmp_path):
         answered = results.load_sweep(folder="copied")
@@ -101,7 +101,7 @@ def test_a_folder_is_read_without_the_store(sweep: Called, tmp_path: Path) -> No
     assert Path(artifact).is_relative_to(folder)
 
 
-def test_a_resumed_sweep_has_the_runs_that_it_took_over(resumed: Called) -> None:
+def test_a_resumed_sweep_has_the_runs_that_it_took_over(resumed):
     assert "2 of 4 runs had finished before" in resumed.out
     with chdir(resumed.folder):
         newest = results.load_sweep()
@@ -110,7 +110,7 @@ def test_a_resumed_sweep_has_the_runs_that_it_took_over(resumed: Called) -> None
     assert len(newest.runs) == 4
 
 
-def test_command_and_exit_codes(sweep: Called) -> None:
+def test_command_and_exit_codes(sweep):
     code, answered = verdict(sweep, "max_drop=0.5")
     assert (code, answered["verdict"], answered["use"]) == (0, "pass", "best")
     assert answered["sweep"]["run_id"] == sweep.parent.info.run_id
@@ -132,7 +132,7 @@ def test_command_and_exit_codes(sweep: Called) -> None:
     assert done.out.startswith("**Quantization: pass.** ")
 
 
-def test_wrong_input(sweep: Called, tmp_path: Path) -> None:
+def test_wrong_input(sweep, tmp_path):
     parent, child = sweep.parent.info.run_id, sweep.children[0].info.run_id
     folder = Path(sweep.children[0].data.tags["folder"])
     for words, says in (
@@ -154,7 +154,7 @@ def test_wrong_input(sweep: Called, tmp_path: Path) -> None:
         assert errors[0].startswith(f"error: {says}"), errors
 
 
-def test_lookups_refuse_what_would_change_a_query(in_folder: Path) -> None:
+def test_lookups_refuse_what_would_change_a_query(in_folder):
     with pytest.raises(ConfigError, match="tags: got"):
         results.load_sweep(tags={"a": "' or ''='"})
     with pytest.raises(ConfigError, match="more than one of run_id, folder and tags"):
@@ -165,21 +165,21 @@ def test_lookups_refuse_what_would_change_a_query(in_folder: Path) -> None:
         results.load_sweep(limits={"drop": 1})
 
 
-def test_failed_runs_have_no_verdict(failing_sweep: Called) -> None:
+def test_failed_runs_have_no_verdict(failing_sweep):
     failed = next(r for r in failing_sweep.children if r.data.tags["status"] == "failed")
     code, errors = verdict(failing_sweep, f"run_id={failed.info.run_id}")
     assert code == 1
     assert errors[0].startswith(f"error: run {failed.info.run_id} is failed and has no verdict")
 
 
-def test_a_damaged_file_is_an_error(sweep: Called, tmp_path: Path) -> None:
+def test_a_damaged_file_is_an_error(sweep, tmp_path):
     folder = shutil.copytree(sweep.parent.data.tags["folder"], tmp_path / "copied")
     next(folder.glob("*/predictions.npz")).write_bytes(b"nothing")
     with pytest.raises(TrackingError, match=r"predictions\.npz is damaged"):
         results.load_sweep(folder=folder)
 
 
-def test_the_notebook_runs(in_folder: Path) -> None:
+def test_the_notebook_runs(in_folder):
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     assert 5 <= len(cells) <= 8
     names: dict[str, Any] = {}

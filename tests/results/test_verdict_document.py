@@ -61,18 +61,18 @@ def judged(*cells: Any, limits: ReportConfig | None = None, use: str = "best") -
 
 
 @pytest.mark.parametrize("split", ["test", "held_out", "choice"])
-def test_the_schema_knows_each_kind_of_scored_samples(split: str) -> None:
+def test_the_schema_knows_each_kind_of_scored_samples(split):
     kinds = SCHEMA["properties"]["samples"]["properties"]["from"]
     assert (
         facts.images_of([record("a", predictions(), **{"evaluate.split": split})]) in kinds["enum"]
     )
 
 
-def test_the_schema_is_one() -> None:
+def test_the_schema_is_one():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
-def test_the_page_has_every_key_and_every_field() -> None:
+def test_the_page_has_every_key_and_every_field():
     words = set(re.findall(r"\w+", (REPO / "docs/verdict.md").read_text()))
     assert {item.name for item in fields(continuous_integration.Arguments)} <= words
     assert set(SCHEMA["properties"]) <= words
@@ -92,7 +92,7 @@ def test_the_page_has_every_key_and_every_field() -> None:
         (LOSES, {"execution": "simulated"}, "fail", 3),
     ],
 )
-def test_verdict_and_exit_code(model: Any, changes: Any, verdict: str, code: int) -> None:
+def test_verdict_and_exit_code(model, changes, verdict, code):
     summary = summarize(sweep(("a", model, changes)))
     answered = read(judge_sweep(summary))
     assert (answered["schema"], answered["verdict"], answered["exit_code"]) == (1, verdict, code)
@@ -107,7 +107,7 @@ def test_verdict_and_exit_code(model: Any, changes: Any, verdict: str, code: int
     assert named["sweep"] is named["use"] is None
 
 
-def test_figures_are_those_of_the_report() -> None:
+def test_figures_are_those_of_the_report():
     """The same records, by the functions that the report calls."""
     family = sweep(
         ("a", predictions(lost=8, won=4), {"latency_p50_ms": 0.5, "speedup": 2.0}),
@@ -142,14 +142,12 @@ def test_figures_are_those_of_the_report() -> None:
     assert (fastest["latency"]["ms"], fastest["latency"]["speedup"]) == (0.5, 2.0)
 
 
-def test_numbers_that_were_not_measured_are_null() -> None:
+def test_numbers_that_were_not_measured_are_null():
     nan = float("nan")
     answered = judged(
         ("a", PASSES, {"latency_p50_ms": nan, "paired/p_value": nan, "speedup": math.inf})
     )
-    assert answered["latency"] == {
-        **dict.fromkeys(("ms", "fp32_ms", "speedup", "batch_ms", "cpu")),
-    }
+    assert answered["latency"] == {**dict.fromkeys(("ms", "fp32_ms", "speedup", "batch_ms", "cpu"))}
     assert answered["loss"]["p_value"] is None
     failed = read(judge_run(summarize(sweep(("a", LOSES, {}))).run("a")))
     assert failed["samples"]["needed"] is None
@@ -157,7 +155,7 @@ def test_numbers_that_were_not_measured_are_null() -> None:
     assert (verge["verdict"], verge["samples"]["needed"]) == ("undecided", None)
 
 
-def test_below_the_least_accuracy_is_a_fail() -> None:
+def test_below_the_least_accuracy_is_a_fail():
     limits = ReportConfig(min_accuracy=0.95)
     summary = summarize(sweep(("a", PASSES, {})), limits=limits)
     answered = read(judge_run(summary.run("a")))
@@ -172,7 +170,7 @@ def test_below_the_least_accuracy_is_a_fail() -> None:
     assert read(judge_sweep(summary))["verdict"] == "fail"
 
 
-def test_an_unsupported_run_and_one_that_failed() -> None:
+def test_an_unsupported_run_and_one_that_failed():
     cells = [unmeasured("a", "unsupported", "no such kernels"), unmeasured("b", "failed", "boom")]
     summary = summarize(compare(cells))
     answered = read(judge_run(summary.run("a")))
@@ -195,13 +193,13 @@ def test_an_unsupported_run_and_one_that_failed() -> None:
     assert alone["sweep"]["runs"] == {"unsupported": 1}
 
 
-def test_fp32_itself_has_no_verdict() -> None:
+def test_fp32_itself_has_no_verdict():
     summary = summarize(sweep(("a", PASSES, {"dtype": "fp32"})))
     with pytest.raises(ConfigError, match="run a is FP32 itself, expected a quantized run"):
         judge_run(summary.run("a"))
 
 
-def test_a_use_without_a_recommendation() -> None:
+def test_a_use_without_a_recommendation():
     summary = summarize(sweep(("a", PASSES, {})))
     with pytest.raises(ConfigError, match=r"use: got 'bset', .* try best \| balanced \| smallest"):
         judge_sweep(summary, "bset")
@@ -215,7 +213,7 @@ def test_a_use_without_a_recommendation() -> None:
         judge_sweep(two)
 
 
-def test_none_within_the_limit_is_no_wrong_input() -> None:
+def test_none_within_the_limit_is_no_wrong_input():
     """The best is undecided, and as measured loses more than the limit."""
     cells = (("a", predictions(lost=12), {}),)
     assert judged(*cells)["verdict"] == "undecided"
@@ -223,7 +221,7 @@ def test_none_within_the_limit_is_no_wrong_input() -> None:
     assert (answered["verdict"], answered["choice"]) == ("undecided", None)
 
 
-def test_reproduce_is_what_hydra_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reproduce_is_what_hydra_ran(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["resnet8ptq"])
     family = sweep(("a", PASSES, {"chosen_by": "50 of the test samples"}))
     tags = family.records[0].tags
@@ -240,7 +238,7 @@ def test_reproduce_is_what_hydra_ran(monkeypatch: pytest.MonkeyPatch) -> None:
         assert summarize(family).runs[0].reproduce_command == command
 
 
-def test_an_id_that_is_a_command_is_not_shown_as_one() -> None:
+def test_an_id_that_is_a_command_is_not_shown_as_one():
     answered = judged(("a; rm -rf ~", PASSES, {}))
     assert answered["commands"]["deploy"] is None
 
@@ -258,7 +256,7 @@ def hostile() -> Family:
 
 
 @pytest.mark.parametrize("run_id", ["a", "b", "c"])
-def test_a_hostile_store_breaks_nothing(hostile: Family, run_id: str) -> None:
+def test_a_hostile_store_breaks_nothing(hostile, run_id):
     summary = summarize(hostile)
     for answer in (judge_run(summary.run(run_id)), judge_sweep(summary)):
         read(answer)
@@ -276,7 +274,7 @@ def test_a_hostile_store_breaks_nothing(hostile: Family, run_id: str) -> None:
         assert not isinstance(value, str) or value.isprintable()
 
 
-def test_markdown_is_a_sentence_and_a_table() -> None:
+def test_markdown_is_a_sentence_and_a_table():
     times = {"latency_p50_ms": 0.5, "baseline/latency_p50_ms": 0.7}
     summary = summarize(sweep(("a", predictions(lost=8, won=4), times)))
     lines = document.to_markdown(judge_sweep(summary)).splitlines()
@@ -302,7 +300,7 @@ def test_markdown_is_a_sentence_and_a_table() -> None:
     )
 
 
-def test_frame_has_a_row_for_each_run() -> None:
+def test_frame_has_a_row_for_each_run():
     family = sweep(("a", PASSES, {"seed": "1"}), ("b", LOSES, {"seed": "2", "latency_p50_ms": 0.5}))
     cells = [*family.cells, unmeasured("c", "unsupported", "no")]
     summary = summarize(compare(cells))
@@ -316,11 +314,11 @@ def test_frame_has_a_row_for_each_run() -> None:
     assert frame.loss["b"] == summary.run("b").loss
     assert pd.isna(frame.loss["c"]) and pd.isna(frame.latency_ms["a"])
     with pytest.raises(FrozenInstanceError):
-        summary.runs[0].loss = 0.0  # type: ignore[misc]
+        summary.runs[0].loss = 0.0
     assert len(summaries.to_frame([])) == 0
 
 
-def test_choice_of_a_use() -> None:
+def test_choice_of_a_use():
     summary = summarize(
         sweep(("a", PASSES, {}), ("b", PASSES, {"calib": "mse", "size_bytes": 90_000.0}))
     )

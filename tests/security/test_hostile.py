@@ -7,10 +7,7 @@ import logging
 import marshal
 import os
 import pickle
-import subprocess
-import sys
 import zipfile
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +22,7 @@ from onnx import helper
 
 from resnet8ptq.calibration import table
 from resnet8ptq.config.schema import ModelConfig, RunConfig, TrackingConfig
-from resnet8ptq.core import cache, files
+from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError, TrackingError
 from resnet8ptq.core.text import safe_name
 from resnet8ptq.data.shapes import WEIGHTS
@@ -34,13 +31,12 @@ from resnet8ptq.models import conversion
 from resnet8ptq.models import model as model_module
 from resnet8ptq.models.gates import keras
 from resnet8ptq.report import comparison
-from resnet8ptq.report.comparison import Cell
 from resnet8ptq.tasks.hits import MCNEMAR
 from resnet8ptq.tracking.journal import SWEEP_FILE
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep, Worker
-from tests.helpers.cifar_files import make_batch, pickle_published, read_test
+from tests.helpers.cifar_files import read_test
 from tests.helpers.configs import compose_whole, make_config
 from tests.helpers.onnx_networks import IMAGES, build
 from tests.helpers.stores import new_store
@@ -74,9 +70,7 @@ def line(error: BaseException) -> str:
     ids=range(10),
 )
 @pytest.mark.parametrize("protocol", [b"", b"\x80\x02", b"\x80\x04"])
-def test_tricks_of_pickles_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: bytes, protocol: bytes
-) -> None:
+def test_tricks_of_pickles_are_refused(tmp_path, monkeypatch, body, protocol):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="test_batch") as caught:
         read_test(tmp_path, protocol + body)
@@ -85,7 +79,7 @@ def test_tricks_of_pickles_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path, kind):
     path = tmp_path / "test_batch"
     match kind:
         case "pipe":
@@ -101,7 +95,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, kind: str) ->
         table.load(str(tmp_path / "calibration.json"), {})
 
 
-def test_a_deeply_nested_pickle_is_one_error(tmp_path: Path) -> None:
+def test_a_deeply_nested_pickle_is_one_error(tmp_path):
     for body in (b"(" * 50_000 + b"t" * 50_000, b"]" * 50_000 + b"a" * 49_999):
         with pytest.raises(DataError):
             read_test(tmp_path, b"\x80\x02" + body + b".")
@@ -123,19 +117,12 @@ def evil_layers(target: Path) -> dict[str, dict[str, Any]]:
     code = {"class_name": "__lambda__", "config": {"code": lambda_code(target)}}
     return {
         "lambda": layer(class_name="Lambda", config={"function": code}),
-        "lambda as activation": layer(config={"activation": code}),
         "legacy lambda": layer(
             class_name="Lambda",
             module=None,
             config={"function": [lambda_code(target), None, None], "function_type": "lambda"},
         ),
-        "registered lambda": layer(registered_name="Lambda"),
-        "os": layer(class_name="system", module="os"),
-        "nested": layer(config={"layer": layer(class_name="system", module="posix")}),
-        "keras.utils": layer(class_name="function", config="get_file", module="keras.utils"),
         "custom object": layer(registered_name="evil>Layer"),
-        "SavedModel": layer(class_name="TFSMLayer", config={"filepath": "/etc"}),
-        "look-alike": layer(module="keras_evil.layers"),
         "module of no text": layer(module=["os"]),
         "escapes": layer(module="os\x1b[31m"),
     }
@@ -162,9 +149,7 @@ def write_keras(path: Path, config: Any, weights: bytes | None = None) -> Path:
 
 @pytest.mark.parametrize("suffix", [".h5", ".keras"])
 @pytest.mark.parametrize("name", evil_layers(Path("x")))
-def test_a_layer_that_is_code_is_refused_before_keras_sees_it(
-    tmp_path: Path, name: str, suffix: str
-) -> None:
+def test_a_layer_that_is_code_is_refused_before_keras_sees_it(tmp_path, name, suffix):
     target = tmp_path / "target"
     path = write_keras(tmp_path / f"model{suffix}", [layer(), evil_layers(target)[name]])
     with pytest.raises(ModelError) as caught:
@@ -174,13 +159,13 @@ def test_a_layer_that_is_code_is_refused_before_keras_sees_it(
     assert not target.exists()
 
 
-def test_layers_of_keras_are_taken(tmp_path: Path) -> None:
+def test_layers_of_keras_are_taken(tmp_path):
     for suffix in (".h5", ".keras"):
         keras.read(write_keras(tmp_path / f"model{suffix}", [layer()]))
     keras.read(WEIGHTS)
 
 
-def test_as_the_model_it_is_refused_by_the_setting(tmp_path: Path, shapes, cache_root) -> None:
+def test_as_the_model_it_is_refused_by_the_setting(tmp_path, shapes, cache_root):
     target = tmp_path / "target"
     path = write_keras(tmp_path / "model.keras", [evil_layers(target)["lambda"]])
     with pytest.raises(ModelError, match="class Lambda"):
@@ -188,7 +173,7 @@ def test_as_the_model_it_is_refused_by_the_setting(tmp_path: Path, shapes, cache
     assert not target.exists()
 
 
-def test_a_pickle_of_torch_is_no_model(tmp_path: Path, shapes, cache_root) -> None:
+def test_a_pickle_of_torch_is_no_model(tmp_path, shapes, cache_root):
     path = tmp_path / "model.pt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(1))
@@ -219,9 +204,7 @@ def huge(file: h5py.File) -> None:
 
 
 @pytest.mark.parametrize("plant", [external, virtual, linked, soft, huge])
-def test_weights_outside_of_the_file_are_refused(
-    tmp_path: Path, plant: Callable[[h5py.File], None]
-) -> None:
+def test_weights_outside_of_the_file_are_refused(tmp_path, plant):
     path = write_keras(tmp_path / "model.h5", [layer()])
     with h5py.File(path, "a") as file:
         plant(file.create_group("deep"))
@@ -232,14 +215,14 @@ def test_weights_outside_of_the_file_are_refused(
         keras.read(inside)
 
 
-def test_a_group_that_holds_itself_is_looked_through_once(tmp_path: Path) -> None:
+def test_a_group_that_holds_itself_is_looked_through_once(tmp_path):
     path = write_keras(tmp_path / "model.h5", [layer()])
     with h5py.File(path, "a") as file:
         file["again"] = file["/"]
     keras.read(path)
 
 
-def test_a_bomb_is_refused_before_it_unpacks(tmp_path: Path) -> None:
+def test_a_bomb_is_refused_before_it_unpacks(tmp_path):
     path = tmp_path / "model.keras"
     with (
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
@@ -254,7 +237,7 @@ def test_a_bomb_is_refused_before_it_unpacks(tmp_path: Path) -> None:
 # ONNX files that claim more than they hold
 
 
-def test_a_claim_of_many_weights_is_refused(tmp_path: Path) -> None:
+def test_a_claim_of_many_weights_is_refused(tmp_path):
     proto = build()
     proto.graph.initializer[0].dims[:] = [10**6, 10**6, 3, 3]
     path = tmp_path / "model.onnx"
@@ -264,7 +247,7 @@ def test_a_claim_of_many_weights_is_refused(tmp_path: Path) -> None:
     line(caught.value)
 
 
-def test_a_constant_larger_than_the_machine_is_refused(tmp_path: Path, shapes, cache_root) -> None:
+def test_a_constant_larger_than_the_machine_is_refused(tmp_path, shapes, cache_root):
     nodes = [
         helper.make_node("ConstantOfShape", ["size"], ["zeros"]),
         helper.make_node("ReduceMax", ["zeros"], ["most"], keepdims=0),
@@ -275,17 +258,6 @@ def test_a_constant_larger_than_the_machine_is_refused(tmp_path: Path, shapes, c
     with pytest.raises(ModelError) as caught:
         model_module.load(ModelConfig("own", str(path)), shapes, cache_root)
     line(caught.value)
-
-
-def test_the_conversion_takes_no_more_than_the_machine_has() -> None:
-    code = (
-        "import resource; from resnet8ptq.core import confinement; confinement.limit();"
-        "print(*(resource.getrlimit(k)[0] for k in (resource.RLIMIT_DATA, resource.RLIMIT_CPU)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    bytes_most, seconds_most = map(int, done.stdout.split())
-    assert 0 < bytes_most < 2**50
-    assert 0 < seconds_most <= 3600 * (os.cpu_count() or 1)
 
 
 # Calibration tables
@@ -300,11 +272,6 @@ def forge_table(folder: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"data": {"a": {"lowest": NaN, "highest": 1}}}',
-        '{"data": {"a": {"lowest": 0, "highest": Infinity}}}',
-        '{"data": {"a": {"lowest": 0, "highest": 1e39}}}',
-        '{"data": {"a": {"lowest": 0, "highest": 1e400}}}',
-        '{"data": {"a": {"lowest": 0, "highest": 1' + "0" * 4000 + "}}}",
         '{"data": {"a": {"lowest": 0, "highest": 1' + "0" * 5000 + "}}}",
         '{"data": {"a": {"lowest": 0, "highest": 1}, "a": {"lowest": 0, "highest": 9}}}',
         '{"data": {"a": {"lowest": 0, "lowest": -9, "highest": 1}}}',
@@ -313,16 +280,16 @@ def forge_table(folder: Path, text: str) -> None:
         "[" * 200_000,
         '{"data":' * 50_000,
     ],
-    ids=range(12),
+    ids=range(7),
 )
-def test_a_table_that_holds_no_ranges_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+def test_a_table_that_holds_no_ranges_is_refused_in_one_line(tmp_path, text):
     forge_table(tmp_path, text)
     with pytest.raises(ConfigError, match=r"calib\.table: ") as caught:
         table.load(str(tmp_path), {})
     assert len(line(caught.value)) < 1000
 
 
-def test_provenance_is_quoted_without_control_characters(tmp_path: Path) -> None:
+def test_provenance_is_quoted_without_control_characters(tmp_path):
     forge_table(tmp_path, '{"data": {"a": {"lowest": 0, "highest": 1}}}')
     path = tmp_path / table.PROVENANCE_FILE
     record = json.loads(path.read_text())
@@ -332,28 +299,7 @@ def test_provenance_is_quoted_without_control_characters(tmp_path: Path) -> None
     line(caught.value)
 
 
-# Cache entries, sweep.json, and what is read back from MLflow
-
-
-def test_a_hostile_cache_entry_is_made_again(tmp_path: Path) -> None:
-    def make(folder: Path) -> None:
-        (folder / "a").write_text("a")
-
-    folder = cache.entry(tmp_path, "kind", {"x": 1}, make)
-    record = (folder / "entry.json").read_text()
-    for content in ("[" * 100_000, '{"key": NaN}', "null", '"x"', "\x00", "{" * 9):
-        (folder / "entry.json").write_text(content)
-        assert cache.entry(tmp_path, "kind", {"x": 1}, make) == folder
-        assert (folder / "entry.json").read_text() == record
-    secret = tmp_path / "secret"
-    secret.write_text("a")
-    (folder / "a").unlink()
-    (folder / "a").symlink_to(secret)  # of the same content
-    cache.entry(tmp_path, "kind", {"x": 1}, make)
-    assert not (folder / "a").is_symlink()
-    (folder / "a").unlink()
-    os.mkfifo(folder / "a")
-    assert (cache.entry(tmp_path, "kind", {"x": 1}, make) / "a").read_text() == "a"
+# sweep.json, and what is read back from MLflow
 
 
 STORE = {"uri": "sqlite:///x", "experiment_id": "1", "experiment_name": "x"}
@@ -374,14 +320,14 @@ SOUND = {"store": STORE, "parent_id": "0" * 32, "resume": False, "jobs": None, "
         " " * 2**21,
     ],
 )
-def test_a_damaged_sweep_file_is_one_error(tmp_path: Path, content: str) -> None:
+def test_a_damaged_sweep_file_is_one_error(tmp_path, content):
     (tmp_path / SWEEP_FILE).write_text(content)
     with pytest.raises(TrackingError, match=SWEEP_FILE) as caught:
         Sweep.load(tmp_path)
     line(caught.value)
 
 
-def test_a_sound_sweep_file_is_read(tmp_path: Path) -> None:
+def test_a_sound_sweep_file_is_read(tmp_path):
     (tmp_path / SWEEP_FILE).write_text(json.dumps(SOUND))
     assert Sweep.load(tmp_path) == Sweep(
         Store("sqlite:///x", "1", "x"), "0" * 32, tmp_path, worker=Worker(**WORKER)
@@ -409,7 +355,7 @@ def of_huge_arrays(path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [of_objects, of_two_lengths, of_text, of_huge_arrays])
-def test_hostile_predictions_are_one_error(tmp_path: Path, write: Callable[[Path], None]) -> None:
+def test_hostile_predictions_are_one_error(tmp_path, write):
     path = tmp_path / "predictions.npz"
     write(path)
     with pytest.raises(TrackingError, match=r"predictions\.npz is damaged") as caught:
@@ -419,7 +365,7 @@ def test_hostile_predictions_are_one_error(tmp_path: Path, write: Callable[[Path
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{}", "[1]", "null", NASTY])
-def test_class_names_of_a_store_are_names_or_one_error(text: str) -> None:
+def test_class_names_of_a_store_are_names_or_one_error(text):
     with pytest.raises(TrackingError, match="class_names"):
         _ = RunRecord("id", {}, {}, {"class_names": text}).class_names
 
@@ -427,7 +373,7 @@ def test_class_names_of_a_store_are_names_or_one_error(text: str) -> None:
 # Names
 
 
-def test_a_safe_name_is_one_part_of_a_path(tmp_path: Path) -> None:
+def test_a_safe_name_is_one_part_of_a_path(tmp_path):
     for text in ("", ".", "..", "/", "../../x", NASTY, "a" * 1000, "*", "a\0b", "~", "C:\\x", " "):
         name = safe_name(text)
         assert (tmp_path / name).parent == tmp_path
@@ -438,7 +384,7 @@ def test_a_safe_name_is_one_part_of_a_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["backend.name", "dtype.name", "calib.name"])
-def test_folders_of_runs_stay_below_the_sweep(key: str) -> None:
+def test_folders_of_runs_stay_below_the_sweep(key):
     cfg = compose_whole(f"{key}='../../../x\n*'")
     cfg.hydra.job.num = 3
     cfg.hydra.runtime.cwd = "/here"
@@ -457,7 +403,7 @@ def test_folders_of_runs_stay_below_the_sweep(key: str) -> None:
 def text_keys(node: object, prefix: str = "") -> list[str]:
     """The settings that take free text, or a list of it."""
     found = []
-    for item in fields(node):  # type: ignore[arg-type]
+    for item in fields(node):
         value, key = getattr(node, item.name), f"{prefix}{item.name}"
         if is_dataclass(value):
             found += text_keys(value, f"{key}.")
@@ -472,7 +418,7 @@ LISTS = ("op_types", "nodes_to_quantize", "nodes_to_exclude", "report.columns", 
 
 @pytest.mark.parametrize("key", [*text_keys(ALL), "nodes_to_exclude"])
 @pytest.mark.parametrize("bad", ["a\x1b[31m", "a\u202eb"])
-def test_no_setting_takes_control_characters(key: str, bad: str) -> None:
+def test_no_setting_takes_control_characters(key, bad):
     value = f'["{bad}"]' if key in LISTS else f'"{bad}"'
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")) as caught:
         make_config("backend=torch", "+analysis=sensitivity", f"{key}={value}")
@@ -480,7 +426,7 @@ def test_no_setting_takes_control_characters(key: str, bad: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../../x", "/tmp/x_of_experiment"])
-def test_artifacts_of_an_experiment_stay_in_the_store(tmp_path: Path, name: str) -> None:
+def test_artifacts_of_an_experiment_stay_in_the_store(tmp_path, name):
     import mlflow
 
     root = tmp_path / "a" / "b" / "mlruns"
@@ -494,13 +440,13 @@ def test_artifacts_of_an_experiment_stay_in_the_store(tmp_path: Path, name: str)
 # Errors and logs
 
 
-def test_every_error_of_ours_is_one_printable_line() -> None:
+def test_every_error_of_ours_is_one_printable_line():
     for kind in (PtqError, *PtqError.__subclasses__(), *DataError.__subclasses__()):
         line(kind(NASTY))
         line(pickle.loads(pickle.dumps(kind(NASTY))))
 
 
-def test_a_log_line_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_line_does_not_steer_the_terminal(capsys):
     from rich.console import Console
 
     from resnet8ptq.core.console import LogHandler
@@ -508,17 +454,7 @@ def test_a_log_line_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[st
     handler = LogHandler()
     handler.console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
     handler.emit(logging.LogRecord("x", logging.INFO, "x", 1, "layer %s", (NASTY,), None))
-    shown = handler.console.file.getvalue()  # type: ignore[attr-defined]
+    shown = handler.console.file.getvalue()
     assert "<script>" in shown
     assert "\x1b[31m" not in shown
     assert "\u202e" not in shown
-
-
-def test_cells_of_a_hostile_store_have_no_artifacts_elsewhere() -> None:
-    cell = Cell(RunRecord("id", {"backend": NASTY}, {}, {}), NASTY)
-    assert "/" not in f"ranges_{safe_name(cell.record.backend)}.png"
-
-
-def test_the_batch_of_the_tests_above_is_a_sound_one(tmp_path: Path) -> None:
-    images, _ = read_test(tmp_path, pickle_published(make_batch(2)))
-    assert len(images) == 2

@@ -71,7 +71,7 @@ class Tags(HTMLParser):
             self.scripts.append(data)
 
 
-def test_the_page_has_no_elements_but_its_own(found: Family) -> None:
+def test_the_page_has_no_elements_but_its_own(found):
     markdown = page.to_markdown(page.select([found], LIMITS), {"class_impact.png": b"x"})
     html = to_page(found, figures={"class_impact.png": b"x"})
     seen = Tags(html)
@@ -86,7 +86,7 @@ def test_the_page_has_no_elements_but_its_own(found: Family) -> None:
         assert sign not in markdown
 
 
-def test_rows_of_the_markdown_table_keep_their_cells(found: Family) -> None:
+def test_rows_of_the_markdown_table_keep_their_cells(found):
     text = page.to_markdown(page.select([found], LIMITS), {})
     rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("|")]
     rows = rows[: 2 + len(table.rows(found.records))]
@@ -101,14 +101,14 @@ def shown(records: Family) -> str:
     return out.getvalue()
 
 
-def test_the_terminal_gets_the_text_as_it_is_and_nothing_to_act_on(found: Family) -> None:
+def test_the_terminal_gets_the_text_as_it_is_and_nothing_to_act_on(found):
     text = shown(found)
     for sign in SIGNS:
         assert sign not in text
     assert "[red]b[/red]" in text  # no markup
 
 
-def test_a_layer_s_name_steers_no_terminal() -> None:
+def test_a_layer_s_name_steers_no_terminal():
     layer = Layer(NASTY, NASTY, 1.0, 0.1, 1, 1, 1)
     result = SensitivityResult("ok", mode="one_at_a_time", layers=(layer,), whole=layer)
     out = io.StringIO()
@@ -121,7 +121,7 @@ def test_a_layer_s_name_steers_no_terminal() -> None:
 
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")  # no room for such names
 @pytest.mark.parametrize("name", ["$\\frac{$", "\\$x", "x" * 10_000])
-def test_figures_take_any_name(found: Family, name: str) -> None:
+def test_figures_take_any_name(found, name):
     paired = found.cells[0].paired
     assert paired is not None
     hits = paired.model, paired.baseline
@@ -136,7 +136,7 @@ def test_figures_take_any_name(found: Family, name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")
-def test_figures_of_a_sweep_take_any_text(found: Family) -> None:
+def test_figures_of_a_sweep_take_any_text(found):
     text = NASTY.replace("\u202e", "")  # for which the font has no glyph, and warns
     ranges = {"activations": {text: [0.0, 1.0]}, "weights": {text: [-1.0, 1.0]}}
     cells = tuple(replace(cell, label=text, ranges=ranges) for cell in found.cells)
@@ -159,7 +159,7 @@ def test_figures_of_a_sweep_take_any_text(found: Family) -> None:
     assert figures.to_png(layers).startswith(b"\x89PNG")
 
 
-def test_files_of_the_report_stay_in_its_folder(found: Family) -> None:
+def test_files_of_the_report_stay_in_its_folder(found):
     ranges = {"activations": {"x": [0.0, 1.0]}, "weights": {}}
     cells = tuple(replace(cell, ranges=ranges) for cell in found.cells)
     for cell in cells:
@@ -171,7 +171,7 @@ def test_files_of_the_report_stay_in_its_folder(found: Family) -> None:
     assert not any("/" in name for name in drawn)
 
 
-def test_a_spreadsheet_finds_no_formula(found: Family) -> None:
+def test_a_spreadsheet_finds_no_formula(found):
     values = ["=cmd()", "+1+cmd()", "-x", "@SUM(1)", "\tx", "-1.5", "+2e-3", "x=1", "", "-inf"]
     text = files.to_csv([[*values, -1.5, None, np.float64(-2)]])
     [row] = csv.reader(io.StringIO(text))
@@ -181,7 +181,7 @@ def test_a_spreadsheet_finds_no_formula(found: Family) -> None:
 
 
 @given(st.text(max_size=8))
-def test_no_cell_of_a_csv_file_steers_a_terminal(text: str) -> None:
+def test_no_cell_of_a_csv_file_steers_a_terminal(text):
     """ESC, and marks that turn the direction of text, stand raw in no file that is written."""
     for name in (text, f"\x1b[2J{text}", f"\u202e{text}\u2066", f"\ud800{text}"):
         written = files.to_csv([[name, 1.5]])
@@ -190,6 +190,6 @@ def test_no_cell_of_a_csv_file_steers_a_terminal(text: str) -> None:
 
 
 @pytest.mark.parametrize("formula", ["\uff1d1+1", " =1+1", "\u00a0@SUM(A1)", "\n+1+1"])
-def test_no_disguised_formula(formula: str) -> None:
+def test_no_disguised_formula(formula):
     [[cell]] = csv.reader(io.StringIO(files.to_csv([[formula]])))
     assert cell.startswith("'")

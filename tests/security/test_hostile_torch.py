@@ -38,9 +38,7 @@ def refused(path: Path, says: str = "") -> None:
     assert set(path.parent.iterdir()) == before  # nothing ran
 
 
-def test_a_program_that_calls_the_system_is_refused_before_it_does(
-    program: Path, tmp_path: Path
-) -> None:
+def test_a_program_that_calls_the_system_is_refused_before_it_does(program, tmp_path):
     target = tmp_path / "target"
 
     def plant(records: dict[str, bytes]) -> None:
@@ -56,7 +54,7 @@ def test_a_program_that_calls_the_system_is_refused_before_it_does(
     assert not target.exists()
 
 
-def test_only_operators_of_inference_are_allowed() -> None:
+def test_only_operators_of_inference_are_allowed():
     """None that torch has of them takes a file's name, or memory from elsewhere."""
     for name in ("save", "from_file", "set_", "resize_", "as_strided", "_reinterpret_tensor"):
         assert not torch_archive.is_allowed("aten", name)
@@ -75,12 +73,12 @@ def test_only_operators_of_inference_are_allowed() -> None:
     "name",
     ["archive/../../x", "/etc/x", "archive/code/x.so", "other/data.pkl", "archive/extra/model.pkl"],
 )
-def test_another_record_is_refused(program: Path, tmp_path: Path, name: str) -> None:
+def test_another_record_is_refused(program, tmp_path, name):
     path = tmp_path / "model.pt2"
     refused(forge(program, path, lambda records: records.update({name: b"x"})), name)
 
 
-def test_one_name_for_two_records_is_refused(program: Path, tmp_path: Path) -> None:
+def test_one_name_for_two_records_is_refused(program, tmp_path):
     """Two readers of the archive may take different ones."""
     path = tmp_path / "model.pt2"
     path.write_bytes(program.read_bytes())
@@ -94,7 +92,7 @@ def test_one_name_for_two_records_is_refused(program: Path, tmp_path: Path) -> N
         path.write_bytes(program.read_bytes())
 
 
-def test_torch_reads_what_was_checked_and_not_the_file(program: Path, tmp_path: Path) -> None:
+def test_torch_reads_what_was_checked_and_not_the_file(program, tmp_path):
     """Whatever lies around the archive, or in front of it, is not there for torch."""
     path = tmp_path / "model.pt2"
     path.write_bytes(b"PK\x03\x04 something else" + program.read_bytes())
@@ -102,7 +100,7 @@ def test_torch_reads_what_was_checked_and_not_the_file(program: Path, tmp_path: 
     assert np.array_equal(found, exported.load(program).predict(IMAGES)[0])
 
 
-def test_a_bomb_is_refused_before_it_unpacks(program: Path, tmp_path: Path) -> None:
+def test_a_bomb_is_refused_before_it_unpacks(program, tmp_path):
     path = tmp_path / "model.pt2"
     path.write_bytes(program.read_bytes())
     with (
@@ -116,7 +114,7 @@ def test_a_bomb_is_refused_before_it_unpacks(program: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"not a zip", bytes(1000)])
-def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_archive_is_refused(tmp_path, content):
     path = tmp_path / "model.pt2"
     path.write_bytes(content)
     refused(path, "not an archive, or damaged")
@@ -147,9 +145,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
         ("{", "[" * 100_000),
     ],
 )
-def test_a_program_that_names_more_than_operators_is_refused(
-    program: Path, tmp_path: Path, old: str, new: str
-) -> None:
+def test_a_program_that_names_more_than_operators_is_refused(program, tmp_path, old, new):
     def plant(records: dict[str, bytes]) -> None:
         text = records["archive/models/model.json"].decode()
         if old == '"as_float": 255.0':
@@ -162,7 +158,7 @@ def test_a_program_that_names_more_than_operators_is_refused(
     refused(forge(program, tmp_path / "model.pt2", plant))
 
 
-def test_weights_of_another_file_are_refused(program: Path, tmp_path: Path) -> None:
+def test_weights_of_another_file_are_refused(program, tmp_path):
     name = "archive/data/weights/model_weights_config.json"
 
     def plant(records: dict[str, bytes]) -> None:
@@ -177,7 +173,7 @@ MANY = (
 )
 
 
-def test_networks_of_others_are_loaded(shapes_model, tmp_path: Path) -> None:
+def test_networks_of_others_are_loaded(shapes_model, tmp_path):
     """What onnx2torch makes of ordinary operators is among those allowed."""
     from resnet8ptq.graph.torch_module import load_torch_module
 

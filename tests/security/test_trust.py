@@ -75,9 +75,7 @@ def foreign(sweep: Called, tmp_path: Path) -> Foreign:
     return Foreign(sweep, tmp_path)
 
 
-def test_an_onnx_run_of_others_is_deployed_and_a_torch_run_only_if_it_is_trusted(
-    foreign: Foreign,
-) -> None:
+def test_an_onnx_run_of_others_is_deployed_and_a_torch_run_only_if_it_is_trusted(foreign):
     done = foreign.deploy(foreign.run("onnx")[0], "folder=onnx")
     assert done.code == 0, done.err
     run_id, _ = foreign.run("torch")
@@ -91,9 +89,7 @@ def test_an_onnx_run_of_others_is_deployed_and_a_torch_run_only_if_it_is_trusted
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_an_artifact_of_others_is_loaded_in_a_process_of_its_own(
-    foreign: Foreign, trusted: bool
-) -> None:
+def test_an_artifact_of_others_is_loaded_in_a_process_of_its_own(foreign, trusted):
     """Neither ONNX Runtime nor LiteRT is written to withstand hostile files."""
     run_id, paths = foreign.run("onnx")
     record = cast(RunRecord, SimpleNamespace(run_id=run_id))
@@ -103,9 +99,7 @@ def test_an_artifact_of_others_is_loaded_in_a_process_of_its_own(
         assert (source.call(os.getpid) != os.getpid()) == apart
 
 
-def test_an_artifact_of_others_that_asks_for_all_memory_is_refused_in_one_line(
-    foreign: Foreign,
-) -> None:
+def test_an_artifact_of_others_that_asks_for_all_memory_is_refused_in_one_line(foreign):
     run_id, paths = foreign.run("onnx")
     proto = onnx.load(paths["model.onnx"])
     graph, given = proto.graph, proto.graph.output[0].name
@@ -126,7 +120,7 @@ def test_an_artifact_of_others_that_asks_for_all_memory_is_refused_in_one_line(
     assert not (foreign.called.folder / "out").exists()
 
 
-def test_a_device_in_the_place_of_a_file_is_not_read(foreign: Foreign) -> None:
+def test_a_device_in_the_place_of_a_file_is_not_read(foreign):
     run_id, paths = foreign.run("onnx")
     paths["predictions.npz"].unlink()
     paths["predictions.npz"].symlink_to("/dev/null")  # as /dev/zero, which never ends
@@ -153,9 +147,7 @@ def hostile_settings(mark: Path) -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.parametrize("name", hostile_settings(Path()))
-def test_a_config_of_others_runs_nothing_and_writes_nothing(
-    foreign: Foreign, tmp_path: Path, name: str
-) -> None:
+def test_a_config_of_others_runs_nothing_and_writes_nothing(foreign, tmp_path, name):
     mark = tmp_path / "written"
     run_id, paths = foreign.run("onnx")
     config = yaml.safe_load(paths["config.yaml"].read_text())
@@ -184,7 +176,7 @@ def test_a_config_of_others_runs_nothing_and_writes_nothing(
         "\0",
     ],
 )
-def test_yaml_of_others_is_values_alone(tmp_path: Path, text: str) -> None:
+def test_yaml_of_others_is_values_alone(tmp_path, text):
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"not the config of a run|could run code"):
@@ -192,7 +184,7 @@ def test_yaml_of_others_is_values_alone(tmp_path: Path, text: str) -> None:
     assert [kept.name for kept in tmp_path.iterdir()] == ["config.yaml"]
 
 
-def test_a_cache_that_a_store_names_is_not_used(foreign: Foreign, tmp_path: Path) -> None:
+def test_a_cache_that_a_store_names_is_not_used(foreign, tmp_path):
     run_id, paths = foreign.run("onnx")
     config = yaml.safe_load(paths["config.yaml"].read_text())
     paths["config.yaml"].write_text(yaml.safe_dump(config | {"cache_dir": str(tmp_path / "evil")}))
@@ -221,7 +213,7 @@ def make_hostile(path: Path, mark: Path) -> None:
         torch.jit.save(torch.jit.script(Writes(mark, body)), path)
 
 
-def test_torchscript_of_others_writes_nothing(foreign: Foreign, tmp_path: Path) -> None:
+def test_torchscript_of_others_writes_nothing(foreign, tmp_path):
     mark = tmp_path / "written"
     run_id, paths = foreign.run("torch")
     make_hostile(paths["model.pt"], mark)
@@ -232,9 +224,7 @@ def test_torchscript_of_others_writes_nothing(foreign: Foreign, tmp_path: Path) 
     assert mark.exists()  # the file does what it was made for
 
 
-def test_a_folder_of_mine_does_not_vouch_for_another_file(
-    foreign: Foreign, sweep: Called, tmp_path: Path
-) -> None:
+def test_a_folder_of_mine_does_not_vouch_for_another_file(foreign, sweep, tmp_path):
     """A run that was made here, whose model somebody has replaced in the store."""
     shutil.copytree(sweep.folder / "runs", tmp_path / "runs")
     mark = tmp_path / "written"
@@ -253,9 +243,7 @@ def test_a_folder_of_mine_does_not_vouch_for_another_file(
     assert not mark.exists()
 
 
-def test_only_a_folder_below_runs_with_the_runs_own_record_was_made_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_folder_below_runs_with_the_runs_own_record_was_made_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     places = {name: tmp_path / name for name in ("runs/mine", "mlruns/artifacts/1")}
     kept = Journal("a run", "resnet8ptq", run_id="1")
@@ -280,9 +268,7 @@ def test_only_a_folder_below_runs_with_the_runs_own_record_was_made_here(
     assert origin.own_folder(record(str(places["runs/mine"]), "another")) is None
 
 
-def test_a_race_takes_no_files_from_where_a_store_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_race_takes_no_files_from_where_a_store_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sweep, elsewhere = tmp_path / "sweep", tmp_path / "elsewhere"
     kept = Journal("a run", "resnet8ptq", run_id="1")
@@ -297,6 +283,6 @@ def test_a_race_takes_no_files_from_where_a_store_says(
         final_timing._folder(cell, sweep)
 
 
-def test_an_engine_that_a_store_names_does_not_become_code() -> None:
+def test_an_engine_that_a_store_names_does_not_become_code():
     with pytest.raises(TrackingError, match=r"engine: got .*, takes fbgemm"):
         example.check_engine("x{file.__doc__[11]}; import os  # ")

@@ -105,7 +105,7 @@ TABLES = "SELECT oid, relname FROM pg_class WHERE relkind IN ('r', 'i') ORDER BY
 
 @pytest.mark.usefixtures("postgres")
 @pytest.mark.slow
-def test_several_processes_lose_nothing(tmp_path: Path) -> None:
+def test_several_processes_lose_nothing(tmp_path):
     with serve(tmp_path / "server", "load") as served:
         made = sql("load", TABLES)
         check_refusals(served)
@@ -182,9 +182,7 @@ def check_datasets(store: Store, parent_id: str) -> None:
 
 @pytest.mark.usefixtures("postgres")
 @pytest.mark.slow
-def test_server_with_users_takes_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_with_users_takes_nobody_else(tmp_path, monkeypatch):
     pytest.importorskip("flask_wtf", reason="needs the extra server")
     with serve(tmp_path / "server", "users", "auth=true", "workers=1") as served:
         assert served.get("experiments/search?max_results=9").status_code == 401
@@ -221,9 +219,7 @@ def test_server_with_users_takes_nobody_else(
         (["datbase=x"], "takes database= | host= | port="),
     ],
 )
-def test_wrong_setting_is_named_in_one_line(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_setting_is_named_in_one_line(words, message, tmp_path, capsys):
     words = words or [f"port={free_port()}"]
     assert command.main(lambda: server.main([f"folder={tmp_path}/new", *words])) == 2
     err = capsys.readouterr().err
@@ -235,8 +231,8 @@ def test_wrong_setting_is_named_in_one_line(
 
 @pytest.mark.parametrize("variable", [False, True])
 def test_database_that_does_not_answer_is_named_without_its_password(
-    variable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    variable, tmp_path, monkeypatch
+):
     pytest.importorskip("psycopg2", reason="needs the extra server")
     uri = f"postgresql://me@127.0.0.1:{free_port()}/runs"
     if variable:
@@ -258,16 +254,14 @@ def test_database_that_does_not_answer_is_named_without_its_password(
         ("0.0.0.0", True, ["WARNING", "unencrypted"]),
     ],
 )
-def test_server_open_to_others_warns(
-    host: str, auth: bool, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_server_open_to_others_warns(host, auth, words, capsys):
     access.warn(host, "http://name:5000", auth)
     err = capsys.readouterr().err
     assert all(word in err for word in words)
     assert bool(err) == bool(words)
 
 
-def test_password_is_in_the_servers_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_password_is_in_the_servers_environment_alone(monkeypatch):
     given = Arguments(host="10.1.2.3", hosts="lab.example, other:8080")
     found = server.environment(given, server.make_url("postgresql+psycopg2://me:hunter2@h/d"))
     assert found["MLFLOW_BACKEND_STORE_URI"] == "postgresql+psycopg2://me:hunter2@h/d"

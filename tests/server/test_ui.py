@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import requests
@@ -21,14 +20,14 @@ def find_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_without_a_store_the_mend_is_a_run(tmp_path: Path) -> None:
+def test_without_a_store_the_mend_is_a_run(tmp_path):
     done = call_beside(tmp_path, "ui")
     assert (done.code, len(done.errors)) == (2, 1)
     assert "expected a folder with mlflow.db; try resnet8ptq run first, or root=FOLDER" in done.err
     assert not (tmp_path / "mlruns").exists()
 
 
-def test_a_port_in_use_is_one_line_with_a_mend(tmp_path: Path) -> None:
+def test_a_port_in_use_is_one_line_with_a_mend(tmp_path):
     new_store(tmp_path / "my runs")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -38,13 +37,13 @@ def test_a_port_in_use_is_one_line_with_a_mend(tmp_path: Path) -> None:
     assert done.errors[0].endswith(f"; try resnet8ptq ui 'root=my runs' port={port % 65535 + 1}")
 
 
-def test_a_server_is_named_and_not_started(tmp_path: Path) -> None:
+def test_a_server_is_named_and_not_started(tmp_path):
     done = call_beside(tmp_path, "ui", MLFLOW_TRACKING_URI="http://ada:secret@host:5000")
     assert done.code == 0
     assert done.out == "http://host:5000\n"
 
 
-def test_a_password_is_refused(tmp_path: Path) -> None:
+def test_a_password_is_refused(tmp_path):
     done = call_beside(tmp_path, "ui", "uri=postgresql://ada:secret@host/name")
     assert done.code == 2
     assert "secret" not in done.err
@@ -59,13 +58,7 @@ def test_a_password_is_refused(tmp_path: Path) -> None:
         ({}, "postgresql://ada:secret@host/name", "postgresql://ada:secret@host/name"),
     ],
 )
-def test_the_store_is_the_one_that_runs_take(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: dict[str, str],
-    variable: str,
-    uri: str,
-) -> None:
+def test_the_store_is_the_one_that_runs_take(tmp_path, monkeypatch, words, variable, uri):
     monkeypatch.chdir(tmp_path)
     for name in ("mlruns", "other"):
         (tmp_path / name).mkdir()
@@ -76,7 +69,7 @@ def test_the_store_is_the_one_that_runs_take(
 
 
 @pytest.mark.slow
-def test_it_serves_the_experiment_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_it_serves_the_experiment_until_it_is_interrupted(tmp_path):
     store, port = new_store(tmp_path / "mlruns"), find_port()
     with subprocess.Popen(
         [sys.executable, "-m", "resnet8ptq", "ui", f"port={port}"],
@@ -104,7 +97,7 @@ def test_it_serves_the_experiment_until_it_is_interrupted(tmp_path: Path) -> Non
         requests.get(f"http://127.0.0.1:{port}/health", timeout=5)
 
 
-def test_one_worker_and_no_jobs_of_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_worker_and_no_jobs_of_mlflow(monkeypatch):
     started: dict[str, object] = {}
 
     class EndedError(Exception):
@@ -126,7 +119,7 @@ def test_one_worker_and_no_jobs_of_mlflow(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_takes_torch_from_another_index() -> None:
+def test_make_takes_torch_from_another_index():
     index = "https://download.pytorch.org/whl/cpu"
     made = ["make", "-n", "-B", "sweep", f"TORCH_INDEX={index}"]
     shown = subprocess.run(made, cwd=REPO, capture_output=True, text=True, timeout=60, check=True)

@@ -1,7 +1,5 @@
 """`resnet8ptq init`: the first files of a project."""
 
-from pathlib import Path
-
 import pytest
 
 from resnet8ptq.starter.folder import FILES
@@ -10,7 +8,7 @@ from tests.helpers.calling import QUICK, call, call_beside
 METRIC = "task.metric._target_=my_metrics.probability_of_the_label"
 
 
-def test_the_next_commands_are_printed(tmp_path: Path) -> None:
+def test_the_next_commands_are_printed(tmp_path):
     done = call_beside(tmp_path, "init", "1.20 Ördner")
     assert done.code == 0
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {
@@ -25,7 +23,7 @@ def test_the_next_commands_are_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_nothing_is_overwritten(tmp_path: Path, name: str) -> None:
+def test_nothing_is_overwritten(tmp_path, name):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
@@ -36,7 +34,7 @@ def test_nothing_is_overwritten(tmp_path: Path, name: str) -> None:
     assert [each for each in tmp_path.rglob("*") if each.is_file()] == [path]
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     done = call_beside(tmp_path, "init", "file")
     assert (done.code, len(done.errors)) == (2, 1)
@@ -44,7 +42,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_its_sweep_and_its_metric_run(tmp_path: Path) -> None:
+def test_its_sweep_and_its_metric_run(tmp_path):
     assert call_beside(tmp_path, "init").code == 0
     sweep = call(tmp_path, "experiment=mine", "backend=onnx", *QUICK, installed=True)
     assert sweep.code == 0, sweep.err

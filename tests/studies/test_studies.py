@@ -1,7 +1,6 @@
 """The studies: their tables are there, and their pages name them with a date and a command."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -12,20 +11,20 @@ PAGES = sorted(set(REPO.glob("studies/*.md")) - {REPO / "studies/README.md"})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_study_has_a_date_and_the_command_that_repeats_it(page: Path) -> None:
+def test_a_study_has_a_date_and_the_command_that_repeats_it(page):
     start = page.read_text().split("\n## ")[0]
     assert re.search(r"^Measured 20\d\d-\d\d-\d\d", start, re.M)
     assert re.search(r"^ {4}(SHARED=FOLDER )?python ", start, re.M)
 
 
-def test_every_study_is_in_the_index() -> None:
+def test_every_study_is_in_the_index():
     index = (REPO / "studies/README.md").read_text()
     assert [page.name for page in PAGES if f"]({page.name})" not in index] == []
     tables = REPO.glob("studies/*.csv")
     assert [table.name for table in tables if f"]({table.name})" not in index] == []
 
 
-def test_stores_of_several_sizes_stand_side_by_side() -> None:
+def test_stores_of_several_sizes_stand_side_by_side():
     usage = {"wall_s": 12.0, "user_s": 10.0, "sys_s": 1.0, "max_rss_bytes": 500_000_000}
     measured = {
         "calls": {"a run by its id": {"cpu_s": [0.003, 0.004], "statements": 10}},
@@ -36,7 +35,7 @@ def test_stores_of_several_sizes_stand_side_by_side() -> None:
     assert "| a run by its id | 3.5 (10) | 3.5 (10) |" in page
 
 
-def test_a_network_left_out_is_looked_up_in_the_order_of_the_others() -> None:
+def test_a_network_left_out_is_looked_up_in_the_order_of_the_others():
     learned = "calib=mse corrections.adaround=true"
     rows = [
         {"network": "a", "winner": "calib=mse", "helped": "calib=mse (0.50)"},

@@ -41,12 +41,7 @@ FAULTS = [ValueError("two\nlines"), KeyError("x"), OSError(errno.ENOSPC, "No spa
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
-def test_a_report_that_fails_is_one_line_and_closes_the_sweep(
-    running: RunningSweep,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    fault: Exception,
-) -> None:
+def test_a_report_that_fails_is_one_line_and_closes_the_sweep(running, monkeypatch, capsys, fault):
     def fail(*args: object) -> None:
         raise fault
 
@@ -61,9 +56,7 @@ def test_a_report_that_fails_is_one_line_and_closes_the_sweep(
     assert (parent.info.status, parent.data.tags["status"]) == ("FINISHED", "ok")
 
 
-def test_a_failed_report_does_not_hide_a_failed_job(
-    running: RunningSweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_report_does_not_hide_a_failed_job(running, monkeypatch, capsys):
     sweep = running.sweep
     (child,) = history.load_children(sweep.store, sweep.parent_id)
     sweep.store.client.set_tag(child.run_id, "status", "failed")
@@ -75,7 +68,7 @@ def test_a_failed_report_does_not_hide_a_failed_job(
 
 
 @pytest.mark.slow
-def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
+def test_a_sweep_over_splits_compares_each_apart(tmp_path):
     splits = "evaluate.split=test,held_out"
     quick = ("data=shapes", "calib.samples_per_class=5", "latency.enabled=false", "threads=1")
     quick = (*quick, "held_out_images=500")
@@ -109,15 +102,13 @@ def test_a_sweep_over_splits_compares_each_apart(tmp_path: Path) -> None:
         ({}, ["dtype=int8,uint8", "calib=glob(*)"], None),
     ],
 )
-def test_how_many_jobs_a_sweep_has(
-    params: dict[str, str], typed: list[str], jobs: int | None
-) -> None:
+def test_how_many_jobs_a_sweep_has(params, typed, jobs):
     sweeper = OmegaConf.create({"params": params})
     overrides = [*callback._find_swept(sweeper), *map(words.parse, typed)]
     assert callback._count_jobs(sweeper, overrides) == jobs
 
 
-def test_the_time_left_is_that_of_the_jobs_before(running: RunningSweep) -> None:
+def test_the_time_left_is_that_of_the_jobs_before(running):
     begun = replace(running, jobs=4, begun_s=time.monotonic() - 20)
     assert begun.seconds_left(0) is None  # nothing has been measured
     assert begun.seconds_left(2) == pytest.approx(20, rel=0.1)

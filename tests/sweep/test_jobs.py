@@ -55,15 +55,13 @@ def plan(*overrides: str) -> Worker | None:
         (["hydra/launcher=slurm", "hydra.launcher.cpus_per_task=8"], 64, 8),
     ],
 )
-def test_jobs_times_threads_are_what_the_launcher_has(
-    overrides: list[str], at_once: int, threads: int
-) -> None:
+def test_jobs_times_threads_are_what_the_launcher_has(overrides, at_once, threads):
     found = plan(*overrides)
     assert found is not None
     assert (found.at_once, found.threads) == (at_once, threads)
 
 
-def test_one_job_after_the_other_stays_in_this_process() -> None:
+def test_one_job_after_the_other_stays_in_this_process():
     assert plan() is None
     assert plan("hydra/launcher=joblib", "hydra.launcher.n_jobs=1") is None
 
@@ -78,15 +76,13 @@ def test_one_job_after_the_other_stays_in_this_process() -> None:
         ("slurm", "cpus_per_task=null", "got None, takes 1 or more"),
     ],
 )
-def test_no_room_for_a_job_is_refused(launcher: str, setting: str, reason: str) -> None:
+def test_no_room_for_a_job_is_refused(launcher, setting, reason):
     key = re.escape(setting.partition("=")[0])
     with pytest.raises(ConfigError, match=rf"hydra\.launcher\.{key}: {reason}"):
         plan(f"hydra/launcher={launcher}", f"hydra.launcher.{setting}")
 
 
-def test_a_job_elsewhere_has_the_variables_and_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_elsewhere_has_the_variables_and_the_folder(tmp_path, monkeypatch):
     here, secret = str(Path.cwd()), "MLFLOW_TRACKING_PASSWORD"
     monkeypatch.setenv("RESNET8_H5", str(tmp_path))
     monkeypatch.setenv("RESNET8PTQ_CACHE", "a")
@@ -118,9 +114,7 @@ class Elsewhere(JobsLauncher):
 
 
 @pytest.mark.parametrize("setting", [(), ("hydra.sweep.dir=relative",)])
-def test_a_job_that_starts_elsewhere_writes_to_the_sweeps_folder(
-    tmp_path: Path, setting: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_starts_elsewhere_writes_to_the_sweeps_folder(tmp_path, setting, monkeypatch):
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir(), elsewhere.mkdir()
     monkeypatch.chdir(home)
@@ -143,7 +137,7 @@ def test_a_job_that_starts_elsewhere_writes_to_the_sweeps_folder(
 
 
 @pytest.mark.parametrize(("plugin", "extra"), [("ray", "ray"), ("submitit_slurm", "slurm")])
-def test_a_missing_plugin_names_its_extra(plugin: str, extra: str) -> None:
+def test_a_missing_plugin_names_its_extra(plugin, extra):
     error = HydraException(f"In 'hydra/launcher/x': Could not load 'hydra/launcher/{plugin}'.")
     assert command.explain(error).endswith(
         f"load 'hydra/launcher/{plugin}'; {extra}: pip install -c constraints.txt -e '.[{extra}]'"
@@ -161,9 +155,7 @@ class TwoArgumentsError(Exception):
     ("error", "kind"),
     [(ConfigError("a key"), ConfigError), (TwoArgumentsError("a", "key"), RuntimeError)],
 )
-def test_every_error_reaches_the_parent_with_its_traceback(
-    error: Exception, kind: type[Exception]
-) -> None:
+def test_every_error_reaches_the_parent_with_its_traceback(error, kind):
     try:
         raise error
     except Exception as raised:
@@ -173,7 +165,7 @@ def test_every_error_reaches_the_parent_with_its_traceback(
     assert f"raise error\n{''.join(found.__notes__).splitlines()[-1]}" in found.__notes__[0]
 
 
-def test_a_worker_can_start_processes() -> None:
+def test_a_worker_can_start_processes():
     def start_another() -> str:
         jobs.enter(Worker(2, 1))
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

@@ -72,7 +72,7 @@ def identify(*overrides: str) -> str:
     return identity.find(settle(make_config(*overrides)))
 
 
-def test_the_same_run_has_one_identity() -> None:
+def test_the_same_run_has_one_identity():
     first = identify(*SHAPES)
     assert first == identify(*SHAPES)
     for kept_elsewhere in (
@@ -91,11 +91,11 @@ def test_the_same_run_has_one_identity() -> None:
         *("nodes_to_exclude=[a]", "latency.enabled=false", "model.fold=false"),
     ],
 )
-def test_another_setting_is_another_run(other: str) -> None:
+def test_another_setting_is_another_run(other):
     assert identify(*SHAPES, other) != identify(*SHAPES)
 
 
-def test_another_network_is_another_run_wherever_it_lies(tmp_path: Path) -> None:
+def test_another_network_is_another_run_wherever_it_lies(tmp_path):
     weights = shapes.WEIGHTS.read_bytes()
     found = []
     for folder, content in (("a", weights), ("b", weights), ("c", weights + b"\0")):
@@ -106,7 +106,7 @@ def test_another_network_is_another_run_wherever_it_lies(tmp_path: Path) -> None
     assert found[0] == found[1] != found[2]
 
 
-def test_another_table_is_another_run_wherever_it_lies(tmp_path: Path) -> None:
+def test_another_table_is_another_run_wherever_it_lies(tmp_path):
     found = []
     for name, content in (("a", "{}"), ("b", "{}"), ("c", "[]")):
         path = tmp_path / f"{name}.json"
@@ -115,7 +115,7 @@ def test_another_table_is_another_run_wherever_it_lies(tmp_path: Path) -> None:
     assert found[0] == found[1] != found[2]
 
 
-def test_other_pictures_that_calibrate_are_another_run_wherever_they_lie(tmp_path: Path) -> None:
+def test_other_pictures_that_calibrate_are_another_run_wherever_they_lie(tmp_path):
     found = [identify(*SHAPES)]
     for name, grey in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
@@ -125,9 +125,7 @@ def test_other_pictures_that_calibrate_are_another_run_wherever_they_lie(tmp_pat
     assert len(set(found)) == 3
 
 
-def test_other_code_of_the_users_own_is_another_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_code_of_the_users_own_is_another_run(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     found = []
     for number in (1, 1, 2):
@@ -138,16 +136,14 @@ def test_other_code_of_the_users_own_is_another_run(
     assert found[0] == found[1] != found[2]
 
 
-def test_data_that_stands_in_is_warned_of_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_data_that_stands_in_is_warned_of_once(monkeypatch, caplog):
     monkeypatch.setattr(locate, "_find_cifar10", lambda: (None, "nowhere"))
     identify("data=cifar10")
     (warned,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "CIFAR-10 NOT FOUND" in warned.message
 
 
-def test_other_images_are_another_run_wherever_they_lie(tmp_path: Path) -> None:
+def test_other_images_are_another_run_wherever_they_lie(tmp_path):
     settings = "data=cifar10", f"model.path={shapes.WEIGHTS}"
     found = []
     for name, train, test in (("a", 4, 3), ("b", 4, 3), ("c", 5, 3), ("d", 4, 2)):
@@ -157,9 +153,7 @@ def test_other_images_are_another_run_wherever_they_lie(tmp_path: Path) -> None:
     assert len(set(found)) == 3
 
 
-def test_other_code_or_versions_are_another_run_and_another_sweep(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_code_or_versions_are_another_run_and_another_sweep(monkeypatch):
     before = identify(*SHAPES), identity.sweep_key(["dtype=int8"])
     monkeypatch.setattr(code, "behind", lambda *_: "other code")
     after = identify(*SHAPES), identity.sweep_key(["dtype=int8"])
@@ -167,19 +161,19 @@ def test_other_code_or_versions_are_another_run_and_another_sweep(
     assert before[1] != after[1]
 
 
-def test_the_order_of_a_plan_is_no_setting() -> None:
+def test_the_order_of_a_plan_is_no_setting():
     plans = ("{a: 4, b: 8}", "{b: 8, a: 4}", "{a: 8, b: 4}")
     one, same, other = (identify(*SHAPES, f"precision.plan={plan}") for plan in plans)
     assert one == same != other
 
 
-def test_a_sweep_is_known_by_what_it_asks_for() -> None:
+def test_a_sweep_is_known_by_what_it_asks_for():
     asked = identity.sweep_key(["dtype=int8,uint8"])
     assert identity.sweep_key(["dtype=int8,uint8", "sweep.resume=true", "cache_dir=/x"]) == asked
     assert identity.sweep_key(["dtype=int8"]) != asked
 
 
-def test_only_a_finished_run_is_found(own: Sweep) -> None:
+def test_only_a_finished_run_is_found(own):
     run_job(own, 0, "finished")
     run_job(own, 1, "failed", ValueError("broken"))
     run_job(own, 2, "killed", KeyboardInterrupt())
@@ -192,7 +186,7 @@ def test_only_a_finished_run_is_found(own: Sweep) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
-def test_a_run_that_did_not_finish_is_replaced(own: Sweep, error: BaseException) -> None:
+def test_a_run_that_did_not_finish_is_replaced(own, error):
     first = run_job(own, 0, "x", error)
     second = run_job(own, 0, "x")
     (child,) = history.load_children(own.store, own.parent_id)
@@ -202,7 +196,7 @@ def test_a_run_that_did_not_finish_is_replaced(own: Sweep, error: BaseException)
     assert deleted.data.tags["run_again_as"] == second
 
 
-def test_a_job_that_is_still_running_is_not_started_again(own: Sweep) -> None:
+def test_a_job_that_is_still_running_is_not_started_again(own):
     folder = own.folder / "0"
     folder.mkdir()
     tags = {"job_number": "0"}
@@ -213,9 +207,7 @@ def test_a_job_that_is_still_running_is_not_started_again(own: Sweep) -> None:
         resume.find_attempts(own, 0)
 
 
-def test_a_finished_run_of_another_sweep_counts_as_the_jobs_own(
-    own: Sweep, store: Store, tmp_path: Path
-) -> None:
+def test_a_finished_run_of_another_sweep_counts_as_the_jobs_own(own, store, tmp_path):
     run_id = run_job(own, 0, "adopted")
     wider = start_sweep(store, tmp_path / "wider", "another key")
     another = run_job(wider, 0, "another")
@@ -226,9 +218,7 @@ def test_a_finished_run_of_another_sweep_counts_as_the_jobs_own(
     assert [r.run_id for r in history.load_children(store, own.parent_id)] == [run_id]
 
 
-def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(
-    store: Store, tmp_path: Path
-) -> None:
+def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(store, tmp_path):
     assert resume.find_sweep(store, "another") is None
     older = start_sweep(store, tmp_path / "older", "mine")
     newer = start_sweep(store, tmp_path / "newer", "mine")
@@ -243,9 +233,7 @@ def test_the_newest_sweep_of_a_key_is_gone_on_with_unless_it_runs(
 
 
 @pytest.mark.parametrize("fault", ["cut", "gone"])
-def test_a_sweep_whose_record_is_damaged_goes_on(
-    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str
-) -> None:
+def test_a_sweep_whose_record_is_damaged_goes_on(store, tmp_path, caplog, fault):
     """As a resume left it that was killed between its steps."""
     sweep = start_sweep(store, tmp_path / "sweep", "a key")
     path = sweep.folder / journal.FILE
@@ -267,9 +255,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("step", ["log_batch", "update_run", "unlink"])
-def test_a_resume_that_is_killed_at_any_step_can_be_resumed(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_a_resume_that_is_killed_at_any_step_can_be_resumed(store, tmp_path, monkeypatch, step):
     sweep = start_sweep(store, tmp_path / "sweep", "a key")
     end_parent(store, sweep.parent_id, "killed", sweep.folder)
     for name in ("second", "third"):
@@ -302,7 +288,7 @@ CELLS = ("-m", "dtype=int8,uint8,u8s8", *QUICK)
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on_elsewhere_and_finds_the_same(tmp_path: Path, sweep: Called) -> None:
+def test_a_killed_sweep_goes_on_elsewhere_and_finds_the_same(tmp_path, sweep):
     """Killed with SIGKILL in its second job; resumed in another process."""
     new_store(tmp_path / "mlruns")
     killed = call_process(tmp_path, *CELLS, strike=(1, 0), **NO_REAL_FILES)

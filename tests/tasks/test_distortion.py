@@ -2,7 +2,6 @@
 
 import io
 import math
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -10,13 +9,10 @@ import pytest
 import torch
 
 from resnet8ptq.backends.registry import BACKENDS
-from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.evaluation import inference
-from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.classification import KL_EPSILON, ClassScores
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, evaluator_of, quantizer_of
-from tests.helpers.quantized import Quantize
 
 CASES = [
     ("onnx", "int8"),
@@ -94,9 +90,7 @@ def test_kl_divergence_is_zero_for_equals_and_has_a_direction():
 
 
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b not in ("executorch", "file")])
-def test_softmax_of_the_logits_is_the_probabilities(
-    backend: str, shapes: Dataset, shapes_model: Fp32Model, cache_root: Path
-) -> None:
+def test_softmax_of_the_logits_is_the_probabilities(backend, shapes, shapes_model, cache_root):
     config = make_config("data=shapes", f"backend={backend}")
     images = shapes.test.take(np.arange(inference.LOGIT_IMAGES + 50))
     baseline = evaluator_of(config, shapes_model).baseline(config, images)
@@ -110,13 +104,7 @@ def test_softmax_of_the_logits_is_the_probabilities(
 
 
 @pytest.mark.parametrize(("backend", "dtype"), CASES)
-def test_sqnr_of_a_quantized_model(
-    backend: str,
-    dtype: str,
-    shapes: Dataset,
-    shapes_model: Fp32Model,
-    quantize: Quantize,
-) -> None:
+def test_sqnr_of_a_quantized_model(backend, dtype, shapes, shapes_model, quantize):
     cell = quantize(f"backend={backend}", f"dtype={dtype}")
     config, path = cell.config, cell.artifact.path
     predictor = quantizer_of(config).load(path, THREADS)
@@ -142,9 +130,7 @@ def test_sqnr_of_a_quantized_model(
     np.testing.assert_allclose(softmax, probabilities, atol=1.5 / 255)
 
 
-def test_an_onnx_model_without_a_softmax_has_no_logits(
-    shapes_model: Fp32Model, tmp_path: Path
-) -> None:
+def test_an_onnx_model_without_a_softmax_has_no_logits(shapes_model, tmp_path):
     proto = onnx.load(shapes_model.onnx_path)
     last = proto.graph.node[-1]
     assert last.op_type == "Softmax"
@@ -155,7 +141,7 @@ def test_an_onnx_model_without_a_softmax_has_no_logits(
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_a_torch_model_without_a_softmax_has_no_logits(tmp_path: Path) -> None:
+def test_a_torch_model_without_a_softmax_has_no_logits(tmp_path):
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 10), torch.nn.Sigmoid())
     saved = io.BytesIO()  # as torchscript.save does: a file's name would be in the archive
     torch.jit.save(torch.jit.trace(module.eval(), torch.zeros(1, 2, 2, 3)), saved)

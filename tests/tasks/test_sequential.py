@@ -18,14 +18,14 @@ PLAN = StoppingPlan(2000, 0.01, 0.05)
 
 
 @given(FRACTIONS, FRACTIONS, LEVELS)
-def test_the_level_is_spent_once_and_late(one: float, other: float, level: float) -> None:
+def test_the_level_is_spent_once_and_late(one, other, level):
     early, late = sorted((one, other))
     assert 0 <= spend(early, level) <= spend(late, level) * (1 + 1e-9)
     assert spend(1, level) == pytest.approx(level)
     assert spend(early, level) <= early * level * (1 + 1e-9)  # less than a uniform spending
 
 
-def test_bounds_are_those_of_the_literature() -> None:
+def test_bounds_are_those_of_the_literature():
     """Of Lan and DeMets' O'Brien-Fleming type, as in the R package ldbounds."""
     fifths = tuple(look / 5 for look in range(1, 6))
     expected = [4.8769, 3.3569, 2.6803, 2.2898, 2.0310]
@@ -34,7 +34,7 @@ def test_bounds_are_those_of_the_literature() -> None:
 
 
 @pytest.mark.parametrize("level", [0.05, 0.01])
-def test_a_brownian_path_crosses_with_the_level(level: float) -> None:
+def test_a_brownian_path_crosses_with_the_level(level):
     looks = np.arange(1, 21)
     steps = np.random.default_rng(0).standard_normal((100_000, len(looks)))
     paths = steps.cumsum(axis=1) / np.sqrt(looks)
@@ -60,14 +60,14 @@ def runs(
 
 
 @pytest.mark.parametrize("flips", [0.01, 0.03, 0.1])
-def test_models_at_the_limit_pass_and_fail_wrongly_in_five_percent(flips: float) -> None:
+def test_models_at_the_limit_pass_and_fail_wrongly_in_five_percent(flips):
     outcomes = [outcome for outcome, *_ in runs(0.01, flips, 2000)]
     assert len(outcomes) == 2000  # every run ends
     for wrong in (PASS, FAIL):
         assert outcomes.count(wrong) / 2000 < 0.05 + 3 * 0.005
 
 
-def test_clear_cases_end_early_and_hopeless_ones_too() -> None:
+def test_clear_cases_end_early_and_hopeless_ones_too():
     good, bad = runs(-0.005, 0.02, 200), runs(0.06, 0.08, 200)
     assert {outcome for outcome, *_ in good} == {PASS}
     assert {outcome for outcome, *_ in bad} == {FAIL}
@@ -77,7 +77,7 @@ def test_clear_cases_end_early_and_hopeless_ones_too() -> None:
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.01])
-def test_the_interval_after_a_stop_covers_the_loss(loss: float) -> None:
+def test_the_interval_after_a_stop_covers_the_loss(loss):
     margins = [PLAN.margin(*changes, loss) for _, *changes in runs(loss, 0.03, 500)]
     covered = [min(margin.p_within, margin.p_beyond) > PART for margin in margins]
     assert np.mean(covered) > 0.95 - 3 * 0.01
@@ -85,7 +85,7 @@ def test_the_interval_after_a_stop_covers_the_loss(loss: float) -> None:
     assert np.mean(above) == pytest.approx(0.5, abs=0.07)
 
 
-def test_the_verdict_after_a_stop_is_that_of_the_stop() -> None:
+def test_the_verdict_after_a_stop_is_that_of_the_stop():
     for outcome, *changes in runs(0.004, 0.03, 8):
         margin = PLAN.margin(*changes, PLAN.limit)
         assert (margin.p_within <= PLAN.level) == (outcome == PASS)
@@ -94,7 +94,7 @@ def test_the_verdict_after_a_stop_is_that_of_the_stop() -> None:
         assert low <= PLAN.estimate(*changes) <= high
 
 
-def test_without_an_earlier_look_nothing_is_corrected() -> None:
+def test_without_an_earlier_look_nothing_is_corrected():
     first = PLAN.ends[0]
     ours, plain = PLAN.margin(3, 1, first, 0.02), tango(3, 1, first, 0.02)
     assert (ours.p_within, ours.p_beyond) == pytest.approx((plain.p_within, plain.p_beyond))
@@ -102,7 +102,7 @@ def test_without_an_earlier_look_nothing_is_corrected() -> None:
     assert late.p_within == pytest.approx(tango(30, 20, 1000, 0.005).p_within, abs=0.02)
 
 
-def test_few_samples_have_a_look_each() -> None:
+def test_few_samples_have_a_look_each():
     assert StoppingPlan(3, 0.01, 0.05).ends == (1, 2, 3)
     assert [*StoppingPlan(9980, 0.01, 0.05).ends][-1] == 9980
 
@@ -115,7 +115,7 @@ def hits(lost: int, won: int, seen: int = 1000) -> tuple[Hits, Hits]:
     return Hits(model, labels), Hits(baseline, labels)
 
 
-def test_hits_of_a_stopped_run_are_read_back_with_their_plan() -> None:
+def test_hits_of_a_stopped_run_are_read_back_with_their_plan():
     model, baseline = hits(4, 2)
     stopped = model.until(PLAN)
     arrays = {**stopped.arrays(), "baseline_predictions": baseline.predictions}
@@ -141,7 +141,7 @@ def test_hits_of_a_stopped_run_are_read_back_with_their_plan() -> None:
         np.array(["2000", "0.01", "0.05"]),
     ],
 )
-def test_a_damaged_plan_is_refused(plan: np.ndarray) -> None:
+def test_a_damaged_plan_is_refused(plan):
     model, _ = hits(4, 2)
     with pytest.raises(ValueError, match="plan"):
         Hits.read({**replace(model, plan=PLAN).arrays(), "plan": plan})

@@ -377,9 +377,7 @@ def test_the_task_that_fits(data, name, caplog):
 
 
 def test_every_task_that_auto_takes_has_its_reason():
-    assert set(registry.BECAUSE) == set(registry.TASKS) - {
-        *("anomaly", "custom", "similarity"),
-    }
+    assert set(registry.BECAUSE) == set(registry.TASKS) - {*("anomaly", "custom", "similarity")}
 
 
 # FP32 no better than chance
@@ -720,16 +718,6 @@ def test_as_many_items_as_needed_tell_four_times_in_five():
     assert statistics.Margin(0.0).items_needed(1000, 0.05) == math.inf
 
 
-def test_samples_without_a_value_are_left_out_where_they_are_few():
-    """A bootstrap sample of detections may have no object."""
-    losses = np.random.default_rng(0).normal(-0.02, 0.01, 1000)
-    whole = statistics.bootstrap_margin(losses, 100)
-    losses[:5] = np.nan
-    assert statistics.bootstrap_margin(losses, 100).z == pytest.approx(whole.z, abs=0.1)
-    losses[:50] = np.nan
-    assert statistics.bootstrap_margin(losses, 100).p_within == 1
-
-
 @pytest.mark.parametrize("items", [2, 3, 50])
 def test_a_margin_of_replicates_has_the_error_of_the_items(items):
     """A bootstrap sample of n items varies less than n items do, by (n - 1) / n."""
@@ -808,26 +796,6 @@ def test_a_limit_that_is_a_fraction_is_as_uncertain_as_the_baseline():
     near, beyond = (paired.margin(metric, drop, 200) for drop in (0.5, 0.49))
     assert abs(near.z) < 0.5
     assert beyond.z > 5
-
-
-@given(st.integers(0, 2**32 - 1))
-@settings(max_examples=10)
-def test_delong_agrees_with_a_bootstrap(seed):
-    random = np.random.default_rng(seed)
-    positive = np.arange(400) % 3 == 0
-    shared = random.normal(size=400)
-    ours, theirs = (positive + shared + random.normal(size=400) for _ in range(2))
-    areas = [statistics.auc(scores, positive) for scores in (ours, theirs)]
-    low, high = statistics.delong(*areas)[0]
-
-    def difference(chosen):
-        return np.subtract(
-            *(statistics.auc(scores[chosen], positive[chosen]).value for scores in (ours, theirs))
-        )
-
-    error = statistics.bootstrap(difference, 400, 300).std()
-    assert (high - low) / (2 * statistics.Z95) == pytest.approx(error, rel=0.25)
-    assert low <= areas[0].value - areas[1].value <= high
 
 
 @given(

@@ -1,7 +1,5 @@
 """Passwords in the address of a store: neither the terminal nor any file keeps them."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +14,7 @@ VISIBLE = st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1)
 
 
 @given(SCHEMES, VISIBLE, st.sampled_from(["", ":5000", ":5000/name", "/name"]))
-def test_no_password_survives_in_what_is_shown(scheme: str, password: str, rest: str) -> None:
+def test_no_password_survives_in_what_is_shown(scheme, password, rest):
     """What is shown is the same for every password: nothing of any is left."""
     text = f"cannot reach {scheme}://me:{password}@host{rest} today"
     expected = f"{scheme}://..." if "?" in password else f"{scheme}://host{rest}"
@@ -24,14 +22,12 @@ def test_no_password_survives_in_what_is_shown(scheme: str, password: str, rest:
 
 
 @given(SCHEMES, VISIBLE, st.sampled_from(["password", "sslpassword", "p"]))
-def test_no_secret_of_a_parameter_survives_in_what_is_shown(
-    scheme: str, secret: str, name: str
-) -> None:
+def test_no_secret_of_a_parameter_survives_in_what_is_shown(scheme, secret, name):
     shown = redact(f"{scheme}://host/db?{name}={secret}")
     assert shown == (f"{scheme}://..." if "@" in secret else f"{scheme}://host/db?...")
 
 
-def test_paths_and_texts_without_secrets_are_shown_as_they_are() -> None:
+def test_paths_and_texts_without_secrets_are_shown_as_they_are():
     for text in (
         "sqlite:////home/me@work/a:b/mlflow.db",
         "file:///home/me@work/x",
@@ -49,7 +45,7 @@ def message_of(uri: str, written: bool) -> str:
 
 
 @given(SCHEMES, st.text(min_size=1))
-def test_any_password_in_a_setting_is_refused_in_the_same_words(scheme: str, password: str) -> None:
+def test_any_password_in_a_setting_is_refused_in_the_same_words(scheme, password):
     uri = f"{scheme}://me:{password}@host/db"
     expected = message_of("http://me:x@host/db", written=True)
     assert message_of(uri, written=True) == expected != ""
@@ -59,7 +55,7 @@ def test_any_password_in_a_setting_is_refused_in_the_same_words(scheme: str, pas
 
 
 @given(SCHEMES, st.text(min_size=1))
-def test_a_password_of_the_environment_is_refused_or_hidden(scheme: str, password: str) -> None:
+def test_a_password_of_the_environment_is_refused_or_hidden(scheme, password):
     uri = f"{scheme}://me:{password}@host/db"
     if message := message_of(uri, written=False):
         assert message == message_of("http://me:/@host/db", written=False)
@@ -72,7 +68,7 @@ def test_a_password_of_the_environment_is_refused_or_hidden(scheme: str, passwor
     "uri",
     ["postgresql://h/d?password=hunter2", "http://h?token=hunter2", "mssql://h/d?odbc_connect=PWD"],
 )
-def test_a_secret_in_a_parameter_is_refused(uri: str, written: bool) -> None:
+def test_a_secret_in_a_parameter_is_refused(uri, written):
     message = message_of(uri, written)
     assert "got a parameter behind ? that may hold a secret, takes " in message
     assert "hunter2" not in message
@@ -89,7 +85,7 @@ def test_a_secret_in_a_parameter_is_refused(uri: str, written: bool) -> None:
         "databricks",
     ],
 )
-def test_addresses_without_a_secret_are_taken(uri: str) -> None:
+def test_addresses_without_a_secret_are_taken(uri):
     address.check(uri, written=True)
     address.check(uri, written=False)
     address.check_words([f"tracking.uri={uri}", "tracking.root=/home/me@work"])
@@ -108,9 +104,7 @@ def test_addresses_without_a_secret_are_taken(uri: str) -> None:
         "tracking.uri=${oc.env:HELD}",
     ],
 )
-def test_a_password_on_the_command_line_is_printed_and_written_nowhere(
-    tmp_path: Path, mode: tuple[str, ...], word: str
-) -> None:
+def test_a_password_on_the_command_line_is_printed_and_written_nowhere(tmp_path, mode, word):
     done = call(tmp_path, *mode, *QUICK, word, HELD="http://me:hunter2@host")
     assert (done.code, len(done.err.splitlines())) == (2, 1), done.err
     assert done.err.startswith("error: tracking.uri: ")

@@ -20,7 +20,7 @@ EARLIER = {
 TAGS = {"class_names": json.dumps(["cat", "dog"])}
 
 
-def test_an_earlier_run_reads_as_one_of_today() -> None:
+def test_an_earlier_run_reads_as_one_of_today():
     record = RunRecord("id", {}, earlier.rename(EARLIER, TAGS), TAGS)
     metric = record.task.metric
     assert (record.total, record.p_value, record.size_reduction) == (1000, 0.5, 0.75)
@@ -34,7 +34,7 @@ def test_an_earlier_run_reads_as_one_of_today() -> None:
 
 
 @given(st.dictionaries(st.text(min_size=1), st.floats(allow_nan=False)), st.text())
-def test_metrics_of_today_stay_as_they_are(metrics: dict[str, float], text: str) -> None:
+def test_metrics_of_today_stay_as_they_are(metrics, text):
     today = {**metrics, "counts/total": 10.0}
     assert earlier.rename(today, {"class_names": text}) == today
     earlier.rename({**metrics, "total": 10.0}, {"class_names": text})  # a store may hold anything

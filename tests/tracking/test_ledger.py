@@ -1,9 +1,6 @@
 """Earlier runs on the same samples are counted, those of the same sweep are not."""
 
-from pathlib import Path
-
 import numpy as np
-import pytest
 
 from resnet8ptq.tracking import history, ledger
 from resnet8ptq.tracking.ledger import Looks
@@ -12,9 +9,7 @@ from tests.helpers.logged_runs import log_everything
 from tests.helpers.stores import new_store
 
 
-def test_runs_before_the_sweep_count_and_its_own_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_before_the_sweep_count_and_its_own_do_not(tmp_path, monkeypatch):
     store = new_store(tmp_path / "mlruns")
     first = log_everything(store, tmp_path / "0")
     [record] = history.load_runs(store, [first]).values()
@@ -33,7 +28,7 @@ def test_runs_before_the_sweep_count_and_its_own_do_not(
     assert ledger.count_earlier(store, children) == Looks(2, more=True)
 
 
-def test_a_sketch_finds_shared_samples_in_any_order() -> None:
+def test_a_sketch_finds_shared_samples_in_any_order():
     ids = np.random.default_rng(0).integers(0, 2**64, 1000, np.uint64)
     small, other = ledger.read_sketch(ledger.sketch(ids[:300])), np.uint64(7)
     assert len(small) == ledger.KEPT
@@ -44,7 +39,7 @@ def test_a_sketch_finds_shared_samples_in_any_order() -> None:
         assert len(ledger.read_sketch(damaged)) == 0
 
 
-def test_a_run_on_some_of_the_samples_counts(tmp_path: Path) -> None:
+def test_a_run_on_some_of_the_samples_counts(tmp_path):
     store, ids = new_store(tmp_path / "mlruns"), np.arange(10, dtype=np.uint64)
     first, second = (log_everything(store, tmp_path / name) for name in "ab")
     for run_id, part in ((first, ids[:4]), (second, ids)):
@@ -57,7 +52,7 @@ def test_a_run_on_some_of_the_samples_counts(tmp_path: Path) -> None:
     assert ledger.count_earlier(store, [record], ids[4:]) == Looks(0)
 
 
-def test_a_digest_of_a_stranger_is_no_query(tmp_path: Path) -> None:
+def test_a_digest_of_a_stranger_is_no_query(tmp_path):
     store = new_store(tmp_path / "mlruns")
     run_id = log_everything(store, tmp_path / "0")
     store.client.set_tag(run_id, "test_digest", "' OR 1=1")

@@ -42,9 +42,7 @@ def logged(own_store: Store, tmp_path: Path) -> Run:
     return run
 
 
-def test_a_model_has_the_name_of_its_run_and_its_leading_metrics(
-    own_store: Store, logged: Run
-) -> None:
+def test_a_model_has_the_name_of_its_run_and_its_leading_metrics(own_store, logged):
     (output,) = own_store.client.get_run(logged.run_id).outputs.model_outputs
     for _ in range(2):
         model = own_store.client.get_logged_model(output.model_id)
@@ -60,7 +58,7 @@ def test_a_model_has_the_name_of_its_run_and_its_leading_metrics(
         upload.push(own_store, logged.journal, logged.folder)  # twice does no harm
 
 
-def test_a_later_upload_logs_the_same_model(own_store: Store, logged: Run) -> None:
+def test_a_later_upload_logs_the_same_model(own_store, logged):
     first = own_store.client.get_run(logged.run_id)
     (output,) = first.outputs.model_outputs
     logged.journal.key = "sent later"
@@ -75,7 +73,7 @@ def test_a_later_upload_logs_the_same_model(own_store: Store, logged: Run) -> No
     assert values[0] == values[1] and both[0].name == both[1].name
 
 
-def test_a_registered_version_says_what_it_is(own_store: Store, logged: Run) -> None:
+def test_a_registered_version_says_what_it_is(own_store, logged):
     source = Source(logged.record, make_config(), logged.folder / "model.pt", verdict="undecided")
     registering.register(own_store, source, "pets")
     version = own_store.client.get_model_version_by_alias("pets", "recommended")

@@ -1,7 +1,6 @@
 """The typed record of a run: the same from MLflow and from the run's folder."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from resnet8ptq.tasks.contract import BASELINE, CHOICE
 from resnet8ptq.tracking import history, sync
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_parent, start_run
-from resnet8ptq.tracking.store import Store
 from tests.helpers.configs import make_config
 
 ATTRIBUTES = (
@@ -25,9 +23,7 @@ ATTRIBUTES = (
 )
 
 
-def test_a_run_has_the_same_record_in_mlflow_and_in_its_folder(
-    own_store: Store, tmp_path: Path
-) -> None:
+def test_a_run_has_the_same_record_in_mlflow_and_in_its_folder(own_store, tmp_path):
     parent = start_parent(own_store, "sweep", tmp_path, {})
     folder = tmp_path / "0"
     folder.mkdir()
@@ -49,7 +45,7 @@ def test_a_run_has_the_same_record_in_mlflow_and_in_its_folder(
     assert stored.task.name == "classification"
 
 
-def test_a_record_without_values_has_defaults() -> None:
+def test_a_record_without_values_has_defaults():
     bare = RunRecord("id", {}, {}, {})
     assert (bare.status, bare.backend, bare.dataset, bare.reason) == ("?", "?", "?", "")
     assert (bare.total, bare.drop, bare.interval("value")) == (None, None, None)
@@ -58,13 +54,13 @@ def test_a_record_without_values_has_defaults() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", BASELINE, CHOICE])
-def test_the_task_names_the_metric_of_a_record(prefix: str) -> None:
+def test_the_task_names_the_metric_of_a_record(prefix):
     record = RunRecord("id", {}, {f"{prefix}accuracy": 0.5}, {})
     assert record.value(record.task.metric, prefix) == 0.5
     assert math.isclose(RunRecord("id", {}, {"drop": 0.25}, {}).drop or 0, 0.25)
 
 
-def test_a_run_without_a_logged_model_is_not_registered(own_store: Store, tmp_path: Path) -> None:
+def test_a_run_without_a_logged_model_is_not_registered(own_store, tmp_path):
     with start_run(own_store, "a run", {}, tmp_path) as run:
         pass
     source = Source(run.record, make_config(), tmp_path / "model.onnx")

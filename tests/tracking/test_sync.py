@@ -43,7 +43,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 
-def test_what_is_logged_later_is_what_would_have_been_logged(store: Store, tmp_path: Path) -> None:
+def test_what_is_logged_later_is_what_would_have_been_logged(store, tmp_path):
     """And once: a second call changes nothing."""
     log_everything(store, tmp_path / "there" / "run")
     direct = only_run(store)
@@ -69,9 +69,7 @@ def test_what_is_logged_later_is_what_would_have_been_logged(store: Store, tmp_p
         assert str(sync.sync(store, tmp_path / "away")).startswith("0 runs logged")
 
 
-def test_a_sweep_that_closes_waits_for_its_jobs_and_not_for_itself(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_that_closes_waits_for_its_jobs_and_not_for_itself(store, tmp_path, monkeypatch):
     tmp_path.joinpath("0").mkdir()
     parent_id = start_parent(store, "sweep", tmp_path, {})
     waits = {}
@@ -87,8 +85,8 @@ def test_a_sweep_that_closes_waits_for_its_jobs_and_not_for_itself(
 
 
 def test_a_store_that_goes_away_in_the_middle_gets_the_rest_when_it_is_back(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    store, tmp_path, monkeypatch, caplog
+):
     def fail(*args: Any, **kwargs: Any) -> None:
         raise MlflowException("API request failed: connection refused")
 
@@ -110,8 +108,8 @@ def test_a_store_that_goes_away_in_the_middle_gets_the_rest_when_it_is_back(
 
 
 def test_a_run_that_a_store_refuses_is_one_error_and_is_logged_when_it_ends(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    store, tmp_path, monkeypatch
+):
     def refuse(*args: Any) -> None:
         raise ValueError("refused")
 
@@ -126,12 +124,7 @@ def test_a_run_that_a_store_refuses_is_one_error_and_is_logged_when_it_ends(
     assert only_run(store).data.tags["status"] == "ok"
 
 
-def test_a_run_that_a_store_refuses_is_kept_in_its_folder(
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_run_that_a_store_refuses_is_kept_in_its_folder(store, tmp_path, monkeypatch, caplog):
     def refuse(*args: Any) -> None:
         raise ValueError("refused")
 
@@ -143,9 +136,7 @@ def test_a_run_that_a_store_refuses_is_kept_in_its_folder(
     assert (kept.status, kept.run_id) == ("FINISHED", None)
 
 
-def test_what_a_store_will_never_take_fails_the_run(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_store_will_never_take_fails_the_run(store, tmp_path, monkeypatch):
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise MlflowException("too long", error_code=INVALID_PARAMETER_VALUE)
 
@@ -164,7 +155,7 @@ def leave_open(store: Store, folder: Path) -> None:
     (folder / journal.LOCK).touch()
 
 
-def test_a_killed_run_is_closed_and_a_running_one_left_alone(store: Store, tmp_path: Path) -> None:
+def test_a_killed_run_is_closed_and_a_running_one_left_alone(store, tmp_path):
     for name in ("killed", "running"):
         leave_open(store, tmp_path / name)
     with journal.lock(tmp_path / "running"):
@@ -178,13 +169,13 @@ def test_a_killed_run_is_closed_and_a_running_one_left_alone(store: Store, tmp_p
     assert (running.info.status, running.data.tags["status"]) == ("RUNNING", "running")
 
 
-def test_a_run_that_was_deleted_is_not_logged_again(store: Store, tmp_path: Path) -> None:
+def test_a_run_that_was_deleted_is_not_logged_again(store, tmp_path):
     store.client.delete_run(log_everything(store, tmp_path / "run"))
     assert sync.sync(store, tmp_path).whole == [tmp_path / "run"]
     assert store.client.search_runs([store.experiment_id]) == []
 
 
-def test_an_empty_store_takes_sweeps_with_their_runs(store: Store, tmp_path: Path) -> None:
+def test_an_empty_store_takes_sweeps_with_their_runs(store, tmp_path):
     """The database was lost: the folders still have everything."""
     lost = tmp_path / "lost"
     lost.mkdir()
@@ -222,9 +213,7 @@ SOUND = {"name": "a", "experiment": "b", "key": "0"}
         json.dumps({**SOUND, "points": [["loss", "x", 0, 0]]}),
     ],
 )
-def test_a_damaged_record_is_named_and_left_alone(
-    store: Store, tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_record_is_named_and_left_alone(store, tmp_path, content, caplog):
     (tmp_path / "run").mkdir()
     path = tmp_path / "run" / journal.FILE
     path.write_text(content)
@@ -236,7 +225,7 @@ def test_a_damaged_record_is_named_and_left_alone(
     assert f"{path}: is damaged" in caplog.text
 
 
-def test_two_runs_do_not_work_in_one_folder(store: Store, tmp_path: Path) -> None:
+def test_two_runs_do_not_work_in_one_folder(store, tmp_path):
     with (
         journal.lock(tmp_path),
         pytest.raises(TrackingError, match="another run works here"),
@@ -250,7 +239,7 @@ def test_two_runs_do_not_work_in_one_folder(store: Store, tmp_path: Path) -> Non
     ("words", "says"),
     [(["nope=1"], "takes folder= | experiment= | uri= | root="), (["folder=x"], "folder: got x")],
 )
-def test_wrong_words_are_one_line(tmp_path: Path, words: list[str], says: str) -> None:
+def test_wrong_words_are_one_line(tmp_path, words, says):
     done = call_beside(tmp_path, "sync", *words)
     assert done.code == 2
     assert says in done.err
@@ -265,7 +254,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.slow
-def test_a_sweep_outlives_its_server(server: Server, tmp_path: Path) -> None:
+def test_a_sweep_outlives_its_server(server, tmp_path):
     """The server is killed in the second of three jobs; it comes back after the sweep."""
     words = ("-m", "dtype=int8,uint8,u8s8", *QUICK)
     env = {"MLFLOW_TRACKING_URI": server.uri, **NO_REAL_FILES}
@@ -316,12 +305,8 @@ def silent() -> Iterator[tuple[Store, list[str]]]:
 
 
 def test_a_server_that_never_answers_is_asked_for_its_health_and_nothing_else(
-    silent: tuple[Store, list[str]],
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    silent, store, tmp_path, monkeypatch, caplog
+):
     """MLflow's own calls would wait for their timeout several times each."""
     monkeypatch.setattr("resnet8ptq.tracking.store.HEALTH_S", 0.2)
     hung, asked = silent
@@ -336,9 +321,7 @@ def test_a_server_that_never_answers_is_asked_for_its_health_and_nothing_else(
 
 
 @pytest.mark.parametrize("own", [None, "7"])
-def test_a_call_of_mlflow_waits_for_20_seconds_unless_the_user_says_otherwise(
-    own: str | None,
-) -> None:
+def test_a_call_of_mlflow_waits_for_20_seconds_unless_the_user_says_otherwise(own):
     code = "import os, resnet8ptq.tracking.store; print(os.environ['MLFLOW_HTTP_REQUEST_TIMEOUT'])"
     env = {k: v for k, v in os.environ.items() if k != "MLFLOW_HTTP_REQUEST_TIMEOUT"}
     env |= {} if own is None else {"MLFLOW_HTTP_REQUEST_TIMEOUT": own}

@@ -23,7 +23,6 @@ from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.sweep import callback
 from resnet8ptq.tracking import history, journal, upload
 from resnet8ptq.tracking.journal import Journal
@@ -41,13 +40,6 @@ URI_WITH_PASSWORD = "http://user:hunter2@127.0.0.1:9"
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return new_store(tmp_path_factory.mktemp("mlruns"))
-
-
-@pytest.fixture(autouse=True)
-def no_run_left_open() -> Iterator[None]:
-    yield
-    while mlflow.active_run():
-        mlflow.end_run()
 
 
 @pytest.fixture
@@ -71,17 +63,14 @@ def fail_in_a_run(
 ) -> str:
     """Raise `error` inside a run; return the run's id."""
     config = {"backend": {"name": "onnx"}, "seed": 42}
-    with (
-        pytest.raises(type(error)),
-        start_run(store, "name", config, folder) as run,
-    ):
+    with pytest.raises(type(error)), start_run(store, "name", config, folder) as run:
         run_id = run.run_id
         prepare()
         raise error
     return run_id
 
 
-def test_store_and_experiment_are_made_once(tmp_path: Path) -> None:
+def test_store_and_experiment_are_made_once(tmp_path):
     config = TrackingConfig(root=str(tmp_path / "new" / "mlruns"), experiment_name="mine")
     first = open_store(config)
     assert first.uri == f"sqlite:///{tmp_path}/new/mlruns/mlflow.db"
@@ -92,9 +81,7 @@ def test_store_and_experiment_are_made_once(tmp_path: Path) -> None:
     assert location.endswith("/new/mlruns/artifacts/mine")
 
 
-def test_store_that_cannot_be_made_leaves_no_half_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_that_cannot_be_made_leaves_no_half_of_it(tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
@@ -135,7 +122,7 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.mark.slow
-def test_two_processes_make_one_store(tmp_path: Path, pair: Pair) -> None:
+def test_two_processes_make_one_store(tmp_path, pair):
     first, second = pair.call(open_store, TrackingConfig(root=str(tmp_path / "mlruns")))
     assert first == second
     found = client(first).search_experiments(view_type=mlflow.entities.ViewType.ALL)
@@ -155,9 +142,7 @@ def log_images(store: Store, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_jobs_that_are_the_first_to_log_a_data_set_at_once_all_have_it(
-    tmp_path: Path, pair: Pair
-) -> None:
+def test_jobs_that_are_the_first_to_log_a_data_set_at_once_all_have_it(tmp_path, pair):
     found = new_store(tmp_path / "mlruns")
     pair.call(log_images, found, tmp_path)
     runs = client(found).search_runs([found.experiment_id])
@@ -165,9 +150,7 @@ def test_jobs_that_are_the_first_to_log_a_data_set_at_once_all_have_it(
 
 
 @pytest.mark.parametrize("failures", [1, 3])
-def test_logging_a_data_set_is_tried_three_times(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
-) -> None:
+def test_logging_a_data_set_is_tried_three_times(store, tmp_path, monkeypatch, failures):
     calls: list[int] = []
 
     def fail(*args: Any, **kwargs: Any) -> None:
@@ -187,14 +170,14 @@ def test_logging_a_data_set_is_tried_three_times(
     assert len(calls) == min(failures + 1, 3)
 
 
-def test_deleted_experiment_is_refused(own_store: Store, tmp_path: Path) -> None:
+def test_deleted_experiment_is_refused(own_store, tmp_path):
     client(own_store).delete_experiment(own_store.experiment_id)
     with pytest.raises(TrackingError, match="'resnet8ptq' was deleted"):
         open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
 
 
 @pytest.mark.parametrize("folder", ["mlruns", "of mine #1"])
-def test_a_local_store_is_found_without_mlflow(folder: str, tmp_path: Path) -> None:
+def test_a_local_store_is_found_without_mlflow(folder, tmp_path):
     config = TrackingConfig(root=str(tmp_path / folder))
     assert find_store(config) is None
     assert not (tmp_path / folder).exists()
@@ -205,9 +188,7 @@ def test_a_local_store_is_found_without_mlflow(folder: str, tmp_path: Path) -> N
     assert find_store(config) is None
 
 
-def test_only_a_local_store_is_found(
-    own_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_local_store_is_found(own_store, tmp_path, monkeypatch):
     config = TrackingConfig(root=str(tmp_path / "mlruns"))
     assert find_store(config) == own_store
     assert find_store(replace(config, uri="http://127.0.0.1:5000")) is None
@@ -218,14 +199,14 @@ def test_only_a_local_store_is_found(
     assert find_store(config) is None
 
 
-def test_file_in_the_way_of_the_root_is_refused(tmp_path: Path) -> None:
+def test_file_in_the_way_of_the_root_is_refused(tmp_path):
     (tmp_path / "mlruns").write_text("")
     with pytest.raises(TrackingError, match=r"tracking.root: cannot write to .*mlruns"):
         open_store(TrackingConfig(root=str(tmp_path / "mlruns")))
 
 
 @pytest.mark.parametrize("name", ["what?", "half%41"])
-def test_a_folder_that_mlflow_would_misread_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_folder_that_mlflow_would_misread_is_refused(tmp_path, name):
     config = TrackingConfig(root=str(tmp_path / name))
     assert find_store(config) is None
     with pytest.raises(ConfigError, match=r"tracking.root: got .* without \? and %"):
@@ -237,7 +218,7 @@ WITH_PASSWORD = pytest.mark.parametrize("uri", [URI_WITH_PASSWORD, "nosuch://use
 
 
 @WITH_PASSWORD
-def test_password_in_the_config_is_refused(uri: str, tmp_path: Path) -> None:
+def test_password_in_the_config_is_refused(uri, tmp_path):
     """The config is written down in many places: Hydra's, MLflow's, our own."""
     with pytest.raises(ConfigError, match=r"^tracking.uri: holds a password") as caught:
         open_store(TrackingConfig(uri=uri, root=str(tmp_path / "unused")))
@@ -247,9 +228,7 @@ def test_password_in_the_config_is_refused(uri: str, tmp_path: Path) -> None:
 
 
 @WITH_PASSWORD
-def test_unusable_uri_is_refused_without_its_password(
-    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusable_uri_is_refused_without_its_password(uri, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with pytest.raises(TrackingError, match=r"^tracking.uri: ") as caught:
         open_store(TrackingConfig(root=str(tmp_path)))
@@ -258,9 +237,7 @@ def test_unusable_uri_is_refused_without_its_password(
     assert "\n" not in str(caught.value)
 
 
-def test_server_that_goes_away_is_reported_without_the_password(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_server_that_goes_away_is_reported_without_the_password(folder, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with start_run(Store(URI_WITH_PASSWORD, "0", "name"), "name", {}, folder):
         pass
@@ -271,9 +248,7 @@ def test_server_that_goes_away_is_reported_without_the_password(
     assert "hunter2" not in (folder / journal.FILE).read_text()
 
 
-def test_config_uri_wins_over_environment_wins_over_root(
-    store: Store, own_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config_uri_wins_over_environment_wins_over_root(store, own_store, tmp_path, monkeypatch):
     root = str(tmp_path / "unused")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", own_store.uri)
     assert open_store(TrackingConfig(root=root)).uri == own_store.uri
@@ -282,21 +257,19 @@ def test_config_uri_wins_over_environment_wins_over_root(
 
 
 @pytest.mark.parametrize("uri", [None, ""])
-def test_empty_uri_is_no_uri(
-    uri: str | None, own_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_uri_is_no_uri(uri, own_store, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
     monkeypatch.chdir(tmp_path)  # where MLflow would put a store of its own
     config = TrackingConfig(uri=uri, root=str(tmp_path / "mlruns"))
     assert open_store(config).uri == own_store.uri
 
 
-def test_ui_command_hides_the_password() -> None:
+def test_ui_command_hides_the_password():
     command = Store(URI_WITH_PASSWORD, "7", "name").ui_command
     assert command.startswith("http://127.0.0.1:9/#/experiments/7")
 
 
-def test_finished_run(store: Store, folder: Path) -> None:
+def test_finished_run(store, folder):
     (folder / "result.json").write_text("{}")
     (folder / ".hydra").mkdir()
     with start_run(store, "a name", {}, folder) as run:
@@ -319,7 +292,7 @@ def test_finished_run(store: Store, folder: Path) -> None:
     assert set(artifacts(store, run.run_id)) == {"result.json"}
 
 
-def test_unsupported_run_says_why(store: Store, folder: Path) -> None:
+def test_unsupported_run_says_why(store, folder):
     with start_run(store, "name", {}, folder) as run:
         run.log_config(make_config("backend=torch", "dtype=uint8"))
         run.log_result(RunResult("unsupported", "the reason"))
@@ -329,7 +302,7 @@ def test_unsupported_run_says_why(store: Store, folder: Path) -> None:
     assert found.metrics == {}
 
 
-def test_failed_run(store: Store, folder: Path) -> None:
+def test_failed_run(store, folder):
     run_id = fail_in_a_run(store, folder, ValueError("first line\nsecond line"))
     found = client(store).get_run(run_id)
     assert found.info.status == "FAILED"
@@ -342,18 +315,18 @@ def test_failed_run(store: Store, folder: Path) -> None:
     assert mlflow.active_run() is None
 
 
-def test_failure_without_a_message_still_has_a_reason(store: Store, folder: Path) -> None:
+def test_failure_without_a_message_still_has_a_reason(store, folder):
     run_id = fail_in_a_run(store, folder, MemoryError())
     assert history.load_run(store, run_id).tags["reason"] == "MemoryError"
 
 
-def test_endless_reason_is_cut(store: Store, folder: Path) -> None:
+def test_endless_reason_is_cut(store, folder):
     run_id = fail_in_a_run(store, folder, RuntimeError("x" * 100_000))
     assert 1000 < len(history.load_run(store, run_id).tags["reason"]) < 10_000
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
-def test_interrupted_run_is_killed(store: Store, folder: Path, error: BaseException) -> None:
+def test_interrupted_run_is_killed(store, folder, error):
     run_id = fail_in_a_run(store, folder, error)
     found = client(store).get_run(run_id)
     assert found.info.status == "KILLED"
@@ -369,9 +342,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_interrupt_waits_for_what_is_being_written(
-    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_waits_for_what_is_being_written(store, folder, monkeypatch):
     """In the middle of a transaction it would leave the database locked."""
     log_batch = mlflow.MlflowClient.log_batch
 
@@ -388,14 +359,14 @@ def test_interrupt_waits_for_what_is_being_written(
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_second_interrupt_does_not_wait() -> None:
+def test_second_interrupt_does_not_wait():
     with pytest.raises(KeyboardInterrupt), interrupts.deferred():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
 
-def test_run_whose_failure_cannot_be_recorded_is_closed(store: Store, folder: Path) -> None:
+def test_run_whose_failure_cannot_be_recorded_is_closed(store, folder):
     """Else MLflow would refuse every later run of the sweep, as one is still open."""
     with (
         pytest.raises(Exception, match=r"the cause|No such file"),
@@ -407,11 +378,8 @@ def test_run_whose_failure_cannot_be_recorded_is_closed(store: Store, folder: Pa
     assert client(store).get_run(run.run_id).info.status == "FAILED"
 
 
-def test_run_whose_files_cannot_be_uploaded_has_failed(store: Store, folder: Path) -> None:
-    with (
-        pytest.raises(FileNotFoundError),
-        start_run(store, "name", {}, folder) as run,
-    ):
+def test_run_whose_files_cannot_be_uploaded_has_failed(store, folder):
+    with pytest.raises(FileNotFoundError), start_run(store, "name", {}, folder) as run:
         run.log_result(RunResult("ok"))
         shutil.rmtree(folder)
     assert mlflow.active_run() is None
@@ -425,9 +393,7 @@ def compose_sweep(folder: Path, *overrides: str) -> DictConfig:
     return compose_whole(*overrides, f"hydra.sweep.dir={folder}")
 
 
-def test_sweep_with_a_password_in_its_config_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sweep_with_a_password_in_its_config_does_not_start(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(callback, "_current", None)
     config = compose_sweep(tmp_path / "sweep", f"tracking.uri={URI_WITH_PASSWORD}")
     with pytest.raises(SystemExit) as caught:
@@ -441,9 +407,7 @@ def test_sweep_with_a_password_in_its_config_does_not_start(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_password_of_the_environment_stays_in_the_sweeps_private_file(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_password_of_the_environment_stays_in_the_sweeps_private_file(store, tmp_path, monkeypatch):
     reached = Store(URI_WITH_PASSWORD, store.experiment_id, store.experiment_name)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", URI_WITH_PASSWORD)
     # No server to log in to.
@@ -464,9 +428,7 @@ def test_password_of_the_environment_stays_in_the_sweeps_private_file(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_password_of_the_environment_is_not_logged(
-    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
+def test_password_of_the_environment_is_not_logged(store, folder, monkeypatch, fails):
     (folder / "run.log").write_text("started")
     with (
         pytest.raises(ValueError, match="broken") if fails else nullcontext(),
@@ -484,7 +446,7 @@ def test_password_of_the_environment_is_not_logged(
     assert all(b"hunter2" not in path.read_bytes() for path in files.values())
 
 
-def test_data_sets_are_logged_with_digests(store: Store, folder: Path, shapes: Dataset) -> None:
+def test_data_sets_are_logged_with_digests(store, folder, shapes):
     calibration = draw_calibration(shapes, 5, 42)
     with start_run(store, "name", {}, folder) as run:
         run.log_datasets(shapes, calibration)
@@ -500,9 +462,7 @@ def test_data_sets_are_logged_with_digests(store: Store, folder: Path, shapes: D
 
 
 @pytest.mark.slow
-def test_logged_onnx_model_loads_back(
-    store: Store, folder: Path, shapes: Dataset, shapes_model: Fp32Model
-) -> None:
+def test_logged_onnx_model_loads_back(store, folder, shapes, shapes_model):
     quantizer = quantizer_of(make_config("data=shapes"))
     artifact = quantizer.quantize(shapes_model, draw_calibration(shapes, 5, 42).split, folder)
     with start_run(store, "name", {}, folder) as run:
@@ -528,9 +488,7 @@ def test_logged_onnx_model_loads_back(
     assert any(node.op_type == "QuantizeLinear" for node in graph.node)
 
 
-def test_a_torch_file_is_logged_without_loading_it(
-    store: Store, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_torch_file_is_logged_without_loading_it(store, folder, caplog):
     (folder / "model.pt").write_text("what torch would refuse")
     np.savez(folder / "example.npz", inputs=np.zeros((1, 4), np.float32))
     with start_run(store, "name", {}, folder) as run:
@@ -543,7 +501,7 @@ def test_a_torch_file_is_logged_without_loading_it(
     assert (takes.shape, gives.shape, gives.name) == ((-1, 4), (-1, 3), "scores")
 
 
-def test_children_come_back_in_order(store: Store, folder: Path) -> None:
+def test_children_come_back_in_order(store, folder):
     parent_id = start_parent(store, "sweep", folder, {"overrides": "dtype=int8,uint8"})
     for name in ("first", "second", "third"):
         with start_run(store, name, {}, folder, parent_id):
@@ -557,9 +515,7 @@ def test_children_come_back_in_order(store: Store, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "expected"), [("ok", "FINISHED"), ("failed", "FAILED"), ("killed", "KILLED")]
 )
-def test_parent_is_closed_as_what_it_became(
-    store: Store, folder: Path, status: str, expected: str
-) -> None:
+def test_parent_is_closed_as_what_it_became(store, folder, status, expected):
     parent_id = start_parent(store, "sweep", folder, {"overrides": "dtype=int8"})
     assert client(store).get_run(parent_id).info.status == "RUNNING"
     end_parent(store, parent_id, status, folder)
@@ -568,7 +524,7 @@ def test_parent_is_closed_as_what_it_became(
     assert found.data.tags["overrides"] == "dtype=int8"
 
 
-def test_files_are_added_to_a_run_and_replaced(store: Store, folder: Path) -> None:
+def test_files_are_added_to_a_run_and_replaced(store, folder):
     parent_id = start_parent(store, "sweep", folder, {})
     first, second = folder / "report.md", folder / "runs.csv"
     first.write_text("stale")
@@ -580,7 +536,7 @@ def test_files_are_added_to_a_run_and_replaced(store: Store, folder: Path) -> No
     assert found == {"report.md": "fresh", "runs.csv": "a,b"}
 
 
-def test_artifact_is_read_where_it_lies(store: Store, folder: Path) -> None:
+def test_artifact_is_read_where_it_lies(store, folder):
     (folder / "ranges.json").write_text("{}")
     with start_run(store, "name", {}, folder) as run:
         pass
@@ -590,7 +546,7 @@ def test_artifact_is_read_where_it_lies(store: Store, folder: Path) -> None:
     assert path.as_uri() == f"{record.artifact_uri}/ranges.json"
 
 
-def test_missing_artifact_is_named(store: Store, folder: Path) -> None:
+def test_missing_artifact_is_named(store, folder):
     with start_run(store, "name", {}, folder) as run:
         pass
     with (
@@ -600,7 +556,7 @@ def test_missing_artifact_is_named(store: Store, folder: Path) -> None:
         pass
 
 
-def test_newest_sweep_is_found_among_other_runs(store: Store, folder: Path) -> None:
+def test_newest_sweep_is_found_among_other_runs(store, folder):
     root = Path(store.uri.removeprefix("sqlite:///")).parent
     fresh = open_store(TrackingConfig(root=str(root), experiment_name="without sweeps"))
     with start_run(fresh, "no sweep", {}, folder):

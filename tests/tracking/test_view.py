@@ -29,14 +29,12 @@ FIRST = json.dumps({"name": "Comparison", "createdAt": 0, "state": OLD})  # with
         ("[]", False),
     ],
 )
-def test_only_an_earlier_view_of_this_project_is_outdated(value: str | None, outdated: bool):
+def test_only_an_earlier_view_of_this_project_is_outdated(value, outdated):
     assert view.is_outdated(value) is outdated
 
 
 @pytest.mark.parametrize(("value", "renewed"), [(FIRST, True), (stored(state=OLD), False)])
-def test_opening_a_store_renews_an_outdated_view(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, value: str, renewed: bool
-) -> None:
+def test_opening_a_store_renews_an_outdated_view(tmp_path, monkeypatch, value, renewed):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     config = TrackingConfig(root=str(tmp_path))
     opened = store.open_store(config)

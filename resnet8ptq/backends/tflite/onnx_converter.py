@@ -78,10 +78,7 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
             network, or its file returns something else.
     """
     check(model)
-    key: cache.Key = {
-        "network": files.sha256(model.onnx_path),
-        **cache.made_with(__name__),
-    }
+    key: cache.Key = {"network": files.sha256(model.onnx_path), **cache.made_with(__name__)}
 
     def make(folder: Path) -> None:
         failed = f"backend=tflite: {environment.CONVERTER} cannot convert the network"

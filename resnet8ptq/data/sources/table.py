@@ -246,11 +246,7 @@ def _read_csv(path: Path) -> pa.Table:
 
 
 def _keep_numbers(
-    table: Table,
-    names: Sequence[str],
-    shape: Sequence[int] | None,
-    sha256: str,
-    cache_root: Path,
+    table: Table, names: Sequence[str], shape: Sequence[int] | None, sha256: str, cache_root: Path
 ) -> NDArray[Any]:
     """Return the samples that columns of numbers hold, mapped from the cache."""
 

@@ -14,12 +14,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
 from resnet8ptq.experiment import preparation, preprocessing_check
 from resnet8ptq.experiment.diagnosis import diagnosis_table, findings, measuring, outcomes
-from resnet8ptq.experiment.diagnosis.conclusion import (
-    ACTIVATIONS,
-    WEIGHTS,
-    DiagnosisResult,
-    Halves,
-)
+from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult, Halves
 from resnet8ptq.experiment.ladder import changes
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples

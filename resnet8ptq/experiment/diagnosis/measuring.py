@@ -252,7 +252,7 @@ def measure(
     tensors = qdq.rounded_activations(fp32.graph, quantized.graph)
     activations = [Activation(tensor) for tensor in tensors]
     joined = qdq.joined(fp32.graph, tensors)
-    split, arithmetic, kernels, fed = _some(held_out), Noise(), Noise(), Spread()
+    split, arithmetic, kernels, fed = held_out.spaced(SAMPLES), Noise(), Noise(), Spread()
     beside = _Sessions(fp32, quantized, tensors, threads)
     (sample,) = split.take(np.arange(1)).batches(1)
     at_once = fit([beside.fp32, beside.quantized], sample)
@@ -270,7 +270,7 @@ def measure(
         for floats in _float_values(batch):
             fed.add(floats, floats)
     calibrated = Spread()
-    for batch in _some(calibration, 8 * SAMPLES).batches(SAMPLES):
+    for batch in calibration.spaced(8 * SAMPLES).batches(SAMPLES):
         for floats in _float_values(batch):
             calibrated.add(floats, floats)
     measured = tuple(map(Weight.of, weights)), tuple(activations)
@@ -282,11 +282,6 @@ def _float_values(batch: Array) -> list[Array]:
     if not names_of(batch.dtype):
         return [batch]
     return [values for values in unpack(batch).values() if values.dtype.kind == "f"]
-
-
-def _some(split: Split, most: int = SAMPLES) -> Split:
-    """Return some samples of a split, evenly spaced."""
-    return split.take(np.linspace(0, len(split) - 1, min(most, len(split))).astype(np.int64))
 
 
 class _Sessions:

@@ -10,12 +10,7 @@ from dataclasses import dataclass, field
 
 from resnet8ptq.experiment.ladder import changes
 from resnet8ptq.experiment.ladder.changes import Change, change
-from resnet8ptq.experiment.ladder.properties import (
-    ATTENTION,
-    DEPTHWISE,
-    POOLS,
-    SILU,
-)
+from resnet8ptq.experiment.ladder.properties import ATTENTION, DEPTHWISE, POOLS, SILU
 
 WEIGHTS, ACTIVATIONS = "weights", "activations"
 _CALIBRATIONS = ("minmax", "percentile", "mse")

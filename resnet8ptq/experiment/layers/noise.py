@@ -24,7 +24,7 @@ RUNS = 64  # of the network; each halving takes two
 LEAST = 0.01  # of the whole noise: a smaller group is not halved
 # Their output has the levels of their input: leaving one of both in float gains nothing.
 _SAME_LEVELS = {
-    *("MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather"),
+    *("MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather")
 }
 
 
@@ -59,8 +59,7 @@ def rank(
     """
     fp32 = onnx.ModelProto.FromString(fp32.SerializeToString())
     end_at_logits(fp32)
-    few = samples.take(np.linspace(0, len(samples) - 1, min(SAMPLES, len(samples))).astype(int))
-    measure = _measurer(fp32, few, threads)
+    measure = _measurer(fp32, samples.spaced(SAMPLES), threads)
     groups = halve(find_sources(fp32.graph, quantized.graph, in_float), measure)
     return [_join(group, noise) for noise, group in groups]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.core.console import track
-from resnet8ptq.evaluation import latency, operators
+from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluator import as_fp32, loader
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.experiment.compatibility import fit_settings, load
@@ -52,7 +52,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
         times = latency.measure(loads, timed, timing)
         sizes = [1] if timed.at_once is not None else [1, batch_size]
         nodes = [
-            operators.measure(
+            latency.measure_operators(
                 [profile(timing.threads) for profile in profiles], timed, size, timing
             )
             for size in track(sizes, "Profiling", "batch sizes")

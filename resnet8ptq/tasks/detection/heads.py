@@ -205,11 +205,7 @@ def _is_yolov3(frame: Frame) -> bool:
 
 def _is_map(frame: Frame, anchors: int, shape: Shape, size: tuple[int, int]) -> bool:
     values = 5 + frame.classes
-    return shape in (
-        (*size, anchors * values),
-        (anchors * values, *size),
-        (anchors, *size, values),
-    )
+    return shape in ((*size, anchors * values), (anchors * values, *size), (anchors, *size, values))
 
 
 def _decode_yolov3(outputs: Sequence[Array], frame: Frame) -> Candidates:

@@ -172,10 +172,7 @@ def _unmatched(boxes: NDArray[np.float64], others: NDArray[np.float64]) -> NDArr
 
 
 def _draw(
-    axes: Axes,
-    boxes: NDArray[np.float64],
-    alone: NDArray[np.bool_],
-    class_names: Sequence[str],
+    axes: Axes, boxes: NDArray[np.float64], alone: NDArray[np.bool_], class_names: Sequence[str]
 ) -> None:
     for (left, top, right, bottom, score, label), single in zip(boxes, alone, strict=True):
         colour = "red" if single else "lime"
