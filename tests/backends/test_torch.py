@@ -256,6 +256,20 @@ def test_a_pad_keeps_a_value_beyond_its_input(shapes_model, tmp_path, backend):
     assert 0 < np.abs(got - expected).max() < 0.03 * np.abs(expected).max()
 
 
+def test_executorch_concatenates_tensors_of_different_scales(shapes_model, tmp_path):
+    """As dense blocks do; XNNPACK refuses to load 8 bits of several scales."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 8, 4, 4] y)
+        { wide = Conv(x, v)  wider = Conv(wide, w)  joined = Concat <axis = 1> (wide, wider)
+          y = Conv(joined, u) }"""
+    )
+    weights = {"u": (8, 8, 1, 1), "v": (4, 2, 1, 1), "w": (4, 4, 1, 1)}
+    got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights, "executorch")
+    assert kernels == (3, 0)
+    assert 0 < np.abs(got - expected).max() < 0.03 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("order", ["small, wide", "wide, small"])
 def test_a_tensor_keeps_its_range_beside_one_of_fixed_scale(shapes_model, tmp_path, order):
     proto = onnx.parser.parse_model(

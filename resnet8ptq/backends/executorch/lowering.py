@@ -37,19 +37,37 @@ def lower(module: Any, example: Example, most: int) -> bytes:
         QuantizationError: torch cannot export the network, or ExecuTorch cannot lower it.
     """
     with errors_as(QuantizationError, "backend=executorch: cannot lower the network"), silenced():
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import to_edge_transform_and_lower
 
         # Even in a trace, torch chooses a kernel of its own for a convolution, and asks whether the
         # batch has 16 samples: 16 as the largest batch would be the only one.
         program = export(module, example, 15 if most == 16 else most)
         try:
-            lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+            lowered = to_edge_transform_and_lower(program, partitioner=[_make_partitioner()])
         except RuntimeError as error:
             if "should both be quantized" in str(error):
                 raise UnsupportedError(_FLOAT_LAYER) from None
             raise
         return bytes(lowered.to_executorch().buffer)
+
+
+def _make_partitioner() -> Any:
+    """Return XNNPACK's partitioner, which leaves it no Concat that it refuses to load.
+
+    XNNPACK concatenates 8 bits of one scale; its partitioner does not compare the scales.
+    """
+    from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS, CatConfig
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+    class OneScaleCat(CatConfig):  # type: ignore[misc]
+        def check_constraints(self, node: Any, ep: Any) -> bool:
+            around = [*node.args[0], *node.users]
+            grids = [n.args[1:3] for n in around if "quantize_per_tensor" in str(n.target)]
+            one = not grids or (len(grids) == len(around) and grids.count(grids[0]) == len(grids))
+            return one and bool(super().check_constraints(node, ep))
+
+    kept = (config for config in ALL_PARTITIONER_CONFIGS if config is not CatConfig)
+    return XnnpackPartitioner(configs=[*kept, OneScaleCat])
 
 
 @contextmanager

@@ -43,6 +43,7 @@ _PASSING = (
     *(_aten.avg_pool2d.default, _aten.adaptive_avg_pool2d.default, _aten.max_pool2d.default),
     *(_aten.mean.dim, _aten.unsqueeze.default, _aten.dropout.default),
 )
+_CAT = _aten.cat.default  # its inputs take the scale of its output, as XNNPACK needs them
 SOFTMAX = (_aten.softmax.int, _aten._softmax.default)
 
 
@@ -67,7 +68,8 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         roots: dict[Node, None] = {}
         for node in module.graph.nodes:
             if self._is_chosen(node):
-                tensors = [n for n in self._inputs(node) if n.op != "get_attr"]
+                inputs = () if node.target == _CAT else self._inputs(node)
+                tensors = [n for n in inputs if n.op != "get_attr"]
                 if self._has_own_output(node):
                     tensors.append(node)
                 roots.update({self._root(tensor): None for tensor in tensors})
@@ -88,6 +90,8 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
 
     def _is_chosen(self, node: Node) -> bool:
         softmax = () if self.float_output else SOFTMAX
+        if node.target == _CAT:  # whose inputs cannot take the scale of an output in float
+            return self._has_own_output(node) and node.name not in self.float_nodes
         targets = (*LAYERS, *_ARITHMETIC, *_ACTIVATIONS, *_PASSING, *softmax)
         return node.target in targets and node.name not in self.float_nodes
 
@@ -104,6 +108,8 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
 
     def _inputs(self, node: Node) -> list[Node]:
         """Return the rounded inputs of `node`: data and weights of a layer, not its bias."""
+        if node.target == _CAT:
+            return list(dict.fromkeys(node.args[0]))
         count = 2 if node.target in (*LAYERS, *_ARITHMETIC) else 1
         inputs = [argument for argument in node.args[:count] if isinstance(argument, Node)]
         return [] if self._is_fused(inputs[0]) and node.target in _ACTIVATIONS else inputs
@@ -120,6 +126,8 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return node
 
     def _input_spec(self, module: GraphModule, tensor: Node, layer: Node) -> Any:
+        if layer.target == _CAT:
+            return self._activation_spec(layer)
         if tensor.op != "get_attr":
             return self._activation_spec(tensor)
         if layer.target not in LAYERS:
