@@ -24,7 +24,7 @@ from resnet8ptq.graph import qdq
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Comparison
 
-_TAKES = "+analysis=diagnose takes the graphs of backend=onnx method=static: type these"
+_TAKES = "+analysis=diagnose reads the graphs of backend=onnx method=static; set both"
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
