@@ -9,15 +9,17 @@ import onnx
 import pytest
 from onnx import parser
 
-from resnet8ptq.backends.openvino import library, nncf_quantizer
+from resnet8ptq.backends.openvino import library, nncf_quantizer, profiler
 from resnet8ptq.backends.openvino.predictor import make_network
 from resnet8ptq.backends.openvino.profiler import count_kernels
 from resnet8ptq.backends.openvino.quantizer import OpenvinoQuantizer, avoid_unit_scales
-from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core import isolation
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.session import open_runner
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of, runtime_of
+from tests.helpers.originals import start_isolated
 
 needs_openvino = pytest.mark.skipif(not library.is_installed(), reason="needs the extra openvino")
 
@@ -104,6 +106,19 @@ def test_every_layer_runs_on_integers(quantize, dtype):
     cell = quantize("backend=openvino", f"dtype={dtype}", "per_channel=true")
     assert count_kernels(cell.artifact.path) == (10, 0)
     assert count_kernels(quantize("backend=openvino", "dtype=fp32").artifact.path) == (0, 10)
+
+
+def crash(_: object) -> None:
+    os._exit(1)
+
+
+@needs_openvino
+def test_a_crash_of_openvino_does_not_end_the_sweep(shapes, shapes_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(isolation, "start", start_isolated)
+    monkeypatch.setattr(profiler, "count_kernels", crash)
+    quantizer = quantizer_of(make_config("data=shapes", "backend=openvino", "dtype=int8"))
+    with pytest.raises(QuantizationError, match="OpenVINO crashed as it compiled"):
+        quantizer.quantize(shapes_model, draw_calibration(shapes, 5, 0).split, tmp_path)
 
 
 @needs_openvino

@@ -23,8 +23,8 @@ from resnet8ptq.backends.openvino.library import library, read
 from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DtypeConfig, QuantizationConfig
-from resnet8ptq.core import files
-from resnet8ptq.core.errors import UnsupportedError, errors_as
+from resnet8ptq.core import files, isolation
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
@@ -80,6 +80,7 @@ class OpenvinoQuantizer:
 
         Raises:
             UnsupportedError: OpenVINO computes every layer of the file in float.
+            QuantizationError: OpenVINO crashes as it compiles the file.
         """
         artifact = self._writer.quantize(model, calibration, folder, ranges)
         if self.config.dtype.name == "fp32":
@@ -88,7 +89,11 @@ class OpenvinoQuantizer:
         if avoid_unit_scales(proto.graph):
             with files.atomic(artifact.path) as temporary:
                 onnx.save(proto, temporary)
-        on_integers, in_float = profiler.count_kernels(artifact.path)
+        crashed = QuantizationError(
+            "backend=openvino: OpenVINO crashed as it compiled the quantized file; try backend=onnx"
+        )
+        count = profiler.count_kernels  # in a process of its own, whose crash does not end a sweep
+        on_integers, in_float = isolation.call(count, artifact.path, crashed=crashed)
         if not on_integers:
             artifact.path.unlink()
             raise UnsupportedError(
