@@ -102,7 +102,7 @@ def integer_nodes(proto: onnx.ModelProto) -> list[str]:
 
 
 def value_pads(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of the Pads with a constant that is not 0; the input may not reach it."""
+    """Return the names of the Pads with a constant other than 0, perhaps beyond the input."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     return [
         node.name

@@ -1,7 +1,7 @@
 """Infers the shapes and types of a graph's tensors, without the values of its weights.
 
-ONNX's own inference takes and returns the whole model as bytes: for a network of 400 MB, several
-seconds and three copies.
+ONNX's own inference takes and returns the whole model as bytes. For a network of 400 MB, that takes
+several seconds and three copies.
 """
 
 import math

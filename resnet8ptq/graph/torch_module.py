@@ -303,7 +303,7 @@ def _fix_slice(constants: Mapping[int, Any]) -> "_Slice | None":
 
 
 def _fix_pad(mode: str, constants: Mapping[int, torch.Tensor]) -> "_Pad":
-    """Return a Pad of fixed widths; only a constant pads the axes of batch and channel, too."""
+    """Return a Pad with fixed widths; torch reflects and repeats behind the channels only."""
     constant = mode == "constant"
     pairs = constants[1].reshape(2, -1).T[0 if constant else 2 :].flip(0)  # the last axis first
     value = float(constants[2]) if constant and 2 in constants else None

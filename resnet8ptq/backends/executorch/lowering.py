@@ -52,9 +52,9 @@ def lower(module: Any, example: Example, most: int) -> bytes:
 
 
 def _make_partitioner() -> Any:
-    """Return XNNPACK's partitioner, which leaves it no Concat that it refuses to load.
+    """Return XNNPACK's partitioner, without the Concats that XNNPACK refuses to load.
 
-    XNNPACK concatenates 8 bits of one scale; its partitioner does not compare the scales.
+    XNNPACK concatenates 8-bit tensors of one scale only; its partitioner does not compare scales.
     """
     from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS, CatConfig
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner

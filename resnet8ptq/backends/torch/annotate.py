@@ -43,7 +43,7 @@ _PASSING = (
     *(_aten.avg_pool2d.default, _aten.adaptive_avg_pool2d.default, _aten.max_pool2d.default),
     *(_aten.mean.dim, _aten.unsqueeze.default, _aten.dropout.default),
 )
-_CAT = _aten.cat.default  # its inputs take the scale of its output, as XNNPACK needs them
+_CAT = _aten.cat.default  # its inputs take its output's scale, which XNNPACK requires
 SOFTMAX = (_aten.softmax.int, _aten._softmax.default)
 
 
@@ -90,7 +90,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
 
     def _is_chosen(self, node: Node) -> bool:
         softmax = () if self.float_output else SOFTMAX
-        if node.target == _CAT:  # whose inputs cannot take the scale of an output in float
+        if node.target == _CAT:  # an output in float has no scale for the inputs
             return self._has_own_output(node) and node.name not in self.float_nodes
         targets = (*LAYERS, *_ARITHMETIC, *_ACTIVATIONS, *_PASSING, *softmax)
         return node.target in targets and node.name not in self.float_nodes
