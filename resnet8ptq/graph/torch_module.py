@@ -15,12 +15,14 @@ import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
+from onnx import defs
 
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import attribute, float_tensors
+from resnet8ptq.graph.shapes import infer_shapes
 
 _PASSING = (
     "OnnxCast",
@@ -60,6 +62,8 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
         ) from error
     floats = {*float_tensors(proto)}
     makers = {node.name for node in proto.graph.node if not floats.isdisjoint(node.output)}
+    for name, depth in _index_depths(proto).items():
+        module.set_submodule(name, _Pick(depth=depth))
     _fix_constants(module, makers)
     (output,) = module.graph.find_nodes(op="output")
     if isinstance(output.args[0], list):  # which can neither be traced nor loaded again
@@ -68,9 +72,7 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     return module.eval()
 
 
-# Attributes that the older opset lacks: of a Cast to 8-bit floats, and of a Split without sizes,
-# whose number of outputs says the same.
-_LATER = ("saturate", "num_outputs")
+_COUNTED = "num_outputs"  # of a Split without sizes, whose outputs say the same
 
 
 def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -98,7 +100,7 @@ def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
             kept = [item for item in node.attribute if item.name == "keepdims"]
             del node.attribute[:], node.input[1:]
             node.attribute.extend([*kept, onnx.helper.make_attribute("axes", values)])
-        for item in [item for item in node.attribute if item.name in _LATER]:
+        for item in [item for item in node.attribute if _is_dispensable(node, item, version)]:
             node.attribute.remove(item)
         exact = node.op_type == "Gelu" and attribute(node, "approximate", b"none") == b"none"
         lowered.graph.node.extend(_to_erf(node, lowered.graph) if exact else [node])
@@ -107,6 +109,18 @@ def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
     except onnx.checker.ValidationError:  # the older opset lacks something
         return proto
     return lowered
+
+
+def _is_dispensable(node: onnx.NodeProto, item: onnx.AttributeProto, version: int) -> bool:
+    """Return whether the older opset lacks an attribute that has the value of its absence."""
+    name = node.op_type
+    if node.domain or not defs.has(name, _OPSET):
+        return False
+    if item.name in defs.get_schema(name, _OPSET).attributes:
+        return False
+    default = defs.get_schema(name, version).attributes[item.name].default_value
+    value = onnx.helper.get_attribute_value
+    return item.name == _COUNTED or (bool(default.name) and value(default) == value(item))
 
 
 def _to_erf(gelu: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -127,6 +141,19 @@ def _to_erf(gelu: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto
         onnx.helper.make_node(kind, inputs, [made], name if made == output else made)
         for kind, inputs, made in steps
     ]
+
+
+def _index_depths(proto: onnx.ModelProto) -> dict[str, int]:
+    """Return the number of axes that each GatherND indexes, where it is known."""
+    nodes = [node for node in proto.graph.node if node.op_type == "GatherND"]
+    if not nodes:
+        return {}
+    graph = infer_shapes(proto)
+    shapes = {v.name: v.type.tensor_type.shape.dim for v in (*graph.value_info, *graph.input)}
+    depths = {node.name: shapes.get(node.input[1], ())[-1:] for node in nodes}
+    known = {name: last[0].dim_value for name, last in depths.items() if last}
+    own = {node.name for node in nodes if not attribute(node, "batch_dims", 0)}
+    return {name: depth for name, depth in known.items() if depth and name in own}
 
 
 def name_tensors(
@@ -194,6 +221,8 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
             fixed, node.args = _Lookup(constants[0]), node.args[1:]
         elif kind == "OnnxRange" and (counted := _find_counted(module, node, constants)):
             fixed, node.args = _Positions(axis=counted[1]), counted[:1]
+        elif kind == "OnnxExpand" and 0 in constants and (sized := _find_sized(module, node)):
+            fixed, node.args = _Repeat(row=constants[0]), (sized,)
         else:
             fixed = _fix_first(kind, layer, constants, settled)
         if fixed is not None:
@@ -226,6 +255,8 @@ def _fix_first(
     """
     if kind == "OnnxReshape" and 1 in constants:
         return _Reshape(shape=[int(size) for size in constants[1]])
+    if kind == "OnnxExpand" and 1 in constants:
+        return _Expand(sizes=[-1 if size == 1 else int(size) for size in constants[1]])
     if kind == "OnnxResize" and settled:
         return _fix_resize(layer, constants)
     if kind == "OnnxSlice" and settled:
@@ -338,6 +369,17 @@ def _find_counted(
     return None
 
 
+def _find_sized(module: Any, expand: Any) -> Any:
+    """Return the tensor whose rows an Expand counts, as `models.batch_axis` writes it, or None."""
+    source = expand.args[1]
+    for kind in ("OnnxConcat", "_Take", "OnnxShape"):
+        layer = module.get_submodule(source.target) if source.op == "call_module" else None
+        if type(layer).__name__ != kind:
+            return None
+        source = source.args[0]
+    return source
+
+
 class _Fixed(torch.nn.Module):  # type: ignore[misc]
     """A module whose attributes are set when it is made, and do not change."""
 
@@ -443,15 +485,47 @@ class _Take(_Fixed):
         return values.index_select(self.axis, self.indices)
 
 
+class _Pick(_Fixed):
+    """ONNX's GatherND whose indices name `depth` axes."""
+
+    def forward(self, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Return [*indices without the last axis, *the other axes of values]."""
+        return values[tuple(indices.select(-1, axis) for axis in range(self.depth))]
+
+
 class _Positions(_Fixed):
     """The positions 0, 1, ... along an axis, which FX, `torch.export` and tracing keep dynamic."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return [size of the axis], int64."""
-        line = values
-        for _ in range(self.axis):
-            line = line.select(0, 0)
+        line = _line(values, self.axis)
         return torch.cumsum(torch.ones_like(line, dtype=torch.int64), 0) - 1
+
+
+def _line(values: torch.Tensor, axis: int) -> torch.Tensor:
+    """Return the values along an axis, at index 0 of the others."""
+    rows = values.transpose(0, axis)
+    return rows.reshape(rows.shape[0], -1).select(1, 0)
+
+
+class _Expand(_Fixed):
+    """ONNX's Expand to fixed `sizes`; -1 keeps the input's."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `values` in that shape."""
+        return values.expand(self.sizes)
+
+
+class _Repeat(_Fixed):
+    """A fixed `row` [1, ...], such as a class token, for each sample."""
+
+    def __init__(self, row: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("row", row)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [N, ...], N as in `values`."""
+        return self.row.index_select(0, torch.zeros_like(_line(values, 0), dtype=torch.int64))
 
 
 class _Reshape(_Fixed):
@@ -506,7 +580,7 @@ def _import_onnx2torch() -> types.ModuleType:
     sys.modules.update({name: stubs[name] for name in absent})
     try:
         onnx2torch = importlib.import_module("onnx2torch")
-        _add_space_to_depth()
+        _add_converters()
         return onnx2torch
     finally:
         for name in absent:
@@ -524,9 +598,13 @@ class _SpaceToDepth(_Fixed):
         return parts.permute(0, 3, 5, 1, 2, 4).reshape(count, -1, height, width)
 
 
-def _add_space_to_depth() -> None:
-    from onnx2torch.node_converters.registry import add_converter
+def _add_converters() -> None:
+    """Add operators that onnx2torch lacks, and comparisons of opset 16, which add bfloat16."""
+    from onnx2torch.node_converters.registry import add_converter, get_converter
     from onnx2torch.utils.common import OperationConverterResult, onnx_mapping_from_node
+
+    for kind in ("GreaterOrEqual", "LessOrEqual"):
+        add_converter(operation_type=kind, version=16)(get_converter(kind, 12))
 
     @add_converter(operation_type="SpaceToDepth", version=1)  # type: ignore[untyped-decorator]
     @add_converter(operation_type="SpaceToDepth", version=13)  # type: ignore[untyped-decorator]

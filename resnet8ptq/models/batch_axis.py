@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import feed
+from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.pruning import find_all, inputs_of, prune
 from resnet8ptq.graph.session import expose, open_session
 from resnet8ptq.graph.shapes import infer_shapes
@@ -31,8 +32,11 @@ Predict = Callable[[Samples], Outputs]
 
 _SIZES = (2, 3)  # of the batch
 _LENGTH = "length"  # name of the axis of any length
+# Nodes that take a target shape or indices, and the input that holds them.
+_SHAPED = {"Reshape": 1, "Expand": 1, "GatherND": 1, "Resize": 3}
 _COUNTING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")
-_RANDOM = re.compile(r"Random\w+|Multinomial|Bernoulli")
+# Random values, and lists of tensors.
+_NO_CONSTANT = re.compile(r"Random\w+|Multinomial|Bernoulli|\w*Sequence\w*")
 
 
 def in_batches(predict: Predict, samples: Samples, size: int, label: str | None = None) -> Outputs:
@@ -116,9 +120,9 @@ def fix_sizes(
     others = [node for node in graph.node if not static.issuperset(node.output)]
     wanted = sorted(static.intersection(name for node in others for name in inputs_of(node)))
     names = [*(value.name for value in graph.output), *wanted]
+    names += sorted({n.input[0] for n in _find_shaped(graph, wanted)} - {*names, *inputs[0]})
     if any_length:
         inputs += [_shortened(inputs[0], any_length)]
-        names += sorted({node.input[0] for node in _reshapes(graph, wanted)} - {*names, *inputs[0]})
     session = open_session(expose(fixed, names).SerializeToString(), 0)
     outputs = [session.run(None, feeds) for feeds in inputs]
     # One for each size.
@@ -154,7 +158,9 @@ def static_tensors(graph: onnx.GraphProto) -> set[str]:
     constants = {tensor.name for tensor in graph.initializer} | {""}
     for node in graph.node:
         by_shape = node.op_type in ("Shape", "Size")
-        alone = static.union(constants).issuperset(node.input) and not _RANDOM.match(node.op_type)
+        alone = static.union(constants).issuperset(node.input) and not _NO_CONSTANT.match(
+            node.op_type
+        )
         if (by_shape or alone) and not any(find_all(node, onnx.GraphProto)):
             static.update(node.output)
     return static - {""}
@@ -233,9 +239,15 @@ def _shortened(feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[
     return shorter
 
 
-def _reshapes(graph: onnx.GraphProto, shapes: Collection[str]) -> list[onnx.NodeProto]:
-    """Return each Reshape whose target shape is one of these tensors."""
-    return [n for n in graph.node if n.op_type == "Reshape" and n.input[1] in shapes]
+def _find_shaped(graph: onnx.GraphProto, parameters: Collection[str]) -> list[onnx.NodeProto]:
+    """Return the nodes whose target shape, or whose indices, are one of these tensors."""
+    return [node for node in graph.node if _parameter(node) in parameters]
+
+
+def _parameter(node: onnx.NodeProto) -> str:
+    """Return the name of a node's target shape or indices, empty if it has none."""
+    index = _SHAPED.get(node.op_type, len(node.input))
+    return "".join(node.input[index : index + 1])
 
 
 def _replace(
@@ -244,33 +256,138 @@ def _replace(
     tensors: Sequence[Mapping[str, NDArray[Any]]],
     any_length: bool,
 ) -> None:
-    """Replace a tensor by a constant, or the shape of each Reshape that takes it.
+    """Replace a tensor by a constant, by equal rows, or in the nodes that it gives a shape.
 
     Args:
         tensors: by name, for each batch size, then for another length if `any_length`.
     """
-    first, *more = (values[name] for values in tensors)
+    first, *more = values = [values[name] for values in tensors]
     if all(np.array_equal(first, value) for value in more):
-        for node in graph.node:
-            node.output[:] = ["" if output == name else output for output in node.output]
+        _remove(graph, name)
         graph.initializer.append(numpy_helper.from_array(first, name))
+    elif (block := _find_block(values[:-1] if any_length else values)) is not None:
+        _repeat(graph, name, block)
+    else:
+        for node in _find_shaped(graph, [name]):
+            _fix_shaped(graph, node, tensors, any_length)
+
+
+def _remove(graph: onnx.GraphProto, name: str) -> None:
+    """Take a tensor from the node that makes it."""
+    for node in graph.node:
+        node.output[:] = ["" if output == name else output for output in node.output]
+
+
+def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
+    """Return the rows that each of these tensors repeats for every sample, or None.
+
+    Args:
+        values: for each of `_SIZES`, or for one size.
+    """
+    if len(values) < len(_SIZES) or not all(value.ndim for value in values):
+        return None
+    count = len(values[0]) // _SIZES[0]
+    block = values[0][:count]
+    repeated = [np.tile(block, (size, *[1] * (block.ndim - 1))) for size in _SIZES]
+    return block if count and all(map(np.array_equal, values, repeated)) else None
+
+
+def _repeat(graph: onnx.GraphProto, name: str, block: NDArray[Any]) -> None:
+    """Make a tensor by repeating constant rows for each sample of the first input."""
+    _remove(graph, name)
+    constants = {
+        "zero": np.zeros(1, np.int64),
+        "ones": np.ones(block.ndim, np.int64),
+        "block": block[np.newaxis],
+        "target": np.array([-1, *block.shape[1:]]),
+    }
+    for part, value in constants.items():
+        graph.initializer.append(numpy_helper.from_array(value, f"{name}__{part}"))
+    names = {part: f"{name}__{part}" for part in ("shape", "count", "repeats", "repeated")}
+    steps = [
+        ("Shape", [graph.input[0].name], names["shape"], {}),
+        ("Gather", [names["shape"], f"{name}__zero"], names["count"], {"axis": 0}),
+        ("Concat", [names["count"], f"{name}__ones"], names["repeats"], {"axis": 0}),
+        ("Expand", [f"{name}__block", names["repeats"]], names["repeated"], {}),
+        ("Reshape", [names["repeated"], f"{name}__target"], name, {}),
+    ]
+    for index, (kind, inputs, output, attributes) in enumerate(steps):
+        graph.node.insert(index, helper.make_node(kind, inputs, [output], output, **attributes))
+
+
+def _fix_shaped(
+    graph: onnx.GraphProto,
+    node: onnx.NodeProto,
+    tensors: Sequence[Mapping[str, NDArray[Any]]],
+    any_length: bool,
+) -> None:
+    """Give a node a constant shape; a GatherND of every element becomes a Reshape."""
+    parameter = _parameter(node)
+    pairs = [(values[node.input[0]], values[parameter]) for values in tensors]
+    shapes = [shape for _, shape in pairs]
+    if node.op_type == "GatherND":
+        if attribute(node, "batch_dims", 0) or not all(_is_in_order(*pair) for pair in pairs):
+            return
+        shapes = [
+            np.array([*indices.shape[:-1], *data.shape[indices.shape[-1] :]])
+            for data, indices in pairs
+        ]
+    if any(shape.shape != shapes[0].shape for shape in shapes):
         return
-    if first.ndim != 1 or any(first.shape != value.shape for value in more):
+    rows = [len(data) for data, _ in pairs] == [shape[0] for shape in shapes]
+    same_rank = all(data.ndim == len(shape) for shape, (data, _) in zip(shapes, pairs, strict=True))
+    by_batch, by_length = _find_varying(shapes, any_length)
+    dims = np.array(shapes[0], np.int64)
+    if node.op_type in ("Expand", "Resize"):
+        if by_batch != [0] or by_length or not rows or not same_rank:
+            return
+        if node.op_type == "Expand":
+            dims[0] = 1  # the input has the rows
+            _set_target(graph, node, dims)
+        else:
+            _set_scales(graph, node, pairs[0][0].shape, dims.tolist())
         return
-    differs = [np.flatnonzero(first != value).tolist() for value in more]
-    by_batch = differs[0] if len(more) > any_length else []
-    by_length = differs[-1] if any_length else []
-    dims, reshapes = np.array(first, np.int64), _reshapes(graph, [name])
     if by_batch == [0] and (by_length or (dims == -1).any()):
-        if by_length and any(len(tensors[0][node.input[0]]) != dims[0] for node in reshapes):
+        if by_length and not rows:
             return
         by_batch, dims[0] = [], 0  # as the Reshape's input
     varying = by_batch + by_length
     if len(varying) > 1 or (varying and (dims == -1).any()):
         return
     dims[varying] = -1
-    for node in reshapes:
-        _set_target(graph, node, dims)
+    node.op_type = "Reshape"
+    drop_attribute(node, "batch_dims")
+    _set_target(graph, node, dims)
+
+
+def _set_scales(
+    graph: onnx.GraphProto, node: onnx.NodeProto, before: Sequence[int], after: Sequence[int]
+) -> None:
+    """Give a Resize the scales of its sizes, which name the batch; ONNX rounds the sizes down."""
+    scales = np.array(after, np.float32) / np.array(before, np.float32)
+    low = np.floor(np.array(before, np.float32) * scales) < after
+    scales[low] = np.nextafter(scales[low], np.float32(np.inf))
+    tensor = numpy_helper.from_array(scales, f"{node.name}__scales")
+    graph.initializer.append(tensor)
+    node.input[2] = tensor.name
+    del node.input[3:]
+
+
+def _find_varying(shapes: Sequence[NDArray[Any]], any_length: bool) -> tuple[list[int], list[int]]:
+    """Return the axes that vary with the batch size, and those that vary with the length."""
+    first, *more = shapes
+    differs = [np.flatnonzero(first != value).tolist() for value in more]
+    return differs[0] if len(more) > any_length else [], differs[-1] if any_length else []
+
+
+def _is_in_order(data: NDArray[Any], indices: NDArray[Any]) -> bool:
+    """Return whether a GatherND reads each element of `data` once, in the order of its axes.
+
+    The masks of transformers are read so, by indices of each sample and position.
+    """
+    depth = indices.shape[-1]
+    every = np.indices(data.shape[:depth]).reshape(depth, -1).T
+    return len(data) == len(indices) and np.array_equal(indices.reshape(-1, depth), every)
 
 
 def _set_shape(value: onnx.ValueInfoProto, sizes: Sequence[int | str]) -> None:

@@ -24,7 +24,7 @@ from resnet8ptq.models import model
 from resnet8ptq.tasks.distortion import sqnr_db
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of, runtime_of
-from tests.helpers.text_networks import write_bag_of_words
+from tests.helpers.text_networks import MASKED, write, write_bag_of_words
 
 INSTALLED = {"openvino": is_installed(), "executorch": find_spec("executorch") is not None}
 BACKENDS = ("onnx", "torch", "torch_pt2e", *(name for name, there in INSTALLED.items() if there))
@@ -90,6 +90,30 @@ def test_outputs_do_not_depend_on_the_batch_size(phrases, one_layer, backend, dt
         assert products > 0 < layers
         delegated, whole = artifact.details["delegated_operators"].split(" of ")
         assert int(delegated) < int(whole)  # LayerNormalization has no kernel in XNNPACK
+
+
+@pytest.mark.parametrize("backend", ["onnx", "torch", "torch_pt2e"])
+def test_rows_of_different_size_are_rounded_once(phrases, backend, tmp_path):
+    """Each by its own scale; a normalization would enlarge the error of one scale for all."""
+    data, fp32 = phrases
+    random = np.random.default_rng(0)
+    count = 1 + int(data.test.images[:]["input_ids"].max())
+    sizes = 10 ** random.uniform(-2, 0, size=(count, 1))
+    table = (sizes * random.normal(size=(count, 64))).astype(np.float32)
+    named = {"ids": "input_ids", "mask": "int64[N, L] attention_mask"}
+    normed = f"normed = LayerNormalization(rows, gain) {MASKED.replace('rows', 'normed')}"
+    constants = {"table": table, "gain": np.ones(64, np.float32)}
+    path = write(tmp_path / "sizes.onnx", normed, count, width=64, **named, **constants)
+    float_nodes = [f"node{index}" for index in range(1, 6)]  # all but the table and the product
+    words = [f"backend={backend}", "per_channel=true", f"nodes_to_exclude={float_nodes}"]
+    quantizer = quantizer_of(make_config("data=phrases", "dtype=int8", *words))
+    artifact = quantizer.quantize(
+        replace(fp32, onnx_path=path), draw_calibration(data, 10, 0).split, tmp_path
+    )
+    [batch] = data.test.take(np.arange(20)).batches(20)
+    [expected] = open_runner(str(path))(batch)
+    [outputs] = quantizer.load(artifact.path, 1).predict(batch)
+    assert sqnr_db([expected], [outputs]) > 20
 
 
 # tests/deploy/test_deploy_texts.py lowers such a network by ExecuTorch.

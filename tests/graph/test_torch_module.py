@@ -8,6 +8,7 @@ import torch
 
 from resnet8ptq.backends.torch.program import export
 from resnet8ptq.backends.torch.torchscript import Example
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph import torch_module
 from resnet8ptq.graph.torch_module import to_torch_module
 from tests.helpers import transformers
@@ -122,7 +123,17 @@ def test_a_division_of_integers_is_truncated():
 # Of the networks that tests, studies and examples load, after folding.
 USED = (
     *("Add", "AveragePool", "Cast", "Clip", "Concat", "Conv", "Div", "Erf", "Exp", "Flatten"),
-    *("Gather", "Gemm", "GlobalAveragePool", "LayerNormalization", "MatMul", "MaxPool", "Mul"),
+    *(
+        "Gather",
+        "Gemm",
+        "GlobalAveragePool",
+        "GreaterOrEqual",
+        "LessOrEqual",
+        "LayerNormalization",
+        "MatMul",
+        "MaxPool",
+        "Mul",
+    ),
     *("Range", "ReduceL2", "ReduceSum", "Relu", "Reshape", "Resize", "Shape", "Sigmoid", "Slice"),
     *("Softmax", "SpaceToDepth", "Squeeze", "Sub", "Transpose", "Unsqueeze"),
 )
@@ -150,6 +161,23 @@ def test_a_split_into_equal_parts_of_a_newer_opset_can_be_traced():
     traced = torch.fx.symbolic_trace(to_torch_module(proto))
     values = torch.arange(8.0).reshape(2, 4)
     assert torch.equal(traced(values), values[:, [2, 3, 0, 1]])
+
+
+@pytest.mark.parametrize("antialias", [0, 1])
+def test_attributes_of_a_newer_opset_with_their_default_are_dropped(antialias):
+    """torch's exporter writes the default; another value has no meaning in the older opset."""
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 20]>
+        network (float[N, 1, 2, 2] x) => (float[N, 1, 4, 4] y) <float[4] factors = {{1, 1, 2, 2}}>
+        {{ y = Resize <mode = "linear", antialias = {antialias}> (x, , factors) }}"""
+    )
+    if antialias:
+        with pytest.raises(UnsupportedError, match="onnx2torch cannot convert the network"):
+            to_torch_module(proto)
+        return
+    values = np.arange(8, dtype=np.float32).reshape(2, 1, 2, 2)
+    [expected] = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": values})
+    np.testing.assert_allclose(to_torch_module(proto)(torch.from_numpy(values)), expected)
 
 
 def test_the_last_part_of_an_uneven_split_is_smaller():

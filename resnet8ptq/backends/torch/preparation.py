@@ -13,7 +13,8 @@ from resnet8ptq.precision.plan import Selection, find_float_nodes
 def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[str]:
     """Store the embeddings of a module in 8 bits, and return the nodes that are not quantized.
 
-    These are the nodes that stay in float, those that take or make integers, whose tensors torch's
+    These are the nodes that stay in float, the embeddings, whose rows would be rounded a second
+    time with one scale for all, those that take or make integers, whose tensors torch's
     observers would quantize as if they were floats, and Pads with another value than 0: torch gives
     a padded tensor the scale of the tensor before, which clips the value.
 
@@ -25,5 +26,6 @@ def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[s
         Names of the ONNX nodes.
     """
     skipped = find_float_nodes(proto.graph, selection)
-    quantize_tables(module, {node.name for node in find_tables(proto.graph)} - {*skipped})
-    return [*dict.fromkeys((*skipped, *integer_nodes(proto), *value_pads(proto.graph)))]
+    tables = [node.name for node in find_tables(proto.graph) if node.name not in skipped]
+    quantize_tables(module, tables)
+    return [*dict.fromkeys((*skipped, *tables, *integer_nodes(proto), *value_pads(proto.graph)))]

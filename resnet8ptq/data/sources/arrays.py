@@ -298,8 +298,8 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
     unnamed = [name for name in sorted(arrays) if name.lower() not in (*CLASSES, *STEPS)]
     unnamed = [name for name in unnamed if name not in (labels, groups)]
     sided = any(_of_own_names(arrays, side, ()) for side in SIDES)
-    if inputs is None and labels is not None and len(unnamed) > 1 and not sided:
-        inputs = {name: name for name in unnamed}
+    if inputs is None and labels is not None and unnamed and not sided:
+        inputs = {name: name for name in unnamed} if len(unnamed) > 1 else unnamed[0]
     if inputs is None:
         raise ConfigError(
             f"data.inputs: got null, and {root} holds {held}; takes the name of one, or one named "

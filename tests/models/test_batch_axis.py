@@ -1,0 +1,151 @@
+"""Sizes that a graph computes become constants, for any batch size."""
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper, parser
+
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.graph.torch_module import to_torch_module
+from resnet8ptq.models.batch_axis import fix_sizes
+from resnet8ptq.models.normalization import name_nodes, normalize
+
+LENGTH, WIDTH = 5, 4
+CONSTANTS = {
+    "token": np.arange(WIDTH, dtype=np.float32).reshape(1, 1, WIDTH),
+    "weights": np.random.default_rng(0).normal(size=(WIDTH, 3)).astype(np.float32),
+    "masks": np.random.default_rng(2).normal(size=(1, LENGTH, 1, WIDTH)).astype(np.float32),
+    "windows": np.array([-1, 1, WIDTH]),
+    "whole": np.array([-1, LENGTH, WIDTH]),
+    "pair": np.array([1, WIDTH]),
+    "four": np.array([WIDTH]),
+    "seven": np.array([7]),
+    "length": np.array([LENGTH]),
+    "nothing": np.array(0, np.float32),
+    **{name: np.array(value) for name, value in {"zero": 0, "one": 1, "count": LENGTH}.items()},
+    **{f"axis{n}": np.array([n]) for n in range(4)},
+}
+CLASS_TOKEN = """
+    rows = Gather(shape, axis0)
+    sizes = Concat<axis = 0>(rows, pair)
+    tokens = Expand(token, sizes)
+    joined = Concat<axis = 1>(tokens, x)
+"""
+WIDENED = """
+    rows = Gather(shape, axis0)
+    first = Slice(x, axis0, axis1, axis1)
+    sizes = Concat<axis = 0>(rows, length, axis1)
+    second = Expand(first, sizes)
+    joined = Mul(second, x)
+"""
+# As windows of pictures have a mask each, whichever the picture.
+WINDOWS = """
+    rows = Gather(shape, axis0)
+    sizes = Concat<axis = 0>(rows, length, pair)
+    parts = Unsqueeze(x, axis2)
+    flat = Reshape(parts, windows)
+    tiled = Expand(masks, sizes)
+    mask = Reshape(tiled, windows)
+    masked = Mul(flat, mask)
+    joined = Reshape(masked, whole)
+"""
+RESIZED = """
+    rows = Gather(shape, axis0)
+    sizes = Concat<axis = 0>(rows, length, seven)
+    wide = Resize<mode = "linear">(x, , , sizes)
+    joined = Slice(wide, axis0, four, axis2)
+"""
+# As transformers pools the last token of a text.
+LAST = """
+    sums = ReduceSum<keepdims = 0>(x, axis2)
+    last = ArgMax<axis = 1, keepdims = 0>(sums)
+    rows = Gather(shape, zero)
+    samples = Range(zero, rows, one)
+    first = Unsqueeze(samples, axis1)
+    second = Unsqueeze(last, axis1)
+    indices = Concat<axis = 1>(first, second)
+    picked = GatherND(x, indices)
+    joined = Unsqueeze(picked, axis1)
+"""
+# As transformers reads its masks: at the indices of each sample and each position.
+READ = """
+    rows = Gather(shape, zero)
+    samples = Range(zero, rows, one)
+    column = Unsqueeze(samples, axis1)
+    places = Range(zero, count, one)
+    line = Unsqueeze(places, axis0)
+    counts = Gather(shape, axis0)
+    sizes = Concat<axis = 0>(counts, length)
+    by_sample = Expand(column, sizes)
+    by_place = Expand({line}, sizes)
+    deep = Unsqueeze(by_sample, axis2)
+    deeper = Unsqueeze(by_place, axis2)
+    indices = Concat<axis = 2>(deep, deeper)
+    sums = ReduceSum<keepdims = 0>(x, axis2)
+    read = GatherND(sums, indices)
+    kept = Unsqueeze(read, axis2)
+    joined = Mul(kept, x)
+"""
+REVERSED = READ.replace("{line}", "backwards").replace(
+    "counts =", "last = Sub(count, one)\n backwards = Sub(last, line)\n counts ="
+)
+
+
+def make(nodes: str) -> onnx.ModelProto:
+    proto = parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, {LENGTH}, {WIDTH}] x) => (float[N, 3] logits) {{
+            shape = Shape(x)
+            {nodes}
+            pooled = ReduceMean<axes = [1], keepdims = 0>(joined)
+            logits = MatMul(pooled, weights)
+        }}""")
+    proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in CONSTANTS.items())
+    normalize(proto)
+    name_nodes(proto.graph)
+    return proto
+
+
+_COUNTED = {"Shape", "Gather", "Range"}
+_REPEATED = {"Shape", "Gather", "Concat", "Expand", "Reshape"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kinds"),
+    [
+        (CLASS_TOKEN, _REPEATED),
+        (WIDENED, {"Slice", "Expand", "Mul"}),
+        (WINDOWS, _REPEATED | {"Unsqueeze", "Mul"}),
+        (RESIZED, {"Resize", "Slice"}),
+        (READ.replace("{line}", "line"), {"ReduceSum", "Reshape", "Unsqueeze", "Mul"}),
+        (LAST, {*_COUNTED, "ReduceSum", "ArgMax", "Unsqueeze", "Concat", "GatherND"}),
+    ],
+    ids=["class_token", "widened", "windows", "resized", "mask", "last"],
+)
+def test_torch_traces_what_counts_samples(nodes, kinds):
+    proto = make(nodes)
+    x = np.random.default_rng(1).normal(size=(6, LENGTH, WIDTH)).astype(np.float32)
+    fixed = fix_sizes(proto, x[:1], None)
+    assert {node.op_type for node in fixed.graph.node} == {*kinds, "ReduceMean", "MatMul"}
+    expected, *_ = open_runner(proto.SerializeToString())(x)
+    module = to_torch_module(fixed)
+    traced = torch.fx.symbolic_trace(module)
+    free = {0: torch.export.Dim("n", min=1, max=64)}
+    exported = torch.export.export(module, (torch.from_numpy(x),), dynamic_shapes=(free,)).module()
+    for count in (1, 4, 6):
+        [logits] = open_runner(fixed.SerializeToString())(x[:count])
+        np.testing.assert_allclose(logits, expected[:count], atol=1e-5)
+        for run in (traced, exported):
+            made = run(torch.from_numpy(x[:count])).detach().numpy()
+            np.testing.assert_allclose(made, expected[:count], atol=1e-5)
+
+
+def test_elements_in_another_order_are_still_read_by_their_indices():
+    proto = make(REVERSED)
+    x = np.random.default_rng(1).normal(size=(6, LENGTH, WIDTH)).astype(np.float32)
+    fixed = fix_sizes(proto, x[:1], None)
+    assert "GatherND" in {node.op_type for node in fixed.graph.node}
+    for count in (1, 4):
+        expected, made = (open_runner(p.SerializeToString())(x[:count]) for p in (proto, fixed))
+        np.testing.assert_array_equal(expected[0], made[0])
