@@ -79,12 +79,15 @@ def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a graph in the newest opset that onnx2torch supports, if its operators allow it.
 
     Later opsets mostly add types to operators; reductions take their axes as an input, and Gelu is
-    an operator. onnx2torch takes an empty name at the end of a node's inputs for a tensor.
+    an operator. onnx2torch takes an empty name at the end of a node's inputs for a tensor, and a
+    CumSum without `reverse` for a reversed one.
     """
     lowered = copy.deepcopy(proto)
     for node in lowered.graph.node:
         while node.input and not node.input[-1]:
             del node.input[-1]
+        if node.op_type == "CumSum" and attribute(node, "reverse", None) is None:
+            node.attribute.append(onnx.helper.make_attribute("reverse", 0))
     version = max(entry.version for entry in lowered.opset_import if not entry.domain)
     if version <= _OPSET:
         return lowered
@@ -255,6 +258,10 @@ def _fix_first(
     """
     if kind == "OnnxReshape" and 1 in constants:
         return _Reshape(shape=[int(size) for size in constants[1]])
+    if kind == "OnnxFlatten":
+        return _Flatten(axis=layer.axis)
+    if kind == "OnnxCumSum" and settled and not (layer.exclusive or layer.reverse):
+        return _CumSum(axis=int(constants[1]))
     if kind == "OnnxExpand" and 1 in constants:
         return _Expand(sizes=[-1 if size == 1 else int(size) for size in constants[1]])
     if kind == "OnnxResize" and settled:
@@ -506,6 +513,22 @@ def _line(values: torch.Tensor, axis: int) -> torch.Tensor:
     """Return the values along an axis, at index 0 of the others."""
     rows = values.transpose(0, axis)
     return rows.reshape(rows.shape[0], -1).select(1, 0)
+
+
+class _Flatten(_Fixed):
+    """ONNX's Flatten to two axes, which onnx2torch leaves at one if `axis` is the last."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [product of the axes before `axis`, product of the others]."""
+        return values.unsqueeze(-1).flatten(end_dim=self.axis - 1).flatten(start_dim=1)
+
+
+class _CumSum(_Fixed):
+    """ONNX's CumSum along a fixed `axis`."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return sums of the values up to each one."""
+        return torch.cumsum(values, self.axis, dtype=values.dtype)
 
 
 class _Expand(_Fixed):

@@ -33,7 +33,7 @@ Predict = Callable[[Samples], Outputs]
 _SIZES = (2, 3)  # of the batch
 _LENGTH = "length"  # name of the axis of any length
 # Nodes that take a target shape or indices, and the input that holds them.
-_SHAPED = {"Reshape": 1, "Expand": 1, "GatherND": 1, "Resize": 3}
+_SHAPED = {"Reshape": 1, "Expand": 1, "Gather": 1, "GatherND": 1, "Resize": 3}
 _COUNTING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")
 # Random values, and lists of tensors.
 _NO_CONSTANT = re.compile(r"Random\w+|Multinomial|Bernoulli|\w*Sequence\w*")
@@ -321,12 +321,15 @@ def _fix_shaped(
     tensors: Sequence[Mapping[str, NDArray[Any]]],
     any_length: bool,
 ) -> None:
-    """Give a node a constant shape; a GatherND of every element becomes a Reshape."""
+    """Give a node a constant shape; one that reads every element becomes a Reshape."""
     parameter = _parameter(node)
     pairs = [(values[node.input[0]], values[parameter]) for values in tensors]
     shapes = [shape for _, shape in pairs]
-    if node.op_type == "GatherND":
-        if attribute(node, "batch_dims", 0) or not all(_is_in_order(*pair) for pair in pairs):
+    if node.op_type == "Gather":  # as a GatherND of one axis
+        pairs = [(data, indices[..., np.newaxis]) for data, indices in pairs]
+    if node.op_type in ("Gather", "GatherND"):
+        other = attribute(node, "batch_dims", 0) or attribute(node, "axis", 0)
+        if other or not all(_is_in_order(*pair) for pair in pairs):
             return
         shapes = [
             np.array([*indices.shape[:-1], *data.shape[indices.shape[-1] :]])
@@ -356,7 +359,7 @@ def _fix_shaped(
         return
     dims[varying] = -1
     node.op_type = "Reshape"
-    drop_attribute(node, "batch_dims")
+    del node.attribute[:]
     _set_target(graph, node, dims)
 
 
@@ -387,7 +390,7 @@ def _is_in_order(data: NDArray[Any], indices: NDArray[Any]) -> bool:
     """
     depth = indices.shape[-1]
     every = np.indices(data.shape[:depth]).reshape(depth, -1).T
-    return len(data) == len(indices) and np.array_equal(indices.reshape(-1, depth), every)
+    return np.array_equal(indices.reshape(-1, depth), every)
 
 
 def _set_shape(value: onnx.ValueInfoProto, sizes: Sequence[int | str]) -> None:

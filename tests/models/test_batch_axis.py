@@ -87,6 +87,21 @@ READ = """
     kept = Unsqueeze(read, axis2)
     joined = Mul(kept, x)
 """
+# The same by torch's older exporter: at a running index of all samples.
+READ_FLAT = """
+    rows = Gather(shape, zero)
+    samples = Range(zero, rows, one)
+    column = Unsqueeze(samples, axis1)
+    places = Range(zero, count, one)
+    line = Unsqueeze(places, axis0)
+    before = Mul(column, count)
+    indices = Add(before, line)
+    sums = ReduceSum<keepdims = 0>(x, axis2)
+    added = CumSum(sums, one)
+    flat = Flatten<axis = 2>(added)
+    kept = Gather(flat, indices)
+    joined = Mul(kept, x)
+"""
 REVERSED = READ.replace("{line}", "backwards").replace(
     "counts =", "last = Sub(count, one)\n backwards = Sub(last, line)\n counts ="
 )
@@ -119,9 +134,10 @@ _REPEATED = {"Shape", "Gather", "Concat", "Expand", "Reshape"}
         (WINDOWS, _REPEATED | {"Unsqueeze", "Mul"}),
         (RESIZED, {"Resize", "Slice"}),
         (READ.replace("{line}", "line"), {"ReduceSum", "Reshape", "Unsqueeze", "Mul"}),
+        (READ_FLAT, {"ReduceSum", "CumSum", "Flatten", "Reshape", "Mul"}),
         (LAST, {*_COUNTED, "ReduceSum", "ArgMax", "Unsqueeze", "Concat", "GatherND"}),
     ],
-    ids=["class_token", "widened", "windows", "resized", "mask", "last"],
+    ids=["class_token", "widened", "windows", "resized", "mask", "flat_mask", "last"],
 )
 def test_torch_traces_what_counts_samples(nodes, kinds):
     proto = make(nodes)
