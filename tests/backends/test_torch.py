@@ -167,7 +167,16 @@ def test_what_depends_on_constants_alone_can_be_traced():
     assert traced(given[:1]).shape == (1, 8)
 
 
-def test_a_network_that_fx_cannot_trace_is_unsupported(shapes, shapes_model, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        ("torch", r"^FX cannot trace the network .*torch_pt2e"),
+        ("torch_pt2e", r"^torch\.export cannot trace the network, which backend=onnx takes \("),
+    ],
+)
+def test_a_network_that_cannot_be_traced_is_unsupported(
+    shapes, shapes_model, tmp_path, monkeypatch, capfd, backend, message
+):
     class Choosy(torch.nn.Module):
         def forward(self, values: torch.Tensor) -> torch.Tensor:
             return values if values.sum() > 0 else -values
@@ -179,9 +188,10 @@ def test_a_network_that_fx_cannot_trace_is_unsupported(shapes, shapes_model, tmp
         return module
 
     monkeypatch.setattr(torch_quantizer, "load_torch_module", load)
-    config = make_config("data=shapes", "backend=torch")
-    with pytest.raises(UnsupportedError, match=r"FX cannot trace the network .*torch_pt2e"):
+    config = make_config("data=shapes", f"backend={backend}")
+    with pytest.raises(UnsupportedError, match=message):
         quantizer_of(config).quantize(shapes_model, draw_calibration(shapes, 1, 0).split, tmp_path)
+    assert "def forward" not in capfd.readouterr().err  # torch would print the whole graph
 
 
 def quantize_and_run(

@@ -1,6 +1,8 @@
 """Saves a network as an exported program (.pt2), loads it, and counts its layers."""
 
+import contextlib
 import io
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from resnet8ptq.backends.contract import Predictor, Run
 from resnet8ptq.backends.torch.annotate import LAYERS, SOFTMAX
 from resnet8ptq.backends.torch.torchscript import Example, copy_reproducibly, infer, known_warnings
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError, errors_as
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.gates.exported_program import read
 
@@ -33,6 +35,9 @@ def export(module: Any, example: Example, most: int | None = None) -> ExportedPr
     Args:
         most: samples in a batch, which then are as long as the example at most. The trace takes so
             many: it may exclude larger batches than the one that it sees.
+
+    Raises:
+        UnsupportedError: torch.export cannot trace the network.
     """
     for weights in [*module.parameters(), *module.buffers()]:
         weights.data = weights.data.contiguous()  # else a transposed view is saved as a view
@@ -42,8 +47,12 @@ def export(module: Any, example: Example, most: int | None = None) -> ExportedPr
     longest = max(v.shape[1] for v in example.inputs) if any(example.any_length) and most else None
     length = {1: torch.export.Dim("length", max=longest)}
     free = tuple(axes | length if any_length else axes for any_length in example.any_length)
-    with known_warnings():
-        return torch.export.export(module, batch, dynamic_shapes=free)
+    printed = io.StringIO()  # on an error: the whole graph
+    why = "torch.export cannot trace the network, which backend=onnx takes"
+    with errors_as(UnsupportedError, why), known_warnings(), contextlib.redirect_stderr(printed):
+        program = torch.export.export(module, batch, dynamic_shapes=free)
+    sys.stderr.write(printed.getvalue())
+    return program
 
 
 def save(module: Any, example: Example, path: Path, *_: bool) -> None:
