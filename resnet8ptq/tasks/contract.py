@@ -168,6 +168,10 @@ class Outputs:
     def __len__(self) -> int:
         return len(self.values[0])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out `raw`: the process that draws does not read it, and a copy takes memory."""
+        return {**self.__dict__, "raw": ()}
+
     def first(self, count: int) -> "Outputs":
         """Return the outputs for the first `count` samples."""
         logits = None if self.logits is None else self.logits[:count]
@@ -454,7 +458,7 @@ class Comparison:
         """The p-value of the paired test; None without a test."""
         return self._test[1]
 
-    @property
+    @cached_property
     def sqnr_db(self) -> float | None:
         """SQNR of the outputs in dB; None where it is not finite."""
         return self.model.sqnr_db(self.baseline)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-AT_ONCE = 2**22  # values held in memory: outputs may be large, and mapped from a file
+AT_ONCE = 2**19  # values held in memory: outputs may be large, and mapped from a file
 
 Array = NDArray[Any]
 Transform = Callable[[NDArray[np.float64]], NDArray[np.float64]]

@@ -2,6 +2,8 @@
 
 import io
 import math
+import pickle
+import tracemalloc
 
 import numpy as np
 import onnx
@@ -10,7 +12,10 @@ import torch
 
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.evaluation import inference
+from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.classification import KL_EPSILON, ClassScores
+from resnet8ptq.tasks.contract import Comparison, Metric, Outputs
+from resnet8ptq.tasks.detection.scores import DetectionScores
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, evaluator_of, quantizer_of
 
@@ -60,6 +65,28 @@ def test_sqnr_ignores_what_a_softmax_ignores():
 )
 def test_sqnr_that_is_no_number_is_none(model, baseline):
     assert with_logits(model).sqnr_db(with_logits(baseline)) is None
+
+
+def test_the_noise_of_large_outputs_takes_little_memory():
+    signal = np.ones((64, 2**17), np.float32)
+    tracemalloc.start()
+    assert distortion.noise_ratio(signal, signal) == 0
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * signal.nbytes
+
+
+def test_raw_outputs_do_not_go_to_the_process_that_draws():
+    raw = [np.full((4, 3), value, np.float32) for value in (10.0, 9.0)]
+    scores = (
+        DetectionScores(Outputs((np.zeros((4, 0, 6)),), raw=(values,)), np.arange(4), (), 0)
+        for values in raw
+    )
+    comparison = Comparison(*scores, Metric("ap", "AP"))
+    assert comparison.sqnr_db == pytest.approx(-20 * math.log10(1 / 9))
+    sent = pickle.loads(pickle.dumps(comparison))
+    assert sent.model.outputs.raw == sent.baseline.outputs.raw == ()
+    assert sent.sqnr_db == comparison.sqnr_db
 
 
 def test_kl_divergence_by_hand():
