@@ -209,7 +209,8 @@ def _pose(
     """Draw rows of inputs at the same positions in both networks: FP32 and rounded."""
     weights = read_weights(fp32.graph, node)
     groups, width = int(attribute(node, "group", 1)), weights[0].size
-    most = min(SAMPLES, memory.fitting(weights[0].nbytes * groups, memory.step()))
+    largest = max(weights[0].nbytes * groups, weights.nbytes // width)  # a row's inputs or outputs
+    most = min(SAMPLES, memory.fitting(largest, memory.step()))
     per_image = -(-most // len(setting.images))  # positions
     drawn: list[Array] = []  # rows of both networks [n, groups, width], large: filled in place
     done = 0
