@@ -2,6 +2,7 @@
 
 import csv
 import platform
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,23 @@ def test_kernels_that_saturate_are_named_on_any_cpu(diagnose, monkeypatch):
         monkeypatch.setattr(machine, "has_vnni", lambda vnni=vnni: vnni)
         result = diagnose(healthy(), "dtype=u8s8", "per_channel=true")
         assert [finding.name for finding in result.findings] == [name]
+
+
+def test_two_sets_of_tensors_are_held_at_once(diagnose, monkeypatch):
+    made: list[weakref.ref[Any]] = []
+    held: list[int] = []
+    for name in ("fp32", "quantized", "layers"):
+        run = getattr(measuring._Sessions, name)
+
+        def watched(self: Any, *args: Any, run: Any = run) -> Any:
+            values = run(self, *args)
+            made.append(weakref.ref(values[-1]))
+            held.append(sum(reference() is not None for reference in made))
+            return values
+
+        monkeypatch.setattr(measuring._Sessions, name, watched)
+    diagnose(healthy(), "dtype=u8s8", "per_channel=true")
+    assert max(held) == 2
 
 
 def test_wrong_preprocessing_is_named(diagnose):

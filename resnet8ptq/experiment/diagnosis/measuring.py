@@ -5,7 +5,7 @@ Powers are summed batch by batch: no activation is kept.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from resnet8ptq.graph.session import end_at_logits, expose, fit, open_session
 Array = NDArray[np.float32]
 
 SAMPLES = 32
+AT_ONCE = 2**20  # values: the measurements make several copies of them
 BULK = 0.99  # of the values that are not zero: what is beyond is an outlier, or the tail
 OFF_LEVELS = 2  # rounding alone puts an integer kernel one level beside float arithmetic
 _OCTAVES = 512  # of float32's magnitudes, with room on both sides
@@ -179,31 +180,30 @@ class Activation:
     count: int = 0
     parts: dict[str, Noise] = field(default_factory=dict)
 
-    def add(self, fp32: Array, network: Array, layer: Array, kernel: Array) -> None:
-        """Add a batch.
-
-        Args:
-            fp32: FP32's values.
-            network: those of the quantized network.
-            layer: those of the layer alone, given FP32's values.
-            kernel: those of the layer in float arithmetic, with the quantized network's inputs.
-        """
+    def add(self, fp32: Array, network: Array) -> None:
+        """Add values of FP32, and of the quantized network."""
         tensor, rounded = self.tensor, self.tensor.round(fp32)
         self.network.add(fp32, network)
-        self.layer.add(fp32, layer)
         self.spread.add(fp32, rounded)
         half = tensor.scale / 2
         outside = (fp32 < tensor.low - half) | (fp32 > tensor.high + half)
         self.beyond += int(np.count_nonzero(outside))
         self.clipped += float(((rounded - fp32)[outside] ** 2).sum())
-        self.kernels.add(kernel, network)
-        levels = np.abs(network - kernel) / tensor.scale
-        self.off += int(np.count_nonzero(levels > OFF_LEVELS + 0.5))
-        self.most_off = max(self.most_off, float(levels.max(initial=0)))
         self.count += fp32.size
 
+    def add_layer(self, fp32: Array, layer: Array) -> None:
+        """Add values of FP32, and of the layer alone, given FP32's values."""
+        self.layer.add(fp32, layer)
+
+    def add_kernel(self, network: Array, kernel: Array) -> None:
+        """Add values of the quantized network, and of the layer in float for the same inputs."""
+        self.kernels.add(kernel, network)
+        levels = np.abs(network - kernel) / self.tensor.scale
+        self.off += int(np.count_nonzero(levels > OFF_LEVELS + 0.5))
+        self.most_off = max(self.most_off, float(levels.max(initial=0)))
+
     def add_part(self, name: str, fp32: Array) -> None:
-        """Add a batch of one input of the Concat or Add that makes this tensor."""
+        """Add values of one input of the Concat or Add that makes this tensor."""
         scale = self.tensor.scale
         self.parts.setdefault(name, Noise()).add(fp32, np.rint(fp32 / scale) * scale)
 
@@ -257,13 +257,7 @@ def measure(
     (sample,) = split.take(np.arange(1)).batches(1)
     at_once = fit([beside.fp32, beside.quantized], sample)
     for batch in track(split.batches(at_once, padded=False), "Measuring tensors"):
-        wanted, noisy = beside.fp32(batch), beside.quantized(batch)
-        alone, again = beside.layers(batch, wanted), beside.layers(batch, noisy)
-        for activation, *values in zip(activations, wanted, noisy, alone, again, strict=True):
-            activation.add(*values)
-        for number, parts in joined.items():
-            for part in parts:
-                activations[number].add_part(tensors[part].name, wanted[part])
+        _add_batch(activations, joined, beside, batch)
         ends = beside.outputs(batch)
         arithmetic.add(ends[0], ends[1])
         kernels.add(ends[1], ends[2])
@@ -277,11 +271,48 @@ def measure(
     return TensorMeasurements(*measured, arithmetic, kernels, fed, calibrated, len(split))
 
 
-def _float_values(batch: Array) -> list[Array]:
-    """Return a batch, or of records the fields of floats: tokens have no range."""
-    if not names_of(batch.dtype):
-        return [batch]
-    return [values for values in unpack(batch).values() if values.dtype.kind == "f"]
+def _add_batch(
+    activations: Sequence[Activation],
+    joined: Mapping[int, Sequence[int]],
+    beside: "_Sessions",
+    batch: Array,
+) -> None:
+    """Add a batch to the measurements; two of its four sets of tensors are held at once."""
+    wanted = beside.fp32(batch)
+    _add(Activation.add_layer, activations, wanted, beside.layers(batch, wanted))
+    for number, parts in joined.items():
+        for part in parts:
+            name = activations[part].tensor.name
+            for [values] in _blocks(wanted[part]):
+                activations[number].add_part(name, values)
+    noisy = beside.quantized(batch)
+    _add(Activation.add, activations, wanted, noisy)
+    del wanted
+    _add(Activation.add_kernel, activations, noisy, beside.layers(batch, noisy))
+
+
+def _add(
+    method: Callable[..., None], activations: Sequence[Activation], *sets: Sequence[Array]
+) -> None:
+    """Call a method of each activation with its tensor of each set."""
+    for activation, *tensors in zip(activations, *sets, strict=True):
+        for values in _blocks(*tensors):
+            method(activation, *values)
+
+
+def _float_values(batch: Array) -> Iterator[Array]:
+    """Yield a batch's values, some at once; of records those of floats: tokens have no range."""
+    fields = unpack(batch).values() if names_of(batch.dtype) else [batch]
+    for values in fields:
+        if values is batch or values.dtype.kind == "f":
+            yield from (block for [block] in _blocks(values))
+
+
+def _blocks(*tensors: Array) -> Iterator[list[Array]]:
+    """Yield the values of tensors of one shape side by side, `AT_ONCE` of each."""
+    flat = [tensor.ravel() for tensor in tensors]
+    for start in range(0, flat[0].size, AT_ONCE):
+        yield [values[start : start + AT_ONCE] for values in flat]
 
 
 class _Sessions:
