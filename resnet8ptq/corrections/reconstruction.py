@@ -25,6 +25,7 @@ from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core import memory
 from resnet8ptq.core.console import track
 from resnet8ptq.core.deadline import Deadline
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.corrections import adaround, layers
 from resnet8ptq.corrections.adaround import Choices
 from resnet8ptq.corrections.layers import CorrectionSettings
@@ -97,7 +98,8 @@ def reconstruct(
         The network, and the learned range of each activation, by ONNX tensor name.
 
     Raises:
-        UnsupportedError: onnx2torch gives a layer no weights.
+        UnsupportedError: onnx2torch gives a layer no weights, or learning from one image exceeds
+            the memory budget.
         ModelError: onnx2torch does not support an operator.
     """
     torch.set_num_threads(setting.runtime.threads)
@@ -236,13 +238,24 @@ class _Problem:
 
 
 def _images(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
-    """Return as many images [n, ...] as keep each of their tensors within a step's budget."""
+    """Return as many images [n, ...] as keep each of their tensors within a step's budget.
+
+    Raises:
+        UnsupportedError: learning from one image exceeds the memory budget.
+    """
     (sample,) = setting.images.take(np.arange(1)).batches(1)
     names, largest = [name for node in proto.graph.node for name in node.output if name], 0
     for part in group(proto, names):
         tensors = open_runner(expose(proto, part), setting.runtime.threads, arena=False)(sample)
         largest = max(largest, sample.nbytes, *(tensor.nbytes for tensor in tensors))
-    count = min(len(setting.images), max(BATCH[1], memory.fitting(largest, memory.step())))
+    most = memory.budget() // LEARNING
+    if largest > most:
+        raise UnsupportedError(
+            f"corrections.reconstruction: got {largest / 1e6:.1f} MB for a tensor of one sample, "
+            f"expected at most {most / 1e6:.1f} MB within memory_gb; try "
+            "a larger memory_gb, or corrections.adaround=true"
+        )
+    count = min(len(setting.images), memory.fitting(largest, memory.step()))
     chosen = np.linspace(0, len(setting.images) - 1, count).round().astype(np.int64)
     return setting.images.inputs(chosen)
 

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from resnet8ptq.config.schema import CorrectionsConfig
 from resnet8ptq.core import memory
-from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.corrections import layers, reconstruction, sequence
 from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.data.dataset import Dataset, Split
@@ -72,6 +72,9 @@ def test_large_tensors_are_kept_of_fewer_images(shapes_model, images, monkeypatc
     assert len(reconstruction._images(proto, setting)) == 6
     monkeypatch.setattr(memory, "budget", lambda: 2 * reconstruction.LEARNING * 2**20)
     assert reconstruction._at_once([torch.zeros(6, 2**18)]) == 2  # of 1 MiB each
+    monkeypatch.setattr(memory, "budget", lambda: reconstruction.LEARNING * largest - 1)
+    with pytest.raises(UnsupportedError, match="try a larger memory_gb"):
+        reconstruction._images(proto, setting)
 
 
 def test_a_range_that_blocks_share_is_learned_in_the_first(shapes_model, images, monkeypatch):
