@@ -112,8 +112,8 @@ def round_weights(
         rounded = on_levels(weights, levels, scheme)
         if name in kept:
             write_weights(result.graph, node, rounded)
-        write_weights(simulated.graph, twins[name], rounded)
-        layers.round_weights(simulated.graph, twins[name], scheme)
+        # Once, since protobuf keeps replaced weights in memory.
+        write_weights(simulated.graph, twins[name], scheme.grid(rounded, 0).round(rounded))
     return result
 
 
