@@ -9,7 +9,7 @@ rounded with probability 1/2. Rounding is learned as in AdaRound, ranges as in Q
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ DROP = 0.5  # probability that an activation stays in float; also for the block'
 RATE = 0.1  # of Adam, for the rounding
 RANGE_RATE = 3e-3  # of Adam, for the logarithms of the ranges
 LEARNING = 32  # tensors of the largest size that a learning step holds for each image
+KEPT = 7  # tensors that it holds for each output of a block's nodes; measured on YOLOX-nano
 
 Values = dict[str, torch.Tensor]  # by the name of the traced node that makes them
 
@@ -73,12 +74,14 @@ class Block:
         outputs: names of the nodes that later blocks read.
         roundings: of the weights of its layers, by short name.
         quantizers: of its activations, without those of earlier blocks, which have learned them.
+        kept: bytes that a learning step holds for each image.
     """
 
     nodes: list[Any]
     outputs: list[str]
     roundings: dict[str, LearnedRounding]
     quantizers: list[FakeQuantize]
+    kept: int = 0
 
 
 def reconstruct(
@@ -149,7 +152,7 @@ def _learn(
     first = next(node.name for node in exact.graph.nodes if node.op == "placeholder")
     originals: Values = {first: images}
     inputs: Values = {first: input_quantizer(images).detach() if input_quantizer else images}
-    blocks = _blocks(simulated, roundings)
+    blocks = _measure(exact, _blocks(simulated, roundings), {first: images[:1]})
     for index, block in enumerate(blocks):
         targets = _run(exact, block, originals)
         if block.roundings:
@@ -196,7 +199,8 @@ class _Problem:
             [{"params": shares, "lr": RATE}, {"params": ends, "lr": RANGE_RATE}]
         )
         count = len(next(iter(self.targets.values())))
-        size = min(count, _at_once([*self.inputs.values(), *self.targets.values()]))
+        tensors = [*self.inputs.values(), *self.targets.values()]
+        size = min(count, _at_once(tensors, self.block.kept))
         self._train(True)
         for i in track(range(iterations), label, "iterations"):
             if deadline.is_over:
@@ -248,16 +252,34 @@ def _images(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
     for part in group(proto, names):
         tensors = open_runner(expose(proto, part), setting.runtime.threads, arena=False)(sample)
         largest = max(largest, sample.nbytes, *(tensor.nbytes for tensor in tensors))
-    most = memory.budget() // LEARNING
-    if largest > most:
-        raise UnsupportedError(
-            f"corrections.reconstruction: got {largest / 1e6:.1f} MB for a tensor of one sample, "
-            f"expected at most {most / 1e6:.1f} MB within memory_gb; try "
-            "a larger memory_gb, or corrections.adaround=true"
-        )
+    _check(LEARNING * largest)
     count = min(len(setting.images), memory.fitting(largest, memory.step()))
     chosen = np.linspace(0, len(setting.images) - 1, count).round().astype(np.int64)
     return setting.images.inputs(chosen)
+
+
+def _measure(module: Any, blocks: list[Block], inputs: Values) -> list[Block]:
+    """Return the blocks with `kept`, which a run of one image tells.
+
+    Raises:
+        UnsupportedError: learning from one image exceeds the memory budget.
+    """
+    with torch.no_grad():
+        values = _call(module, [node for block in blocks for node in block.nodes], inputs)
+    sizes = {name: value.nbytes for name, value in values.items() if torch.is_tensor(value)}
+    kept = [KEPT * sum(sizes.get(node.name, 0) for node in block.nodes) for block in blocks]
+    _check(max(kept, default=0))
+    return [replace(block, kept=size) for block, size in zip(blocks, kept, strict=True)]
+
+
+def _check(needed: int) -> None:
+    """Raise `UnsupportedError` if learning from one image takes more than the memory budget."""
+    if needed > memory.budget():
+        raise UnsupportedError(
+            f"corrections.reconstruction: got {needed / 1e6:.0f} MB to learn from one sample, "
+            f"expected at most {memory.budget() / 1e6:.0f} MB within memory_gb; try "
+            "a larger memory_gb, or corrections.adaround=true"
+        )
 
 
 def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block]:
@@ -330,17 +352,23 @@ def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:
     return values
 
 
-def _at_once(tensors: list[torch.Tensor]) -> int:
-    """Return how many images a block can run at once, by its inputs and outputs [n, ...]."""
+def _at_once(tensors: list[torch.Tensor], kept: int) -> int:
+    """Return how many images a block can run at once.
+
+    Args:
+        tensors: its inputs and outputs [n, ...].
+        kept: see `Block`.
+    """
     largest = max(tensor[0].nbytes for tensor in tensors)
     least = min(BATCH[1], memory.fitting(LEARNING * largest, memory.budget()))
-    return max(least, min(BATCH[0], AT_ONCE // largest))
+    within = memory.fitting(kept, memory.budget())
+    return min(within, max(least, min(BATCH[0], AT_ONCE // largest)))
 
 
 def _run(module: Any, block: Block, inputs: Values) -> Values:
     """Return the block's outputs for all images, in batches."""
     outputs: Values = {}
-    count, size = len(next(iter(inputs.values()))), _at_once([*inputs.values()])
+    count, size = len(next(iter(inputs.values()))), _at_once([*inputs.values()], block.kept)
     with torch.no_grad():
         for start in range(0, count, size):
             part = {name: values[start : start + size] for name, values in inputs.items()}

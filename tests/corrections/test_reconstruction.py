@@ -71,10 +71,21 @@ def test_large_tensors_are_kept_of_fewer_images(shapes_model, images, monkeypatc
     monkeypatch.setattr(memory, "step", lambda: 6 * largest)
     assert len(reconstruction._images(proto, setting)) == 6
     monkeypatch.setattr(memory, "budget", lambda: 2 * reconstruction.LEARNING * 2**20)
-    assert reconstruction._at_once([torch.zeros(6, 2**18)]) == 2  # of 1 MiB each
+    tensors = [torch.zeros(6, 2**18)]  # of 1 MiB each
+    assert reconstruction._at_once(tensors, 0) == 2
+    assert reconstruction._at_once(tensors, 2 * reconstruction.LEARNING * 2**20) == 1
     monkeypatch.setattr(memory, "budget", lambda: reconstruction.LEARNING * largest - 1)
     with pytest.raises(UnsupportedError, match="try a larger memory_gb"):
         reconstruction._images(proto, setting)
+
+
+def test_a_block_that_exceeds_the_memory_budget_is_unsupported(shapes_model, images, monkeypatch):
+    largest = max(tensor_bytes(onnx.load(shapes_model.onnx_path)).values())
+    monkeypatch.setattr(memory, "budget", lambda: reconstruction.KEPT * largest)
+    monkeypatch.setattr(reconstruction, "LEARNING", 1)  # any of its tensors fits
+    setting = setting_of(images, WeightScheme("int8"))
+    with pytest.raises(UnsupportedError, match="to learn from one sample"):
+        reconstruction.reconstruct(shapes_model.onnx_path, setting, 1, 1)
 
 
 def test_a_range_that_blocks_share_is_learned_in_the_first(shapes_model, images, monkeypatch):
