@@ -19,7 +19,7 @@ from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.attention import left_by_attention
 from resnet8ptq.graph.layers import RECURRENT, is_grouped
 from resnet8ptq.graph.pruning import find_all
-from resnet8ptq.models import sources
+from resnet8ptq.models import batch_first, sources
 from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, picture_size, read_contract
 from resnet8ptq.models.conversion import CRASHED
@@ -198,6 +198,8 @@ def _read(path: Path, name: str, sample: Sample, module: Module | None) -> bytes
     with errors_as(ModelError, f"{path}: cannot be read"):
         if name == "onnx":
             proto = gate.read(path)
+            gate.check_layers(proto, path)
+            batch_first.move_inputs(proto.graph, batch_first.find_inputs(proto.graph))
         else:
             proto = sources.read(path, sample if module else None, module).proto
         return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())
