@@ -83,7 +83,8 @@ def move_outputs(network: Network, samples: Samples) -> Network:
         outputs = network.predict(batch)
         return [np.moveaxis(v, axis, 0) for v, axis in zip(outputs, axes, strict=True)]
 
-    return replace(network, proto=proto, predict=predict)
+    moved = {v.name: axis for v, axis in zip(proto.graph.output, axes, strict=True) if axis}
+    return replace(network, proto=proto, predict=predict, moved={**network.moved, **moved})
 
 
 def _find_axis(few: NDArray[Any], more: NDArray[Any]) -> int:

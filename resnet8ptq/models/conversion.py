@@ -73,6 +73,7 @@ class Conversion:
         preprocessing: the effect of folding, or why it failed.
         without_torch: the reason, for each file that torch cannot run; empty before `check_torch`.
         why_fixed: the reason, if the batch size could not be freed.
+        moved: see `Network`.
     """
 
     parity: dict[str, float]
@@ -83,6 +84,7 @@ class Conversion:
     preprocessing: Preprocessing
     without_torch: dict[str, str] = field(default_factory=dict)
     why_fixed: str | None = None
+    moved: dict[str, int] = field(default_factory=dict)
 
 
 def read_record(folder: Path) -> Conversion:
@@ -159,7 +161,11 @@ def _convert(
         outputs = run(open_runner(str(path)), f"{_COMPARING}: {label}")
         parity[label] = compare(outputs, expected, final, label)
     versions = network.source_opset, opset(proto)
-    record = Conversion(parity, *versions, contract, final, preprocessing, why_fixed=why_fixed)
+    record = Conversion(
+        *(parity, *versions, contract, final, preprocessing),
+        why_fixed=why_fixed,
+        moved=network.moved,
+    )
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 
 

@@ -55,7 +55,7 @@ def test_a_state_is_taken_and_returned_with_the_samples_first(tmp_path, batch):
     samples = pack({"x": X, "state": STATE})
     record = convert(tmp_path / "a.onnx", tmp_path / "made", samples)
     assert [t.shape for t in record.contract.inputs] == [(STEPS, WIDTH), (LAYERS, SIZE)]
-    assert record.contract.batch is None
+    assert (record.contract.batch, record.moved) == (None, {"state": 1, "next": 1})
     out, state = open_runner(str(tmp_path / "made" / "folded.onnx"))(samples)
     expected = (X.mean(1) @ WEIGHTS)[:, None] + STATE
     np.testing.assert_allclose(state, expected, rtol=1e-4, atol=1e-5)

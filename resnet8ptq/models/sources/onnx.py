@@ -31,18 +31,32 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
     Raises:
         ModelError: see `gates.onnx.read` and `to_supported`, or wrong `inputs`.
     """
+    proto, original, axes = read_graph(source, inputs or {})
+    converted = to_supported(proto, source, is_record(sample))
+    with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
+        predict = _open(original, axes)
+    fixed = read_contract(converted.graph).batch
+    return Network(converted, in_full_batches(predict, fixed), opset(proto), axes)
+
+
+def read_graph(
+    source: Path, inputs: Mapping[str, Any]
+) -> tuple[onnx.ModelProto, bytes, dict[str, int]]:
+    """Return a file's graph, the original, and the batch axes of the inputs that were moved.
+
+    In the graph, the batch axis is the first, and no constant decides an If.
+
+    Raises:
+        ModelError: see `gates.onnx.read` and `check_layers`, or wrong `inputs`.
+    """
     proto = gate.read(source)
-    for name, values in (inputs or {}).items():
+    for name, values in inputs.items():
         _fix_input(proto.graph, name, values)
     original, axes = proto.SerializeToString(), batch_first.find_inputs(proto.graph)
     branches.take_branches(proto)
     gate.check_layers(proto, source)
     batch_first.move_inputs(proto.graph, axes)
-    converted = to_supported(proto, source, is_record(sample))
-    with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
-        predict = _open(original, axes)
-    fixed = read_contract(converted.graph).batch
-    return Network(converted, in_full_batches(predict, fixed), opset(proto))
+    return proto, original, axes
 
 
 def _open(original: bytes, axes: Mapping[str, int]) -> Runner:
