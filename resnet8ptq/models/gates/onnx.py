@@ -21,6 +21,7 @@ MAX_BYTES = 2**31 - 1  # protobuf's limit
 MAX_NODES = 200_000  # two bytes of a file make one, which takes a hundred in memory
 
 ONNX_DOMAINS = ("", "ai.onnx")  # two names of the same domain
+SCALER = "Scaler"  # of ai.onnx.ml, before the layers of a network that scikit-learn exports
 _QUANTIZED = re.compile(
     r"QLinear\w+|(Q|Deq|DynamicQ)uantize\w+|\w*Integer\w*|QGemm|QAttention|QOrdered\w+|QMoE"
     r"|QEmbed\w+|MatMulNBits|MatMulBnb4"
@@ -186,6 +187,7 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
         yield "holds functions; takes an export with those inlined"
     for node in nodes:
         known = node.domain == "com.microsoft" and node.op_type in CONTRIBUTED
+        known |= (node.domain, node.op_type) == ("ai.onnx.ml", SCALER)
         if not known and node.domain not in ONNX_DOMAINS:
             yield f"operator {node.op_type!r} of domain {node.domain!r}; takes ONNX's own"
 

@@ -16,7 +16,7 @@ from resnet8ptq.models import batch_first, branches
 from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.contract import INPUT_DTYPES, ask_for_values, is_scalar, read_contract
 from resnet8ptq.models.gates import onnx as gate
-from resnet8ptq.models.normalization import normalize, opset, raise_opset
+from resnet8ptq.models.normalization import normalize, opset, raise_opset, write_scalers
 from resnet8ptq.models.sources import Network, Sample, is_record
 
 
@@ -53,6 +53,7 @@ def read_graph(
     for name, values in inputs.items():
         _fix_input(proto.graph, name, values)
     original, axes = proto.SerializeToString(), batch_first.find_inputs(proto.graph)
+    write_scalers(proto.graph)
     branches.take_branches(proto)
     gate.check_layers(proto, source)
     batch_first.move_inputs(proto.graph, axes)
