@@ -96,6 +96,9 @@ def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
     """
     config = settings.config
     _refuse_training(config, fp32)
+    reason = fp32.conversion.without_torch.get(fp32.onnx_path.name)
+    if reason and settings.quantizer.runs_torch:
+        raise UnsupportedError(f"torch cannot run the network: {reason}; try backend=onnx")
     if config.dtype.name != "fp32":
         find_float_nodes(onnx.load(fp32.onnx_path).graph, Selection.of(config))
     return replace(settings, config=cast(RunConfig, settings.quantizer.fit(fp32)))

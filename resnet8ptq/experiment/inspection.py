@@ -44,7 +44,7 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
     path = locate(config.model, config.data.name)
     samples = _find_samples(config, cache_root)
     sample = None if isinstance(samples, str) else samples.one
-    summary = summarize(path, cache_root, sample, module_of(config.model))
+    summary = summarize(path, cache_root, sample, module_of(config.model), config.model.inputs)
     if not data_given:
         lines = [NO_DATA]
     elif isinstance(samples, str):

@@ -341,11 +341,12 @@ def _fix_slice(constants: Mapping[int, Any]) -> "_Slice | None":
 
 
 def _fix_pad(mode: str, constants: Mapping[int, torch.Tensor]) -> "_Pad":
-    """Return a Pad with fixed widths; torch reflects and repeats behind the channels only."""
-    constant = mode == "constant"
-    pairs = constants[1].reshape(2, -1).T[0 if constant else 2 :].flip(0)  # the last axis first
+    """Return a Pad with fixed widths; torch reflects and repeats behind the first axis only."""
+    constant, pairs = mode == "constant", constants[1].reshape(2, -1).T
+    if not constant:
+        pairs = pairs[2:] if len(pairs) > 2 and not pairs[1].any() else pairs[1:]
     value = float(constants[2]) if constant and 2 in constants else None
-    return _Pad(widths=pairs.flatten().tolist(), mode=mode, value=value)
+    return _Pad(widths=pairs.flip(0).flatten().tolist(), mode=mode, value=value)
 
 
 def _fix_gather(axis: int, indices: torch.Tensor) -> "_Fixed | None":

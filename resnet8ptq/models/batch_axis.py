@@ -118,7 +118,9 @@ def fix_sizes(
             shape[1] = _LENGTH
         _set_shape(value, shape)
     others = [node for node in graph.node if not static.issuperset(node.output)]
-    wanted = sorted(static.intersection(name for node in others for name in inputs_of(node)))
+    deciding = {node.input[0] for node in others if node.op_type == "If"}  # maybe on one sample
+    used = {name for node in others for name in inputs_of(node)}
+    wanted = sorted(static & used - deciding)
     names = [*(value.name for value in graph.output), *wanted]
     names += sorted({n.input[0] for n in _find_shaped(graph, wanted)} - {*names, *inputs[0]})
     if any_length:
@@ -143,9 +145,11 @@ def fix_sizes(
         elif batch == 1:
             _add_batch_axis(graph, value, shape_of)
         else:
+            rows = [v.name for v in graph.output if tensors[0][v.name].shape[:1] == (sizes[0],)]
+            mend = f"; try model.outputs=[{','.join(rows)}]" if rows else ""
             raise ModelError(
                 f"output {value.name!r} is {list(example.shape)} for {sizes[0]} samples; "
-                "takes outputs with one row for each sample"
+                f"takes outputs with one row for each sample{mend}"
             )
     write_paddings(fixed)
     onnx.checker.check_model(fixed)

@@ -20,17 +20,24 @@ import onnx
 from resnet8ptq.core import memory
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import DataError, ModelError, ParityError
+from resnet8ptq.core.records import feed
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.fields import Fields, lengths
 from resnet8ptq.data.preprocessing import RAW
 from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
 from resnet8ptq.graph.footprint import live_bytes
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models import batch_axis
+from resnet8ptq.models import batch_axis, batch_first, branches
 from resnet8ptq.models.batch_axis import Outputs, Predict
 from resnet8ptq.models.contract import Contract, Samples, is_scalar, match, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
-from resnet8ptq.models.normalization import avoid_quantizer_names, flatten_biases, name_nodes, opset
+from resnet8ptq.models.normalization import (
+    avoid_quantizer_names,
+    flatten_biases,
+    name_nodes,
+    normalize,
+    opset,
+)
 from resnet8ptq.models.sources import Module, Network, read, select_outputs
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
@@ -66,6 +73,7 @@ class Conversion:
         preprocessing: the effect of folding, or why it failed.
         without_torch: the reason, for each file that torch cannot run; empty before `check_torch`.
         why_fixed: the reason, if the batch size could not be freed.
+        moved: see `Network`.
     """
 
     parity: dict[str, float]
@@ -76,6 +84,7 @@ class Conversion:
     preprocessing: Preprocessing
     without_torch: dict[str, str] = field(default_factory=dict)
     why_fixed: str | None = None
+    moved: dict[str, int] = field(default_factory=dict)
 
 
 def read_record(folder: Path) -> Conversion:
@@ -134,7 +143,8 @@ def _convert(
     """Do the work of `convert`; the samples have the network's dtype and layout."""
     name_nodes(network.proto.graph)
     flatten_biases(network.proto.graph)
-    network = _find_batch(network, samples)
+    network = batch_first.move_outputs(_find_batch(network, samples), samples)
+    _take_branches(network, samples)
     proto, why_fixed = _fix_sizes(network, samples, fields)
     added = {node.output[0] for node in proto.graph.node if node.name.endswith("__batch_axis")}
     if indices := [i for i, value in enumerate(proto.graph.output) if value.name in added]:
@@ -151,7 +161,11 @@ def _convert(
         outputs = run(open_runner(str(path)), f"{_COMPARING}: {label}")
         parity[label] = compare(outputs, expected, final, label)
     versions = network.source_opset, opset(proto)
-    record = Conversion(parity, *versions, contract, final, preprocessing, why_fixed=why_fixed)
+    record = Conversion(
+        *(parity, *versions, contract, final, preprocessing),
+        why_fixed=why_fixed,
+        moved=network.moved,
+    )
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 
 
@@ -177,6 +191,18 @@ def check_torch(path: Path, samples: Samples, steps: Arithmetic = RAW, final: st
         reason = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
         return json.dumps({"without_torch": {path.name: reason}})
     return json.dumps({"parity": {label: compare(outputs, expected, final, label)}})
+
+
+def _take_branches(network: Network, samples: Samples) -> None:
+    """Replace each If by its branch, in place, if shapes decide and all batch sizes agree."""
+    graph = network.proto.graph
+    names, fixed = [value.name for value in graph.input], read_contract(graph).batch
+    sizes = (1, 2, 3) if fixed is None else (fixed,)
+    if branches.take_branches(
+        network.proto, [feed(np.zeros_like(samples[[0] * size]), names) for size in sizes]
+    ):
+        normalize(network.proto)
+        name_nodes(graph)
 
 
 def _run_on(

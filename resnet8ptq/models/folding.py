@@ -62,7 +62,7 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
         # If shape inference fails, ONNX Runtime leaves a graph in the working folder.
         with _strict(), tempfile.TemporaryDirectory() as folder, chdir(folder):
             try:
-                quant_pre_process(unfolded, folded)
+                quant_pre_process(unfolded, folded, skip_symbolic_shape=_has_if(unfolded))
             except Exception:  # symbolic inference fails on some free batches; ONNX's may not
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=True)
         proto = onnx.load(folded)
@@ -163,6 +163,14 @@ def _strict() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(refuse)
+
+
+def _has_if(path: Path) -> bool:
+    """Return whether a graph has an If, of which symbolic inference overwrites a branch.
+
+    It takes a free batch size for another number than 1.
+    """
+    return "If" in _operators(path)
 
 
 def _operators(path: Path) -> dict[str, int]:

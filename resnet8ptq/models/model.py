@@ -158,6 +158,9 @@ def _report(model: Fp32Model) -> None:
         effect = record.preprocessing.describe()
         names = ("nodes", "bytes", "operators")
         _log_once("model.fold: nodes {}, bytes {}; {}", *(effect[f"preprocess_{n}"] for n in names))
+    for name, axis in record.moved.items():
+        text = "{}: its axis {} counts the samples; in the quantized file, the first axis does"
+        _log_once(text, name, str(axis))
     if record.why_fixed:
         log.warning(
             "%s: takes batches of %d samples only: %s",

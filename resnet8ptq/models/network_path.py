@@ -21,6 +21,7 @@ URL = (
     "trained_models/pretrainedResnet.h5"
 )
 MAX_BYTES = 2**31 - 1  # as each format's own limit
+WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # names of files of weights alone
 MAX_FOLDER_BYTES = 2**33  # of variables, three times where an optimizer's lie beside them
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
 
@@ -113,7 +114,11 @@ def _checked(path: Path, key: str) -> Path:
     if path.is_file() and not path.stat().st_size:
         raise ModelError(f"{key}: {path} is empty")
     if sources.find_format(path) is None:
-        raise ModelError(f"{key}: {path} is not a model; {sources.TAKES}")
+        weights = path.suffix.lower() in WEIGHTS and key == "model.path"
+        mend = (
+            "; weights alone: model.module=PACKAGE.CLASS model.state_dict=FILE" if weights else ""
+        )
+        raise ModelError(f"{key}: {path} is not a model; {sources.TAKES}{mend}")
     # A file with holes can be larger than the disk, and all of it is hashed.
     inside = path.rglob("*") if path.is_dir() else [path]
     size = sum(file.stat().st_size for file in inside if file.is_file())

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import defs, numpy_helper, version_converter
 
@@ -17,7 +18,7 @@ from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis
 from resnet8ptq.graph.pruning import find_all
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.graph.weights import read_bias, write_bias
-from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, graph_inputs, read_constant
+from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, SCALER, graph_inputs, read_constant
 
 OPSET = 17
 MIN_OPSET = 13  # the first with a per-channel QuantizeLinear
@@ -94,6 +95,30 @@ def normalize(proto: onnx.ModelProto) -> None:
         shape = constants.get(node.input[1]) if node.op_type == "Reshape" else None
         if shape is not None and numpy_helper.to_array(shape).all():
             drop_attribute(node, "allowzero")
+
+
+def write_scalers(graph: onnx.GraphProto) -> None:
+    """Replace each Scaler, of scikit-learn's exports, by the nodes that define it, in place."""
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        graph.node.extend(_scale(graph, node) if node.op_type == SCALER else [node])
+
+
+def _scale(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return the nodes of (input - offset) * scale, of numbers of any type."""
+    name, make = node.output[0], onnx.helper.make_node
+    numbers, shifted, offset, scale = (
+        f"{name}__{part}" for part in ("float", "shifted", "offset", "scale")
+    )
+    for constant, key, default in ((offset, "offset", 0.0), (scale, "scale", 1.0)):
+        values = np.array(attribute(node, key, [default]), np.float32)
+        graph.initializer.append(numpy_helper.from_array(values, constant))
+    return [
+        make("Cast", [node.input[0]], [numbers], to=onnx.TensorProto.FLOAT),
+        make("Sub", [numbers, offset], [shifted]),
+        make("Mul", [shifted, scale], [name]),
+    ]
 
 
 def flatten_biases(graph: onnx.GraphProto) -> bool:

@@ -6,9 +6,10 @@ process, and the cache keeps the graph. Nothing is run or quantized.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -27,6 +28,7 @@ from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.network_path import digest, locate
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import Module, Sample
+from resnet8ptq.models.sources.onnx import read_graph
 
 # Operators with integer kernels in torch's FX quantization and TFLite's converter, by ONNX name.
 _SHARED = {
@@ -107,13 +109,18 @@ class Summary:
 
 
 def summarize(
-    path: Path, cache_root: Path, sample: Sample = None, module: Module | None = None
+    path: Path,
+    cache_root: Path,
+    sample: Sample = None,
+    module: Module | None = None,
+    inputs: Mapping[str, Any] | None = None,
 ) -> Summary:
     """Read a network's file or folder.
 
     Args:
         sample: [1, ...]; used if the file does not declare the network's inputs.
         module: the class of a torch network; `path` holds its weights.
+        inputs: see `sources.onnx.read`.
 
     Raises:
         ModelError: no model, unsafe, or nothing to quantize.
@@ -123,7 +130,7 @@ def summarize(
         raise ModelError(f"model.path: {path} is not a model; {sources.TAKES}")
     name = sources.format_name(path, module is not None)
     words = file_format.takes.split(" ", 1)[1] if file_format else ""
-    proto = _export(path, name, cache_root, sample, module)
+    proto = _export(path, name, cache_root, sample, module, inputs)
     graph, static = proto.graph, static_tensors(proto.graph)
     computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
     contract, by_tensorflow = read_contract(graph), name in sources.TFLITE_FORMATS
@@ -162,12 +169,18 @@ def find_picture_size(
         return None
     path = locate(config, data_name)
     file_format = sources.find_format(path)
-    proto = _export(path, file_format.name if file_format else "", cache_root, None, None)
+    name = file_format.name if file_format else ""
+    proto = _export(path, name, cache_root, None, None, config.inputs)
     return picture_size(read_contract(proto.graph), config.inputs or {})
 
 
 def _export(
-    path: Path, name: str, cache_root: Path, sample: Sample, module: Module | None
+    path: Path,
+    name: str,
+    cache_root: Path,
+    sample: Sample,
+    module: Module | None,
+    inputs: Mapping[str, Any] | None,
 ) -> onnx.ModelProto:
     config = (
         ModelConfig(module=module.name, module_args=module.arguments) if module else ModelConfig()
@@ -175,6 +188,7 @@ def _export(
     key: cache.Key = {
         "model": digest(config, path),
         "format": name,
+        "inputs": str(inputs or {}),
         "shape": "" if sample is None or not module else f"{sample.shape} {sample.dtype}",
         "code": code.behind(__name__),
         **machine.versions(),
@@ -182,7 +196,10 @@ def _export(
 
     def make(folder: Path) -> None:
         crashed = ModelError(f"{path}: {CRASHED}")
-        arguments, network = (path, name, sample, module), module is not None  # which may download
+        arguments, network = (
+            (path, name, sample, module, dict(inputs or {})),
+            module is not None,
+        )  # which may download
         with waiting("Reading the network"):
             exported = isolation.call(_read, *arguments, crashed=crashed, network=network)
         (folder / "network.onnx").write_bytes(exported)
@@ -190,14 +207,16 @@ def _export(
     return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")
 
 
-def _read(path: Path, name: str, sample: Sample, module: Module | None) -> bytes:
+def _read(
+    path: Path, name: str, sample: Sample, module: Module | None, inputs: Mapping[str, Any]
+) -> bytes:
     """Return the graph with inferred shapes; an ONNX file is not converted."""
     import warnings
 
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
     with errors_as(ModelError, f"{path}: cannot be read"):
         if name == "onnx":
-            proto = gate.read(path)
+            proto, *_ = read_graph(path, inputs)
         else:
             proto = sources.read(path, sample if module else None, module).proto
         return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())

@@ -1,5 +1,6 @@
 """Settings that depend on the network: decided or refused before anything is learned."""
 
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -10,10 +11,12 @@ from onnx import helper
 
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.experiment import preparation
+from resnet8ptq.experiment.compatibility import fit_settings
+from resnet8ptq.experiment.settings import Settings
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call
 from tests.helpers.configs import make_config
-from tests.helpers.factories import quantizer_of
+from tests.helpers.factories import quantizer_of, runtime_of
 from tests.helpers.own_data import QUICK, write_data
 
 FLAGSHIP = ("dtype=u8s8", "per_channel=true", "reduce_range=true", "float_output=true")
@@ -95,3 +98,14 @@ def test_auto_is_the_smaller_format_that_works(shapes_model, words, format_):
     quantizer = quantizer_of(make_config("format=auto", *words))
     assert quantizer.resolve().file_format is None
     assert quantizer.fit(shapes_model).format == format_
+
+
+@pytest.mark.parametrize("backend", ["torch", "torch_pt2e"])
+def test_a_network_that_torch_cannot_run_is_unsupported_there(shapes_model, backend):
+    fails = {shapes_model.onnx_path.name: "Padding size 0"}
+    fp32 = replace(shapes_model, conversion=replace(shapes_model.conversion, without_torch=fails))
+    config = make_config("data=shapes", f"backend={backend}")
+    with pytest.raises(UnsupportedError, match=r"torch cannot run the network: Padding size 0"):
+        fit_settings(Settings(config, runtime_of(config)), fp32)
+    other = make_config("data=shapes", "backend=onnx")
+    fit_settings(Settings(other, runtime_of(other)), fp32)

@@ -78,6 +78,24 @@ def test_a_pad_with_a_value_can_be_exported(mode):
     np.testing.assert_array_equal(padded, session.run(None, {"x": values})[0])
 
 
+@pytest.mark.parametrize("mode", ["reflect", "edge"])
+@pytest.mark.parametrize(
+    ("shape", "widths"), [((3, 6), [0, 1, 0, 2]), ((2, 4, 6), [0, 2, 1, 0, 1, 0])]
+)
+def test_a_signal_without_channels_and_channels_can_be_reflected(mode, shape, widths):
+    """As torch.stft pads [N, samples]."""
+    rank = ", ".join("abc"[: len(shape)])
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[{rank}] x) => (float[{rank.upper()}] y)
+        <int64[{len(widths)}] widths = {{{", ".join(map(str, widths))}}}>
+        {{ y = Pad <mode = "{mode}"> (x, widths) }}"""
+    )
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    padded = to_torch_module(proto)(torch.from_numpy(values))
+    np.testing.assert_array_equal(padded, session.run(None, {"x": values})[0])
+
+
 def test_a_clip_with_both_ends_is_a_hardtanh():
     """Which XNNPACK fuses with a convolution; a clamp leaves the convolution in float."""
     proto = onnx.parser.parse_model(

@@ -14,10 +14,12 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from ai_edge_litert import schema_py_generated as schema
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from resnet8ptq.backends.tflite import contents
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data.dataset import Split
@@ -311,6 +313,15 @@ def test_a_quantized_tflite_file_is_no_baseline(report):
     assert kind == "ModelError"
     assert "backend=file backend.path= scores" in message
     assert "takes the FP32 model" in message
+
+
+def test_sparse_weights_of_a_tflite_file_are_refused_as_such(kept, tmp_path):
+    network = contents.read((kept / "float16.tflite").read_bytes())
+    weights = next(t for t in network.subgraphs[0].tensors if t.type == schema.TensorType.FLOAT16)
+    weights.sparsity = schema.SparsityParametersT()
+    (tmp_path / "sparse.tflite").write_bytes(contents.write(network))
+    with pytest.raises(ModelError, match="are stored sparse; takes a file converted with dense"):
+        tflite_gate.check(tmp_path / "sparse.tflite")
 
 
 @settings(

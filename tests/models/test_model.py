@@ -239,6 +239,15 @@ def test_a_file_that_is_no_model_is_refused_by_its_key(shapes, cache_root, tmp_p
     assert says in message
 
 
+def test_a_file_of_weights_alone_is_refused_with_the_settings_that_take_it(
+    shapes, cache_root, tmp_path
+):
+    weights = torch.nn.Linear(2, 2).state_dict()
+    torch.save(weights, tmp_path / "weights.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(ModelError, match=r"is not a model; .*model\.module=.*model\.state_dict="):
+        load(shapes, cache_root, tmp_path / "weights.pt")
+
+
 def test_a_folder_is_refused_by_its_key(shapes, cache_root, tmp_path):
     with pytest.raises(ModelError, match=r"^model\.path: "):
         load(shapes, cache_root, tmp_path)

@@ -74,6 +74,22 @@ def refused(take: Take) -> Callable[[onnx.ModelProto | Path], str]:
 # What is taken
 
 
+def test_the_scaler_of_a_network_that_scikit_learn_exported_is_taken(take, tmp_path):
+    nodes = [
+        helper.make_node(
+            "Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0, 2], scale=[3.0, 4.0]
+        ),
+        helper.make_node("MatMul", ["y", "w"], ["z"]),
+    ]
+    weights = np.float32([[1, 2], [3, 4]])
+    proto = assemble(nodes, {"x": [None, 2]}, {"z": [None, 2]}, {"w": weights})
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    samples = RANDOM.normal(size=(5, 2)).astype(np.float32)
+    take(proto, samples)
+    [z] = open_runner(str(tmp_path / "made" / "folded.onnx"))(samples)
+    np.testing.assert_allclose(z, (samples - [1, 2]) * [3, 4] @ weights, rtol=1e-4, atol=1e-5)
+
+
 def test_weights_in_a_file_beside_the_network_are_taken_and_count(take, tmp_path):
     path = tmp_path / "network.onnx"
     onnx.save(build(), path, save_as_external_data=True, location="w" * 130, size_threshold=0)

@@ -282,7 +282,10 @@ class OnnxQuantizer:
 
 @contextmanager
 def _lines_counted() -> Iterator[None]:
-    """Log in one line how many biases exceed 32 bits; ONNX Runtime logs a line for each."""
+    """Log in one line how many biases exceed 32 bits; ONNX Runtime logs a line for each.
+
+    Its lines about copies of shared biases, and about scales without a channel axis, are dropped.
+    """
     raised = cut = 0
 
     def count(record: logging.LogRecord) -> bool:
@@ -293,7 +296,8 @@ def _lines_counted() -> Iterator[None]:
         raised, cut = raised + raises, cut + cuts
         # Scales of a normalization, which are per tensor: they have no second axis.
         vector = message.startswith("Axis ") and message.endswith("with rank 1")
-        return not (raises or cuts or vector)
+        copies = message.startswith("Created a copy of bias input")
+        return not (raises or cuts or vector or copies)
 
     logging.getLogger().addFilter(count)  # a filter of the root sees only records of the root
     try:

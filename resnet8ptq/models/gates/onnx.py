@@ -21,6 +21,7 @@ MAX_BYTES = 2**31 - 1  # protobuf's limit
 MAX_NODES = 200_000  # two bytes of a file make one, which takes a hundred in memory
 
 ONNX_DOMAINS = ("", "ai.onnx")  # two names of the same domain
+SCALER = "Scaler"  # of ai.onnx.ml, before the layers of a network that scikit-learn exports
 _QUANTIZED = re.compile(
     r"QLinear\w+|(Q|Deq|DynamicQ)uantize\w+|\w*Integer\w*|QGemm|QAttention|QOrdered\w+|QMoE"
     r"|QEmbed\w+|MatMulNBits|MatMulBnb4"
@@ -60,14 +61,14 @@ def read(path: Path) -> onnx.ModelProto:
 
     Raises:
         ModelError: too large, damaged, with data outside of the file's own folder, with operators
-            of other domains, already quantized, optimized too far, or without a layer to quantize.
+            of other domains, already quantized, or optimized too far.
     """
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; takes one within protobuf's limit")
     proto = _parse(files.read_bytes(path, MAX_BYTES), path)
     proto.ir_version = max(proto.ir_version, 4)  # some IR 3 files lack initializers as inputs
     _read_outside(proto, path)
-    check(proto, path)
+    _check(proto, path)
     return proto
 
 
@@ -143,7 +144,18 @@ def _read_inside(tensor: TensorProto, path: Path, contents: dict[str, bytes]) ->
 
 
 def check(proto: onnx.ModelProto, path: Path) -> None:
-    """Check a graph as `read` does; errors name `path`."""
+    """Check a graph as `read` and `check_layers` do; errors name `path`."""
+    _check(proto, path)
+    check_layers(proto, path)
+
+
+def check_layers(proto: onnx.ModelProto, path: Path) -> None:
+    """Check that a graph has layers to quantize; errors name `path`."""
+    if (reason := next(_reasons_not_to_quantize(proto), None)) is not None:
+        raise ModelError(f"{path}: {reason}")
+
+
+def _check(proto: onnx.ModelProto, path: Path) -> None:
     with errors_as(ModelError, f"{path}: not a valid ONNX model"):
         reason = next(_reasons_against(proto), None)
         if reason is None:
@@ -175,14 +187,19 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
         yield "holds functions; takes an export with those inlined"
     for node in nodes:
         known = node.domain == "com.microsoft" and node.op_type in CONTRIBUTED
+        known |= (node.domain, node.op_type) == ("ai.onnx.ml", SCALER)
         if not known and node.domain not in ONNX_DOMAINS:
             yield f"operator {node.op_type!r} of domain {node.domain!r}; takes ONNX's own"
+
+
+def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
     weights = list(find_weights(proto.graph))
     if not weights and (inner := find_inner_layers(proto.graph)):
         yield (
             "quantization would find nothing: its layers are inside "
             f"{', '.join(dict.fromkeys(inner))}, whose graphs are not quantized; takes an "
-            "export without it (the branch that is used)"
+            "export without it (the branch that is used), or, if an input decides, its value: "
+            "model.inputs={NAME: ...}"
         )
     if not weights:
         yield (

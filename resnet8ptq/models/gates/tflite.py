@@ -37,6 +37,8 @@ def _reasons_against(model: Any) -> Iterator[str]:
         kind = kinds.get(tensor.Type(), "unknown").lower()
         constant = model.Buffers(tensor.Buffer()).DataLength() > 0
         name = (tensor.Name() or b"").decode()
+        if tensor.Sparsity() is not None:
+            yield f"weights {name!r} are stored sparse; takes a file converted with dense weights"
         parameters = tensor.Quantization()
         scaled = parameters is not None and parameters.ScaleLength() > 0
         if kind in ("int8", "uint8", "int4", "int16") and (constant or scaled):

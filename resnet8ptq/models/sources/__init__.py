@@ -37,11 +37,13 @@ class Network:
         proto: the graph as ONNX, normalized; its batch size is fixed only if the file fixes it.
         predict: runs the original in its own framework, on samples in the network's layout.
         source_opset: of an ONNX file; of other formats, of the export.
+        moved: the file's batch axis of each input and output where the graph has it in front.
     """
 
     proto: onnx.ModelProto
     predict: Predict
     source_opset: int
+    moved: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

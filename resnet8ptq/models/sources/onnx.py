@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ModelError, errors_as
-from resnet8ptq.graph.session import open_runner
+from resnet8ptq.core.records import feed
+from resnet8ptq.graph.session import Runner, open_session
+from resnet8ptq.models import batch_first, branches
 from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.contract import INPUT_DTYPES, ask_for_values, is_scalar, read_contract
 from resnet8ptq.models.gates import onnx as gate
-from resnet8ptq.models.normalization import normalize, opset, raise_opset
+from resnet8ptq.models.normalization import normalize, opset, raise_opset, write_scalers
 from resnet8ptq.models.sources import Network, Sample, is_record
 
 
@@ -28,14 +31,47 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
     Raises:
         ModelError: see `gates.onnx.read` and `to_supported`, or wrong `inputs`.
     """
-    proto = gate.read(source)
-    for name, values in (inputs or {}).items():
-        _fix_input(proto.graph, name, values)
+    proto, original, axes = read_graph(source, inputs or {})
     converted = to_supported(proto, source, is_record(sample))
     with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
-        predict = open_runner(proto)
+        predict = _open(original, axes)
     fixed = read_contract(converted.graph).batch
-    return Network(converted, in_full_batches(predict, fixed), opset(proto))
+    return Network(converted, in_full_batches(predict, fixed), opset(proto), axes)
+
+
+def read_graph(
+    source: Path, inputs: Mapping[str, Any]
+) -> tuple[onnx.ModelProto, bytes, dict[str, int]]:
+    """Return a file's graph, the original, and the batch axes of the inputs that were moved.
+
+    In the graph, the batch axis is the first, and no constant decides an If.
+
+    Raises:
+        ModelError: see `gates.onnx.read` and `check_layers`, or wrong `inputs`.
+    """
+    proto = gate.read(source)
+    for name, values in inputs.items():
+        _fix_input(proto.graph, name, values)
+    original, axes = proto.SerializeToString(), batch_first.find_inputs(proto.graph)
+    write_scalers(proto.graph)
+    branches.take_branches(proto)
+    gate.check_layers(proto, source)
+    batch_first.move_inputs(proto.graph, axes)
+    return proto, original, axes
+
+
+def _open(original: bytes, axes: Mapping[str, int]) -> Runner:
+    """Load the original, for samples whose batch axis is in front; `axes`: where it has it."""
+    session = open_session(original, 0, spins=False)
+    names = [value.name for value in session.get_inputs()]
+
+    def run(batch: NDArray[Any]) -> list[NDArray[Any]]:
+        inputs = feed(batch, names)
+        moved = {name: np.moveaxis(inputs[name], 0, axis) for name, axis in axes.items()}
+        arrays = {name: np.ascontiguousarray(values) for name, values in (inputs | moved).items()}
+        return list(session.run(None, arrays))
+
+    return run
 
 
 def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:

@@ -1,0 +1,111 @@
+"""Moves the batch axis of inputs and outputs to the front of their shapes.
+
+Recurrent networks take states [layers, N, size], and many return [steps, N, values]. Samples, and
+all that is measured of them, count by the first axis.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from resnet8ptq.graph.pruning import find_all
+from resnet8ptq.models.batch_axis import Outputs
+from resnet8ptq.models.contract import Samples, read_contract
+from resnet8ptq.models.gates.onnx import graph_inputs
+from resnet8ptq.models.sources import Network
+
+_SIZES = (2, 3)  # of the batch
+
+
+def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
+    """Return the batch axis of each input whose first axis has another, fixed size.
+
+    It is the only axis with the size, or the name, of another input's first axis.
+    """
+    shapes = {value.name: axes for value in graph_inputs(graph) if (axes := _axes(value))}
+    firsts = [axes[0] for axes in shapes.values()]
+    batch = next((first for first in firsts if isinstance(first, str)), 1)
+    return {
+        name: axes.index(batch)
+        for name, axes in shapes.items()
+        if batch in firsts and isinstance(axes[0], int) and axes[0] != batch
+        if axes.count(batch) == 1
+    }
+
+
+def _axes(value: onnx.ValueInfoProto) -> list[int | str]:
+    """Return the sizes of a tensor, and the names of its free sizes."""
+    dims = value.type.tensor_type.shape.dim
+    return [dim.dim_value if dim.dim_value > 0 else dim.dim_param or "?" for dim in dims]
+
+
+def move_inputs(graph: onnx.GraphProto, axes: Mapping[str, int]) -> None:
+    """Let inputs have their batch axis in front, in place; `axes` from `find_inputs`."""
+    nodes = []
+    for value in (value for value in graph.input if value.name in axes):
+        axis, dims = axes[value.name], list(value.type.tensor_type.shape.dim)
+        inner = f"{value.name}__batch_inside"
+        _rename(graph, value.name, inner)
+        order = [*range(1, axis + 1), 0, *range(axis + 1, len(dims))]
+        nodes.append(helper.make_node("Transpose", [value.name], [inner], inner, perm=order))
+        dims.insert(0, dims.pop(axis))
+        del value.type.tensor_type.shape.dim[:]
+        value.type.tensor_type.shape.dim.extend(dims)
+    nodes += graph.node
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def move_outputs(network: Network, samples: Samples) -> Network:
+    """Return a network whose outputs have the batch axis in front, where it is another one.
+
+    Args:
+        samples: at least one, [n, ...], as the network takes them.
+    """
+    if read_contract(network.proto.graph).batch is not None:
+        return network  # one sample: its outputs get a batch axis
+    few, more = (network.predict(samples[[0] * size]) for size in _SIZES)
+    axes = [_find_axis(*shapes) for shapes in zip(few, more, strict=True)]
+    if not any(axes):
+        return network
+    proto = copy.deepcopy(network.proto)
+    for value, axis, example in zip(list(proto.graph.output), axes, few, strict=True):
+        if axis:
+            _move_output(proto.graph, value, axis, example.ndim)
+
+    def predict(batch: Samples) -> Outputs:
+        outputs = network.predict(batch)
+        return [np.moveaxis(v, axis, 0) for v, axis in zip(outputs, axes, strict=True)]
+
+    moved = {v.name: axis for v, axis in zip(proto.graph.output, axes, strict=True) if axis}
+    return replace(network, proto=proto, predict=predict, moved={**network.moved, **moved})
+
+
+def _find_axis(few: NDArray[Any], more: NDArray[Any]) -> int:
+    """Return the axis that counts the samples in both outputs; 0 if none or several do."""
+    if few.ndim != more.ndim:
+        return 0
+    sizes = zip(few.shape, more.shape, strict=True)
+    counting = [axis for axis, pair in enumerate(sizes) if pair == _SIZES]
+    return counting[0] if len(counting) == 1 else 0
+
+
+def _move_output(graph: onnx.GraphProto, value: onnx.ValueInfoProto, axis: int, rank: int) -> None:
+    inner = f"{value.name}__batch_inside"
+    _rename(graph, value.name, inner)
+    order = [axis, *(i for i in range(rank) if i != axis)]
+    graph.node.append(helper.make_node("Transpose", [inner], [value.name], inner, perm=order))
+    value.type.tensor_type.ClearField("shape")  # set with all sizes, see `batch_axis.fix_sizes`
+
+
+def _rename(graph: onnx.GraphProto, name: str, to: str) -> None:
+    """Rename a tensor between the nodes; an input or output keeps its name."""
+    for node in find_all(graph, onnx.NodeProto):
+        for names in (node.input, node.output):
+            names[:] = [to if other == name else other for other in names]
