@@ -1,7 +1,8 @@
 """Computes a network's tensors on the calibration images, in the order of its layers."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 
 import numpy as np
 import onnx
@@ -11,16 +12,17 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import find_cuts, float_tensors
-from resnet8ptq.graph.session import between, expose, fit, group, open_runner
+from resnet8ptq.graph.session import between, expose, fit, group, open_runner, open_session
 from resnet8ptq.graph.weights import Array
 
 
 class Walk:
     """Runs a network from a stored cut tensor instead of from its input.
 
-    All nodes after a cut depend on its tensor only (`graph.layers.find_cuts`). If that tensor fits
-    into a step's memory budget for all images, a walk over all layers takes as long as a few runs
-    of the network, instead of one run for each layer.
+    All layers after a cut depend on its tensor only, besides the network's inputs
+    (`graph.layers.find_cuts`). If that tensor fits into a step's memory budget for all images, a
+    walk over all layers takes as long as a few runs of the network, instead of one run for each
+    layer.
     """
 
     def __init__(
@@ -73,16 +75,25 @@ class Walk:
 
     def run(self, names: list[str], label: str | None = None) -> Iterator[list[Array]]:
         """Yield tensors after the walk's position, by batch; a label shows a progress bar."""
-        ready = self._inputs if self._kept is None else [self._source]
+        ready = self._inputs if self._kept is None else [*self._inputs, self._source]
         computed = [name for name in names if name not in ready]
-        part = between(self._proto, self._source, computed)
-        arena = self._at_once > 1  # the memory of one large sample is returned
-        run = open_runner(part, self._threads, arena) if computed else lambda _: []
-        for batch in track(self._batches(), label) if label else self._batches():
-            tensors = feed(batch, ready) | dict(zip(computed, run(batch), strict=True))
+        compute = self._open(computed) if computed else lambda _: ()
+        for tensors in track(self._batches(), label) if label else self._batches():
+            tensors.update(zip(computed, compute(tensors), strict=True))
             yield [tensors[name] for name in names]
 
-    def _batches(self) -> Iterable[Array]:
-        if self._kept is None:
-            return self._images.batches(self._at_once, padded=False)
-        return self._kept
+    def _open(self, names: list[str]) -> Callable[[dict[str, Array]], Sequence[Array]]:
+        """Return what computes tensors from the inputs and the source, by name."""
+        part = between(self._proto, self._source, names)
+        arena = self._at_once > 1  # the memory of one large sample is returned
+        session = open_session(part.SerializeToString(), self._threads, arena=arena, spins=False)
+        needed = [value.name for value in session.get_inputs()]
+        return lambda tensors: session.run(names, {name: tensors[name] for name in needed})
+
+    def _batches(self) -> Iterator[dict[str, Array]]:
+        """Yield the inputs of each batch, and the source."""
+        kept = repeat(None) if self._kept is None else self._kept
+        batches = self._images.batches(self._at_once, padded=False)
+        for batch, source in zip(batches, kept, strict=False):
+            tensors = feed(batch, self._inputs)
+            yield tensors if source is None else tensors | {self._source: source}

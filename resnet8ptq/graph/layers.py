@@ -117,19 +117,23 @@ def value_pads(graph: onnx.GraphProto) -> list[str]:
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     """Map node indices to the tensors at which the graph can be cut in two.
 
-    All following nodes depend on such a tensor only.
+    All following nodes depend on such a tensor only, and on tensors without a layer before them,
+    such as a mask, which are soon computed again.
     """
     computed = {value.name for value in graph.input}
     last = {name: i for i, node in enumerate(graph.node) for name in node.input}
     last |= {value.name: len(graph.node) for value in graph.output}
-    cuts, live = {}, computed & last.keys()
+    cuts, live, early = {}, computed & last.keys(), set(computed)
     for i, node in enumerate(graph.node):
         if computed.isdisjoint(node.input):  # depends on constants only
             continue
+        if node.op_type not in LAYERS and early.issuperset(computed.intersection(node.input)):
+            early |= {*node.output}
         computed |= {*node.output}
         live = {name for name in live | {*node.output} if last.get(name, -1) > i}
-        if len(live) == 1:
-            (cuts[i],) = live
+        behind = live - early
+        if len(behind or live) == 1:
+            (cuts[i],) = behind or live
     return cuts
 
 

@@ -85,7 +85,7 @@ def group(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
 
 
 def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.ModelProto:
-    """Return the part of a graph that computes tensors from `source` or from the graph's inputs."""
+    """Return the part of a graph that computes tensors from `source` and the graph's inputs."""
     graph, needed, nodes = proto.graph, {*names}, []
     for node in reversed(graph.node):
         if source not in node.output and not needed.isdisjoint(node.output):
@@ -96,7 +96,8 @@ def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.M
     part.graph.name = graph.name
     part.graph.node.extend(reversed(nodes))
     part.graph.initializer.extend(value for value in graph.initializer if value.name in needed)
-    inputs = inputs or [helper.make_tensor_value_info(source, TensorProto.FLOAT, None)]
+    if source in needed and source not in [value.name for value in graph.input]:
+        inputs.append(helper.make_tensor_value_info(source, TensorProto.FLOAT, None))
     part.graph.input.extend(inputs)
     part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     return part

@@ -51,9 +51,7 @@ def _find_decided(
 def _compute(proto: onnx.ModelProto, name: str, feeds: Sequence[Feeds]) -> set[bool]:
     """Return the values of a condition; none if it needs inputs that `feeds` lack."""
     part = between(proto, "", [name])
-    needed = [value.name for value in graph_inputs(part.graph) if value.name]
-    if not needed:
-        del part.graph.input[:]
+    needed = [value.name for value in graph_inputs(part.graph)]
     if not feeds[0].keys() >= {*needed}:
         return set()
     session = open_session(part.SerializeToString(), 0)

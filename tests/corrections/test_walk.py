@@ -1,14 +1,18 @@
 """A walk through a network: the same tensors, of which few are made more than once."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from resnet8ptq.core import memory
+from resnet8ptq.core.records import pack
 from resnet8ptq.corrections import walk
 from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.fields import Field, Fields
 from resnet8ptq.graph.layers import find_cuts, weight_layers
 from resnet8ptq.graph.session import between, expose, open_runner
 from resnet8ptq.graph.weights import read_weights, write_weights
@@ -71,6 +75,33 @@ def test_a_cut_is_what_all_that_follows_depends_on():
     sides = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [1])] for n in ("x", "y")]
     graph = helper.make_graph(nodes, "branches", *sides)
     assert find_cuts(graph) == {1: "a", 4: "c", 5: "y"}
+
+
+def test_a_mask_that_every_layer_takes_leaves_the_cuts(images):
+    """It is computed again from its input."""
+    random = np.random.default_rng(0)
+    body = ["wide = Unsqueeze(mask, axis)", "bias = Cast<to = 1>(wide)", "h0 = Relu(x)"]
+    for layer in range(3):
+        body += [f"m{layer} = MatMul(h{layer}, w{layer})", f"h{layer + 1} = Add(m{layer}, bias)"]
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, 4, 2] x, int64[N, 4] mask) => (float[N, 4, 2] h3) {{ {" ".join(body)} }}"""
+    )
+    weights = {f"w{n}": random.normal(size=(2, 2)).astype(np.float32) for n in range(3)}
+    constants = {**weights, "axis": np.array([2])}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(v, n) for n, v in constants.items())
+    assert list(find_cuts(proto.graph).values()) == ["m0", "h1", "m1", "h2", "m2", "h3"]
+    arrays = {"x": random.normal(size=(20, 4, 2)).astype(np.float32), "mask": np.ones((20, 4), int)}
+    fields = Fields((Field("x", "float32"), Field("mask", "int64")))
+    samples = replace(images, images=pack(arrays), fields=fields)
+    walked = Walk(proto, samples, 8, 1)
+    for index, node in enumerate(weight_layers(proto.graph).values()):
+        node.name = f"product{index}"
+    for node in weight_layers(proto.graph).values():
+        walked.to(node, "")
+        outputs = np.concatenate([batch for [batch] in walked.run(["h3"])])
+        [expected] = open_runner(proto)(samples.images[:])
+        np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_part_of_a_network_holds_nothing_else(proto, tmp_path):
