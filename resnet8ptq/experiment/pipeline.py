@@ -66,7 +66,7 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     run.log_params(network.describe() | {"properties": ", ".join(find_properties(graph))})
     settings = fit_settings(settings, network)
     config, resolved = settings.config, settings.quantizer.resolve()
-    _warn_of_saturation(resolved, graph)
+    saturates = _warn_of_saturation(resolved, graph)
     _warn_of_depthwise(config, resolved, graph)
     if config.backend.quantizes:
         attention_report.report(config, graph)
@@ -98,7 +98,7 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     if doubt is not None:
         run.log_params({"doubt": doubt})
     if config.backend.quantizes:
-        _warn_of_noise(config, measurement.comparison.sqnr_db)
+        _warn_of_noise(config, measurement.comparison.sqnr_db, saturates)
     elif doubt is None:
         compared = measurement.comparison
         params |= file_check.check(config, evaluator, samples.data, quantized.path, compared)
@@ -257,16 +257,18 @@ def _float_operators(prepared: Preparation) -> dict[str, str]:
     return {"float_operators": listed}
 
 
-def _warn_of_saturation(resolved: Resolved, graph: onnx.GraphProto) -> None:
+def _warn_of_saturation(resolved: Resolved, graph: onnx.GraphProto) -> bool:
     """Warn where this CPU's kernels may compute something else than the quantized network says."""
     operators = {node.op_type for node in graph.node}
-    if kernels.saturates(resolved, operators, machine.cpu()[1]):
+    saturates = kernels.saturates(resolved, operators, machine.cpu()[1])
+    if saturates:
         log.warning(
             "this CPU has no VNNI: 16-bit sums of %s activations and %s weights may saturate, and "
             "make the outputs wrong; %s avoids it",
             *(resolved.activation_dtype, resolved.weight_dtype),
             kernels.avoid_saturation(resolved),
         )
+    return saturates
 
 
 def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -> None:
@@ -290,9 +292,10 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphP
         )
 
 
-def _warn_of_noise(config: RunConfig, sqnr_db: float | None) -> None:
+def _warn_of_noise(config: RunConfig, sqnr_db: float | None, saturates: bool) -> None:
     """Warn where the quantized network's outputs are far from FP32's, by any metric."""
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
         finest = config.per_channel or config.method == "weight_only"
         settings = "nodes_to_exclude=auto" if finest else "per_channel=true"
+        settings = "reduce_range=true" if saturates else settings
         log.warning("SQNR %.1f dB: far from FP32's outputs; %s may help", sqnr_db, settings)

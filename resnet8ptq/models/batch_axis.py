@@ -354,10 +354,10 @@ def _fix_shaped(
         else:
             _set_scales(graph, node, pairs[0][0].shape, dims.tolist())
         return
-    if by_batch == [0] and (by_length or (dims == -1).any()):
-        if by_length and not rows:
-            return
+    if rows and by_batch == [0] and (by_length or (dims == -1).any()):
         by_batch, dims[0] = [], 0  # as the Reshape's input
+    elif (dims == -1).any():
+        dims[dims == -1] = -pairs[0][0].size // np.prod(dims)
     varying = by_batch + by_length
     if len(varying) > 1 or (varying and (dims == -1).any()):
         return

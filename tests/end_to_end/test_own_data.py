@@ -62,16 +62,20 @@ def test_a_preprocessing_that_does_not_fit_is_named(run, tmp_path, caplog):
     assert "FP32 ACCURACY" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("saturates", "settings"), [(False, "per_channel=true"), (True, "reduce_range=true")]
+)
 def test_without_labels_the_preprocessing_and_the_noise_are_told(
-    run, tmp_path, caplog, monkeypatch
+    run, tmp_path, caplog, monkeypatch, saturates, settings
 ):
     caplog.set_level("INFO")
+    monkeypatch.setattr(pipeline.kernels, "saturates", lambda *_: saturates)
     monkeypatch.setattr(pipeline, "LOW_SQNR_DB", 99)
     files = (f"data.root={write_data(tmp_path / 'a.npz')}", "data.labels=none", "preprocess=unit")
     run(*files, f"model.path={write_network(tmp_path / 'own.onnx')}")
     assert "no labels to test whether preprocess=unit (scale=0.00392157, " in caplog.text
     (noise,) = [line for line in caplog.messages if line.startswith("SQNR ")]
-    assert noise.endswith(" dB: far from FP32's outputs; per_channel=true may help")
+    assert noise.endswith(f" dB: far from FP32's outputs; {settings} may help")
 
 
 def write_floats(path: Path) -> Path:

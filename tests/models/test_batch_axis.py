@@ -19,6 +19,7 @@ CONSTANTS = {
     "windows": np.array([-1, 1, WIDTH]),
     "whole": np.array([-1, LENGTH, WIDTH]),
     "pair": np.array([1, WIDTH]),
+    "rest": np.array([-1]),
     "four": np.array([WIDTH]),
     "seven": np.array([7]),
     "length": np.array([LENGTH]),
@@ -49,6 +50,20 @@ WINDOWS = """
     mask = Reshape(tiled, windows)
     masked = Mul(flat, mask)
     joined = Reshape(masked, whole)
+"""
+# As attention puts its heads beside the samples.
+HEADS = """
+    rows = Gather(shape, axis0)
+    pairs = Mul(rows, axis2)
+    sizes = Concat<axis = 0>(pairs, axis2, rest)
+    wide = Concat<axis = 2>(x, x)
+    turned = Transpose<perm = [0, 2, 1]>(wide)
+    heads = Reshape(turned, sizes)
+    exp = Softmax(heads)
+    back = Concat<axis = 0>(rows, rest, length)
+    joined_heads = Reshape(exp, back)
+    halves = Transpose<perm = [0, 2, 1]>(joined_heads)
+    joined = Slice(halves, axis0, four, axis2)
 """
 RESIZED = """
     rows = Gather(shape, axis0)
@@ -132,12 +147,13 @@ _REPEATED = {"Shape", "Gather", "Concat", "Expand", "Reshape"}
         (CLASS_TOKEN, _REPEATED),
         (WIDENED, {"Slice", "Expand", "Mul"}),
         (WINDOWS, _REPEATED | {"Unsqueeze", "Mul"}),
+        (HEADS, {"Concat", "Transpose", "Reshape", "Softmax", "Slice"}),
         (RESIZED, {"Resize", "Slice"}),
         (READ.replace("{line}", "line"), {"ReduceSum", "Reshape", "Unsqueeze", "Mul"}),
         (READ_FLAT, {"ReduceSum", "CumSum", "Flatten", "Reshape", "Mul"}),
         (LAST, {*_COUNTED, "ReduceSum", "ArgMax", "Unsqueeze", "Concat", "GatherND"}),
     ],
-    ids=["class_token", "widened", "windows", "resized", "mask", "flat_mask", "last"],
+    ids=["class_token", "widened", "windows", "heads", "resized", "mask", "flat_mask", "last"],
 )
 def test_torch_traces_what_counts_samples(nodes, kinds):
     proto = make(nodes)
