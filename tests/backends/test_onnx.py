@@ -303,6 +303,39 @@ def test_copies_of_a_shared_bias_are_no_lines(shapes, shapes_model, tmp_path, ca
     assert "copy of bias" not in caplog.text
 
 
+def test_what_an_inner_graph_takes_comes_before_it(shapes, shapes_model, tmp_path):
+    """ONNX Runtime's quantizer sorts the nodes without a look inside an If or a Loop."""
+    proto = onnx.load(shapes_model.onnx_path)
+    output = proto.graph.output[0].name
+    for node in proto.graph.node:
+        node.output[:] = ["before" if name == output else name for name in node.output]
+    branches = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, K] before) => (float[N, K] after) {{
+            sum = ReduceSum<keepdims = 0>({proto.graph.input[0].name})
+            zero = Constant<value = float {{0.0}}>()
+            positive = Greater(sum, zero)
+            scaled = Add(before, before)
+            after = If(positive) <
+                then_branch = g1 () => (float[N, K] a) {{ a = Identity(scaled) }},
+                else_branch = g2 () => (float[N, K] b) {{ b = Neg(scaled) }}>
+        }}"""
+    ).graph.node
+    branches[-1].output[0] = output
+    for index, node in enumerate(branches):
+        node.name = f"branch{index}"
+    proto.graph.node.extend(branches)
+    onnx.save(proto, tmp_path / "branches.onnx")
+    quantizer = quantizer_of(make_config("data=shapes"))
+    model = replace(shapes_model, onnx_path=tmp_path / "branches.onnx")
+    artifact = quantizer.quantize(model, draw_calibration(shapes, 1, 0).split, tmp_path)
+    written = onnx.load(artifact.path)
+    onnx.checker.check_model(written)
+    [batch] = shapes.test.take(np.arange(4)).batches(4)
+    expected, made = (open_runner(p.SerializeToString())(batch)[0] for p in (proto, written))
+    assert np.corrcoef(expected.ravel(), made.ravel())[0, 1] > 0.99
+
+
 def test_slim_keeps_a_constant_that_equals_one_that_nothing_reads():
     proto = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[1] x) => (float[1] y) '

@@ -193,6 +193,7 @@ class OnnxQuantizer:
                 float_outputs = self._leaves_outputs_in_float(proto.graph)
                 self._quantize_static(source, temporary, skipped, calibrated, float_outputs)
             written = onnx.load(temporary)
+            sorted_again = rewriting.sort_nodes(written.graph)
             if narrow:
                 rewriting.write_narrow_weights(written, proto.graph, narrow)
             count = count_quantized_layers(written)
@@ -207,7 +208,7 @@ class OnnxQuantizer:
             quantize_tables(written, tables)
             protected = rewriting.protect_float_layers(written)
             apart = rewriting.keep_sums_apart(written)
-            if protected or apart or config.float_output or narrow or tables:
+            if sorted_again or protected or apart or config.float_output or narrow or tables:
                 onnx.save(written, temporary)
             if config.slim:
                 onnx.save(slim(written), temporary)

@@ -6,9 +6,11 @@
   have. Both formats of ONNX Runtime can return those sums as float.
 - Float layers between quantized ones, and sums before normalizations, are protected from ONNX
   Runtime's optimizer.
+- Nodes with inner graphs are put behind the nodes that these read.
 """
 
 from collections.abc import Collection, Mapping
+from graphlib import TopologicalSorter
 
 import numpy as np
 import onnx
@@ -16,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper, version_converter
 
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.graph.layers import FUSED, LAYERS, channel_axis, consumers, find_tail, weight_layers
+from resnet8ptq.graph.pruning import find_all, inputs_of
 from resnet8ptq.graph.weights import read_bias, read_weights
 from resnet8ptq.precision.grid import WeightScheme
 
@@ -193,6 +196,24 @@ def keep_sums_apart(proto: onnx.ModelProto) -> bool:
     for node in sums:
         node.op_type = "Sum"
     return bool(sums)
+
+
+def sort_nodes(graph: onnx.GraphProto) -> bool:
+    """Put each node behind those whose tensors it takes; True if a graph has inner graphs.
+
+    ONNX Runtime's quantizer sorts nodes without a look at what their inner graphs take.
+    """
+    nodes = list(graph.node)
+    if not any(any(find_all(node, onnx.GraphProto)) for node in nodes):
+        return False
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output}
+    taken = {
+        index: {makers[name] for name in inputs_of(node) if name in makers}
+        for index, node in enumerate(nodes)
+    }
+    del graph.node[:]
+    graph.node.extend(nodes[index] for index in TopologicalSorter(taken).static_order())
+    return True
 
 
 def _is_quantized(graph: onnx.GraphProto, name: str) -> bool:
