@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from resnet8ptq.backends.contract import WITH_ACTIVATIONS, Artifact, Resolved, Takes, refuse_others
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.openvino import predictor, profiler
 from resnet8ptq.backends.openvino.library import library, read
+from resnet8ptq.backends.openvino.rewriting import rewrite
 from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DtypeConfig, QuantizationConfig
@@ -80,20 +79,20 @@ class OpenvinoQuantizer:
 
         Raises:
             UnsupportedError: OpenVINO computes every layer of the file in float.
-            QuantizationError: OpenVINO crashes as it compiles the file.
+            QuantizationError: OpenVINO cannot compile the file, or crashes.
         """
         artifact = self._writer.quantize(model, calibration, folder, ranges)
         if self.config.dtype.name == "fp32":
             return artifact
         proto = onnx.load(artifact.path)
-        if avoid_unit_scales(proto.graph):
+        if rewrite(proto.graph):
             with files.atomic(artifact.path) as temporary:
                 onnx.save(proto, temporary)
-        crashed = QuantizationError(
-            "backend=openvino: OpenVINO crashed as it compiled the quantized file; try backend=onnx"
-        )
+        why = "backend=openvino: OpenVINO cannot compile the quantized file; try backend=onnx"
         count = profiler.count_kernels  # in a process of its own, whose crash does not end a sweep
-        on_integers, in_float = isolation.call(count, artifact.path, crashed=crashed)
+        with errors_as(QuantizationError, why):
+            crashed = QuantizationError(f"{why} (it crashed)")
+            on_integers, in_float = isolation.call(count, artifact.path, crashed=crashed)
         if not on_integers:
             artifact.path.unlink()
             raise UnsupportedError(
@@ -113,26 +112,3 @@ class OpenvinoQuantizer:
     load = staticmethod(predictor.load)
     count_kernels = staticmethod(profiler.count_kernels)
     profile = staticmethod(profiler.profile)
-
-
-def avoid_unit_scales(graph: onnx.GraphProto) -> bool:
-    """Raise activation scales of exactly 1 to the next float, in place; return whether any is.
-
-    OpenVINO removes a multiplication by 1, then no longer recognizes the dequantization, and
-    computes the next layer in float. Pixels 0..255 in dtype=u8s8 have that scale.
-    """
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    scales = {
-        node.input[1]
-        for node in graph.node
-        if node.op_type == "DequantizeLinear" and node.input[0] not in constants
-    }
-    ones = [
-        constants[name]
-        for name in scales & constants.keys()
-        if np.array_equal(numpy_helper.to_array(constants[name]), np.float32(1))
-    ]
-    for tensor in ones:
-        above = np.nextafter(np.float32(1), np.float32(2))
-        tensor.CopyFrom(numpy_helper.from_array(above, tensor.name))
-    return bool(ones)
