@@ -122,7 +122,7 @@ def fix_sizes(
     used = {name for node in others for name in inputs_of(node)}
     wanted = sorted(static & used - deciding)
     names = [*(value.name for value in graph.output), *wanted]
-    names += sorted({n.input[0] for n in _find_shaped(graph, wanted)} - {*names, *inputs[0]})
+    names += sorted({n.input[0] for n in _find_shaped(others, wanted)} - {*names, *inputs[0]})
     if any_length:
         inputs += [_shortened(inputs[0], any_length)]
     session = open_session(expose(fixed, names).SerializeToString(), 0)
@@ -133,7 +133,7 @@ def fix_sizes(
         for feeds, values in zip(inputs, outputs, strict=True)
     ]
     for name in wanted:
-        _replace(graph, name, tensors, bool(any_length))
+        _replace(graph, name, _find_shaped(others, [name]), tensors, bool(any_length))
     prune(graph)
     data_sized = find_data_sized(fixed)
     for value in graph.output:
@@ -243,9 +243,11 @@ def _shortened(feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[
     return shorter
 
 
-def _find_shaped(graph: onnx.GraphProto, parameters: Collection[str]) -> list[onnx.NodeProto]:
+def _find_shaped(
+    nodes: Sequence[onnx.NodeProto], parameters: Collection[str]
+) -> list[onnx.NodeProto]:
     """Return the nodes whose target shape, or whose indices, are one of these tensors."""
-    return [node for node in graph.node if _parameter(node) in parameters]
+    return [node for node in nodes if _parameter(node) in parameters]
 
 
 def _parameter(node: onnx.NodeProto) -> str:
@@ -257,12 +259,14 @@ def _parameter(node: onnx.NodeProto) -> str:
 def _replace(
     graph: onnx.GraphProto,
     name: str,
+    shaped: Sequence[onnx.NodeProto],
     tensors: Sequence[Mapping[str, NDArray[Any]]],
     any_length: bool,
 ) -> None:
-    """Replace a tensor by a constant, by equal rows, or in the nodes that it gives a shape.
+    """Replace a tensor by a constant or by repeated rows, or fix the nodes that it shapes.
 
     Args:
+        shaped: nodes that take it as their target shape or indices.
         tensors: by name, for each batch size, then for another length if `any_length`.
     """
     first, *more = values = [values[name] for values in tensors]
@@ -272,7 +276,7 @@ def _replace(
     elif (block := _find_block(values[:-1] if any_length else values)) is not None:
         _repeat(graph, name, block)
     else:
-        for node in _find_shaped(graph, [name]):
+        for node in shaped:
             _fix_shaped(graph, node, tensors, any_length)
 
 
@@ -326,20 +330,9 @@ def _fix_shaped(
     any_length: bool,
 ) -> None:
     """Give a node a constant shape; one that reads every element becomes a Reshape."""
-    parameter = _parameter(node)
-    pairs = [(values[node.input[0]], values[parameter]) for values in tensors]
-    shapes = [shape for _, shape in pairs]
-    if node.op_type == "Gather":  # as a GatherND of one axis
-        pairs = [(data, indices[..., np.newaxis]) for data, indices in pairs]
-    if node.op_type in ("Gather", "GatherND"):
-        other = attribute(node, "batch_dims", 0) or attribute(node, "axis", 0)
-        if other or not all(_is_in_order(*pair) for pair in pairs):
-            return
-        shapes = [
-            np.array([*indices.shape[:-1], *data.shape[indices.shape[-1] :]])
-            for data, indices in pairs
-        ]
-    if any(shape.shape != shapes[0].shape for shape in shapes):
+    pairs = [(values[node.input[0]], values[_parameter(node)]) for values in tensors]
+    shapes = [_find_shape(node, *pair) for pair in pairs]
+    if any(len(shape) != len(shapes[0]) or not len(shape) for shape in shapes):
         return
     rows = [len(data) for data, _ in pairs] == [shape[0] for shape in shapes]
     same_rank = all(data.ndim == len(shape) for shape, (data, _) in zip(shapes, pairs, strict=True))
@@ -387,14 +380,22 @@ def _find_varying(shapes: Sequence[NDArray[Any]], any_length: bool) -> tuple[lis
     return differs[0] if len(more) > any_length else [], differs[-1] if any_length else []
 
 
-def _is_in_order(data: NDArray[Any], indices: NDArray[Any]) -> bool:
-    """Return whether a GatherND reads each element of `data` once, in the order of its axes.
+def _find_shape(
+    node: onnx.NodeProto, data: NDArray[Any], parameter: NDArray[Any]
+) -> NDArray[np.int64]:
+    """Return the target shape of a node, empty if its indices do not read every element in order.
 
     The masks of transformers are read so, by indices of each sample and position.
     """
+    if node.op_type not in ("Gather", "GatherND"):
+        return parameter
+    # A Gather reads as a GatherND of one axis.
+    indices = parameter if node.op_type == "GatherND" else parameter[..., np.newaxis]
     depth = indices.shape[-1]
     every = np.indices(data.shape[:depth]).reshape(depth, -1).T
-    return np.array_equal(indices.reshape(-1, depth), every)
+    other = attribute(node, "batch_dims", 0) or attribute(node, "axis", 0)
+    in_order = not other and np.array_equal(indices.reshape(-1, depth), every)
+    return np.array([*indices.shape[:-1], *data.shape[depth:]] if in_order else [], np.int64)
 
 
 def _set_shape(value: onnx.ValueInfoProto, sizes: Sequence[int | str]) -> None:

@@ -31,7 +31,9 @@ CLASS_TOKEN = """
     rows = Gather(shape, axis0)
     sizes = Concat<axis = 0>(rows, pair)
     tokens = Expand(token, sizes)
-    joined = Concat<axis = 1>(tokens, x)
+    first = Slice(x, axis0, axis1, axis1)
+    same = Reshape(first, sizes)
+    joined = Concat<axis = 1>(tokens, same)
 """
 WIDENED = """
     rows = Gather(shape, axis0)
@@ -144,7 +146,7 @@ _REPEATED = {"Shape", "Gather", "Concat", "Expand", "Reshape"}
 @pytest.mark.parametrize(
     ("nodes", "kinds"),
     [
-        (CLASS_TOKEN, _REPEATED),
+        (CLASS_TOKEN, _REPEATED | {"Slice"}),
         (WIDENED, {"Slice", "Expand", "Mul"}),
         (WINDOWS, _REPEATED | {"Unsqueeze", "Mul"}),
         (HEADS, {"Concat", "Transpose", "Reshape", "Softmax", "Slice"}),
