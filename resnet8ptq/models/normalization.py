@@ -89,11 +89,14 @@ def normalize(proto: onnx.ModelProto) -> None:
             tensor.CopyFrom(constant)
             tensor.name = node.output[0]
             graph.node.remove(node)
-    # A Reshape to a shape without zeros needs no `allowzero`: onnx2torch refuses it.
+    # A Reshape to a shape without zeros needs no `allowzero`, which onnx2torch refuses. A computed
+    # shape has none, since no tensor is empty.
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        shape = constants.get(node.input[1]) if node.op_type == "Reshape" else None
-        if shape is not None and numpy_helper.to_array(shape).all():
+        if node.op_type != "Reshape":
+            continue
+        shape = constants.get(node.input[1])
+        if shape is None or numpy_helper.to_array(shape).all():
             drop_attribute(node, "allowzero")
 
 
