@@ -259,7 +259,7 @@ def _images(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
 
 
 def _measure(module: Any, blocks: list[Block], inputs: Values) -> list[Block]:
-    """Return the blocks with `kept`, which a run of one image tells.
+    """Return the blocks with `kept`, measured on one image.
 
     Raises:
         UnsupportedError: learning from one image exceeds the memory budget.

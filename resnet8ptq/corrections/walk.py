@@ -1,7 +1,7 @@
 """Computes a network's tensors on the calibration images, in the order of its layers."""
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import repeat
 
 import numpy as np
@@ -75,25 +75,28 @@ class Walk:
 
     def run(self, names: list[str], label: str | None = None) -> Iterator[list[Array]]:
         """Yield tensors after the walk's position, by batch; a label shows a progress bar."""
-        ready = self._inputs if self._kept is None else [*self._inputs, self._source]
-        computed = [name for name in names if name not in ready]
-        compute = self._open(computed) if computed else lambda _: ()
-        for tensors in track(self._batches(), label) if label else self._batches():
-            tensors.update(zip(computed, compute(tensors), strict=True))
-            yield [tensors[name] for name in names]
+        computed = [name for name in names if name not in (*self._inputs, self._source)]
+        part = between(self._proto, self._source, computed)
+        taken = {value.name for value in part.graph.input}
+        compute = self._open(part) if computed else lambda _: ()
+        batches = self._batches(taken.union(names))
+        for tensors in track(batches, label) if label else batches:
+            made = tensors | dict(zip(computed, compute(tensors), strict=True))
+            yield [made[name] for name in names]
 
-    def _open(self, names: list[str]) -> Callable[[dict[str, Array]], Sequence[Array]]:
-        """Return what computes tensors from the inputs and the source, by name."""
-        part = between(self._proto, self._source, names)
+    def _open(self, part: onnx.ModelProto) -> Callable[[dict[str, Array]], Sequence[Array]]:
+        """Load a part of the network as a function of tensors by name."""
         arena = self._at_once > 1  # the memory of one large sample is returned
         session = open_session(part.SerializeToString(), self._threads, arena=arena, spins=False)
-        needed = [value.name for value in session.get_inputs()]
-        return lambda tensors: session.run(names, {name: tensors[name] for name in needed})
+        taken = [value.name for value in session.get_inputs()]
+        return lambda tensors: session.run(None, {name: tensors[name] for name in taken})
 
-    def _batches(self) -> Iterator[dict[str, Array]]:
-        """Yield the inputs of each batch, and the source."""
-        kept = repeat(None) if self._kept is None else self._kept
+    def _batches(self, needed: Set[str]) -> Iterator[dict[str, Array]]:
+        """Yield the source of each batch, and the network's inputs if one of them is needed."""
+        kept = [{self._source: source} for source in self._kept or ()]
+        if kept and needed.isdisjoint(self._inputs):
+            yield from kept
+            return
         batches = self._images.batches(self._at_once, padded=False)
-        for batch, source in zip(batches, kept, strict=False):
-            tensors = feed(batch, self._inputs)
-            yield tensors if source is None else tensors | {self._source: source}
+        for batch, source in zip(batches, kept or repeat({}), strict=False):
+            yield feed(batch, self._inputs) | source

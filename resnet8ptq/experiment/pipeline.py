@@ -258,7 +258,7 @@ def _float_operators(prepared: Preparation) -> dict[str, str]:
 
 
 def _warn_of_saturation(resolved: Resolved, graph: onnx.GraphProto) -> bool:
-    """Warn where this CPU's kernels may compute something else than the quantized network says."""
+    """Warn if sums of this CPU's kernels may saturate; return whether they may."""
     operators = {node.op_type for node in graph.node}
     saturates = kernels.saturates(resolved, operators, machine.cpu()[1])
     if saturates:
@@ -296,6 +296,6 @@ def _warn_of_noise(config: RunConfig, sqnr_db: float | None, saturates: bool) ->
     """Warn where the quantized network's outputs are far from FP32's, by any metric."""
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
         finest = config.per_channel or config.method == "weight_only"
-        settings = "nodes_to_exclude=auto" if finest else "per_channel=true"
-        settings = "reduce_range=true" if saturates else settings
+        finer = "nodes_to_exclude=auto" if finest else "per_channel=true"
+        settings = "reduce_range=true" if saturates else finer
         log.warning("SQNR %.1f dB: far from FP32's outputs; %s may help", sqnr_db, settings)

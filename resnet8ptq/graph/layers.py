@@ -117,8 +117,8 @@ def value_pads(graph: onnx.GraphProto) -> list[str]:
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     """Map node indices to the tensors at which the graph can be cut in two.
 
-    All following nodes depend on such a tensor only, and on tensors without a layer before them,
-    such as a mask, which are soon computed again.
+    All following nodes depend on such a tensor alone, but for tensors without a layer before them,
+    such as a mask: these are cheap to compute again.
     """
     computed = {value.name for value in graph.input}
     last = {name: i for i, node in enumerate(graph.node) for name in node.input}

@@ -115,7 +115,7 @@ def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _is_dispensable(node: onnx.NodeProto, item: onnx.AttributeProto, version: int) -> bool:
-    """Return whether the older opset lacks an attribute that has the value of its absence."""
+    """Return whether an attribute is unknown to the older opset and has its default value."""
     name = node.op_type
     if node.domain or not defs.has(name, _OPSET):
         return False
@@ -378,7 +378,7 @@ def _find_counted(
 
 
 def _find_sized(module: Any, expand: Any) -> Any:
-    """Return the tensor whose rows an Expand counts, as `models.batch_axis` writes it, or None."""
+    """Return the tensor that gives an Expand its number of rows, as in `models.batch_axis`."""
     source = expand.args[1]
     for kind in ("OnnxConcat", "_Take", "OnnxShape"):
         layer = module.get_submodule(source.target) if source.op == "call_module" else None

@@ -24,13 +24,13 @@ from resnet8ptq.graph.pruning import find_all, inputs_of, prune
 from resnet8ptq.graph.session import expose, open_session
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models.contract import Samples, read_contract
-from resnet8ptq.models.normalization import drop_attribute, write_paddings
+from resnet8ptq.models.normalization import drop_attribute, rename_inside, write_paddings
 
 Outputs = list[NDArray[Any]]
 # From samples [n, ...] to the outputs [n, ...], in the order of the contract.
 Predict = Callable[[Samples], Outputs]
 
-_SIZES = (2, 3)  # of the batch
+SIZES = (2, 3)  # of the batch, by which a graph's sizes are told apart
 _LENGTH = "length"  # name of the axis of any length
 # Nodes that take a target shape or indices, and the input that holds them.
 _SHAPED = {"Reshape": 1, "Expand": 1, "Gather": 1, "GatherND": 1, "Resize": 3}
@@ -110,8 +110,8 @@ def fix_sizes(
     static = static_tensors(graph)
     if batch is None:
         _free_reshapes(graph, read_contract(graph).batch, static)
-    sizes: Sequence[int] = _SIZES if batch is None else (batch,)
-    inputs = [feed(_zeros(sample, size), [v.name for v in graph.input]) for size in sizes]
+    sizes: Sequence[int] = SIZES if batch is None else (batch,)
+    inputs = [feed(zeros(sample, size), [v.name for v in graph.input]) for size in sizes]
     for value in graph.input:
         shape: list[int | str] = ["N" if batch is None else batch, *inputs[0][value.name].shape[1:]]
         if value.name in any_length:
@@ -195,9 +195,7 @@ def _add_batch_axis(
 ) -> None:
     """Put a batch axis of size 1 before the axes of an output."""
     inner = f"{value.name}__of_one"
-    for node in graph.node:
-        for names in (node.input, node.output):
-            names[:] = [inner if name == value.name else name for name in names]
+    rename_inside(graph, value.name, inner)
     axes = numpy_helper.from_array(np.zeros(1, np.int64), f"{inner}__axes")
     graph.initializer.append(axes)
     name = f"{value.name}__batch_axis"
@@ -228,7 +226,7 @@ def _set_target(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.i
     node.input[1] = tensor.name
 
 
-def _zeros(sample: Samples, size: int) -> Samples:
+def zeros(sample: Samples, size: int) -> Samples:
     """Return a batch of zeros."""
     return np.zeros((size, *sample.shape[1:]), sample.dtype)
 
@@ -290,13 +288,13 @@ def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
     """Return the rows that each of these tensors repeats for every sample, or None.
 
     Args:
-        values: for each of `_SIZES`, or for one size.
+        values: for each of `SIZES`, or for one size.
     """
-    if len(values) < len(_SIZES) or not all(value.ndim for value in values):
+    if len(values) < len(SIZES) or not all(value.ndim for value in values):
         return None
-    count = len(values[0]) // _SIZES[0]
+    count = len(values[0]) // SIZES[0]
     block = values[0][:count]
-    repeated = [np.tile(block, (size, *[1] * (block.ndim - 1))) for size in _SIZES]
+    repeated = [np.tile(block, (size, *[1] * (block.ndim - 1))) for size in SIZES]
     return block if count and all(map(np.array_equal, values, repeated)) else None
 
 

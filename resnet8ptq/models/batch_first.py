@@ -14,13 +14,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from resnet8ptq.graph.pruning import find_all
-from resnet8ptq.models.batch_axis import Outputs
+from resnet8ptq.models.batch_axis import SIZES, Outputs
 from resnet8ptq.models.contract import Samples, read_contract
 from resnet8ptq.models.gates.onnx import graph_inputs
+from resnet8ptq.models.normalization import rename_inside
 from resnet8ptq.models.sources import Network
-
-_SIZES = (2, 3)  # of the batch
 
 
 def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
@@ -51,7 +49,7 @@ def move_inputs(graph: onnx.GraphProto, axes: Mapping[str, int]) -> None:
     for value in (value for value in graph.input if value.name in axes):
         axis, dims = axes[value.name], list(value.type.tensor_type.shape.dim)
         inner = f"{value.name}__batch_inside"
-        _rename(graph, value.name, inner)
+        rename_inside(graph, value.name, inner)
         order = [*range(1, axis + 1), 0, *range(axis + 1, len(dims))]
         nodes.append(helper.make_node("Transpose", [value.name], [inner], inner, perm=order))
         dims.insert(0, dims.pop(axis))
@@ -70,7 +68,7 @@ def move_outputs(network: Network, samples: Samples) -> Network:
     """
     if read_contract(network.proto.graph).batch is not None:
         return network  # one sample: its outputs get a batch axis
-    few, more = (network.predict(samples[[0] * size]) for size in _SIZES)
+    few, more = (network.predict(samples[[0] * size]) for size in SIZES)
     axes = [_find_axis(*shapes) for shapes in zip(few, more, strict=True)]
     if not any(axes):
         return network
@@ -92,20 +90,13 @@ def _find_axis(few: NDArray[Any], more: NDArray[Any]) -> int:
     if few.ndim != more.ndim:
         return 0
     sizes = zip(few.shape, more.shape, strict=True)
-    counting = [axis for axis, pair in enumerate(sizes) if pair == _SIZES]
+    counting = [axis for axis, pair in enumerate(sizes) if pair == SIZES]
     return counting[0] if len(counting) == 1 else 0
 
 
 def _move_output(graph: onnx.GraphProto, value: onnx.ValueInfoProto, axis: int, rank: int) -> None:
     inner = f"{value.name}__batch_inside"
-    _rename(graph, value.name, inner)
+    rename_inside(graph, value.name, inner)
     order = [axis, *(i for i in range(rank) if i != axis)]
     graph.node.append(helper.make_node("Transpose", [inner], [value.name], inner, perm=order))
     value.type.tensor_type.ClearField("shape")  # set with all sizes, see `batch_axis.fix_sizes`
-
-
-def _rename(graph: onnx.GraphProto, name: str, to: str) -> None:
-    """Rename a tensor between the nodes; an input or output keeps its name."""
-    for node in find_all(graph, onnx.NodeProto):
-        for names in (node.input, node.output):
-            names[:] = [to if other == name else other for other in names]

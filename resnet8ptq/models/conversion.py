@@ -197,10 +197,9 @@ def _take_branches(network: Network, samples: Samples) -> None:
     """Replace each If by its branch, in place, if shapes decide and all batch sizes agree."""
     graph = network.proto.graph
     names, fixed = [value.name for value in graph.input], read_contract(graph).batch
-    sizes = (1, 2, 3) if fixed is None else (fixed,)
-    if branches.take_branches(
-        network.proto, [feed(np.zeros_like(samples[[0] * size]), names) for size in sizes]
-    ):
+    sizes = (1, *batch_axis.SIZES) if fixed is None else (fixed,)
+    feeds = [feed(batch_axis.zeros(samples[:1], size), names) for size in sizes]
+    if branches.take_branches(network.proto, feeds):
         normalize(network.proto)
         name_nodes(graph)
 

@@ -60,9 +60,12 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
     unfolded, folded = unfolded.absolute(), folded.absolute()
     try:
         # If shape inference fails, ONNX Runtime leaves a graph in the working folder.
+        # With an If, symbolic inference takes a free batch size for another number than 1, and
+        # overwrites a branch.
+        has_if = "If" in _operators(unfolded)
         with _strict(), tempfile.TemporaryDirectory() as folder, chdir(folder):
             try:
-                quant_pre_process(unfolded, folded, skip_symbolic_shape=_has_if(unfolded))
+                quant_pre_process(unfolded, folded, skip_symbolic_shape=has_if)
             except Exception:  # symbolic inference fails on some free batches; ONNX's may not
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=True)
         proto = onnx.load(folded)
@@ -163,14 +166,6 @@ def _strict() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(refuse)
-
-
-def _has_if(path: Path) -> bool:
-    """Return whether a graph has an If, of which symbolic inference overwrites a branch.
-
-    It takes a free batch size for another number than 1.
-    """
-    return "If" in _operators(path)
 
 
 def _operators(path: Path) -> dict[str, int]:

@@ -207,6 +207,13 @@ def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
         node.output[:] = [change(name) for name in node.output]
 
 
+def rename_inside(graph: onnx.GraphProto, name: str, to: str) -> None:
+    """Rename a tensor between the nodes; an input or output of the graph keeps its name."""
+    for node in find_all(graph, onnx.NodeProto):
+        for names in (node.input, node.output):
+            names[:] = [to if other == name else other for other in names]
+
+
 # ONNX Runtime's quantizer names its tensors by a tensor's name and such a suffix.
 _SUFFIX = re.compile(r"_\w*(?:scale|zero_point|[Qq]uantize)\w*|_Q[48]|quant_scaled_output")
 

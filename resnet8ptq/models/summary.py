@@ -196,10 +196,8 @@ def _export(
 
     def make(folder: Path) -> None:
         crashed = ModelError(f"{path}: {CRASHED}")
-        arguments, network = (
-            (path, name, sample, module, dict(inputs or {})),
-            module is not None,
-        )  # which may download
+        arguments = path, name, sample, module, dict(inputs or {})
+        network = module is not None  # which may download
         with waiting("Reading the network"):
             exported = isolation.call(_read, *arguments, crashed=crashed, network=network)
         (folder / "network.onnx").write_bytes(exported)

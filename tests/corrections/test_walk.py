@@ -62,6 +62,20 @@ def test_a_network_runs_a_few_times_and_not_once_for_each_layer(proto, images, m
     assert sum(ran) < 2 * len(proto.graph.node)
 
 
+def test_inputs_are_not_read_again_behind_a_cut(proto, images, monkeypatch):
+    read = []
+    whole = Split.batches
+    monkeypatch.setattr(
+        Split, "batches", lambda *args, **named: read.append(1) or whole(*args, **named)
+    )
+    walked = Walk(proto, images, 8, 1)
+    *_, last = weight_layers(proto.graph).values()
+    walked.to(last, "")
+    before = len(read)
+    [*walked.run([last.input[0], last.output[0]])]
+    assert len(read) == before
+
+
 def test_a_cut_is_what_all_that_follows_depends_on():
     """Neither one of two branches, nor a constant, nor what nobody takes."""
     nodes = [

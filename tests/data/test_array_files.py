@@ -260,6 +260,15 @@ def test_samples_without_labels(tmp_path):
     assert len(draw_held_out(data, 3)) == 3
 
 
+def test_the_only_array_beside_the_labels_needs_no_usual_name(tmp_path):
+    np.savez(tmp_path / "labelled.npz", pixel_values=INPUTS, y=LABELS)
+    same_samples(read(tmp_path / "labelled.npz"), labels=LABELS)
+    np.savez(tmp_path / "alone.npz", pixel_values=INPUTS)
+    assert read(tmp_path / "alone.npz", labels="none").test.labels is None
+    with pytest.raises(ConfigError, match=r"data\.inputs: got null"):  # it might be labels
+        read(tmp_path / "alone.npz")
+
+
 @pytest.mark.parametrize("shape", [(COUNT,), (COUNT, 1), (COUNT, 4)])
 def test_values_to_predict(tmp_path, shape):
     targets = np.random.default_rng(0).normal(size=shape).astype(np.float32)

@@ -23,7 +23,6 @@ CONSTANTS = {
     "four": np.array([WIDTH]),
     "seven": np.array([7]),
     "length": np.array([LENGTH]),
-    "nothing": np.array(0, np.float32),
     **{name: np.array(value) for name, value in {"zero": 0, "one": 1, "count": LENGTH}.items()},
     **{f"axis{n}": np.array([n]) for n in range(4)},
 }
@@ -73,29 +72,31 @@ RESIZED = """
     wide = Resize<mode = "linear">(x, , , sizes)
     joined = Slice(wide, axis0, four, axis2)
 """
-# As transformers pools the last token of a text.
-LAST = """
-    sums = ReduceSum<keepdims = 0>(x, axis2)
-    last = ArgMax<axis = 1, keepdims = 0>(sums)
-    rows = Gather(shape, zero)
-    samples = Range(zero, rows, one)
-    first = Unsqueeze(samples, axis1)
-    second = Unsqueeze(last, axis1)
-    indices = Concat<axis = 1>(first, second)
-    picked = GatherND(x, indices)
-    joined = Unsqueeze(picked, axis1)
-"""
-# As transformers reads its masks: at the indices of each sample and each position.
-READ = """
+# The index of each sample, and of each position.
+POSITIONS = """
     rows = Gather(shape, zero)
     samples = Range(zero, rows, one)
     column = Unsqueeze(samples, axis1)
     places = Range(zero, count, one)
     line = Unsqueeze(places, axis0)
+"""
+# As transformers pools the last token of a text.
+LAST = f"""
+    {POSITIONS}
+    sums = ReduceSum<keepdims = 0>(x, axis2)
+    last = ArgMax<axis = 1, keepdims = 0>(sums)
+    place = Unsqueeze(last, axis1)
+    indices = Concat<axis = 1>(column, place)
+    picked = GatherND(x, indices)
+    joined = Unsqueeze(picked, axis1)
+"""
+# As transformers reads its masks: at the indices of each sample and each position.
+READ = f"""
+    {POSITIONS}
     counts = Gather(shape, axis0)
     sizes = Concat<axis = 0>(counts, length)
     by_sample = Expand(column, sizes)
-    by_place = Expand({line}, sizes)
+    by_place = Expand(line, sizes)
     deep = Unsqueeze(by_sample, axis2)
     deeper = Unsqueeze(by_place, axis2)
     indices = Concat<axis = 2>(deep, deeper)
@@ -105,12 +106,8 @@ READ = """
     joined = Mul(kept, x)
 """
 # The same by torch's older exporter: at a running index of all samples.
-READ_FLAT = """
-    rows = Gather(shape, zero)
-    samples = Range(zero, rows, one)
-    column = Unsqueeze(samples, axis1)
-    places = Range(zero, count, one)
-    line = Unsqueeze(places, axis0)
+READ_FLAT = f"""
+    {POSITIONS}
     before = Mul(column, count)
     indices = Add(before, line)
     sums = ReduceSum<keepdims = 0>(x, axis2)
@@ -119,7 +116,7 @@ READ_FLAT = """
     kept = Gather(flat, indices)
     joined = Mul(kept, x)
 """
-REVERSED = READ.replace("{line}", "backwards").replace(
+REVERSED = READ.replace("by_place = Expand(line,", "by_place = Expand(backwards,").replace(
     "counts =", "last = Sub(count, one)\n backwards = Sub(last, line)\n counts ="
 )
 
@@ -151,7 +148,7 @@ _REPEATED = {"Shape", "Gather", "Concat", "Expand", "Reshape"}
         (WINDOWS, _REPEATED | {"Unsqueeze", "Mul"}),
         (HEADS, {"Concat", "Transpose", "Reshape", "Softmax", "Slice"}),
         (RESIZED, {"Resize", "Slice"}),
-        (READ.replace("{line}", "line"), {"ReduceSum", "Reshape", "Unsqueeze", "Mul"}),
+        (READ, {"ReduceSum", "Reshape", "Unsqueeze", "Mul"}),
         (READ_FLAT, {"ReduceSum", "CumSum", "Flatten", "Reshape", "Mul"}),
         (LAST, {*_COUNTED, "ReduceSum", "ArgMax", "Unsqueeze", "Concat", "GatherND"}),
     ],

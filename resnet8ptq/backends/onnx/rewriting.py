@@ -6,7 +6,7 @@
   have. Both formats of ONNX Runtime can return those sums as float.
 - Float layers between quantized ones, and sums before normalizations, are protected from ONNX
   Runtime's optimizer.
-- Nodes with inner graphs are put behind the nodes that these read.
+- Nodes with inner graphs follow the makers of all tensors that these take.
 """
 
 from collections.abc import Collection, Mapping
@@ -199,9 +199,9 @@ def keep_sums_apart(proto: onnx.ModelProto) -> bool:
 
 
 def sort_nodes(graph: onnx.GraphProto) -> bool:
-    """Put each node behind those whose tensors it takes; True if a graph has inner graphs.
+    """Put each node behind the makers of its tensors; return whether any node has an inner graph.
 
-    ONNX Runtime's quantizer sorts nodes without a look at what their inner graphs take.
+    ONNX Runtime's quantizer ignores the tensors that inner graphs take.
     """
     nodes = list(graph.node)
     if not any(any(find_all(node, onnx.GraphProto)) for node in nodes):

@@ -10,7 +10,7 @@ _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
 
 
 def rewrite(graph: onnx.GraphProto) -> bool:
-    """Change a graph in place, without a change to its results; return whether anything did."""
+    """Change a graph in place, with the same results elsewhere; return whether it changed."""
     return any([_avoid_unit_scales(graph), _keep_reduced_axes(graph)])
 
 
