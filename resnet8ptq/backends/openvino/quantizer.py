@@ -78,19 +78,19 @@ class OpenvinoQuantizer:
         """Write the QDQ file; see `contract.Quantizer`.
 
         Raises:
-            UnsupportedError: OpenVINO computes every layer of the file in float.
-            QuantizationError: OpenVINO cannot compile the file, or crashes.
+            UnsupportedError: OpenVINO cannot compile the file, or computes every layer in float.
+            QuantizationError: OpenVINO crashes.
         """
         artifact = self._writer.quantize(model, calibration, folder, ranges)
         if self.config.dtype.name == "fp32":
             return artifact
         proto = onnx.load(artifact.path)
-        if rewrite(proto.graph):
+        if rewrite(proto):
             with files.atomic(artifact.path) as temporary:
                 onnx.save(proto, temporary)
         why = "backend=openvino: OpenVINO cannot compile the quantized file; try backend=onnx"
         count = profiler.count_kernels  # in a process of its own, whose crash does not end a sweep
-        with errors_as(QuantizationError, why):
+        with errors_as(UnsupportedError, why):
             crashed = QuantizationError(f"{why} (it crashed)")
             on_integers, in_float = isolation.call(count, artifact.path, crashed=crashed)
         if not on_integers:
