@@ -64,6 +64,10 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     makers = {node.name for node in proto.graph.node if not floats.isdisjoint(node.output)}
     for name, depth in _index_depths(proto).items():
         module.set_submodule(name, _Pick(depth=depth))
+    for node in proto.graph.node:
+        how = attribute(node, "coordinate_transformation_mode", b"")
+        if node.op_type == "Resize" and how == b"tf_half_pixel_for_nn":
+            module.get_submodule(node.name).onnx_mode = "nearest-exact"
     _fix_constants(module, makers)
     (output,) = module.graph.find_nodes(op="output")
     if isinstance(output.args[0], list):  # which can neither be traced nor loaded again
@@ -321,7 +325,7 @@ def _fix_resize(layer: Any, constants: Mapping[int, Any]) -> "_Resize | None":
         return None
     axes = len(scales or sizes) - 2
     modes = {"linear": ["linear", "bilinear", "trilinear"], "cubic": ["", "bicubic", ""]}
-    mode = modes.get(layer.onnx_mode, ["nearest"] * 3)[axes - 1]
+    mode = modes.get(layer.onnx_mode, [layer.onnx_mode] * 3)[axes - 1]
     target = {"scales": scales[2:] or None, "sizes": sizes[2:] or None}
     return _Resize(**target, mode=mode, align_corners=layer.align_corners)
 
@@ -622,6 +626,14 @@ class _SpaceToDepth(_Fixed):
         return parts.permute(0, 3, 5, 1, 2, 4).reshape(count, -1, height, width)
 
 
+class _GlobalMaxPool(_Fixed):
+    """ONNX's GlobalMaxPool over `axes`, which onnx2torch lacks."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the largest values [N, C, 1, ...]."""
+        return values.amax(self.axes, keepdim=True)
+
+
 def _add_converters() -> None:
     """Add operators that onnx2torch lacks, and comparisons of opset 16, which add bfloat16."""
     from onnx2torch.node_converters.registry import add_converter, get_converter
@@ -634,6 +646,12 @@ def _add_converters() -> None:
     @add_converter(operation_type="SpaceToDepth", version=13)  # type: ignore[untyped-decorator]
     def _(node: Any, graph: Any) -> Any:
         module = _SpaceToDepth(block=node.attributes["blocksize"])
+        return OperationConverterResult(module, onnx_mapping_from_node(node))
+
+    @add_converter(operation_type="GlobalMaxPool", version=1)  # type: ignore[untyped-decorator]
+    def _(node: Any, graph: Any) -> Any:
+        rank = len(graph.value_info[node.input_values[0]].type.tensor_type.shape.dim)
+        module = _GlobalMaxPool(axes=tuple(range(2, rank)))
         return OperationConverterResult(module, onnx_mapping_from_node(node))
 
 

@@ -271,7 +271,7 @@ def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
         ("other", "restores variables from another path"),
         ("other_by_call", "restores variables from another path"),
         ("other_by_name", "restores variables from another path"),
-        ("two_inputs", "has 2 inputs (x, y); takes one"),
+        ("two_inputs", "), and the samples are one array; takes an array for each"),
         ("nowhere", "not a SavedModel ("),
         ("untagged", "has no graph tagged 'serve'"),
         ("without_variables", "cannot be converted ("),

@@ -227,6 +227,15 @@ def change(path: str, value: Any) -> Callable[[], Config]:
     return changed
 
 
+def cut(start: Any) -> Config:
+    """Return the slice `start:` of a tensor, as Keras writes it."""
+    return {"class_name": "__slice__", "config": {"start": start, "stop": None, "step": None}}
+
+
+def test_slices_of_tensors_are_taken():
+    assert strange(change(f"{DENSE}/inbound_nodes/0/args/0", [cut(1), None, 0])()) is None
+
+
 DENSE, ACT = "config/layers/1", "config/layers/2"
 STRANGE = {
     "function of another module": change(f"{ACT}/config/activation", named("relu", "os")),
@@ -256,6 +265,13 @@ STRANGE = {
     "object as argument": change(f"{DENSE}/inbound_nodes/0/args/0", named("relu")),
     "bytes as argument": change(
         f"{DENSE}/inbound_nodes/0/args/0", {"class_name": "__bytes__", "config": {"value": "/"}}
+    ),
+    "loop": change(f"{DENSE}/class_name", "WhileLoop"),
+    "function over a tensor": change(f"{DENSE}/class_name", "Vectorize"),
+    "slice of texts": change(f"{DENSE}/inbound_nodes/0/args/0", cut("/etc")),
+    "slice of an object": change(f"{DENSE}/inbound_nodes/0/args/0", cut(named("relu"))),
+    "slice with a class": change(
+        f"{DENSE}/inbound_nodes/0/args/0", {"class_name": "__slice__", "config": named("relu")}
     ),
     "tensor with more": change(f"{DENSE}/inbound_nodes/0/args/0/config/x", "y"),
     "tensor of texts": change(f"{DENSE}/inbound_nodes/0/args/0/config/dtype", "string"),

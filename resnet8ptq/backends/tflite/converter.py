@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.core.console import track
-from resnet8ptq.core.errors import QuantizationError, errors_as
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.gates import saved_model as saved_model_gate
 from resnet8ptq.models.sources import prepare_tensorflow, saved_model
@@ -45,7 +46,7 @@ def convert(
     Raises:
         ModelError: Keras refuses the file, or the folder holds operators that inference does not
             need.
-        QuantizationError: the converter failed.
+        UnsupportedError: the converter takes not all of its operators.
     """
     prepare_tensorflow()
     warnings.simplefilter("ignore")  # TensorFlow's own deprecations
@@ -57,8 +58,13 @@ def convert(
     converter = _from_saved_model(source) if source.is_dir() else _from_keras(source)
     if quantized:
         _set_up(converter, samples, per_channel, integer_io, wide)
-    with errors_as(QuantizationError, f"{source}: TensorFlow cannot convert it"):
+    try:
         return bytes(converter.convert())
+    except Exception as error:  # TensorFlow's own; of an operator, with a page of its callers
+        raise UnsupportedError(
+            f"backend=tflite: TensorFlow cannot convert the network ({one_line(error)[:200]}); try "
+            "backend.flow=onnx2tf"
+        ) from None
 
 
 class _Stderr(io.TextIOWrapper):
@@ -85,9 +91,11 @@ def _from_saved_model(source: Path) -> Any:
     program = saved_model_gate.read(source)
     frozen = saved_model.freeze(program, source)
     whole = tf.compat.v1.wrap_function(lambda: tf.import_graph_def(frozen, name=""), [])
-    names = (program.input, *program.outputs.values())
-    input_, *outputs = map(whole.graph.as_graph_element, names)
-    return tf.lite.TFLiteConverter.from_concrete_functions([whole.prune(input_, outputs)])
+    inputs, outputs = (
+        list(map(whole.graph.as_graph_element, names.values()))
+        for names in (program.inputs, program.outputs)
+    )
+    return tf.lite.TFLiteConverter.from_concrete_functions([whole.prune(inputs, outputs)])
 
 
 def _set_up(

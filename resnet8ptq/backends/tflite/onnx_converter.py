@@ -48,11 +48,6 @@ _CODE = (
 def check(model: Fp32Model) -> None:
     """Raise `UnsupportedError` for a network whose inputs a converted file cannot have."""
     contract = model.contract
-    if len(contract.inputs) != 1:
-        raise UnsupportedError(
-            f"backend=tflite: takes networks of one input; this one has {len(contract.inputs)} "
-            f"({contract.input_names}); try backend=onnx"
-        )
     [tensor] = contract.inputs
     if None in tensor.shape:
         raise UnsupportedError(

@@ -155,6 +155,12 @@ class TfliteQuantizer:
             raise UnsupportedError(
                 "model.fold=false: backend=tflite always folds; try model.fold=true"
             )
+        contract = model.contract
+        if len(contract.inputs) != 1:
+            raise UnsupportedError(
+                f"backend=tflite: takes networks of one input; this one has {len(contract.inputs)} "
+                f"({contract.input_names}); try backend=onnx"
+            )
         if self._flow == "onnx2tf":
             onnx_converter.check(model)
         else:

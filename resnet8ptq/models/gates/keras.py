@@ -47,6 +47,18 @@ Softmax SpatialDropout1D SpatialDropout2D SpatialDropout3D SpectralNormalization
 Subtract TimeDistributed UnitNormalization UpSampling1D UpSampling2D UpSampling3D ZeroPadding1D
 ZeroPadding2D ZeroPadding3D
 """
+# Operators of a network that calculates with tensors: `x[:, 0] / 2`, `keras.ops.mean(x, axis=1)`.
+_OPERATORS = """
+Abs Absolute Amax Amin Argmax Argmin AveragePool BroadcastTo Cast Ceil Celu Clip Conv Cos Cumsum
+DepthToSpace DepthwiseConv Divide DivideNoNan DotProductAttention Einsum Elu Equal Erf Exp
+ExpandDims Expm1 ExtractPatches Flip Floor FloorDivide Gelu GetItem Glu Greater GreaterEqual
+HardSigmoid HardSilu HardTanh LayerNorm LeakyRelu Less LessEqual Log LogSigmoid LogSoftmax
+LogicalAnd LogicalNot LogicalOr Logsumexp Matmul Max MaxPool Mean Min Mod Moveaxis Negative Norm
+Normalize NotEqual OneHot OnesLike Pad Power Prod RGBToGrayscale RMSNorm Ravel Reciprocal Relu Relu6
+Repeat Resize Roll Round Rsqrt Selu Sigmoid Sign Silu Sin Slice Softplus Softsign SpaceToDepth Split
+Sqrt Square Squeeze Stack Std StopGradient Sum Swapaxes Take Tanh Tensordot Tile TopK Transpose Tril
+Triu TrueDivide Unstack Var Where ZerosLike
+"""
 _PARTS = """
 Constant GlorotNormal GlorotUniform HeNormal HeUniform Identity IdentityInitializer LecunNormal
 LecunUniform Ones Orthogonal OrthogonalInitializer RandomNormal RandomUniform TruncatedNormal
@@ -73,21 +85,23 @@ symmetric wrap ave concat dot mul sum count int multi_hot one_hot horizontal hor
 vertical
 """
 LAYERS, FUNCTIONS, DTYPES = (frozenset(names.split()) for names in (_LAYERS, _FUNCTIONS, _NUMBERS))
-CLASSES = LAYERS | {*_PARTS.split(), "DTypePolicy", "SeedGenerator"}
+CLASSES = LAYERS | {*_OPERATORS.split(), *_PARTS.split(), "DTypePolicy", "SeedGenerator"}
 WORDS = FUNCTIONS | DTYPES | {*_PARTS.split(), *_SETTINGS.split()}
 MODULES = (
     *("builtins", "keras", "keras.activations", "keras.constraints", "keras.dtype_policies"),
     *("keras.initializers", "keras.layers", "keras.models", "keras.random", "keras.regularizers"),
     *("keras.src.models.functional", "keras.src.models.model", "keras.src.models.sequential"),
-    "keras.src.ops.numpy",  # the + and * of tensors
+    *("keras.src.ops.core", "keras.src.ops.image", "keras.src.ops.linalg", "keras.src.ops.math"),
+    *("keras.src.ops.nn", "keras.src.ops.numpy"),
 )
 # Keys of an object; a layer of a network also has `name` and `inbound_nodes`.
 _KEYS = frozenset(
     ("class_name", "config", "module", "registered_name", "build_config", "name", "inbound_nodes")
 ) | {"shared_object_id", "__passive_serialization__"}
+_INDICES = ("__slice__", "__ellipsis__")  # of a tensor
 _NAME = re.compile(r"[\w .()+-]{1,256}")  # of a layer or an input: no path, no address
 _KEY = re.compile(r"\w{1,64}")
-_EQUATION = re.compile(r"[a-zA-Z.,>-]{1,64}")  # of an EinsumDense
+_EQUATION = re.compile(r"[a-zA-Z.,>-]{1,64}")  # of an EinsumDense or Einsum
 
 Reasons = Iterator[str]
 
@@ -249,7 +263,7 @@ def _strange_settings(config: dict[str, Any], where: str) -> Reasons:
             yield from () if value is None else _strange_name(value, where)
         elif key in ("input_layers", "output_layers"):
             yield from _strange_tensors(value, where)
-        elif key == "equation":
+        elif key in ("equation", "subscripts"):
             if not isinstance(value, str) or not _EQUATION.fullmatch(value):
                 yield _refusal(where, value, "an equation of letters")
         else:
@@ -301,7 +315,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _strange_node(node: Any, where: str) -> Reasons:
-    """Yield refusals of a call's arguments: allowed are tensors, numbers, null and nests of these.
+    """Yield refusals of arguments: allowed are tensors, numbers, null, slices and nests of these.
 
     A node is {"args": ..., "kwargs": ...}; in Keras 2, a list of [name, node, output, kwargs].
     """
@@ -324,6 +338,10 @@ def _strange_argument(value: Any, where: str) -> Reasons:
     elif isinstance(value, list):
         for item in value:
             yield from _strange_argument(item, where)
+    elif isinstance(value, dict) and _is_one_of(value.get("class_name"), _INDICES):
+        yield from _strange_argument(
+            [item for key, item in value.items() if key != "class_name"], where
+        )
     elif isinstance(value, dict) and "class_name" in value:
         yield from _strange_keras_tensor(value, where)
     elif isinstance(value, dict):

@@ -31,16 +31,14 @@ class Program:
 
     Attributes:
         graph: a GraphDef that computes the outputs and restores the variables.
-        input: tensor, such as `serving_default_input_1:0`.
-        input_name: its name in the signature.
-        outputs: tensors, by their names in the signature.
+        inputs: tensors, such as `serving_default_input_1:0`, by their names in the signature.
+        outputs: likewise.
         restore: the operation that restores the variables, and the tensor that takes their path;
             None without variables.
     """
 
     graph: Any
-    input: str
-    input_name: str
+    inputs: dict[str, str]
     outputs: dict[str, str]
     restore: tuple[str, str] | None
 
@@ -49,8 +47,7 @@ def read(folder: Path) -> Program:
     """Parse a SavedModel, and check its inference part.
 
     Raises:
-        ModelError: damaged, several inputs, operators that inference does not need, or variables of
-            another folder.
+        ModelError: damaged, operators that inference does not need, or variables of another folder.
     """
     path = folder / FILE
     for stored in (folder / "variables").glob("*"):
@@ -71,11 +68,10 @@ def _take(content: bytes, folder: Path) -> Program:
     if meta is None:
         raise ModelError(f"{folder}: has no graph tagged 'serve'; takes one made for inference")
     signature = _signature(meta, folder)
-    if len(signature.inputs) != 1:
-        names = ", ".join(sorted(signature.inputs))
-        raise ModelError(f"{folder}: has {len(signature.inputs)} inputs ({names}); takes one")
-    [(input_name, input_info)] = signature.inputs.items()
-    outputs = {name: signature.outputs[name].name for name in sorted(signature.outputs)}
+    inputs, outputs = (
+        {name: infos[name].name for name in sorted(infos)}
+        for infos in (signature.inputs, signature.outputs)
+    )
     saver = meta.saver_def
     ends = [name.split(":")[0] for name in outputs.values()]
     restores = [saver.restore_op_name.split(":")[0]] if saver.restore_op_name else []
@@ -95,11 +91,13 @@ def _take(content: bytes, folder: Path) -> Program:
             )
     graph = cut(meta.graph_def, [*ends, *restores])
     functions = _reachable(graph)
+    for node in chain(graph.node, *(function.node_def for function in functions.values())):
+        node.attr.pop("_lower_using_switch_merge", None)  # tf2onnx takes whole loops only
     kept = [item for item in graph.library.function if item.signature.name in functions]
     del graph.library.function[:], graph.library.gradient[:]
     graph.library.function.extend(kept)
     restore = (saver.restore_op_name, saver.filename_tensor_name) if restores else None
-    return Program(graph, input_info.name, input_name, outputs, restore)
+    return Program(graph, inputs, outputs, restore)
 
 
 def _signature(meta: Any, folder: Path) -> Any:
@@ -120,6 +118,8 @@ def _imported_ops() -> set[str]:
     import tf2onnx.onnx_opset  # noqa: F401  fills the table
     from tensorflow.python.framework import op_def_registry
     from tf2onnx.handler import tf_op
+
+    from resnet8ptq.models import tensorflow_ops  # noqa: F401  adds to the table
 
     known = {
         name for versions in tf_op.get_opsets().values() for table in versions for name in table

@@ -29,6 +29,11 @@ def is_record(sample: Sample) -> bool:
     return sample is not None and bool(names_of(sample.dtype))
 
 
+def may_fill_several(sample: Sample) -> bool:
+    """Return whether samples fill several inputs, or are not known."""
+    return sample is None or is_record(sample)
+
+
 @dataclass(frozen=True)
 class Network:
     """The content of a network's file.

@@ -2,18 +2,27 @@
 
 import re
 import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ModelError, errors_as
+from resnet8ptq.core.records import feed, names_of
 from resnet8ptq.models.batch_axis import Outputs
-from resnet8ptq.models.contract import Samples, Tensor, arranged, find_layout
+from resnet8ptq.models.contract import INPUT_DTYPES, Samples, Tensor, arranged, find_layout
 from resnet8ptq.models.gates import keras as gate
 from resnet8ptq.models.normalization import OPSET, rename
-from resnet8ptq.models.sources import Network, Sample, prepare_tensorflow
+from resnet8ptq.models.sources import (
+    Network,
+    Sample,
+    is_record,
+    may_fill_several,
+    prepare_tensorflow,
+)
 
 # Names that Keras generates.
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
@@ -22,19 +31,32 @@ _UNGROUPED = re.compile(r"(Depthwise|Separable)Conv[12]D|Conv[123]DTranspose")
 
 
 def read(source: Path, sample: Sample) -> Network:
-    """Read a Keras file; raise `ModelError` as `load_keras`, or if its input is not float32."""
+    """Read a Keras file; its inputs have Keras's names.
+
+    Raises:
+        ModelError: see `load_keras`; NaN in its weights, several inputs for samples of one array,
+            or an input of a dtype that samples cannot have.
+    """
     prepare_tensorflow()
     model = load_keras(source)
-    sizes = _input_sizes(model, source, sample)
+    specs = _input_specs(model, source, sample)
     for weight in model.weights:
         if not np.isfinite(weight.numpy()).all():
             raise ModelError(f"{source}: NaN or infinity in {weight.path}")
     import keras
 
-    def predict(samples: Samples) -> Outputs:
-        return [value.numpy() for value in keras.tree.flatten(model(samples, training=False))]
+    def call(*values: Any) -> Any:
+        several = len(values) > 1  # a Sequential has no `input`
+        inputs = keras.tree.pack_sequence_as(model.input, values) if several else values[0]
+        return model(inputs, training=False)
 
-    return Network(_export(model, sizes), predict, OPSET)
+    names = [tensor.name for tensor in model.inputs]
+
+    def predict(samples: Samples) -> Outputs:
+        outputs = call(*feed(samples, names).values())
+        return [value.numpy() for value in keras.tree.flatten(outputs)]
+
+    return Network(_export(model, call, specs), predict, OPSET)
 
 
 def load_keras(source: Path) -> Any:
@@ -51,50 +73,84 @@ def load_keras(source: Path) -> Any:
         return keras.models.load_model(file.write(Path(folder)), compile=False, safe_mode=True)
 
 
-def _input_sizes(model: Any, source: Path, sample: Sample) -> tuple[int | None, ...]:
-    """Return the sizes of the one input; free sizes are those of the samples."""
+def _input_specs(model: Any, source: Path, sample: Sample) -> list[Any]:
+    """Return the `TensorSpec` of each input; free sizes are those of the samples."""
+    import tensorflow as tf
+
     inputs = model.inputs
-    if len(inputs) != 1:
-        shapes = ", ".join(str(tensor.shape) for tensor in inputs)
+    if len(inputs) != 1 and not may_fill_several(sample):
+        shown = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in inputs)
         raise ModelError(
-            f"{source}: has {len(inputs)} inputs ({shapes}); takes one, and several from an .onnx "
-            "file or a torch module"
+            f"{source}: has {len(inputs)} inputs ({shown}), and the samples are one array; takes "
+            "an array for each (data=arrays)"
         )
-    [tensor] = inputs
-    if tensor.dtype != "float32":
-        raise ModelError(f"{source}: its input is {tensor.dtype}; takes float32")
-    batch, *sizes = tensor.shape
-    if sample is not None:
-        shape = sample.shape[1:]
-        takes = Tensor(tensor.name, tuple(sizes), "float32")
-        sizes = list(arranged(shape, find_layout(shape, takes)))
-    return (batch, *sizes)
+    specs = []
+    for index, tensor in enumerate(inputs):
+        if tensor.dtype not in INPUT_DTYPES:
+            raise ModelError(
+                f"{source}: its input {tensor.name} is {tensor.dtype}; takes "
+                f"{', '.join(INPUT_DTYPES)}"
+            )
+        batch, *sizes = tensor.shape
+        shape = _shape_of(sample, tensor.name)
+        if shape is not None:
+            takes = Tensor(tensor.name, tuple(sizes), tensor.dtype)
+            sizes = list(arranged(shape, find_layout(shape, takes)))
+        name = "input" if len(inputs) == 1 else f"input__{index}"
+        specs.append(tf.TensorSpec((batch, *sizes), tensor.dtype, name))
+    return specs
 
 
-def _export(model: Any, sizes: tuple[int | None, ...]) -> onnx.ModelProto:
+def _shape_of(sample: Sample, name: str) -> tuple[int, ...] | None:
+    """Return the shape of the samples of an input; None where they do not have it."""
+    if sample is None or not is_record(sample):
+        return None if sample is None else sample.shape[1:]
+    return sample.dtype[name].shape if name in names_of(sample.dtype) else None
+
+
+def _export(model: Any, call: Callable[..., Any], specs: Sequence[Any]) -> onnx.ModelProto:
     """Return the model as exported by tf2onnx, with readable names."""
     import tensorflow as tf
     import tf2onnx
 
-    signature = [tf.TensorSpec(sizes, tf.float32, name="input")]
-    forward = tf.function(lambda x: model(x, training=False), input_signature=signature)
+    from resnet8ptq.models import tensorflow_ops  # noqa: F401  tf2onnx lacks them
+
+    # Otherwise grouped convolutions are functions for XLA, which tf2onnx does not take.
+    tf.config.run_functions_eagerly(True)
+    forward = tf.function(call, input_signature=specs)
     # On a busy machine tf2onnx sometimes computes a constant shape in the graph (in 3 of 69
     # conversions of one file). Another try makes the graph reproducible.
     for _ in range(3):
-        proto, _ = tf2onnx.convert.from_function(forward, input_signature=signature, opset=OPSET)
+        proto, _ = tf2onnx.convert.from_function(forward, input_signature=specs, opset=OPSET)
         if all(node.op_type != "Shape" for node in proto.graph.node):
             break
+    tf.config.run_functions_eagerly(False)
     graph = proto.graph
-    [input_name] = [tensor.name for tensor in model.inputs]
+    _keep_constants(graph, forward.get_concrete_function().graph.captures)
     outputs = [value.name for value in graph.output]
     keras_names = getattr(model, "output_names", [model.layers[-1].name])  # not in a Sequential
     names = dict(zip(outputs, keras_names, strict=True))
     if [node.op_type for node in graph.node if outputs[0] in node.output] == ["Softmax"]:
         names = {outputs[0]: "probabilities"} if len(outputs) == 1 else names
-    names["input"] = "input" if _GENERATED.fullmatch(input_name) else input_name
-    rename(graph, names)
-    for value in (graph.input[0], *graph.output):
-        if sizes[0] is None and value.type.tensor_type.shape.dim:
+    inputs = [tensor.name for tensor in model.inputs]
+    if len(inputs) == 1 and _GENERATED.fullmatch(inputs[0]):
+        inputs = ["input"]
+    rename(graph, names | {spec.name: name for spec, name in zip(specs, inputs, strict=True)})
+    for value in (*graph.input, *graph.output):
+        if specs[0].shape[0] is None and value.type.tensor_type.shape.dim:
             value.type.tensor_type.shape.dim[0].dim_param = "N"
     onnx.checker.check_model(proto)
     return proto
+
+
+def _keep_constants(graph: onnx.GraphProto, captures: Iterable[tuple[Any, Any]]) -> None:
+    """Make constants of the inputs that are values of a layer, such as Normalization's mean.
+
+    Args:
+        captures: the value and the placeholder of each.
+    """
+    values = {inner.name: outer for outer, inner in captures}
+    for value in [value for value in graph.input if value.name in values]:
+        array = values[value.name].numpy()
+        graph.initializer.append(numpy_helper.from_array(array, value.name))
+        graph.input.remove(value)

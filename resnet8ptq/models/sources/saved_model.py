@@ -9,12 +9,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from resnet8ptq.core.records import feed
 from resnet8ptq.models.batch_axis import Outputs
 from resnet8ptq.models.contract import Samples
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import saved_model as gate
 from resnet8ptq.models.normalization import OPSET, rename
-from resnet8ptq.models.sources import Network, Sample, prepare_tensorflow
+from resnet8ptq.models.sources import Network, Sample, may_fill_several, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
 
 
@@ -22,8 +23,8 @@ def read(source: Path, sample: Sample) -> Network:
     """Read a SavedModel folder. Its variables become constants.
 
     Raises:
-        ModelError: damaged, with operators that inference does not need, several inputs, or
-            nothing to quantize.
+        ModelError: damaged, with operators that inference does not need, or inputs that samples
+            cannot fill.
     """
     prepare_tensorflow()
     import tensorflow as tf
@@ -36,18 +37,19 @@ def read(source: Path, sample: Sample) -> Network:
     with graph.as_default():
         tf.import_graph_def(frozen, name="")
     session = tf.compat.v1.Session(graph=graph)
-    outputs = list(program.outputs.values())
+    inputs, outputs = program.inputs, list(program.outputs.values())
 
     def predict(samples: Samples) -> Outputs:
-        return list(session.run(outputs, {program.input: samples}))
+        values = feed(samples, list(inputs))
+        return list(session.run(outputs, {inputs[name]: values[name] for name in values}))
 
     proto, _ = tf2onnx.convert.from_graph_def(
-        frozen, input_names=[program.input], output_names=outputs, opset=OPSET
+        frozen, input_names=list(inputs.values()), output_names=outputs, opset=OPSET
     )
-    names = {tensor: name for name, tensor in program.outputs.items()}
-    rename(proto.graph, {**names, program.input: program.input_name})
+    named = (program.outputs | inputs).items()
+    rename(proto.graph, {tensor: name for name, tensor in named})
     onnx_gate.check(proto, source)
-    return Network(to_supported(proto, source), predict, OPSET)
+    return Network(to_supported(proto, source, may_fill_several(sample)), predict, OPSET)
 
 
 def freeze(program: gate.Program, source: Path) -> Any:

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from resnet8ptq.core.errors import ModelError, errors_as
+from resnet8ptq.core.records import feed
 from resnet8ptq.models.batch_axis import Outputs, in_full_batches
 from resnet8ptq.models.contract import Samples
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import tflite as gate
 from resnet8ptq.models.normalization import OPSET
-from resnet8ptq.models.sources import Network, Sample, prepare_tensorflow
+from resnet8ptq.models.sources import Network, Sample, may_fill_several, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
 
 
@@ -16,25 +17,30 @@ def read(source: Path, sample: Sample) -> Network:
     """Read a TFLite file; the original runs in LiteRT, one sample at a time.
 
     Raises:
-        ModelError: damaged, already quantized, with custom operators, or several inputs.
+        ModelError: damaged, already quantized, with custom operators, or inputs that samples cannot
+            fill.
     """
     prepare_tensorflow()
     import tf2onnx
     from ai_edge_litert.interpreter import Interpreter
 
+    from resnet8ptq.models import tensorflow_ops  # noqa: F401  tf2onnx lacks them
+
     gate.check(source)
     proto, _ = tf2onnx.convert.from_tflite(str(source), opset=OPSET)
     onnx_gate.check(proto, source)
-    supported = to_supported(proto, source)
+    supported = to_supported(proto, source, may_fill_several(sample))
     with errors_as(ModelError, f"{source}: LiteRT cannot run it"):
         interpreter = Interpreter(str(source), num_threads=1)
         interpreter.allocate_tensors()
-    [input_] = interpreter.get_input_details()
+    inputs = {detail["name"]: detail for detail in interpreter.get_input_details()}
     outputs = interpreter.get_output_details()
 
     def predict(samples: Samples) -> Outputs:
-        interpreter.set_tensor(input_["index"], samples)
+        for name, values in feed(samples, list(inputs)).items():
+            interpreter.set_tensor(inputs[name]["index"], values)
         interpreter.invoke()
         return [interpreter.get_tensor(output["index"]) for output in outputs]
 
-    return Network(supported, in_full_batches(predict, int(input_["shape"][0])), OPSET)
+    [size, *_] = (int(detail["shape"][0]) for detail in inputs.values())
+    return Network(supported, in_full_batches(predict, size), OPSET)
