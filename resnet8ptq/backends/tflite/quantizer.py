@@ -155,6 +155,8 @@ class TfliteQuantizer:
             raise UnsupportedError(
                 "model.fold=false: backend=tflite always folds; try model.fold=true"
             )
+        if self._flow != "onnx2tf":
+            self._check_format(model)
         contract = model.contract
         if len(contract.inputs) != 1:
             raise UnsupportedError(
@@ -163,8 +165,6 @@ class TfliteQuantizer:
             )
         if self._flow == "onnx2tf":
             onnx_converter.check(model)
-        else:
-            self._check_format(model)
         return self.config
 
     def quantize(

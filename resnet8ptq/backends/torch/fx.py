@@ -138,11 +138,13 @@ def quantize(
         calibrated = activations.find_ranges(name for name, _ in observers)
         for name, observer in observers:
             if name in calibrated:
-                observer.preset = calibrated[name]
+                (low, high), shared = calibrated[name], observer.preset or calibrated[name]
+                observer.preset = min(low, shared[0]), max(high, shared[1])
         _calibrate(prepared, activations.calibration, config.calib)
+        first = {id(observer): (name, observer) for name, observer in reversed(observers)}
         ranges = {
             name: observer.chosen_range()
-            for name, observer in reversed(observers)  # the first of a name wins
+            for name, observer in first.values()  # the first of a name wins
             if isinstance(observer, RangeObserver)
         }
         return convert_fx(prepared), ranges
@@ -206,10 +208,11 @@ def weight_observer(config: QuantizationConfig) -> Any:
 def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
     """Return each observer with the ONNX name of its tensor, in the order of the graph.
 
-    Operators that only move values share their input's observer and are left out. If only a Clip
-    takes a tensor, its observer covers the clipped values.
+    Several tensors may share an observer, whose range covers all: the inputs and the output of a
+    Concat, or of an operator that only moves values. If only a Clip takes a tensor, its observer
+    covers the clipped values.
     """
-    modules = dict(prepared.named_modules())
+    modules = dict(prepared.named_modules(remove_duplicate=False))
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope
     paths = {name: path for name, (path, _) in scopes.items()}
     fused = {
