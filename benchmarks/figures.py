@@ -101,4 +101,4 @@ def steps(record: Record, axes: Any) -> None:
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_xlabel("seconds")
     axes.invert_yaxis()
-    axes.legend(frameon=False, ncols=6, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

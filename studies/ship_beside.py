@@ -80,7 +80,9 @@ def measure(network: str, minutes: float, folder: Path) -> list[dict[str, Any]]:
             named = ("backend=file", f"backend.path={file}", f"hydra.run.dir={places[NNCF]}")
             ship.call("resnet8ptq", "run", *words, store, *named)
     if places[NNCF].exists():
-        records[NNCF] = RunRecord.of_journal(Journal.load(places[NNCF]), places[NNCF])
+        record = RunRecord.of_journal(Journal.load(places[NNCF]), places[NNCF])
+        if record.status == "ok":  # not where it left every layer in float
+            records[NNCF] = record
     values = {name: read_values(record) for name, record in records.items()}
     best = values[min(FLAGSHIPS, key=lambda name: records[name].drop or 0.0)]
     return [
