@@ -135,7 +135,12 @@ def quantize(
             raise UnsupportedError(why) from error
         _free_inputs(prepared, qconfig.activation)
         observers = _observers(prepared, graph)
-        calibrated = activations.find_ranges(name for name, _ in observers)
+        given = {id(observer) for name, observer in observers if name in activations.preset}
+        calibrated = activations.find_ranges(
+            name
+            for name, observer in observers
+            if name in activations.preset or id(observer) not in given
+        )
         for name, observer in observers:
             if name in calibrated:
                 (low, high), shared = calibrated[name], observer.preset or calibrated[name]
