@@ -39,13 +39,13 @@ Cropping3D Dense DepthwiseConv1D DepthwiseConv2D Discretization Dot Dropout ELU 
 Embedding Flatten Functional GRU GRUCell GaussianDropout GaussianNoise GlobalAveragePooling1D
 GlobalAveragePooling2D GlobalAveragePooling3D GlobalMaxPooling1D GlobalMaxPooling2D
 GlobalMaxPooling3D GroupNormalization GroupQueryAttention Identity InputLayer LSTM LSTMCell
-LayerNormalization LeakyReLU Masking MaxPooling1D MaxPooling2D MaxPooling3D Maximum Minimum Model
-MultiHeadAttention Multiply Normalization PReLU Permute RMSNormalization RNN RandomBrightness
-RandomContrast RandomCrop RandomFlip RandomRotation RandomTranslation RandomZoom ReLU RepeatVector
-Rescaling Reshape Resizing SeparableConv1D SeparableConv2D Sequential SimpleRNN SimpleRNNCell
-Softmax SpatialDropout1D SpatialDropout2D SpatialDropout3D SpectralNormalization StackedRNNCells
-Subtract TimeDistributed UnitNormalization UpSampling1D UpSampling2D UpSampling3D ZeroPadding1D
-ZeroPadding2D ZeroPadding3D
+LayerNormalization LayerScale LeakyReLU Masking MaxPooling1D MaxPooling2D MaxPooling3D Maximum
+Minimum Model MultiHeadAttention Multiply Normalization PReLU Permute RMSNormalization RNN
+RandomBrightness RandomContrast RandomCrop RandomFlip RandomRotation RandomTranslation RandomZoom
+ReLU RepeatVector Rescaling Reshape Resizing SeparableConv1D SeparableConv2D Sequential SimpleRNN
+SimpleRNNCell Softmax SpatialDropout1D SpatialDropout2D SpatialDropout3D SpectralNormalization
+StackedRNNCells Subtract TimeDistributed UnitNormalization UpSampling1D UpSampling2D UpSampling3D
+ZeroPadding1D ZeroPadding2D ZeroPadding3D
 """
 # Operators of a network that calculates with tensors: `x[:, 0] / 2`, `keras.ops.mean(x, axis=1)`.
 _OPERATORS = """
@@ -88,6 +88,7 @@ LAYERS, FUNCTIONS, DTYPES = (frozenset(names.split()) for names in (_LAYERS, _FU
 CLASSES = LAYERS | {*_OPERATORS.split(), *_PARTS.split(), "DTypePolicy", "SeedGenerator"}
 WORDS = FUNCTIONS | DTYPES | {*_PARTS.split(), *_SETTINGS.split()}
 MODULES = (
+    "keras.src.applications.convnext",  # LayerScale
     *("builtins", "keras", "keras.activations", "keras.constraints", "keras.dtype_policies"),
     *("keras.initializers", "keras.layers", "keras.models", "keras.random", "keras.regularizers"),
     *("keras.src.models.functional", "keras.src.models.model", "keras.src.models.sequential"),
