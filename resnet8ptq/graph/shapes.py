@@ -36,3 +36,13 @@ def infer_shapes(proto: onnx.ModelProto, length: int | None = None) -> onnx.Grap
             for axis in value.type.tensor_type.shape.dim[1:]:
                 axis.dim_value = axis.dim_value or length
     return onnx.shape_inference.infer_shapes(light).graph
+
+
+def find_sizes(proto: onnx.ModelProto) -> dict[str, list[int]]:
+    """Return the sizes of each tensor that has a known shape; a free size is 0."""
+    graph = infer_shapes(proto)
+    values = [*graph.input, *graph.value_info, *graph.output]
+    shapes = {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values
+    }
+    return shapes | {tensor.name: list(tensor.dims) for tensor in graph.initializer}

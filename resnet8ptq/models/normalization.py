@@ -16,7 +16,7 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis
 from resnet8ptq.graph.pruning import find_all
-from resnet8ptq.graph.shapes import infer_shapes
+from resnet8ptq.graph.shapes import find_sizes
 from resnet8ptq.graph.weights import read_bias, write_bias
 from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, SCALER, graph_inputs, read_constant
 
@@ -161,7 +161,7 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         auto_pad = attribute(node, "auto_pad", b"")
         if auto_pad not in (b"SAME_UPPER", b"SAME_LOWER"):
             continue
-        sizes = sizes or _sizes(proto)
+        sizes = sizes or find_sizes(proto)
         spatial = sizes.get(node.input[0], [])[2:]
         weights = sizes.get(node.input[1], []) if len(node.input) > 1 else []
         kernel = attribute(node, "kernel_shape", weights[2:])
@@ -178,16 +178,6 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         pads = [*small, *large] if auto_pad == b"SAME_UPPER" else [*large, *small]
         drop_attribute(node, "auto_pad")
         node.attribute.append(onnx.helper.make_attribute("pads", pads))
-
-
-def _sizes(proto: onnx.ModelProto) -> dict[str, list[int]]:
-    """Return the sizes of each tensor that has a known shape; a free size is 0."""
-    graph = infer_shapes(proto)
-    values = [*graph.input, *graph.value_info, *graph.output]
-    shapes = {
-        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values
-    }
-    return shapes | {tensor.name: list(tensor.dims) for tensor in graph.initializer}
 
 
 def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:

@@ -269,7 +269,7 @@ def test_a_pad_keeps_a_value_beyond_its_input(shapes_model, tmp_path, backend):
 @pytest.mark.parametrize("backend", [*FLOWS, "executorch"])
 @pytest.mark.parametrize("wider", ["wider = Conv(wide, w)", "rest = Conv(x, t) wider = Neg(rest)"])
 def test_tensors_of_different_ranges_are_concatenated(shapes_model, tmp_path, backend, wider):
-    """As dense blocks do; they share a scale, as XNNPACK requires."""
+    """As dense blocks do; XNNPACK refuses to load 8 bits of several scales."""
     proto = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["" : 17]>
         network (float[N, 2, 4, 4] x) => (float[N, 8, 4, 4] y)
@@ -280,7 +280,8 @@ def test_tensors_of_different_ranges_are_concatenated(shapes_model, tmp_path, ba
     weights = {"u": (8, 8, 1, 1), "v": (4, 2, 1, 1), **kernel}
     got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights, backend)
     assert kernels == (3, 0)
-    assert 0 < np.abs(got - expected).max() < 0.06 * np.abs(expected).max()
+    limit = 0.06 if backend == "torch" else 0.03  # 7 bits without VNNI
+    assert 0 < np.abs(got - expected).max() < limit * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("order", ["small, wide", "wide, small"])

@@ -271,7 +271,11 @@ def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
         ("other", "restores variables from another path"),
         ("other_by_call", "restores variables from another path"),
         ("other_by_name", "restores variables from another path"),
-        ("two_inputs", "), and the samples are one array; takes an array for each"),
+        (
+            "two_inputs",
+            "has 2 inputs (x [8, 6, 3] float32, y [8, 6, 3] float32), and the samples are one "
+            "array; takes an array for each (data=arrays)",
+        ),
         ("nowhere", "not a SavedModel ("),
         ("untagged", "has no graph tagged 'serve'"),
         ("without_variables", "cannot be converted ("),

@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from onnx import helper, numpy_helper
 
 from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.pruning import prune
+from resnet8ptq.graph.shapes import find_sizes
 
 _POOL = "GlobalAveragePool"
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
 
+Constants = Mapping[str, onnx.TensorProto]
 Step = tuple[str, ArrayLike]  # an operator and its constant operand
 
 
@@ -55,7 +58,7 @@ def _keep_reduced_axes(graph: onnx.GraphProto) -> bool:
     OpenVINO moves the scales of a matrix product behind the reduction. If that drops an axis, the
     outputs are wrong by up to all 8 bits: the mean of a text's tokens.
     """
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     rounded = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     dropping = [
         node
@@ -73,17 +76,20 @@ def _keep_reduced_axes(graph: onnx.GraphProto) -> bool:
 
 
 def _sum_signals(proto: onnx.ModelProto) -> bool:
-    """Write a mean of three axes as a sum divided by their number; return whether there is one.
+    """Write each mean of a tensor with three axes as a sum; return whether there is any.
 
     Global pools of signals [N, channels, steps] and means of tokens are wrong by up to 145 of 256
-    steps: behind a convolution, and in 8 bits where a batch is larger than the second axis. A sum
-    is right if its division follows without the axis. Pictures, with four axes, are right.
+    steps: behind a convolution, and in 8 bits where the batch is larger than the second axis. Sums
+    are right if they drop the axis before they are divided. Pools of pictures, with four axes, are
+    right.
     """
-    graph, shapes = proto.graph, _find_shapes(proto)
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    graph = proto.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    means = [node for node in graph.node if node.op_type in (_POOL, "ReduceMean")]
+    shapes = find_sizes(proto) if means else {}
     changed = False
-    for node in [node for node in graph.node if node.op_type in (_POOL, "ReduceMean")]:
-        shape = shapes.get(node.input[0], ())
+    for node in means:
+        shape = shapes.get(node.input[0], [])
         axes = [2] if node.op_type == _POOL else _find_axes(node, constants)
         if len(shape) != 3 or not axes or not all(shape[axis] for axis in axes):
             continue
@@ -98,19 +104,11 @@ def _sum_signals(proto: onnx.ModelProto) -> bool:
     return changed
 
 
-def _find_shapes(proto: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
-    """Return the sizes of each tensor, 0 for a free one, where their number is known."""
-    graph = onnx.shape_inference.infer_shapes(proto).graph
-    return {
-        value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
-        for value in (*graph.value_info, *graph.input)
-    }
-
-
-def _find_axes(node: onnx.NodeProto, constants: Mapping[str, NDArray[np.int64]]) -> list[int]:
+def _find_axes(node: onnx.NodeProto, constants: Constants) -> list[int]:
     """Return the axes of a reduction; none if they are not constant, or all."""
     if len(node.input) > 1:  # since opset 18, of ReduceSum since 13
-        return [*constants.get(node.input[1], np.zeros(0, np.int64)).tolist()]
+        axes = constants.get(node.input[1])
+        return [] if axes is None else list(numpy_helper.to_array(axes))
     return list(attribute(node, "axes", ()))
 
 
@@ -143,7 +141,7 @@ def _pad_with_zeros(graph: onnx.GraphProto) -> bool:
     return bool(padding)
 
 
-def _copy_scales(graph: onnx.GraphProto, constants: Mapping[str, onnx.TensorProto]) -> None:
+def _copy_scales(graph: onnx.GraphProto, constants: Constants) -> None:
     """Give each rounded tensor a scale and a zero point of its own."""
     for quantize in [node for node in graph.node if node.op_type == "QuantizeLinear"]:
         back = [node for node in graph.node if quantize.output[0] in node.input]
@@ -154,6 +152,7 @@ def _copy_scales(graph: onnx.GraphProto, constants: Mapping[str, onnx.TensorProt
             graph.initializer.append(copied)
             for node in (quantize, *back):
                 node.input[index] = copied.name
+    prune(graph)  # the shared ones
 
 
 def _enclose(

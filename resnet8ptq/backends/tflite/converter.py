@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.core.console import track
-from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.gates import saved_model as saved_model_gate
 from resnet8ptq.models.sources import prepare_tensorflow, saved_model
@@ -46,7 +45,7 @@ def convert(
     Raises:
         ModelError: Keras refuses the file, or the folder holds operators that inference does not
             need.
-        UnsupportedError: the converter takes not all of its operators.
+        UnsupportedError: the converter lacks one of its operators.
     """
     prepare_tensorflow()
     warnings.simplefilter("ignore")  # TensorFlow's own deprecations
@@ -58,13 +57,9 @@ def convert(
     converter = _from_saved_model(source) if source.is_dir() else _from_keras(source)
     if quantized:
         _set_up(converter, samples, per_channel, integer_io, wide)
-    try:
+    why = "backend=tflite: TensorFlow cannot convert the network; try backend=onnx"
+    with errors_as(UnsupportedError, why):
         return bytes(converter.convert())
-    except Exception as error:  # TensorFlow's own; of an operator, with a page of its callers
-        raise UnsupportedError(
-            f"backend=tflite: TensorFlow cannot convert the network ({one_line(error)[:200]}); try "
-            "backend.flow=onnx2tf"
-        ) from None
 
 
 class _Stderr(io.TextIOWrapper):
