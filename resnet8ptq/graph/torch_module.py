@@ -64,7 +64,7 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     makers = {node.name for node in proto.graph.node if not floats.isdisjoint(node.output)}
     for name, depth in _index_depths(proto).items():
         module.set_submodule(name, _Pick(depth=depth))
-    for node in proto.graph.node:
+    for node in proto.graph.node:  # onnx2torch takes TensorFlow's nearest pixel for torch's
         how = attribute(node, "coordinate_transformation_mode", b"")
         if node.op_type == "Resize" and how == b"tf_half_pixel_for_nn":
             module.get_submodule(node.name).onnx_mode = "nearest-exact"

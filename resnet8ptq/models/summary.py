@@ -134,7 +134,8 @@ def summarize(
     graph, static = proto.graph, static_tensors(proto.graph)
     computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
     contract, by_tensorflow = read_contract(graph), name in sources.TFLITE_FORMATS
-    to_tflite = by_tensorflow or [tensor.dtype for tensor in contract.inputs] == ["float32"]
+    dtypes = [tensor.dtype for tensor in contract.inputs]
+    to_tflite = dtypes == ["float32"] or (by_tensorflow and len(dtypes) == 1)
     backends = [backend for backend in BACKENDS if backend != "tflite" or to_tflite]
     makers = {output: node.op_type for node in graph.node for output in node.output}
     left = [n.op_type for n in left_by_attention(graph) if not static.issuperset(n.output)]
@@ -237,11 +238,10 @@ def requirements(summary: Summary) -> list[str]:
     contract = summary.contract
     lines = [f"samples that are {_describe(tensor)}" for tensor in contract.inputs]
     if len(contract.inputs) > 1:
+        line = "an array for each input (data=arrays, or data=table with data.tokenizer)"
         setting = ask_for_values(contract.inputs[1:])
-        lines.append(
-            "an array for each input (data=arrays, or data=table with data.tokenizer), or values "
-            f"that are the same for every sample: {setting}"
-        )
+        same = f", or values that are the same for every sample: {setting}"
+        lines.append(line + same if sources.takes_values(summary.path) else line)
     if [value.shape for value in contract.inputs] == [value.shape for value in contract.outputs]:
         lines.append("no labels, or labels of anomalies: input and output have the same shape")
     elif len(contract.outputs) == 1 and len(contract.outputs[0].shape) == 1:

@@ -312,7 +312,10 @@ def test_sound_models_are_converted(kept, report):
         ("grey.keras", "takes (32, 32, 1), the samples are (32, 32, 3)"),
         ("nan.h5", "NaN or infinity in"),
         ("infinite.keras", "NaN or infinity in"),
-        ("two_inputs.keras", ", and the samples are one array; takes an array for each (data=arrays)"),
+        (
+            "two_inputs.keras",
+            ", and the samples are one array; takes an array for each (data=arrays)",
+        ),
         ("without_shape.keras", ""),
         ("only.weights.h5", "holds weights and no layers"),
         ("cut.h5", "Keras refuses it"),

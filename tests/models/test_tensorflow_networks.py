@@ -120,7 +120,7 @@ def test_one_array_does_not_fill_two_inputs(kept, report):
     kind, message = report["one"]
     assert kind == "ModelError"
     assert message.startswith(
-        f"{kept / 'list.keras'}: has 2 inputs (picture (None, 8, 6, 3), tokens"
+        f"{kept / 'list.keras'}: has 2 inputs (picture [8, 6, 3] float32, tokens [5] int32), and"
     )
     assert message.endswith("the samples are one array; takes an array for each (data=arrays)")
 

@@ -135,6 +135,7 @@ def quantize(
             raise UnsupportedError(why) from error
         _free_inputs(prepared, qconfig.activation)
         observers = _observers(prepared, graph)
+        # A given range of one tensor serves all that share its observer.
         given = {id(observer) for name, observer in observers if name in activations.preset}
         calibrated = activations.find_ranges(
             name

@@ -91,8 +91,6 @@ def _take(content: bytes, folder: Path) -> Program:
             )
     graph = cut(meta.graph_def, [*ends, *restores])
     functions = _reachable(graph)
-    for node in chain(graph.node, *(function.node_def for function in functions.values())):
-        node.attr.pop("_lower_using_switch_merge", None)  # tf2onnx takes whole loops only
     kept = [item for item in graph.library.function if item.signature.name in functions]
     del graph.library.function[:], graph.library.gradient[:]
     graph.library.function.extend(kept)

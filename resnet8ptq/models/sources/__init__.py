@@ -29,11 +29,6 @@ def is_record(sample: Sample) -> bool:
     return sample is not None and bool(names_of(sample.dtype))
 
 
-def may_fill_several(sample: Sample) -> bool:
-    """Return whether samples fill several inputs, or are not known."""
-    return sample is None or is_record(sample)
-
-
 @dataclass(frozen=True)
 class Network:
     """The content of a network's file.
@@ -126,6 +121,12 @@ def find_format(path: Path) -> Format | None:
     return next((item for item in FORMATS if item.is_of(path)), None)
 
 
+def takes_values(path: Path) -> bool:
+    """Return whether `model.inputs` may set inputs of a file."""
+    file_format = find_format(path)
+    return file_format is not None and file_format.name == "onnx"
+
+
 def format_name(path: Path, is_module: bool = False) -> str:
     """Return the name of a network's format; `module` for weights, which may look like Keras's."""
     file_format = None if is_module else find_format(path)
@@ -159,7 +160,7 @@ def read(
     file_format = find_format(source)
     if file_format is None:
         raise ModelError(f"{source}: is not a model; {TAKES}")
-    if inputs and file_format.name != "onnx":
+    if inputs and not takes_values(source):
         raise ModelError(f"model.inputs: takes an .onnx file, and {source} is none")
     reader = resolve_name(file_format.reader)
     network: Network = reader(source, sample, *((inputs,) if inputs else ()))

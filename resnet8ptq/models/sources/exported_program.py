@@ -17,7 +17,7 @@ from resnet8ptq.models.gates import exported_program as gate
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.normalization import opset
-from resnet8ptq.models.sources import Network, Sample, is_record
+from resnet8ptq.models.sources import Network, Sample
 from resnet8ptq.models.sources.onnx import to_supported
 
 _BATCH = 8  # for a program whose batch size has bounds
@@ -34,14 +34,11 @@ def read(source: Path, sample: Sample) -> Network:
     silent = warnings.catch_warnings(action="ignore")
     with errors_as(ModelError, f"{source}: torch cannot load it"), silent:
         program = torch.export.load(packed)
-    return from_program(program, source, is_record(sample))
+    return from_program(program, source, sample)
 
 
-def from_program(program: Any, source: Path, several: bool = False) -> Network:
+def from_program(program: Any, source: Path, sample: Sample) -> Network:
     """Return a program as a network; errors name `source`.
-
-    Args:
-        several: see `to_supported`.
 
     Raises:
         ModelError: an input that samples cannot fill, or torch cannot export it.
@@ -52,7 +49,7 @@ def from_program(program: Any, source: Path, several: bool = False) -> Network:
         proto = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
     proto = onnx.ModelProto.FromString(proto.SerializeToString())
     onnx_gate.check(proto, source)
-    return Network(to_supported(proto, source, several), _original(program), opset(proto))
+    return Network(to_supported(proto, source, sample), _original(program), opset(proto))
 
 
 def _original(program: Any) -> Predict:

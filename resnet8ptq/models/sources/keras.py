@@ -13,16 +13,11 @@ from onnx import numpy_helper
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed, names_of
 from resnet8ptq.models.batch_axis import Outputs
-from resnet8ptq.models.contract import INPUT_DTYPES, Samples, Tensor, arranged, find_layout
+from resnet8ptq.models.contract import Samples, Tensor, arranged, find_layout
 from resnet8ptq.models.gates import keras as gate
 from resnet8ptq.models.normalization import OPSET, rename
-from resnet8ptq.models.sources import (
-    Network,
-    Sample,
-    is_record,
-    may_fill_several,
-    prepare_tensorflow,
-)
+from resnet8ptq.models.sources import Network, Sample, is_record, prepare_tensorflow
+from resnet8ptq.models.sources.onnx import check_inputs
 
 # Names that Keras generates.
 _GENERATED = re.compile(r"(input|input_layer|keras_tensor)(_\d+)?")
@@ -77,35 +72,23 @@ def _input_specs(model: Any, source: Path, sample: Sample) -> list[Any]:
     """Return the `TensorSpec` of each input; free sizes are those of the samples."""
     import tensorflow as tf
 
-    inputs = model.inputs
-    if len(inputs) != 1 and not may_fill_several(sample):
-        shown = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in inputs)
-        raise ModelError(
-            f"{source}: has {len(inputs)} inputs ({shown}), and the samples are one array; takes "
-            "an array for each (data=arrays)"
-        )
+    inputs = [Tensor(t.name, tuple(t.shape[1:]), t.dtype) for t in model.inputs]
+    check_inputs(inputs, source, sample)
     specs = []
-    for index, tensor in enumerate(inputs):
-        if tensor.dtype not in INPUT_DTYPES:
-            raise ModelError(
-                f"{source}: its input {tensor.name} is {tensor.dtype}; takes "
-                f"{', '.join(INPUT_DTYPES)}"
-            )
+    for index, (tensor, shown) in enumerate(zip(model.inputs, inputs, strict=True)):
         batch, *sizes = tensor.shape
-        shape = _shape_of(sample, tensor.name)
-        if shape is not None:
-            takes = Tensor(tensor.name, tuple(sizes), tensor.dtype)
-            sizes = list(arranged(shape, find_layout(shape, takes)))
+        if (shape := _shape_of(sample, shown.name)) is not None:
+            sizes = list(arranged(shape, find_layout(shape, shown)))
         name = "input" if len(inputs) == 1 else f"input__{index}"
         specs.append(tf.TensorSpec((batch, *sizes), tensor.dtype, name))
     return specs
 
 
 def _shape_of(sample: Sample, name: str) -> tuple[int, ...] | None:
-    """Return the shape of the samples of an input; None where they do not have it."""
-    if sample is None or not is_record(sample):
-        return None if sample is None else sample.shape[1:]
-    return sample.dtype[name].shape if name in names_of(sample.dtype) else None
+    """Return the shape of the samples of an input; None where there are none."""
+    if sample is None or (is_record(sample) and name not in names_of(sample.dtype)):
+        return None
+    return sample.dtype[name].shape if is_record(sample) else sample.shape[1:]
 
 
 def _export(model: Any, call: Callable[..., Any], specs: Sequence[Any]) -> onnx.ModelProto:

@@ -1,6 +1,6 @@
 """An ONNX file as the source of the FP32 network."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,16 @@ from resnet8ptq.core.records import feed
 from resnet8ptq.graph.session import Runner, open_session
 from resnet8ptq.models import batch_first, branches
 from resnet8ptq.models.batch_axis import in_full_batches
-from resnet8ptq.models.contract import INPUT_DTYPES, ask_for_values, is_scalar, read_contract
+from resnet8ptq.models.contract import (
+    INPUT_DTYPES,
+    Tensor,
+    ask_for_values,
+    is_scalar,
+    read_contract,
+)
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import normalize, opset, raise_opset, write_scalers
-from resnet8ptq.models.sources import Network, Sample, is_record
+from resnet8ptq.models.sources import Network, Sample, is_record, takes_values
 
 
 def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) -> Network:
@@ -32,7 +38,7 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
         ModelError: see `gates.onnx.read` and `to_supported`, or wrong `inputs`.
     """
     proto, original, axes = read_graph(source, inputs or {})
-    converted = to_supported(proto, source, is_record(sample))
+    converted = to_supported(proto, source, sample)
     with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
         predict = _open(original, axes)
     fixed = read_contract(converted.graph).batch
@@ -98,11 +104,8 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
     graph.initializer.append(numpy_helper.from_array(constant, name))
 
 
-def to_supported(proto: onnx.ModelProto, source: Path, several: bool = False) -> onnx.ModelProto:
+def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.ModelProto:
     """Return a normalized copy of a graph, converted to a supported opset.
-
-    Args:
-        several: the samples are records, which fill several inputs by name.
 
     Raises:
         ModelError: NaN in weights, an unsupported opset, or an input that samples cannot fill.
@@ -113,22 +116,29 @@ def to_supported(proto: onnx.ModelProto, source: Path, several: bool = False) ->
     converted = raise_opset(proto, source)
     normalize(converted)
     inputs = read_contract(converted.graph).inputs
-    if len(inputs) != 1 and not several:
-        names = ", ".join(map(str, inputs))
-        raise ModelError(
-            f"{source}: has {len(inputs)} inputs ({names}), and the samples are one array; takes "
-            f"an array for each (data=arrays), or one, and values for the others: "
-            f"{ask_for_values(inputs[1:])}"
-        )
+    check_inputs(inputs, source, sample)
     for value, tensor in zip(converted.graph.input, inputs, strict=True):
+        if is_scalar(value):
+            asked = f", or its value: {ask_for_values([tensor])}" if takes_values(source) else ""
+            raise ModelError(
+                f"{source}: its input {tensor.name} is a single number; takes one with a batch "
+                f"axis{asked}"
+            )
+    return converted
+
+
+def check_inputs(inputs: Sequence[Tensor], source: Path, sample: Sample) -> None:
+    """Raise `ModelError` for several inputs beside samples of one array, or an unknown dtype."""
+    if len(inputs) != 1 and sample is not None and not is_record(sample):
+        asked = f", or one, and values for the others: {ask_for_values(inputs[1:])}"
+        raise ModelError(
+            f"{source}: has {len(inputs)} inputs ({', '.join(map(str, inputs))}), and the samples "
+            "are one array; takes an array for each (data=arrays)"
+            f"{asked if takes_values(source) else ''}"
+        )
+    for tensor in inputs:
         if tensor.dtype not in INPUT_DTYPES:
             raise ModelError(
                 f"{source}: its input {tensor.name} is {tensor.dtype}; takes "
                 f"{', '.join(INPUT_DTYPES)}"
             )
-        if is_scalar(value):
-            raise ModelError(
-                f"{source}: its input {tensor.name} is a single number; takes one with a batch "
-                f"axis, or its value: {ask_for_values([tensor])}"
-            )
-    return converted

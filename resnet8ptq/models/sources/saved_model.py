@@ -6,6 +6,7 @@ writers, Python objects.
 """
 
 import logging
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from resnet8ptq.models.contract import Samples
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import saved_model as gate
 from resnet8ptq.models.normalization import OPSET, rename
-from resnet8ptq.models.sources import Network, Sample, may_fill_several, prepare_tensorflow
+from resnet8ptq.models.sources import Network, Sample, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
 
 
@@ -43,13 +44,16 @@ def read(source: Path, sample: Sample) -> Network:
         values = feed(samples, list(inputs))
         return list(session.run(outputs, {inputs[name]: values[name] for name in values}))
 
+    bodies = (function.node_def for function in frozen.library.function)
+    for node in chain(frozen.node, *bodies):
+        node.attr.pop("_lower_using_switch_merge", None)  # tf2onnx takes whole loops only
     proto, _ = tf2onnx.convert.from_graph_def(
         frozen, input_names=list(inputs.values()), output_names=outputs, opset=OPSET
     )
     named = (program.outputs | inputs).items()
     rename(proto.graph, {tensor: name for name, tensor in named})
     onnx_gate.check(proto, source)
-    return Network(to_supported(proto, source, may_fill_several(sample)), predict, OPSET)
+    return Network(to_supported(proto, source, sample), predict, OPSET)
 
 
 def freeze(program: gate.Program, source: Path) -> Any:

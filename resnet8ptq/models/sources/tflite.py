@@ -9,7 +9,7 @@ from resnet8ptq.models.contract import Samples
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import tflite as gate
 from resnet8ptq.models.normalization import OPSET
-from resnet8ptq.models.sources import Network, Sample, may_fill_several, prepare_tensorflow
+from resnet8ptq.models.sources import Network, Sample, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
 
 
@@ -29,7 +29,7 @@ def read(source: Path, sample: Sample) -> Network:
     gate.check(source)
     proto, _ = tf2onnx.convert.from_tflite(str(source), opset=OPSET)
     onnx_gate.check(proto, source)
-    supported = to_supported(proto, source, may_fill_several(sample))
+    supported = to_supported(proto, source, sample)
     with errors_as(ModelError, f"{source}: LiteRT cannot run it"):
         interpreter = Interpreter(str(source), num_threads=1)
         interpreter.allocate_tensors()

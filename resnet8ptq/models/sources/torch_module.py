@@ -21,7 +21,7 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.data.fields import find_masked, is_picture
 from resnet8ptq.graph.torch_module import import_torchvision
 from resnet8ptq.models.contract import arranged, likely_layouts
-from resnet8ptq.models.sources import Module, Network, Sample, is_record
+from resnet8ptq.models.sources import Module, Network, Sample
 from resnet8ptq.models.sources.exported_program import from_program
 
 
@@ -42,7 +42,7 @@ def read(source: Path, sample: Sample, module: Module) -> Network:
     errors = []
     for inputs in _examples(network, sample):
         try:
-            return from_program(_export(network, inputs), source, is_record(sample))
+            return from_program(_export(network, inputs), source, sample)
         except ModelError:
             raise
         except Exception as error:  # the user's, and torch's own
