@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,19 @@ import onnx
 import pytest
 from onnx import parser
 
-from resnet8ptq.backends.openvino import library, nncf_quantizer, predictor, profiler
+from resnet8ptq.backends.openvino import (
+    archive,
+    checking,
+    library,
+    nncf_quantizer,
+    predictor,
+    profiler,
+)
 from resnet8ptq.backends.openvino.predictor import make_network
 from resnet8ptq.backends.openvino.profiler import count_kernels
 from resnet8ptq.backends.openvino.quantizer import OpenvinoQuantizer
 from resnet8ptq.backends.openvino.rewriting import rewrite
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
@@ -22,6 +31,7 @@ from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.conversion import FOLDED
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.tasks.distortion import KERNELS_DB
 from tests.helpers import converted
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of, runtime_of
@@ -56,18 +66,15 @@ def test_options_of_nncf_have_an_effect(quantize):
     assert not np.array_equal(plain.predict(images=100), changed.predict(images=100))
 
 
-@needs_openvino
-def test_a_result_that_depends_on_the_batch_is_told(tmp_path, caplog):
-    proto = parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> agraph (float[N, 4] x) => (float[N, 4] y) '
-        "{ mean = ReduceMean <axes = [0]> (x) y = Sub(x, mean) }"
-    )
-    path, samples = tmp_path / "model.onnx", np.eye(4, dtype=np.float32)
-    onnx.save(proto, path)
-    nncf_quantizer.check_batches(path, samples[:1], 1)
-    assert not caplog.messages
-    nncf_quantizer.check_batches(path, samples, 1)
-    assert "computes a batch of 4 samples otherwise" in caplog.text
+@needs_nncf
+@pytest.mark.parametrize(("reduce_range", "most"), [("true", {63, 64}), ("false", {127})])
+def test_reduce_range_is_the_overflow_fix_of_nncf(quantize, reduce_range, most):
+    settings = ("backend=openvino_nncf", "dtype=int8", f"reduce_range={reduce_range}")
+    graph = archive.read(quantize(*settings).artifact.path.read_bytes())
+    constants = [node for node in graph.get_ops() if node.get_type_name() == "Constant"]
+    levels = [node.data for node in constants if node.get_element_type().get_type_name() == "i8"]
+    assert len(levels) == 10
+    assert {int(np.abs(values.astype(np.int16)).max()) for values in levels} == most
 
 
 @needs_openvino
@@ -220,42 +227,68 @@ g (float[N, 12, 6] x) => (float[N, 3] y) {
 }"""
 
 
-@needs_openvino
-@pytest.mark.parametrize(
-    "pool",
-    [
-        "mean = GlobalAveragePool(summed) pooled = Flatten(mean)",
-        "pooled = ReduceMean<axes = [-1], keepdims = 0>(summed)",
-        "flat = Transpose<perm = [0, 2, 1]>(summed) "
-        "mean = ReduceMean<axes = [1], keepdims = 1>(flat) pooled = Squeeze(mean, one)",
-    ],
-)
-def test_signals_are_computed_as_in_onnx_runtime(tmp_path, pool):
-    """OpenVINO's own were wrong: causal padding, and means in batches of 9 and more."""
+def make_signals(folder: Path, pool: str, padding: int) -> tuple[Fp32Model, Split]:
+    """Return a network of signals, [N, steps, channels], and samples of it."""
     random = np.random.default_rng(0)
     proto = parser.parse_model(SIGNALS % pool)
     constants = {
-        "pads": np.array([0, 2, 0, 0, 0, 0]),
+        "pads": np.array([0, padding, 0, 0, 0, 0]),
         "kernels": random.normal(size=(8, 6, 3)).astype(np.float32),
         "weights": random.normal(size=(8, 3)).astype(np.float32),
         "one": np.array([1]),
     }
     add_constants(proto.graph, constants)
-    onnx.save(proto, tmp_path / "signals.onnx")
+    onnx.save(proto, folder / "signals.onnx")
     samples = random.normal(size=(40, 12, 6)).astype(np.float32)
-    record = converted.convert(tmp_path / "signals.onnx", tmp_path / "made", samples)
-    path = tmp_path / "made" / FOLDED
-    network = Fp32Model("own", tmp_path / "signals.onnx", "", path, True, record)
+    record = converted.convert(folder / "signals.onnx", folder / "made", samples)
+    path = folder / "made" / FOLDED
+    network = Fp32Model("own", folder / "signals.onnx", "", path, True, record)
+    return network, Split(samples, np.zeros(40, np.int64), "")
+
+
+def settings_of(backend: str) -> RunConfig:
+    settings = ("dtype=u8s8", "per_channel=true", "reduce_range=true")
+    return make_config(f"backend={backend}", *settings)
+
+
+MEANS = [
+    "mean = GlobalAveragePool(summed) pooled = Flatten(mean)",
+    "pooled = ReduceMean<axes = [-1], keepdims = 0>(summed)",
+    "flat = Transpose<perm = [0, 2, 1]>(summed) "
+    "mean = ReduceMean<axes = [1], keepdims = 1>(flat) pooled = Squeeze(mean, one)",
+]
+
+
+@needs_openvino
+@pytest.mark.parametrize("pool", MEANS)
+def test_signals_are_computed_as_in_onnx_runtime(tmp_path, pool, caplog):
+    """OpenVINO's own were wrong: causal padding, and means in batches of 9 and more."""
+    network, split = make_signals(tmp_path, pool, 2)
     outputs = []
     for name in ("onnx", "openvino"):
-        settings = (f"backend={name}", "dtype=u8s8", "per_channel=true", "reduce_range=true")
-        quantizer, folder = quantizer_of(make_config(*settings)), tmp_path / name
+        quantizer, folder = quantizer_of(settings_of(name)), tmp_path / name
         folder.mkdir()
-        split = Split(samples, np.zeros(40, np.int64), "")
         artifact = quantizer.quantize(network, split, folder)
-        outputs.append(np.concatenate(quantizer.load(artifact.path, 1).predict(samples)))
+        outputs.append(np.concatenate(quantizer.load(artifact.path, 1).predict(split.images)))
     theirs, ours = outputs
     assert np.square(theirs - ours).sum() < 1e-3 * np.square(theirs).sum()
+    assert float(artifact.details.get("kernels_sqnr_db", "inf")) > KERNELS_DB
+    assert not caplog.messages
+
+
+@needs_openvino
+def test_kernels_that_add_more_noise_than_quantization_are_told(tmp_path, caplog):
+    """OpenVINO computes ONNX Runtime's file wrongly, in batches of 9 and more."""
+    network, split = make_signals(tmp_path, MEANS[0], 0)
+    theirs = quantizer_of(settings_of("onnx")).quantize(network, split, tmp_path)
+    config = settings_of("openvino")
+    few = checking.check(config, theirs, network, split.take(np.arange(8)), runtime_of(config))
+    assert few.path == theirs.path
+    assert not caplog.messages
+    many = checking.check(config, theirs, network, split, runtime_of(config))
+    assert float(many.details["kernels_sqnr_db"]) < KERNELS_DB
+    assert "OpenVINO's integer kernels add more noise" in caplog.text
+    assert "try backend=onnx" in caplog.text
 
 
 @needs_openvino

@@ -45,14 +45,16 @@ def read(model: Path | bytes) -> Any:
     return core().read_model(model if isinstance(model, bytes) else str(model))
 
 
-def compile_graph(graph: Any, threads: int, timed: bool = False) -> Any:
+def compile_graph(graph: Any, threads: int, timed: bool = False, on_integers: bool = True) -> Any:
     """Return a graph compiled for the CPU, in 8 bits where it says so and in float32 elsewhere.
 
     Args:
         threads: 0: every core.
         timed: measure each node.
+        on_integers: False: compute what is rounded in float too, as the graph defines it.
     """
     settings = {
+        "LP_TRANSFORMS_MODE": on_integers,
         "INFERENCE_PRECISION_HINT": "f32",  # by default float layers run in bfloat16 on some CPUs
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,

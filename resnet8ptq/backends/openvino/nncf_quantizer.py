@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import (
     WITH_ACTIVATIONS,
@@ -26,7 +25,7 @@ from resnet8ptq.backends.contract import (
     options_of,
     refuse_others,
 )
-from resnet8ptq.backends.openvino import archive, predictor, profiler
+from resnet8ptq.backends.openvino import archive, checking, predictor, profiler
 from resnet8ptq.backends.openvino.library import library, read
 from resnet8ptq.backends.openvino.quantizer import ENGINE, OpenvinoQuantizer
 from resnet8ptq.calibration.statistics import Ranges
@@ -52,7 +51,6 @@ _TAKES: Takes = {
     "format": ([None], "only for ONNX files"),
     "symmetric.weights": ([None, True], "NNCF's weights have no zero point"),
     "symmetric.activations": ([None], _PRESET),
-    "reduce_range": ([None, False], "NNCF's overflow fix is not offered here; takes 8 bits"),
     "nodes_to_quantize": ([None], _OWN),
     "nodes_to_exclude": ([[]], _OWN),
     "op_types": ([None], _OWN),
@@ -65,8 +63,6 @@ _TAKES: Takes = {
         for name in CORRECTIONS
     },
 }
-_AT_ONCE = 16  # samples that are compared in one batch and one by one
-_TOLERANCE = 0.02  # of an output's range: two kernels may round to neighbouring levels
 
 
 def is_installed() -> bool:
@@ -98,7 +94,7 @@ class NncfQuantizer:
             weight_dtype="int8",
             activation_dtype="uint8",
             execution="integer",
-            weight_bits=8,
+            weight_bits=7 if self.config.reduce_range else 8,
             activation_bits=8,
             weight_scheme="symmetric",
             activation_scheme="affine" if mixed else "symmetric",
@@ -125,7 +121,7 @@ class NncfQuantizer:
             return self._float.quantize(model, calibration, folder, ranges)
         samples = replace(calibration, images=calibration.images[:])
         crashed = QuantizationError(f"{model.onnx_path}: quantizing it crashed NNCF")
-        settings = self._options, self.config.per_channel
+        settings = self._options, self.config.per_channel, self.config.reduce_range
         content = isolation.call(quantize, model.onnx_path, samples, *settings, crashed=crashed)
         path = folder / f"model{archive.SUFFIX}"
         with files.atomic(path) as temporary:
@@ -136,10 +132,8 @@ class NncfQuantizer:
             raise UnsupportedError(
                 f"backend=openvino_nncf: all {in_float} layers of NNCF's file run in float"
             )
-        count = min(_AT_ONCE, len(calibration))
-        if calibration.at_once is None and count > 1:
-            check_batches(path, calibration.inputs(np.arange(count)), self.runtime.threads)
-        return Artifact(path, on_integers, {}, {"float_layers": str(in_float)})
+        artifact = Artifact(path, on_integers, {}, {"float_layers": str(in_float)})
+        return checking.check(self.config, artifact, model, calibration, self.runtime)
 
     @property
     def _options(self) -> NncfConfig:
@@ -154,10 +148,19 @@ class NncfQuantizer:
     profile = staticmethod(profiler.profile)
 
 
-def quantize(network: Path, samples: Split, options: NncfConfig, per_channel: bool) -> bytes:
+def quantize(
+    network: Path,
+    samples: Split,
+    options: NncfConfig,
+    per_channel: bool,
+    reduce_range: bool | None,
+) -> bytes:
     """Return an ONNX file, quantized by NNCF, as an archive of OpenVINO's files.
 
     Runs in a separate process, whose stdout it closes.
+
+    Args:
+        reduce_range: weights of 7 bits; None: those of the first convolutions alone.
     """
     openvino = library()  # before NNCF, which would report to Intel too
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -169,6 +172,7 @@ def quantize(network: Path, samples: Split, options: NncfConfig, per_channel: bo
         graph = read(network)
         names = [value.get_any_name() for value in graph.inputs]
         channels = QuantizationParameters(per_channel=per_channel)
+        fix = {None: None, True: nncf.OverflowFix.ENABLE, False: nncf.OverflowFix.DISABLE}
         smooth = nncf.AdvancedSmoothQuantParameters()
         if not options.smooth_quant:
             smooth.matmul = -1
@@ -181,6 +185,7 @@ def quantize(network: Path, samples: Split, options: NncfConfig, per_channel: bo
             fast_bias_correction=options.bias_correction == "fast",
             advanced_parameters=nncf.AdvancedQuantizationParameters(
                 disable_bias_correction=options.bias_correction == "none",
+                overflow_fix=fix[reduce_range],
                 weights_quantization_params=channels,
                 smooth_quant_alphas=smooth,
             ),
@@ -201,24 +206,3 @@ def renumber(graph: Any) -> None:
         kind = operator.get_type_name()
         if re.fullmatch(rf"{kind}_\d+", operator.get_friendly_name()):
             operator.set_friendly_name(f"{kind}_{position}")
-
-
-def check_batches(path: Path, samples: NDArray[Any], threads: int) -> None:
-    """Warn if a file returns other outputs for a batch than for each of its samples.
-
-    OpenVINO 2026.4 computes some fused operators wrongly beyond the first sample of a batch, such
-    as the multiplication that SmoothQuant puts behind a ReduceSum.
-    """
-    run = predictor.open_network(path, threads)
-    singles = [run(samples[n : n + 1]) for n in range(len(samples))]
-    apart = 0.0
-    for whole, *parts in zip(run(samples), *singles, strict=True):
-        alone = np.concatenate(parts)
-        apart = max(apart, float(np.abs(whole - alone).max() / (np.ptp(alone) or 1)))
-    if not apart <= _TOLERANCE:
-        log.warning(
-            "backend=openvino_nncf: OpenVINO computes a batch of %d samples otherwise than each of "
-            "them alone (apart by up to %.0f%% of the outputs' range): the result depends on the "
-            "batch; try backend.smooth_quant=false, or evaluate.batch_size=1",
-            *(len(samples), 100 * apart),
-        )

@@ -1,7 +1,7 @@
 """Runs an ONNX file, or an archive of OpenVINO's files, in OpenVINO."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,16 +24,16 @@ def load(path: Path, threads: int) -> Predictor:
     return Predictor(open_network(path, threads), partial(_open_logits, path, threads))
 
 
-def open_network(path: Path, threads: int, timed: bool = False) -> "Network":
-    """Compile an ONNX file or an archive; see `compile_graph`."""
+def open_network(path: Path, threads: int, **options: bool) -> "Network":
+    """Compile an ONNX file or an archive; for options see `compile_graph`."""
     graph = archive.read(path.read_bytes()) if path.suffix == archive.SUFFIX else read(path)
-    return make_network(graph, threads, timed)
+    return make_network(graph, threads, **options)
 
 
-def make_network(graph: Any, threads: int, timed: bool = False) -> "Network":
-    """Compile a graph; see `compile_graph`."""
+def make_network(graph: Any, threads: int, **options: bool) -> "Network":
+    """Compile a graph; for options see `compile_graph`."""
     names = [value.get_any_name() for value in graph.inputs]
-    return Network(graph, names, only_batch_is_free(graph), threads, timed)
+    return Network(graph, names, only_batch_is_free(graph), threads, options)
 
 
 def _open_logits(path: Path, threads: int) -> Run | None:
@@ -54,13 +54,14 @@ class Network:
     Attributes:
         names: of its inputs.
         by_size: the batch size is all that is free.
+        options: of `compile_graph`.
     """
 
     graph: Any
     names: Sequence[str]
     by_size: bool
     threads: int
-    timed: bool = False
+    options: Mapping[str, bool] = field(default_factory=dict)
     _requests: OrderedDict[int | None, Any] = field(default_factory=OrderedDict)
     # Of graphs of fixed sizes: input tensors by name, and output tensors. Asking a request for them
     # takes a tenth of the time of a small network.
@@ -107,7 +108,7 @@ class Network:
                 shape[0] = size
                 shapes[value.get_any_name()] = shape
             graph.reshape(shapes)
-        compiled = compile_graph(graph, self.threads, self.timed)
+        compiled = compile_graph(graph, self.threads, **self.options)
         request = compiled.create_infer_request()
         self._requests[size] = request
         ports = [*compiled.inputs, *compiled.outputs]

@@ -16,7 +16,7 @@ import onnx
 
 from resnet8ptq.backends.contract import WITH_ACTIVATIONS, Artifact, Resolved, Takes, refuse_others
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
-from resnet8ptq.backends.openvino import predictor, profiler
+from resnet8ptq.backends.openvino import checking, predictor, profiler
 from resnet8ptq.backends.openvino.library import library, read
 from resnet8ptq.backends.openvino.rewriting import rewrite
 from resnet8ptq.calibration.statistics import Ranges
@@ -99,7 +99,7 @@ class OpenvinoQuantizer:
                 f"backend=openvino: OpenVINO computes all {in_float} layers of the quantized file "
                 "in float on this CPU"
             )
-        return artifact
+        return checking.check(self.config, artifact, model, calibration, self.runtime)
 
     @property
     def _writer(self) -> OnnxQuantizer:

@@ -19,13 +19,13 @@ from resnet8ptq.experiment.ladder.changes import (
     calibrate_with,
     leave_in_float,
 )
+from resnet8ptq.tasks.distortion import KERNELS_DB
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
 UNLIKE = 64  # ranges that differ by 100 times, measured in octaves on both sides
 OUTLIER = 8  # the largest value against the octave below which 99% of the values lie
 JOINED_UNLIKE = 16
 OFF_SHARE = 1e-4  # of the values of a tensor
-KERNEL_DB = 30.0  # of the output: what rounding alone leaves of it is more
 OTHER_RANGE = 4
 
 
@@ -105,7 +105,7 @@ def saturated_sum(measured: TensorMeasurements, config: RunConfig) -> Finding | 
         if activation.off > OFF_SHARE * activation.count
     ]
     ends = measured.kernels
-    whole = ends.noise > measured.arithmetic.noise and ends.sqnr_db < KERNEL_DB
+    whole = ends.noise > measured.arithmetic.noise and ends.sqnr_db < KERNELS_DB
     if not hit and not whole:
         return None
     hit.sort(key=lambda activation: -activation.off / activation.count)
