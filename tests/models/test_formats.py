@@ -76,6 +76,11 @@ class Network(tf.Module):
             return self.sound(x)["scores"] + 0
 
     @tf.function(input_signature=[spec])
+    def trains(self, x):
+        self.dense.assign_add(tf.ones_like(self.dense))
+        return self.sound(x)["scores"]
+
+    @tf.function(input_signature=[spec])
     def python(self, x):
         act = lambda y: (target.touch(), y)[1]
         scores = tf.py_function(act, [self.sound(x)["scores"]], tf.float32)
@@ -96,7 +101,7 @@ class Network(tf.Module):
 
 
 network = Network()
-for name in ("sound", "asserts", "reads", "writes", "python", "two_inputs"):
+for name in ("sound", "asserts", "reads", "writes", "trains", "python", "two_inputs"):
     tf.saved_model.save(network, folder / name, signatures=getattr(network, name))
 
 
@@ -266,6 +271,11 @@ def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
     [
         ("reads", "its operator 'ReadFile' is none of inference"),
         ("writes", "its operator 'WriteFile' is none of inference"),
+        (
+            "trains",
+            "its operator 'AssignAddVariableOp' is none of inference; takes what computes outputs "
+            "from inputs and variables; in training mode? try Keras's model.save('NAME.keras')",
+        ),
         ("python", "its operator 'EagerPyFunc' is none of inference"),
         ("restores", "its operator 'WriteFile' is none of inference"),
         ("other", "restores variables from another path"),

@@ -85,9 +85,10 @@ def _take(content: bytes, folder: Path) -> Program:
         )
     for roots, allowed in ((ends, inference), (restores, _RESTORE)):
         if roots and (strange := next(_strange(cut(meta.graph_def, roots), allowed), None)):
+            trains = "; in training mode? try Keras's model.save('NAME.keras')"
             raise ModelError(
-                f"{folder}: its operator {strange!r} is none of inference; "
-                "takes what computes outputs from inputs and variables"
+                f"{folder}: its operator {strange!r} is none of inference; takes what computes "
+                f"outputs from inputs and variables{trains * strange.startswith('Assign')}"
             )
     graph = cut(meta.graph_def, [*ends, *restores])
     functions = _reachable(graph)
