@@ -43,7 +43,8 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
     if exact or "int8" not in resolved.weight_dtype.split(", "):
         return False
     if resolved.activation_bits is not None:  # torch
-        return resolved.engine != "qnnpack" and resolved.activation_bits == 8
+        whole = resolved.activation_bits == 8 and resolved.weight_bits != 7
+        return resolved.engine != "qnnpack" and whole
     if resolved.weight_bits != 8:
         return False
     return {

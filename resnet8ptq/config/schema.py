@@ -77,6 +77,7 @@ class TorchConfig(BackendConfig):
     name: str = "torch"
     flow: str = limited("fx", one_of("fx", "pt2e"))
     engine: str = limited("auto", one_of("auto", "fbgemm", "x86", "onednn", "qnnpack"))
+    reduced: str = limited("auto", one_of("auto", "activations", "weights"))
     freeze: bool = True
     debug_records: bool = False
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torchao.quantization.pt2e import qat_utils
 
+from resnet8ptq.backends.kernels import saturates
 from resnet8ptq.backends.torch import quantizer as torch_quantizer
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.core import machine
@@ -72,7 +73,8 @@ def test_integer_weights_are_those_of_the_grid(quantize, shapes_model, backend, 
     # FX rounds to torch's own levels unless the weights were placed on the grid.
     placed = ("corrections.adaround=true",) if backend == "torch" else ()
     cell = quantize(f"backend={backend}", f"dtype={dtype}", f"per_channel={per_channel}", *placed)
-    scheme = WeightScheme.of(cell.config)
+    seven = quantizer_of(cell.config).resolve().weight_bits == 7  # without VNNI
+    scheme = WeightScheme.of(cell.config, seven)
     expected = [scheme.grid(w, 0).quantize(w) for w in layer_weights(shapes_model).values()]
     stored = stored_levels(cell)
     assert len(stored) == len(expected) == WEIGHT_LAYERS
@@ -486,6 +488,30 @@ def test_reduce_range_follows_the_engine(engine, given, expected):
     overrides = (f"backend.engine={engine}", f"reduce_range={given}")
     resolved = quantizer_of(make_config("backend=torch", *overrides)).resolve()
     assert resolved.activation_bits == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "bits"),
+    [
+        (("per_channel=true",), (7, 8)),
+        (("per_channel=false",), (None, 7)),
+        (("per_channel=true", "backend.reduced=activations"), (None, 7)),
+        (("per_channel=false", "backend.reduced=weights"), (7, 8)),
+        (("per_channel=true", "method=dynamic"), (None, 7)),
+    ],
+)
+def test_weights_take_the_reduced_range_if_each_channel_has_a_scale(settings, bits):
+    """Either avoids sums that saturate."""
+    resolved = quantizer_of(make_config("backend=torch", "reduce_range=true", *settings)).resolve()
+    assert (resolved.weight_bits, resolved.activation_bits) == bits
+    assert not saturates(resolved, ["Conv"], ["sse2"])
+
+
+@pytest.mark.parametrize("backend", FLOWS)
+def test_weights_of_7_bits_keep_their_levels_within_64(quantize, backend):
+    cell = quantize(f"backend={backend}", "per_channel=true", "reduce_range=true")
+    most = [int(np.abs(levels).max()) for levels in stored_levels(cell)]
+    assert most == [64] * WEIGHT_LAYERS
 
 
 def test_reduce_range_changes_the_model(quantize):

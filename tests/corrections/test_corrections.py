@@ -453,12 +453,6 @@ def test_same_seed_same_file(shapes_model, images, tmp_path):
     assert write("three", "seed=1") != one
 
 
-def test_reduce_range_of_weights_is_onnx_only():
-    for backend, reduced in [("onnx", True), ("torch", False)]:
-        config = configure(f"backend={backend}", "reduce_range=true")
-        assert (quantizer_of(config).resolve().weight_bits == 7) is reduced
-
-
 @pytest.mark.usefixtures("real_files")
 def test_real_network(cache_root, tmp_path, caplog):
     config = make_config("threads=1", "corrections.adaround_iterations=50")

@@ -100,9 +100,12 @@ class ExecutorchQuantizer:
             skipped = prepare(module, proto, Selection.of(config))
             settings = config.calib, self.runtime, ranges or {}
             activations = Activations(model.onnx_path, calibration, *settings)
-            scheme = WeightScheme("int8", symmetric=bool(config.symmetric.activations))
+            schemes = (
+                WeightScheme.of(config),
+                WeightScheme("int8", symmetric=bool(config.symmetric.activations)),
+            )
             module, chosen = pt2e.quantize(
-                module, proto.graph, skipped, activations, config, scheme
+                module, proto.graph, skipped, activations, config, *schemes
             )
         limits = (MOST_AT_ONCE, calibration.at_once, calibration.within_memory)
         content = lowering.lower(module, example, min(n for n in limits if n))

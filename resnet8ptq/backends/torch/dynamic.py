@@ -10,16 +10,24 @@ from resnet8ptq.backends.torch import fx
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.precision.grid import WeightScheme
 
 TAKES: Takes = {
     **fx.WEIGHTS,
     "symmetric.activations": ([None, False], "torch's dynamic kernels are affine"),
     "reduce_range": ([None, True], "torch's dynamic linear always takes 7 bits"),
+    "backend.reduced": (
+        ["auto", "activations"],
+        "torch's dynamic linear takes activations of 7 bits",
+    ),
 }
 
 
 def quantize(
-    module: torch.fx.GraphModule, skipped: list[str], config: QuantizationConfig
+    module: torch.fx.GraphModule,
+    skipped: list[str],
+    config: QuantizationConfig,
+    weights: WeightScheme,
 ) -> tuple[torch.nn.Module, list[str]]:
     """Quantize the linear layers: weights now, activations at inference.
 
@@ -35,6 +43,7 @@ def quantize(
         raise UnsupportedError(
             "method=dynamic: torch quantizes linear layers only, and the network has none"
         )
-    qconfig = QConfig(activation=default_dynamic_quant_observer, weight=fx.weight_observer(config))
+    weight = fx.weight_observer(config, weights)
+    qconfig = QConfig(activation=default_dynamic_quant_observer, weight=weight)
     with known_warnings():
         return quantize_dynamic(module, dict.fromkeys(layers, qconfig)), layers

@@ -98,6 +98,7 @@ def quantize(
     skipped: list[str],
     activations: Activations,
     config: QuantizationConfig,
+    weights: WeightScheme,
     scheme: WeightScheme,
 ) -> tuple[torch.fx.GraphModule, dict[str, Range]]:
     """Prepare with observers, calibrate, and convert.
@@ -107,6 +108,7 @@ def quantize(
         graph: the ONNX graph that `module` was made from.
         skipped: names of its nodes that stay in float.
         activations: gives ranges by ONNX tensor name.
+        weights: their scheme.
         scheme: of the activations.
 
     Returns:
@@ -116,7 +118,8 @@ def quantize(
         UnsupportedError: FX cannot trace the network.
     """
     example = as_tensors(activations.calibration.zeros)
-    qconfig = QConfig(_activation_observer(config.calib, scheme), weight_observer(config))
+    observer = _activation_observer(config.calib, scheme)
+    qconfig = QConfig(observer, weight_observer(config, weights))
     mapping = get_default_qconfig_mapping(torch.backends.quantized.engine).set_global(qconfig)
     # Constants are quantized only with the node that takes them.
     if any(isinstance(layer, _TRANSPOSED) for layer in module.modules()):
@@ -196,14 +199,13 @@ def _activation_observer(calib: CalibConfig, scheme: WeightScheme) -> Any:
     return HistogramObserver.with_args(qscheme=qscheme, **reduced)
 
 
-def weight_observer(config: QuantizationConfig) -> Any:
+def weight_observer(config: QuantizationConfig, scheme: WeightScheme) -> Any:
     """Return a factory of weight observers, on torch's own grid or on that of `precision.grid`.
 
-    torch's int8 grid has 255 steps from -128, half a level more. Weights from AdaRound or
-    fine-tuning lie exactly on the grid of `precision.grid`.
+    torch's int8 grid has 255 steps from -128, half a level more. Weights of 7 bits, and those from
+    AdaRound or fine-tuning, lie exactly on the grid of `precision.grid`.
     """
-    scheme = WeightScheme.of(config)
-    on_grid = config.corrections.adaround or config.method == "qat"
+    on_grid = config.corrections.adaround or config.method == "qat" or scheme.reduce_range
     lowest, highest = scheme.levels if on_grid else (-128, 127)
     settings = {"dtype": torch.qint8, "quant_min": lowest, "quant_max": highest}
     if scheme.per_channel:

@@ -35,6 +35,7 @@ def quantize(
     skipped: list[str],
     activations: Activations,
     config: QuantizationConfig,
+    weights: WeightScheme,
     scheme: WeightScheme,
 ) -> tuple[torch.fx.GraphModule, dict[str, Range]]:
     """Export, calibrate, and let torchao place the quantize and dequantize operators.
@@ -51,7 +52,7 @@ def quantize(
         float_nodes=[n for n, path in paths.items() if re.sub(r"\.\d+$", "", path) in skipped],
         float_output=config.float_output,
         activations=scheme,
-        weights=WeightScheme.of(config),
+        weights=weights,
     )
     names = name_tensors(exported.graph, paths, graph)
     observed = {name: names.get(name, name) for name in quantizer.observed(exported)}

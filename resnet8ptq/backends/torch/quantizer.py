@@ -64,7 +64,7 @@ class TorchQuantizer:
     level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
 
     def resolve(self) -> Resolved:
-        """Return weight and activation dtype, engine and whether activations take 7 bits."""
+        """Return weight and activation dtype, engine, and which of the two takes 7 bits."""
         config, fx_flow = self.config, self._options.flow == "fx"
         refuse_others(config, _TAKES if fx_flow else {**_TAKES, **_FX_ONLY})
         if config.dtype.name == "fp32":
@@ -80,8 +80,9 @@ class TorchQuantizer:
         activations = self._activations
         suffix = " (dynamic)" if config.method == "dynamic" else ""
         return Resolved(
-            weight_dtype=WeightScheme.of(config).dtype,
+            weight_dtype=self._weights.dtype,
             activation_dtype=f"{activations.dtype}{suffix}",
+            weight_bits=7 if self._weights.reduce_range else None,
             activation_bits=7 if activations.reduce_range else 8,
             execution="integer" if fx_flow else "simulated",
             file_format=file.FORMAT,
@@ -113,13 +114,13 @@ class TorchQuantizer:
         chosen: dict[str, Range] = {}
         details: dict[str, str] = {}
         if config.method == "dynamic":
-            module, layers = dynamic.quantize(module, skipped, config)
+            module, layers = dynamic.quantize(module, skipped, config, self._weights)
             details["dynamic_layers"] = ", ".join(layers)
         else:
             settings = config.calib, self.runtime, ranges or {}
             activations = Activations(model.onnx_path, calibration, *settings)
             module, chosen = method.quantize(
-                module, proto.graph, skipped, activations, config, self._activations
+                module, proto.graph, skipped, activations, config, self._weights, self._activations
             )
         file.save(module, example, path, options.freeze, options.debug_records)
         count, _ = file.count_layers(path)
@@ -173,18 +174,35 @@ class TorchQuantizer:
         return _DEFAULT_ENGINE
 
     @property
+    def _weights(self) -> WeightScheme:
+        """The scheme of the weights."""
+        return WeightScheme.of(self.config, self._reduced == "weights")
+
+    @property
     def _activations(self) -> WeightScheme:
         """The scheme of the activations."""
         config, integer = self.config, self._options.flow != "pt2e"
-        reduce_range = config.reduce_range
-        if reduce_range is None and integer:
-            # 7 bits keep 16-bit sums exact without VNNI; dynamic kernels always take 7 bits.
-            reduce_range = config.method == "dynamic" or self._engine in ("fbgemm", "x86")
         return WeightScheme(
             "uint8" if integer else DTYPES[config.dtype.name][0],
             symmetric=bool(config.symmetric.activations),
-            reduce_range=bool(reduce_range),
+            reduce_range=self._reduced == "activations",
         )
+
+    @property
+    def _reduced(self) -> str | None:
+        """What takes 7 bits, if a range is reduced.
+
+        By default the weights, whose error is smaller, if each channel has a scale.
+        """
+        config, reduce_range = self.config, self.config.reduce_range
+        if reduce_range is None and self._options.flow != "pt2e":
+            # 7 bits keep 16-bit sums exact without VNNI; dynamic kernels always take 7 bits.
+            reduce_range = config.method == "dynamic" or self._engine in ("fbgemm", "x86")
+        if not reduce_range:
+            return None
+        finer = config.per_channel and config.method != "dynamic"
+        auto = "weights" if finer else "activations"
+        return auto if self._options.reduced == "auto" else self._options.reduced
 
     @property
     def _options(self) -> TorchConfig:
