@@ -30,7 +30,7 @@ _ON_BAD = one_of("error", "skip")
 
 
 def _with(key: str, *values: str) -> dict[str, Limit]:
-    """Return the condition that a setting is one of some words."""
+    """Return the condition that a setting has one of these values."""
     return {key: one_of(*values)}
 
 
@@ -122,7 +122,7 @@ class NncfConfig(BackendConfig):
 
 @dataclass
 class DtypeConfig:
-    """Integer types; the module of each backend defines their meaning there."""
+    """Integer types; each backend defines their meaning in its module."""
 
     name: str = limited(MISSING, one_of(*DTYPES))
 
@@ -412,7 +412,7 @@ class PrecisionConfig:
 
 @dataclass
 class CorrectionsConfig:
-    """Changes of the FP32 network that reduce the loss by quantization; see `corrections`."""
+    """Changes to the FP32 network that reduce the quantization loss; see `corrections`."""
 
     smooth_quant: bool = False
     equalization: bool = False
