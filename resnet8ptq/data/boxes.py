@@ -7,7 +7,7 @@ boxes           [M] records, of which the first `count` are used:
     bbox        [4]: left, top, width and height in pixels of the picture
     area        of the object, in pixels
     category    index in the data set's class names
-    crowd       a group of objects; detections in it are neither right nor wrong
+    crowd       a group of objects; detections in it are ignored
 """
 
 from collections.abc import Sequence
