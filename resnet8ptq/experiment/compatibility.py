@@ -105,7 +105,7 @@ def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
 
 
 def _refuse_training(config: RunConfig, fp32: Fp32Model) -> None:
-    """Raise `UnsupportedError` for methods that train a simulation of a network with several inputs."""
+    """Raise `UnsupportedError` for methods that cannot train a network with several inputs."""
     contract = fp32.contract
     asked = {
         "method=qat": config.method == "qat",

@@ -1,4 +1,4 @@
-"""Stops scoring when a test decides: in runs (`evaluate.stop=decided`) and in trials of searches."""
+"""Stops scoring when a test decides, in runs (`evaluate.stop=decided`) and in search trials."""
 
 import logging
 from dataclasses import dataclass
