@@ -1,4 +1,4 @@
-"""The answer of a sweep in plain words: the file to deploy, its verdict and its costs."""
+"""The answer of a sweep: the file to deploy, its verdict and its costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class Answer:
     """A recommended model, summarized for the top of the report.
 
     Attributes:
-        uses: the uses that it is recommended for.
+        uses: the uses for which it is recommended.
         label: the configuration.
-        outcome: of the verdict; empty for FP32.
+        outcome: the outcome of the verdict; empty for FP32.
         verdict: the verdict as a sentence.
         facts: the metric with its 95% interval, size and latency.
         command: the deploy command; empty for FP32.
@@ -76,7 +76,7 @@ def to_markdown(answers: Sequence[Answer]) -> str:
 
 
 def say_verdict(selected: ModelSelection, cell: Cell, verdict: Verdict) -> str:
-    """Return the verdict on a model as a sentence, with the number of samples behind it."""
+    """Return the verdict on a model as a sentence, with the number of scored samples."""
     limit = selected.family.metric.say_limit(selected.limits)
     total = f"{int(cell.metric(TOTAL)):,} samples"
     if cell.record.planned is not None:
@@ -92,7 +92,7 @@ def say_verdict(selected: ModelSelection, cell: Cell, verdict: Verdict) -> str:
 
 
 def say_luck(selected: ModelSelection, best: Cell) -> str:
-    """Return why another model may have the better result; empty if none has."""
+    """Return a sentence on another model with a better result; empty if there is none."""
     metric = selected.family.metric
     costs = [metric.cost(cell.metric(metric.name)) for cell in selected.candidates]
     if not selected.apart or min(costs) >= metric.cost(best.metric(metric.name)):
@@ -138,7 +138,7 @@ def _say_speed(selected: ModelSelection, cell: Cell) -> str:
 
 
 def _find_speed(selected: ModelSelection, cell: Cell) -> tuple[float | None, float | None, bool]:
-    """Return latency in ms, speedup, and whether both are of the timing in turns."""
+    """Return latency in ms, speedup, and whether both were timed in turns."""
     record, timing = cell.record, selected.timing
     times = {} if timing is None else timing.single
     if record.run_id in times and fp32_name(cell) in times:

@@ -18,10 +18,10 @@ FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8")
 
 
 def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
-    """Return (subject, text) pairs, with up to `NAMED` values of a setting that varies.
+    """Return (subject, text) pairs, with at most `NAMED` values of a varying setting.
 
     Args:
-        recommended: number of models that were chosen on other samples, and judged together.
+        recommended: number of models that were chosen on other samples and judged together.
     """
     runs = [record for record in family.records if record.total is not None]
     if not runs:
@@ -76,7 +76,7 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
 
 
 def _describe_timing(runs: Sequence[RunRecord], timed_on: str, threads: str) -> tuple[str, str]:
-    """Return the texts on latency and threads; jobs at the same time lengthen latencies."""
+    """Return the texts about latency, threads and parallel jobs, which lengthen latencies."""
     latency, at_once = "not measured", max(int(run.jobs_at_once) for run in runs)
     if timed := any(run.latency_ms is not None for run in runs):
         latency = f"{timed_on} thread(s), quantized and FP32 model measured in turns in one "
