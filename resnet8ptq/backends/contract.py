@@ -51,7 +51,7 @@ class Resolved:
         weight_bits, activation_bits: 8, or 7 with a reduced range, or 16; None for float, or if
             the framework does not report it.
         weight_scheme, activation_scheme: `symmetric` or `affine`.
-        file_format: of the artifact.
+        file_format: file format of the artifact.
         engine: torch's engine, or `openvino`.
     """
 

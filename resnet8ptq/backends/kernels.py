@@ -5,11 +5,11 @@ x86 without VNNI multiplies 8-bit integers by vpmaddubsw: unsigned by signed, tw
 saturates. https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html (U8S8),
 https://uxlfoundation.github.io/oneDNN/dev_guide_int8_computations.html.
 
-Measured with the largest integers in ONNX Runtime 1.31 and torch 2.13 on a CPU with AVX2, these
-saturate: ONNX Runtime's QLinearConv, QLinearMatMul, QGemm, MatMulInteger and DynamicQuantizeMatMul
-with unsigned activations and signed weights (not ConvInteger, and none with unsigned weights), and
-torch's engines fbgemm, x86 and onednn. In QDQ format on x86, ONNX Runtime turns signed activations
-into unsigned ones (QDQS8ToU8Transformer); in QOperator format it runs an exact loop for signed
+These kernels saturated with the largest integers, in ONNX Runtime 1.31 and torch 2.13 on a CPU with
+AVX2: torch's engines fbgemm, x86 and onednn; with unsigned activations and signed weights, ONNX
+Runtime's QLinearConv, QLinearMatMul, QGemm, MatMulInteger and DynamicQuantizeMatMul. ConvInteger is
+exact, and so are unsigned weights. In QDQ format on x86, ONNX Runtime turns signed activations into
+unsigned ones (QDQS8ToU8Transformer). In QOperator format it runs an exact loop for signed
 activations.
 """
 

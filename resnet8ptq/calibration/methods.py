@@ -137,7 +137,8 @@ def _squared_error(
     """Sum `(x - Q(x))^2` over the bins between `edges`, with values spread evenly within each.
 
     The integral has a closed form: with k the level of x and r = x - ks its error, each full cell
-    adds s^3 / 12, and the last one r^3 / 3; beyond the ends, r grows.
+    adds s^3 / 12, and the last one r^3 / 3. Beyond the ends of the range, r is not limited to s /
+    2.
     """
     step = (high - low) / 255
     zero_point = np.rint(-low / step)

@@ -1,8 +1,8 @@
 """Checks the words of the command line of `resnet8ptq run`, before Hydra reads them.
 
-So a typo ends with one line, before a framework is imported or a run is recorded. The values of all
-jobs of a sweep are checked before the first job starts. `find_idle` reports settings without effect
-after Hydra has composed the config.
+A typo is reported in one line, before a framework is imported or a run is recorded. The values of
+all jobs of a sweep are checked before the first job starts. `find_idle` reports settings without
+effect after Hydra has composed the config.
 """
 
 import argparse

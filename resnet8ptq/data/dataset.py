@@ -116,7 +116,7 @@ class Split:
 
     @property
     def zeros(self) -> NDArray[Any]:
-        """One network input [1, ...] of zeros, with which frameworks trace networks."""
+        """One network input [1, ...] of zeros, for tracing networks."""
         stored = np.zeros((1, *self.images.shape[1:]), self.images.dtype)
         whole = self.prepare if self.fields is None else self.fields.whole
         return np.zeros_like(whole(stored))

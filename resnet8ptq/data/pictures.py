@@ -25,7 +25,7 @@ class Placement(NamedTuple):
     """The mapping of coordinates by `fit`: x and y in pixels become `scale * x + offset`.
 
     Attributes:
-        scale, offset: of x and of y.
+        scale, offset: values for x and y.
     """
 
     scale: tuple[float, float]

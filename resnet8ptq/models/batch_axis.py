@@ -3,7 +3,7 @@
 Exporters write the shape of one example into a graph, or let the graph compute shapes from its
 inputs. Tensors that depend only on shapes and constants are computed here for two batch sizes, and
 for two lengths if the network takes texts of any length. Tensors that are equal for all sizes
-become constants; all others are expressed by the sizes.
+become constants; all others are computed from the sizes.
 """
 
 import copy

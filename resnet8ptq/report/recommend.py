@@ -174,7 +174,7 @@ class ModelSelection:
 
 
 def _or_worst(cost: float) -> float:
-    """Return a cost; infinite if it is not finite because of the network's outputs."""
+    """Return a cost; infinite for NaN, the cost of a network with outputs that are not finite."""
     return math.inf if math.isnan(cost) else cost
 
 

@@ -67,7 +67,7 @@ def load_sweep(
         load_sweep(tags={"release": "1.2"})  # the newest with these tags
 
     Args:
-        run_id: of the sweep's parent run.
+        run_id: the id of the sweep's parent run.
         limits: `max_drop`, `min_sqnr_db` and `min_accuracy`; by default the sweep's own.
         tracking: the store; by default `MLFLOW_TRACKING_URI`, or `mlruns` in the current folder.
 
@@ -113,7 +113,7 @@ def load_run(
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether a folder is a sweep's or a run's; raise ConfigError if it is neither."""
+    """Return True for a sweep's folder and False for a run's; raise ConfigError for others."""
     return _read_journal(folder).tags.get("kind") == "sweep"
 
 

@@ -24,8 +24,8 @@ class Operator:
 
     Attributes:
         kind: XNNPACK's name of a delegated operator; torch's name of any other.
-        delegated: XNNPACK runs it.
-        integer: it takes and returns tensors of 8 bits only.
+        delegated: whether XNNPACK runs it.
+        integer: whether all its inputs and outputs have 8 bits.
     """
 
     kind: str

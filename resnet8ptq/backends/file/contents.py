@@ -78,7 +78,7 @@ class Contents:
     Attributes:
         format: the format with its version, such as `ONNX opset 13`.
         producer: the program that the file names as its writer; may be empty.
-        layers: in order of execution.
+        layers: the layers in order of execution.
         operators: number of each operator.
         batch: the fixed batch size; None: any size.
         dynamic: activation ranges are measured while the file runs.
@@ -102,7 +102,7 @@ class Contents:
 
     @property
     def narrowed(self) -> list[Layer]:
-        """The quantized layers; without any, those in float16 or bfloat16."""
+        """The quantized layers; if there are none, those in float16 or bfloat16."""
         return self.quantized or [
             layer for layer in self.layers if layer.weights in ("float16", "bfloat16")
         ]

@@ -66,8 +66,8 @@ def read_trace(events: Sequence[Event], unfused: Collection[str], runs: int) -> 
     """Return the nodes of a trace, in their order of execution.
 
     Args:
-        events: in ONNX Runtime's format, times in whole microseconds; an event `model_run` starts
-            each run, and its nodes follow.
+        events: events in ONNX Runtime's format, with times in whole microseconds; an event
+            `model_run` starts each run, and its nodes follow.
         unfused: names of nodes, see `find_unfused`.
         runs: only the last `runs` runs count.
     """

@@ -92,7 +92,7 @@ def build(
     Args:
         root: the file or folder of the table, for messages.
         folder: the folder of relative picture paths, if `data.folder` is null.
-        sha256: of the table's content.
+        sha256: SHA-256 of the table's content.
 
     Raises:
         ConfigError, DataError: see `load`.

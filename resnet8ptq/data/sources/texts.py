@@ -73,7 +73,7 @@ def encode(
 
     Args:
         names: one column, or two columns with the texts of a pair.
-        sha256: of the table's content.
+        sha256: SHA-256 of the table's content.
 
     Raises:
         ConfigError: the package tokenizers is not installed.

@@ -78,7 +78,7 @@ def to_markdown(result: DiagnosisResult, title: str) -> str:
 
 
 def print_tables(result: DiagnosisResult, title: str, console: Console | None = None) -> None:
-    """Print the conclusion, then the measurements behind it, to stdout."""
+    """Print the conclusion, then its measurements, to stdout."""
     assert result.measured is not None
     console = stdout(console, 130)
     console.print(show(title), style="bold", highlight=False, markup=False)

@@ -244,7 +244,7 @@ def measure(
     """Run both graphs on some of the held-out samples.
 
     Args:
-        quantized: in QDQ format.
+        quantized: the quantized network in QDQ format.
         calibration: the calibration samples; their values are read, but the network does not run on
             them.
     """

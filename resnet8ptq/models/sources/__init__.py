@@ -131,7 +131,7 @@ def takes_values(path: Path) -> bool:
 
 
 def format_name(path: Path, is_module: bool = False) -> str:
-    """Return a network's format; with `module`, it is weights, which may look like Keras's."""
+    """Return a network's format; `module` marks a weights file, which may look like Keras's."""
     file_format = None if is_module else find_format(path)
     return file_format.name if file_format else "module"
 
