@@ -172,7 +172,10 @@ def _check_together(config: RunConfig) -> None:
         raise ConfigError(f"calib.table: has no effect with method={config.method}")
     for name in ("smooth_quant", "equalization"):
         if config.method == "qat" and getattr(config.corrections, name):
-            raise ConfigError(f"corrections.{name}: changes ranges that method=qat has learned")
+            raise ConfigError(
+                f"corrections.{name}: got true, takes false with method=qat, whose learned "
+                "ranges it would change"
+            )
     _check_plan(config)
     if config.corrections.reconstruction:
         required: dict[str, tuple[object, object]] = {

@@ -154,8 +154,8 @@ def parse(word: str) -> Override:
     except HydraException:
         key, _, value = word.partition("=")
         raise ConfigError(
-            f"{key}: got {value!r}, which Hydra's grammar does not take; text with spaces or "
-            f"""signs takes quotes inside of the shell's: "{key}='{value}'\""""
+            f"{key}: got {value!r}, which Hydra's grammar does not take; put text with spaces or "
+            f"""signs into two pairs of quotes: "{key}='{value}'\""""
         ) from None
 
 

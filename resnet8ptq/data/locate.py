@@ -68,7 +68,7 @@ def _settle_cifar10(config: DataConfig) -> DataConfig:
         raise DataNotFoundError(f"data.root: no CIFAR-10 found; tried {tried}")
     log.warning(
         "CIFAR-10 NOT FOUND: this run uses the embedded data set `shapes` and its own model "
-        "instead; its numbers say nothing about CIFAR-10. Tried %s. To fix it, set CIFAR10_DIR or "
+        "instead; its results do not apply to CIFAR-10. Tried %s. To fix it, set CIFAR10_DIR or "
         "data.root to the folder of the published batches; with data.on_missing=error the run "
         "fails instead.",
         tried,

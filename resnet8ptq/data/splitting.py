@@ -109,7 +109,7 @@ def _warn_rare(
     lone, missing = np.flatnonzero(counts == 1), np.flatnonzero(counts == 0)
     if len(lone):
         log.warning(
-            "%s: %d of %d classes have one different %s, such as %r: it trains or tests, at random",
+            "%s: %d of %d classes have one distinct %s, such as %r: it either trains or tests",
             *(root, len(lone), len(counts), kind.removesuffix("s"), class_names[lone[0]]),
         )
     if len(missing):
@@ -173,6 +173,6 @@ def _warn_shared(train: NamedSplit, test: NamedSplit, root: Path) -> None:
     listed = "; ".join(f"{test.names[one]} is {train.names[other]}" for one, other in pairs)
     log.warning(
         "%s: %d of %d test samples are training samples too (equal in every value): results on "
-        "them say nothing about new samples: %s%s",
+        "them do not apply to new samples: %s%s",
         *(root, len(shared), len(tested), listed, "; ..." if len(shared) > LISTED else ""),
     )

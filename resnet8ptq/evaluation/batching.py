@@ -105,7 +105,7 @@ def find_batching(
     sizes = sorted({min(size, most // widest[1]) for size in sizes})
     if batch_size and sizes[0] < min(batch_size, split.at_once or batch_size):
         log.warning(
-            "evaluate.batch_size: %d samples at once exceed the memory budget of %.1f GB; runs %d",
+            "evaluate.batch_size: %d samples at once exceed the memory budget of %.1f GB; using %d",
             *(batch_size, memory.budget() / 1e9, sizes[0]),
         )
     if len(sizes) == len(ways) == 1:

@@ -69,9 +69,7 @@ def infer(
     seconds = time.perf_counter() - start
     joined = tuple(map(batches.restore, _join(kept)))
     if not joined:
-        raise ModelError(
-            "returns another number of values for each sample; task=detection takes it"
-        )
+        raise ModelError("returns a different number of values for each sample; try task=detection")
     return Evaluation(Outputs(joined, None, final, _join(raw)), seconds, batching)
 
 

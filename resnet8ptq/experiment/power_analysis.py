@@ -89,7 +89,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
     if not task.test.sequential:
         raise ConfigError(
             f"analysis: got plan_test with task={task.name}, expected a task of hits "
-            "(classification, agreement): the spread of other metrics is known after a run alone"
+            "(classification, agreement): the spread of other metrics is known only after a run"
         )
     run.log_params(task.describe())
     run.log_datasets(samples.data, samples.calibrating)

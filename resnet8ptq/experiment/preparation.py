@@ -312,7 +312,7 @@ def _choose_bits(
                 level = bits_search.level_of(some) / len(plans)
                 by_test = partial(attempt, level)
                 return bits_search.choose(some, by_test, max_bytes, max_drop, level)
-        exclusion.warn_of_luck("precision.plan=auto", "precision.max_drop", max_drop or 0.0)
+        exclusion.warn_of_unproven("precision.plan=auto", "precision.max_drop", max_drop or 0.0)
     measured = partial(attempt, None)
     for some in plans[:-1]:
         with suppress(ConfigError):

@@ -80,7 +80,7 @@ def check(
                 "classes, at preprocess.resize, data.offset and data.scale"
             )
     doubt = f"FP32 {metric.title.upper()} {reason}: {advice}"
-    log.warning("%s; no verdict holds beside such an FP32 network (void)", doubt)
+    log.warning("%s; verdicts beside such an FP32 network are void", doubt)
     return doubt
 
 

@@ -140,8 +140,8 @@ def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
     halves = halve(data.test, len(data.class_names))
     if halves is None or not all(_passes(check, half) for half in halves):
         log.warning(
-            "%s: too few samples of each class to choose by some and report on others; the "
-            "recommendation is chosen on the %d test samples that it is reported on",
+            "%s: too few samples of each class for separate selection samples; the recommendation "
+            "is chosen and reported on the same %d test samples",
             *(data.name, len(data.test)),
         )
         return samples
@@ -167,8 +167,8 @@ def _report_selection(samples: Samples) -> Samples:
     """
     if samples.selection is None:
         raise ConfigError(
-            f"evaluate.split: got choice, but {samples.data.name} has too few samples to choose by "
-            "some and report on others; try evaluate.split=test"
+            f"evaluate.split: got choice, but {samples.data.name} has too few samples for separate "
+            "selection samples; try evaluate.split=test"
         )
     data = replace(samples.data, test=samples.selection)
     return replace(samples, data=data, selection=None)

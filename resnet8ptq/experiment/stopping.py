@@ -35,11 +35,11 @@ def make_plan(
     if not task.test.sequential:
         raise ConfigError(
             f"evaluate.stop: got decided, takes all with task={task.name}: the sequential test "
-            "takes hits, as of task=classification and agreement"
+            "needs hits, such as those of task=classification and agreement"
         )
     if grouped:
         raise ConfigError(
-            "evaluate.stop: got decided, takes all with data.groups: the sequential test takes "
+            "evaluate.stop: got decided, takes all with data.groups: the sequential test needs "
             "independent samples"
         )
     models = config.evaluate.models

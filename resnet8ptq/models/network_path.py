@@ -89,7 +89,7 @@ def _hash_code(module: str) -> str:
         spec = None
     if spec is None or "." not in module:
         raise ModelError(
-            f"model.module: got {module!r}, which is not found; takes package.module.Class, on "
+            f"model.module: got {module!r}, which is not found; takes package.module.Class "
             "in the current folder or on PYTHONPATH"
         )
     if folders := spec.submodule_search_locations:

@@ -150,7 +150,7 @@ def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
     try:
         return _load_cell(store, facts.task_of([record]), record, "", {}).paired
     except TrackingError as error:
-        log.warning("samples that an earlier run shares are not told apart: %s", error)
+        log.warning("the samples shared with an earlier run cannot be identified: %s", error)
         return None
 
 

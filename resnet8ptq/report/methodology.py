@@ -42,9 +42,9 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
     if any(run.chosen_by for run in runs):
         chosen = f"on {param('chosen_by')}, used neither for calibration nor for reported results"
     judged = len(family.measured)
-    text = f"in the table corrected for all {judged} models (Holm)"
+    text = f"corrected for all {judged} models of the table (Holm)"
     if recommended:
-        text += f"; of recommended models for these {recommended} alone, because other samples "
+        text += f"; for recommended models, only for these {recommended}, because other samples "
         text += "chose them"
     verdicts = [("verdicts", text)] if judged > 1 else []
     latency, threads = _describe_timing(runs, param("latency.threads"), param("threads"))
@@ -57,7 +57,7 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
             f"{param('seed')}, digest of the sample indices {tag('calibration_digest')[:16]}…",
         ),
         ("task", f"{task.name}, metric {task.metric.title}"),
-        ("evaluated artifact", "the file that was written, loaded again from disk"),
+        ("evaluated artifact", "the written file, reloaded from disk"),
         (
             "tests",
             f"{task.test.name}, paired on the same samples{against}; corrected for all runs of the "

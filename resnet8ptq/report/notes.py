@@ -13,28 +13,27 @@ from resnet8ptq.tracking.record import RunRecord
 NAMED = 12  # runs behind one note
 P_NOTE = (
     "p: {test} against the FP32 baseline of the same framework, on the same samples{correction}. A "
-    "small p shows a difference from FP32; the limit says whether it is too large. A model can "
-    "differ measurably from FP32 and still be good enough."
+    "small p shows a difference from FP32, which may still be within the limit."
 )
 LIMIT_NOTE = (
     "limit: {limit} ({key}), tested by one-sided 95% bounds of the loss{several}. {outcomes}A "
-    "verdict is about this file; another calibration draw (seed) makes another file, and "
-    "experiment=spread judges the recipe."
+    "verdict applies to this file only; another calibration draw (seed) makes another file. "
+    "experiment=spread judges a configuration over several draws."
 )
 OUTCOME_NOTES = {
     PASS: "pass: these samples prove that the model keeps the limit (upper bound within it). ",
     FAIL: "fail: these samples prove that the model exceeds it (lower bound beyond it). ",
     UNDECIDED: (
-        "undecided: these samples are too few for either proof; the brackets have the sample sizes "
-        "for 80% power, at losses one standard error above and below the measured one, up to a "
-        "million. "
+        "undecided: these samples are too few for either proof. In brackets: the sample sizes that "
+        "decide with 80% power if the true loss is one standard error below or above the measured "
+        "one; sizes above a million are not shown. "
     ),
 }
 LOOKS_NOTE = (
     "{count} earlier {runs} scored on these samples{part}; verdicts do not correct for that. "
-    "Each run is one more chance that a model beyond the limit passes by luck: with 30 single runs "
-    "at the limit, at least one passes wrongly in up to 34% of simulated cases, instead of 5%. "
-    "Confirm a pass on new test samples."
+    "In each run, a model beyond the limit may pass by chance: with 30 single runs at the limit, "
+    "at least one passes wrongly in up to 34% of simulated cases, instead of 5%. Confirm a pass on "
+    "new test samples."
 )
 STOP_NOTE = (
     "after N of M: evaluate.stop=decided scored the M samples in random order, and stopped after "
@@ -61,8 +60,8 @@ SIMULATED_NOTE = (
     "representative and is not measured."
 )
 INTERVAL_NOTE = (
-    "interval: the 95% confidence interval of delta, for each run by itself, not corrected"
-    "{for_all}: it holds the differences from FP32 that these samples do not rule out; {how}."
+    "interval: the 95% confidence interval of delta, not corrected{for_all}. It contains the "
+    "differences from FP32 that these samples do not rule out. Method: {how}."
 )
 SPEEDUP_NOTE = (
     "ms: the median latency of one image, {threads} thread(s); speedup: FP32's latency divided by "

@@ -303,13 +303,14 @@ def other_choice(selected: ModelSelection) -> list[str]:
         lines.append(
             f"Among the models within {NEAR:g} paired standard errors of the best {metric.title}, "
             f"the one with the outputs closest to FP32's is chosen (lowest {criterion.title}), "
-            "because that depends less on luck."
+            f"because {criterion.title} varies less from sample to sample."
         )
     chosen, reported = (ours.metric(f"{prefix}{BASELINE}{metric.name}") for prefix in (CHOICE, ""))
     if metric.bounded and metric.cost(reported) - metric.cost(chosen) > FAMILIAR:
         lines.append(
-            f"FP32 has {metric.show(chosen)} on them and {metric.show(reported)} on the reported "
-            "samples. It was probably trained on them, so the loss there may be smaller or larger."
+            f"FP32 has {metric.show(chosen)} on the selection samples and "
+            f"{metric.show(reported)} on the reported ones. It was probably trained on the "
+            "selection samples, so the loss on them may be smaller or larger."
         )
     if any(TUNED.items() & cell.record.params.items() for cell in selected.candidates):
         lines.append(
@@ -371,7 +372,7 @@ def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation 
     small = [cell for cell in members if _bytes(cell) <= least]
     chosen = min(small, key=lambda cell: cell.record.latency_ms or math.inf)
     if chosen is best.choice:
-        why = f"no model over {SAME_SIZE:.1%} smaller is shown to be {_say_margin(selected)}"
+        why = f"no model more than {SAME_SIZE:.1%} smaller is shown to be {_say_margin(selected)}"
     else:
         metric = selected.family.metric
         why = f"{_bytes(chosen) / 1000:.1f} kB, the best has {_bytes(best.choice) / 1000:.1f} kB; "

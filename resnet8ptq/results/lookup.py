@@ -132,7 +132,7 @@ def _limits(records: Sequence[RunRecord], asked: Asked) -> ReportConfig:
         config = facts.limits_of(records, asked)
         check(config)
     except (ValueError, TypeError, OverflowError, RecursionError):  # a store is untrusted
-        raise TrackingError("report.max_drop: the runs have logged limits that are none") from None
+        raise TrackingError("report.max_drop: the runs have logged invalid limits") from None
     return config
 
 

@@ -81,10 +81,10 @@ def announce(chosen: Sequence[ModelSelection], folder: Path) -> int:
     files.write_text(folder / FILE, to_yaml(winner.settings))
     say(console, f"\n{title}: {winner.cell.label}. {winner.verdict}")
     say(console, f"  {'; '.join(say_facts(winner.selected, winner.cell))}")
-    say(console, f"  make it again: {again}")
+    say(console, f"  reproduce it: {again}")
     if cut := winner.cell.record.params.get("cut_short"):
-        say(console, f"  the time was up ({cut}): made again without a limit, it may differ")
-    say(console, f"  the same as a config, for conf/experiment/: {folder / FILE}")
+        say(console, f"  the time limit cut work short ({cut}): without it, the result may differ")
+    say(console, f"  its settings, for conf/experiment/: {folder / FILE}")
     say(console, f"  {Recommendation('', winner.cell.label, '', winner.cell).command}")
     return EXIT_CODES[winner.outcome]
 

@@ -166,7 +166,7 @@ def _read_plan(array: Array, seen: int) -> StoppingPlan:
 
 MCNEMAR = PairedTest(
     "exact McNemar test",
-    "95% Wilson score intervals; of a difference, Tango's score intervals (1998), corrected for "
+    "95% Wilson score intervals; for differences, Tango's score intervals (1998), corrected for "
     "continuity",
     Hits.read,
     sequential=True,

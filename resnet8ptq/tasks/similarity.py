@@ -82,7 +82,7 @@ def _pair(groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
     if groups is None:
         raise ConfigError(
             "data.groups: got null, and the network embeds single texts; takes equal numbers for "
-            "the two texts of a pair; of a table: data.pairs=apart"
+            "the two texts of a pair; for a table, try data.pairs=apart"
         )
     order = np.argsort(groups, kind="stable")
     _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)

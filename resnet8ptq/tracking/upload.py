@@ -165,7 +165,9 @@ def replace_runs(store: Store, earlier: Sequence[str], run_id: str) -> None:
             if not is_away(error):
                 raise
             # Reports take a job's newest run. A server may let only its owner delete a run.
-            log.warning("run %s stays beside %s: %s", old, run_id, one_line(error))
+            log.warning(
+                "run %s, which %s replaces, cannot be deleted: %s", old, run_id, one_line(error)
+            )
 
 
 @interrupts.deferred()

@@ -120,7 +120,9 @@ def quantize(
     mapping = get_default_qconfig_mapping(torch.backends.quantized.engine).set_global(qconfig)
     # Constants are quantized only with the node that takes them.
     if any(isinstance(layer, _TRANSPOSED) for layer in module.modules()):
-        log.warning("transposed convolutions stay in float: torch's 8-bit kernels compute wrongly")
+        log.warning(
+            "transposed convolutions stay in float: torch's 8-bit kernels compute them wrongly"
+        )
         for kind in _TRANSPOSED:
             mapping.set_object_type(kind, None)
     for name in [*skipped, "initializers"] if skipped else []:

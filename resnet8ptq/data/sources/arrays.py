@@ -129,7 +129,7 @@ def _opener(path: Path, cache_root: Path) -> Callable[[], Array]:
     if path.suffix.lower() == ".npy":
         return partial(_map, path, path)
     if not _is_idx(path):
-        raise DataError(f"{path}: is no array; {TAKES}")
+        raise DataError(f"{path}: is not an array; {TAKES}")
     return lambda: _unpacked(path, files.sha256(path), "", _copy_idx, cache_root)
 
 

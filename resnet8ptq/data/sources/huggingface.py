@@ -35,7 +35,7 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
     """
     if find_spec("datasets") is None:
         raise ConfigError(
-            "data.name: got 'huggingface', takes it with the package datasets; "
+            "data.name: got 'huggingface', which needs the package datasets; "
             f"try {invocation.install('huggingface')}"
         )
     root = Path(str(config.root))

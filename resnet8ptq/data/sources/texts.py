@@ -81,7 +81,7 @@ def encode(
     """
     if find_spec("tokenizers") is None:
         raise ConfigError(
-            f"data.tokenizer: got {config.tokenizer}, takes it with the package tokenizers; "
+            f"data.tokenizer: got {config.tokenizer}, which needs the package tokenizers; "
             f"try {invocation.install('text')}"
         )
     path = Path(str(config.tokenizer))

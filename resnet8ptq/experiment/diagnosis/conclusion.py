@@ -87,7 +87,7 @@ class DiagnosisResult(RunResult):
 
     @property
     def reasons(self) -> list[Finding]:
-        """The findings that count (see `costs`): certain ones first, then by the gain of the change."""
+        """The findings that count, see `costs`: certain ones first, then by gain of the change."""
 
         def rank(finding: Finding) -> float:
             answer = self.answer(finding)

@@ -150,7 +150,7 @@ def choose(
             exclusion = replace(exclusion, excluded_ms=variants.time(exclusion))
     log.info("nodes_to_exclude=auto: %s", exclusion.summary())
     if exclusion.chosen.p > LEVEL:
-        warn_of_luck("nodes_to_exclude=auto", "max_drop", config.max_drop)
+        warn_of_unproven("nodes_to_exclude=auto", "max_drop", config.max_drop)
     return exclusion
 
 
@@ -161,12 +161,12 @@ def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
     return margin.p_within <= level or math.isinf(margin.correction)
 
 
-def warn_of_luck(choice: str, key: str, limit: float) -> None:
+def warn_of_unproven(choice: str, key: str, limit: float) -> None:
     """Warn that a choice keeps its limit only as measured."""
     log.warning(
-        "%s: the held-out samples show for no choice, with 95%% confidence, that it loses at most "
-        "%s=%g; this one is chosen by its measured loss, and may lose more on other samples; a "
-        "larger %s or held_out_images helps",
+        "%s: the held-out samples prove for no choice that it loses at most %s=%g; this one is "
+        "chosen by its measured loss, and may lose more on other samples; try a larger %s or "
+        "held_out_images",
         *(choice, key, limit, key),
     )
 
@@ -176,7 +176,7 @@ def warn_of_perfection(task: Task, fp32: Scores) -> None:
     if {task.metric.name: fp32.value, **fp32.more()}.get("accuracy") == 1:
         log.warning(
             "nodes_to_exclude=auto: FP32 is right on all %d held-out images: it was probably "
-            "trained on them, and they say little about what quantization costs on others",
+            "trained on them, so quantization may cost more on other images",
             fp32.total,
         )
 

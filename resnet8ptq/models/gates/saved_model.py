@@ -87,8 +87,8 @@ def _take(content: bytes, folder: Path) -> Program:
         if roots and (strange := next(_strange(cut(meta.graph_def, roots), allowed), None)):
             trains = "; in training mode? try Keras's model.save('NAME.keras')"
             raise ModelError(
-                f"{folder}: its operator {strange!r} is none of inference; takes what computes "
-                f"outputs from inputs and variables{trains * strange.startswith('Assign')}"
+                f"{folder}: its operator {strange!r} is not an operator of inference; takes "
+                f"operators that compute outputs from inputs and variables{trains * strange.startswith('Assign')}"
             )
     graph = cut(meta.graph_def, [*ends, *restores])
     functions = _reachable(graph)
