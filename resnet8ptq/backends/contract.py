@@ -199,9 +199,9 @@ class Quantizer(Protocol):
         Args:
             model: the network: its ONNX file, or for TFLite its source.
             calibration: samples that determine the activation ranges.
-            folder: existing; the artifact is the only file written there.
-            ranges: from a calibration table or fine-tuning, by ONNX tensor name. They take
-                precedence over calibration, which is skipped if they suffice.
+            folder: an existing folder; the artifact is the only file written there.
+            ranges: ranges of a calibration table or of fine-tuning, by ONNX tensor name. They
+                take precedence over calibration, which is skipped if they suffice.
 
         Raises:
             QuantizationError: the framework failed, or quantized nothing.

@@ -28,7 +28,7 @@ class CorrectionSettings:
         calib: the calibration method; its `batch_size` is the largest batch.
         runtime: threads and cache.
         activations: the activation grid of the run's backend.
-        float_output: the last layer's output stays in float.
+        float_output: whether the last layer's output stays in float.
     """
 
     weights: Plan

@@ -38,7 +38,7 @@ def correct(
 
     Args:
         seed: the seed of AdaRound and reconstruction.
-        folder: existing; `corrected.onnx` is written there.
+        folder: an existing folder for `corrected.onnx`.
 
     Raises:
         ConfigError: `nodes_to_exclude` or `nodes_to_quantize` names an unknown node.

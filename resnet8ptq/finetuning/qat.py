@@ -40,7 +40,7 @@ class QatSettings:
         calib: the calibration method of the initial ranges.
         weights, activations: the grids of the run's backend.
         selection: the nodes to quantize.
-        float_output: the last layer's output stays in float.
+        float_output: whether the last layer's output stays in float.
         seed: seed of the images' order, shifts and flips.
     """
 

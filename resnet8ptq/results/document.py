@@ -158,7 +158,7 @@ def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
     if run.loss is None or run.loss_verdict is None:
         return f"{begin}: {show(run.reason)}"
     if answer.verdict == VOID:
-        return f"{begin}: a loss against this FP32 network means nothing ({show(run.reason)})."
+        return f"{begin}: a loss against this FP32 network has no meaning ({show(run.reason)})."
     metric, limit = run.metric, _say_loss(run.metric, run.limit)
     name, loss = metric.loss_title.partition(",")[0], _say_loss(metric, run.loss)
     text = f"{begin}: {show(name)} is {loss}{_say_bounds(run)}; the limit is {limit}."

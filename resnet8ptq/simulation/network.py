@@ -86,7 +86,7 @@ def prepare(
     Args:
         skipped: names of nodes that stay in float.
         ranges: initial ranges of every tensor around quantized nodes.
-        float_output: the last layer's output stays in float.
+        float_output: whether the last layer's output stays in float.
 
     Raises:
         UnsupportedError: no softmax at the end, or a layer's weights cannot be trained.

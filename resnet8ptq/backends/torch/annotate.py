@@ -53,7 +53,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
 
     Attributes:
         float_nodes: names of nodes that stay in float.
-        float_output: leave the last layer's output, and the softmax after it, in float.
+        float_output: whether the last layer's output and the softmax after it stay in float.
         ranges: ranges of the observed tensors, by their producing node; needed by `annotate`.
     """
 
