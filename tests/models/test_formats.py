@@ -273,8 +273,9 @@ def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
         ("writes", "its operator 'WriteFile' is not an operator of inference"),
         (
             "trains",
-            "its operator 'AssignAddVariableOp' is not an operator of inference; takes operators that "
-            "compute outputs from inputs and variables; in training mode? try Keras's model.save('NAME.keras')",
+            "its operator 'AssignAddVariableOp' is not an operator of inference; takes operators "
+            "that compute outputs from inputs and variables; in training mode? try Keras's "
+            "model.save('NAME.keras')",
         ),
         ("python", "its operator 'EagerPyFunc' is not an operator of inference"),
         ("restores", "its operator 'WriteFile' is not an operator of inference"),

@@ -88,7 +88,8 @@ def _take(content: bytes, folder: Path) -> Program:
             trains = "; in training mode? try Keras's model.save('NAME.keras')"
             raise ModelError(
                 f"{folder}: its operator {strange!r} is not an operator of inference; takes "
-                f"operators that compute outputs from inputs and variables{trains * strange.startswith('Assign')}"
+                "operators that compute outputs from inputs and variables"
+                f"{trains * strange.startswith('Assign')}"
             )
     graph = cut(meta.graph_def, [*ends, *restores])
     functions = _reachable(graph)
