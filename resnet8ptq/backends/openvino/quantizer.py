@@ -4,8 +4,8 @@ OpenVINO's own format has two files for each network, and holds the same graph. 
 `backends.onnx` writes the file, so that ranges, corrections and plans are the same in both.
 
 Activations are u8, also with dtype=int8. OpenVINO 2026.4 moves the rounding of a Concat's output
-before the Concat, and from s8 its next convolution then gets wrong zero points: YOLOX-nano had an
-AP of 0.004 in s8, and 0.111 in ONNX Runtime. In u8 the levels are the same.
+before the Concat. In s8, the next convolution then gets wrong zero points: YOLOX-nano had an AP of
+0.004, and 0.111 in ONNX Runtime. In u8 the levels are the same.
 """
 
 from dataclasses import dataclass, replace

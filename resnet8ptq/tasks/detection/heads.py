@@ -114,7 +114,7 @@ class Head:
 
 
 def find_head(frame: Frame) -> str:
-    """Return the name of the head: the set one, or the one that fits the outputs.
+    """Return the name of the head in the settings, or of the only head that fits the outputs.
 
     Raises:
         ConfigError: an unknown name.
