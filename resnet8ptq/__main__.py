@@ -2,14 +2,14 @@
 
     resnet8ptq init       write the first files of a project of your own
     resnet8ptq run        quantize, evaluate and track: a run, or a sweep with -m
-    resnet8ptq ship       find a model that passes report.max_drop, within some minutes
+    resnet8ptq ship       find a model that passes report.max_drop, within a time limit
     resnet8ptq ui         browse the runs: MLflow on 127.0.0.1
     resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
     resnet8ptq deploy     export a run's model as a folder for other machines, verified
     resnet8ptq report     write the report of a sweep again, from MLflow alone
     resnet8ptq verdict    pass or fail, as JSON and an exit code, for CI
-    resnet8ptq judge      pass or fail of quantized files that other programs have made
-    resnet8ptq sync       log the runs that MLflow lacks
+    resnet8ptq judge      pass or fail, for quantized files of other programs
+    resnet8ptq sync       log the runs that are missing in MLflow
     resnet8ptq server     start MLflow on PostgreSQL, for a team
 
 Each command takes key=value; `--help` lists its keys. In a checkout, `python run.py` is `run`.
@@ -36,7 +36,7 @@ COMMANDS = {
 
 
 def call(words: list[str]) -> None:
-    """Run the command that the first word names; the other words are its settings.
+    """Run the command named by the first word; the other words are its settings.
 
     Raises:
         ConfigError: an unknown command.

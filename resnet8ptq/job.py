@@ -1,4 +1,4 @@
-"""Runs one job, alone or in a sweep: settles its settings, and opens the run that records it."""
+"""Runs one job, alone or in a sweep: locates its files, and opens its MLflow run."""
 
 import logging
 import math
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRecord | None":
-    """Run, and print the result beside its baseline; None for an inspection, which records none.
+    """Run, and print the result and its baseline; return None for an inspection.
 
     `overrides` are the settings of the command line.
     """
@@ -71,7 +71,7 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     """Run as a child of the sweep's parent run; a wrong setting is recorded as a failed run.
 
     Args:
-        settings: Hydra's: the sweep's folder, the job's number and overrides.
+        settings: Hydra's settings: the sweep's folder, the job's number and overrides.
     """
     from resnet8ptq.sweep import callback, jobs, resume
     from resnet8ptq.tracking.sweep_file import Sweep
@@ -118,11 +118,11 @@ def _log_progress(number: int, jobs: int | None, left_s: float | None) -> None:
 def try_to_settle(
     asked: RunConfig | DictConfig, *errors: type[Exception]
 ) -> "Settings | Exception":
-    """Return settled settings, or the error that the run is to record.
+    """Return the settings with located files, or the error for the run's record.
 
     Args:
-        asked: the config, parsed or as composed.
-        errors: types of error to return; others are raised.
+        asked: the requested config, parsed or as composed.
+        errors: types of errors to return; all others are raised.
     """
     from resnet8ptq.experiment.settings import settle
 
@@ -138,11 +138,11 @@ def try_to_settle(
 def _settle_evaluate(cfg: DictConfig, jobs: int | None) -> None:
     """Set the defaults of `evaluate` that depend on the number of jobs.
 
-    A single run has nothing to choose, and so no selection samples. A sequential test is corrected
-    for the number of jobs.
+    A single run needs no selection samples, because there is nothing to choose. A sequential test
+    is corrected for the number of jobs.
 
     Args:
-        jobs: of the sweep; None if only Hydra knows the number.
+        jobs: number of jobs of the sweep; None if only Hydra knows it.
     """
     if cfg.evaluate.choice == "auto" and cfg.evaluate.split != "choice" and jobs == 1:
         cfg.evaluate.choice = "none"
@@ -151,7 +151,7 @@ def _settle_evaluate(cfg: DictConfig, jobs: int | None) -> None:
 
 
 def identify(settings: "Settings | Exception") -> dict[str, str]:
-    """Return the tag that identifies the run; empty if its settings or files are wrong.
+    """Return the run's `identity` tag; empty if its settings or files are wrong.
 
     The run then fails, and records the error.
     """
@@ -174,14 +174,14 @@ def run_recorded(
     tags: Mapping[str, str] | None = None,
     earlier: Sequence["RunRecord"] = (),
 ) -> "RunRecord":
-    """Run the job inside an MLflow run with `tags`, which replaces `earlier` runs.
+    """Run the job inside an MLflow run with `tags`; the run replaces the `earlier` runs.
 
     Returns:
         The record of the run.
 
     Args:
-        cfg: as composed: names the run, and is logged if the run fails early.
-        settings: an error fails the run.
+        cfg: the composed config, which names the run and is logged if the run fails early.
+        settings: the located settings; an error fails the run.
     """
     from resnet8ptq.experiment import running
     from resnet8ptq.tracking.run import replace_runs, start_run
@@ -201,7 +201,7 @@ def run_recorded(
 
 
 def _record_unsupported(error: Exception, opened: "Run") -> "RunResult":
-    """Record a run whose settings are unsupported, such as a missing file; raise other errors."""
+    """Record a run with unsupported settings, such as a missing suite file; raise other errors."""
     from resnet8ptq.evaluation.result import RunResult
 
     if not isinstance(error, UnsupportedError):

@@ -1,19 +1,19 @@
-"""Judges quantized files that any program has made, beside the FP32 network they were made from.
+"""Judges quantized files of any program by comparing them with their FP32 network.
 
     resnet8ptq judge FP32 FILE... data=...          pass or fail, a line for each file
     resnet8ptq judge fp32.onnx int8.onnx data=arrays data.root=samples.npz
     resnet8ptq judge fp32.h5 a.onnx b.tflite c.xml data=folder data.root=pictures preprocess=unit
 
-FP32: any network that `resnet8ptq run model.path=` takes. FILE: .onnx (QDQ, QOperator, dynamic,
+FP32: any network for `resnet8ptq run model.path=`. FILE: .onnx (QDQ, QOperator, dynamic,
 weights in blocks, float16), .tflite, OpenVINO's .xml with its .bin, ExecuTorch's .pte, torch's
 .pt2.
-All run on the same test samples; the loss against FP32 is judged as in a sweep (docs/verdict.md).
+All files run on the same test samples. Their loss against FP32 is judged as in a sweep
+(docs/verdict.md).
 
-Exit codes, those of `resnet8ptq verdict`, for the worst file: 0 all pass; 3 one fails; 4 one is
-undecided, void or unsupported; 2 wrong input; 1 an error.
-`max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` set limits. `format=json` prints a list
-of verdicts in the form of docs/verdict.md, `format=markdown` a summary for a pull request. Other
-words are settings of `resnet8ptq run`, such as `latency.enabled=false`.
+Exit codes, by the worst file: 0 all pass; 3 one fails; 4 one is undecided, void or unsupported; 2
+wrong input; 1 an error. `max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` set limits.
+`format=json` prints a list of verdicts in the form of docs/verdict.md, `format=markdown` a summary
+for a pull request. Other words are settings of `resnet8ptq run`, such as `latency.enabled=false`.
 `resnet8ptq run +analysis=inspect backend=file backend.path=FILE` describes a file.
 """
 
@@ -43,8 +43,8 @@ class Arguments:
     """The words of the command.
 
     Attributes:
-        files: FP32 and the files; the files alone if a setting names the network.
-        settings: of `resnet8ptq run`.
+        files: FP32 and the files; without FP32 if a setting names the network.
+        settings: settings of `resnet8ptq run`.
     """
 
     files: list[str]
@@ -53,7 +53,7 @@ class Arguments:
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> "Arguments":
-        """Return the words by kind.
+        """Return the parsed words.
 
         Raises:
             ConfigError: no file, or an unknown format.
@@ -90,11 +90,11 @@ class Arguments:
 
 
 def main(words: list[str]) -> None:
-    """Score the files in a sweep, and print a verdict on each.
+    """Score the files in a sweep, and print a verdict for each.
 
     Raises:
         ConfigError: a word is wrong.
-        SystemExit: with the code of the worst verdict, or of the sweep that could not start.
+        SystemExit: with the code of the worst verdict, or of a sweep that could not start.
     """
     if not words or {"-h", "--help"} & {*words}:
         print(invocation.adapt(__doc__ or ""))
@@ -113,12 +113,12 @@ def main(words: list[str]) -> None:
 
 
 def _is_file(word: str) -> bool:
-    """Separate paths from settings; a path may contain `=` too."""
+    """Return whether a word is a path, which may contain `=`, and not a setting."""
     return not word.startswith(("-", "+", "~")) and ("=" not in word or Path(word).is_file())
 
 
 def _answer(judged: RunSummary) -> Answer:
-    """Return the verdict on a run; one that was not measured is unsupported, or failed."""
+    """Return the verdict on a run; an unmeasured run is unsupported or failed."""
     try:
         return judge_run(judged)
     except TrackingError:
@@ -139,10 +139,10 @@ def _print(form: str, answers: Sequence[Answer]) -> None:
 
 
 def _badness(code: int) -> int:
-    """Return the rank of an exit code: a proven loss is worse than an open one."""
+    """Return the rank of an exit code: a proven loss is worse than an undecided one."""
     return [0, EXIT_CODES[UNSUPPORTED], 3].index(code)
 
 
 def _of_report(word: str) -> str:
-    """Return a limit of `resnet8ptq verdict` as the setting of a run."""
+    """Return a limit of `resnet8ptq verdict` as a setting of `resnet8ptq run`."""
     return f"report.{word}" if word.partition("=")[0] in LIMITS else word

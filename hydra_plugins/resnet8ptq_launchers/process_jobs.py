@@ -38,14 +38,14 @@ IMPORTED = [  # for jobs with ONNX Runtime; a job imports another backend itself
 
 
 class ProcessJobs(JobsLauncher):
-    """Runs as many jobs in parallel as the machine has CPUs for."""
+    """Runs jobs in parallel, limited by the number of CPUs."""
 
     def __init__(self, cpus_per_task: int) -> None:
         self.cpus = cpus_per_task
 
     @classmethod
     def plan(cls, settings: DictConfig) -> Worker:
-        """Return how the jobs run; see `jobs.plan`."""
+        """Return the settings of the jobs; see `jobs.plan`."""
         cpus, cores = settings.cpus_per_task, machine.threads(None)
         return Worker(fit("hydra.launcher.cpus_per_task", cpus, cores), cpus)
 

@@ -26,14 +26,14 @@ LOCAL = "local"  # address of a Ray that starts and ends with the sweep
 
 
 class RayJobs(JobsLauncher):
-    """Runs every job as a Ray task, as many in parallel as there are CPUs for."""
+    """Runs every job as a Ray task, in parallel as far as CPUs are free."""
 
     def __init__(self, ray: DictConfig) -> None:
         self.settings = ray
 
     @classmethod
     def plan(cls, settings: DictConfig) -> Worker:
-        """Return how the jobs run; see `jobs.plan`. Connects to the cluster, if it is one."""
+        """Return the settings of the jobs; see `jobs.plan`. Connects to a running cluster."""
         cpus, init = settings.ray.remote.num_cpus, settings.ray.init
         key = "hydra.launcher.ray.remote.num_cpus"
         if init.address == LOCAL:
@@ -71,7 +71,7 @@ class RayJobs(JobsLauncher):
 
 
 def start(init: DictConfig) -> None:
-    """Start Ray, or connect to a cluster, unless that is done already.
+    """Start Ray, or connect to a cluster, unless already done.
 
     It sets token authentication, because anyone who reaches Ray's ports can run code. It turns
     usage statistics off. Variables of the user's environment take precedence.

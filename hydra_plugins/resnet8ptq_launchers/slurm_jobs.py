@@ -96,14 +96,14 @@ class _SlurmJob(Job):
 
 
 class SlurmJobs(JobsLauncher):
-    """Submits one array of jobs, of which Slurm runs `array_parallelism` in parallel."""
+    """Submits one array of jobs; Slurm runs `array_parallelism` of them in parallel."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings: Any = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
 
     @classmethod
     def plan(cls, settings: DictConfig) -> Worker:
-        """Return how the jobs run; see `jobs.plan`."""
+        """Return the settings of the jobs; see `jobs.plan`."""
         cpus = settings.cpus_per_task
         fit("hydra.launcher.cpus_per_task", cpus, sys.maxsize)
         return Worker(settings.array_parallelism, cpus, variables=variables())

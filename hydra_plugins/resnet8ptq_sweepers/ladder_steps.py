@@ -1,4 +1,4 @@
-"""The sweeper of `experiment=auto`: hands the steps of the ladder to the launcher."""
+"""The sweeper of `experiment=auto`: runs the steps of the ladder with the launcher."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from resnet8ptq.config import words
 
 
 class LadderSweeper(Sweeper):
-    """Asks the ladder for steps, runs them, and tells it their records."""
+    """Runs the steps of the ladder, and returns their records to it."""
 
     config: DictConfig
     launcher: Launcher

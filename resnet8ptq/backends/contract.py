@@ -49,10 +49,10 @@ class Resolved:
             with `weights only`. The kernels that actually run are counted later, see
             `describe_execution`.
         weight_bits, activation_bits: 8, or 7 with a reduced range, or 16; None for float, or if
-            the framework does not tell.
+            the framework does not report it.
         weight_scheme, activation_scheme: `symmetric` or `affine`.
-        file_format: of the artifact.
-        engine: of torch; `openvino`.
+        file_format: file format of the artifact.
+        engine: torch's engine, or `openvino`.
     """
 
     weight_dtype: str = "float32"
@@ -66,7 +66,7 @@ class Resolved:
     engine: str | None = None
 
     def to_params(self) -> dict[str, str]:
-        """Return the values that are set, as MLflow params; no name equals a config key."""
+        """Return the values that are not None, as MLflow params; no name equals a config key."""
         return {key: str(value) for key, value in vars(self).items() if value is not None}
 
 
@@ -118,12 +118,12 @@ class Predictor:
 
 @dataclass(frozen=True)
 class Node:
-    """The time of one node of a loaded artifact, in the graph that the framework optimized.
+    """The time of one node of a loaded artifact, in the graph after the framework's optimization.
 
     Attributes:
         operator: the framework's name of it.
-        kind: `integer`: takes 8-bit tensors; `conversion`: between those and float, and between
-            float types; `unfused`: float, though meant for an integer kernel; `float`; `other`.
+        kind: `integer`: takes 8-bit tensors; `conversion`: from or to 8 bits, or between float
+            types; `unfused`: float, although meant for an integer kernel; `float`; `other`.
         ms: milliseconds for a batch: the mean of the middle half of the runs.
     """
 
@@ -160,24 +160,24 @@ class Quantizer(Protocol):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Return the bits that a layer's weights may have in its files.
+        """Return the weight bits that the framework's files can hold.
 
         `FLOAT_BITS` is among them if layers can stay in float.
         """
 
     @property
     def runs_torch(self) -> bool:
-        """Return whether FP32 runs in torch, which then has to agree with ONNX Runtime."""
+        """Return whether FP32 runs in torch; the run then compares torch with ONNX Runtime."""
 
     @property
     def level_pools(self) -> tuple[str, ...]:
-        """Return the average pools, by ONNX name, whose output has the scale of their input.
+        """Return the ONNX names of the average pools whose output shares the scale of the input.
 
         The output of other pools is calibrated.
         """
 
     def resolve(self) -> Resolved:
-        """Return the effect of the settings in this framework, before any work.
+        """Return the effect of the settings in this framework; called before any work.
 
         Raises:
             UnsupportedError: the framework does not support the combination, with the reason.
@@ -187,7 +187,8 @@ class Quantizer(Protocol):
         """Return the settings with values that depend on the network filled in, before any work.
 
         Raises:
-            UnsupportedError: the framework cannot quantize this network so, with the reason.
+            UnsupportedError: the framework cannot quantize this network with these settings, with
+                the reason.
         """
 
     def quantize(
@@ -198,9 +199,9 @@ class Quantizer(Protocol):
         Args:
             model: the network: its ONNX file, or for TFLite its source.
             calibration: samples that determine the activation ranges.
-            folder: existing; the artifact is the only file written there.
-            ranges: from a calibration table or fine-tuning, by ONNX tensor name. They take
-                precedence over calibration, which is skipped if they suffice.
+            folder: an existing folder; the artifact is the only file written there.
+            ranges: ranges of a calibration table or of fine-tuning, by ONNX tensor name. They
+                take precedence over calibration, which is skipped if they suffice.
 
         Raises:
             QuantizationError: the framework failed, or quantized nothing.
@@ -210,16 +211,17 @@ class Quantizer(Protocol):
         """Load an artifact from disk; it runs on `threads` threads."""
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Return how many convolutions and matrix products run on integers, and how many in float.
+        """Return the numbers of convolutions and matrix products that run on integers and in float.
 
-        The runtime may execute layers in float that are integer layers in the file.
+        The runtime may execute a layer in float although it is an integer layer in the file.
         """
 
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
         """Load an artifact, as `load` does, to time its nodes.
 
         Raises:
-            UnsupportedError: before loading: the framework times no nodes, or simulates integers.
+            UnsupportedError: the framework does not time nodes, or simulates integers; raised
+                before loading.
         """
 
 

@@ -1,15 +1,15 @@
 """Predicts from CPU flags whether the frameworks' integer kernels saturate.
 
 x86 without VNNI multiplies 8-bit integers by vpmaddubsw: unsigned by signed, two products summed in
-16 bits. These saturate at 32,767, and 255 * 127 * 2 is 64,770; with 7 bits on one side no sum
+16 bits. Such a sum saturates at 32,767, but 255 * 127 * 2 is 64,770. With 7 bits on one side no sum
 saturates. https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html (U8S8),
 https://uxlfoundation.github.io/oneDNN/dev_guide_int8_computations.html.
 
-Measured with the largest integers in ONNX Runtime 1.31 and torch 2.13 on a CPU with AVX2, these
-saturate: ONNX Runtime's QLinearConv, QLinearMatMul, QGemm, MatMulInteger and DynamicQuantizeMatMul
-with unsigned activations and signed weights (not ConvInteger, and none with unsigned weights), and
-torch's engines fbgemm, x86 and onednn. In QDQ format on x86, ONNX Runtime turns signed activations
-into unsigned ones (QDQS8ToU8Transformer); in QOperator format it runs an exact loop for signed
+These kernels saturated with the largest integers, in ONNX Runtime 1.31 and torch 2.13 on a CPU with
+AVX2: torch's engines fbgemm, x86 and onednn; with unsigned activations and signed weights, ONNX
+Runtime's QLinearConv, QLinearMatMul, QGemm, MatMulInteger and DynamicQuantizeMatMul. ConvInteger is
+exact, and so are unsigned weights. In QDQ format on x86, ONNX Runtime turns signed activations into
+unsigned ones (QDQS8ToU8Transformer). In QOperator format it runs an exact loop for signed
 activations.
 """
 
@@ -22,12 +22,12 @@ _LINEAR = {"MatMul", "Gemm"}  # dynamic: MatMulInteger
 
 
 def is_x86(flags: Collection[str]) -> bool:
-    """Return whether these are flags of a 64-bit x86 CPU."""
+    """Return whether the flags are those of a 64-bit x86 CPU."""
     return "sse2" in flags
 
 
 def is_arm(flags: Collection[str]) -> bool:
-    """Return whether these are flags of a 64-bit ARM CPU."""
+    """Return whether the flags are those of a 64-bit ARM CPU."""
     return "asimd" in flags
 
 
@@ -35,9 +35,9 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
     """Return whether 16-bit sums of 8-bit products may saturate, so that outputs are wrong.
 
     Args:
-        resolved: of a quantized run.
-        operators: of the FP32 network, by ONNX name.
-        flags: of the CPU, see `machine.cpu`.
+        resolved: the resolved settings of a quantized run.
+        operators: the operators of the FP32 network, by ONNX name.
+        flags: the CPU's flags, see `machine.cpu`.
     """
     exact = not is_x86(flags) or not VNNI.isdisjoint(flags)
     if exact or "int8" not in resolved.weight_dtype.split(", "):

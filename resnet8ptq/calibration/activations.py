@@ -1,9 +1,9 @@
 """Activation ranges of a network on the calibration images, measured once for all runs.
 
-The statistics of a tensor depend neither on dtype, granularity nor framework, and its histogram not
-on the method. So ONNX Runtime runs the ONNX graph once, every tensor is observed, and the cache
-keeps the statistics, and the ranges of each method, for all later runs. A tensor that only repeats
-the values of another, as after a Reshape or Relu, follows from it.
+The statistics of a tensor do not depend on dtype, granularity or framework, and its histogram does
+not depend on the method. So ONNX Runtime runs the ONNX graph once and observes every tensor. The
+cache keeps the statistics, and the ranges of each method, for all later runs. The statistics of a
+tensor after a Reshape or Relu follow from those of its input.
 """
 
 import json
@@ -43,9 +43,9 @@ class Activations:
     """The source of a backend's activation ranges.
 
     Attributes:
-        onnx_path: the FP32 network.
-        calibration: the images.
-        calib: the method.
+        onnx_path: file of the FP32 network.
+        calibration: the calibration images.
+        calib: the calibration method.
         runtime: threads of the passes, and the cache of the statistics.
         preset: ranges from elsewhere, by ONNX tensor name; they take precedence.
     """
@@ -57,10 +57,10 @@ class Activations:
     preset: Mapping[str, Range] = field(default_factory=dict)
 
     def find_ranges(self, names: Iterable[str]) -> dict[str, Range]:
-        """Return the ranges of the tensors in `names` that the ONNX graph has, in their order.
+        """Return the ranges of those tensors in `names` that exist in the ONNX graph, in order.
 
-        Nothing runs if all are preset. With torch's own method (calib=histogram) only preset
-        ranges are returned.
+        If all ranges are preset, the network does not run. With torch's own method
+        (calib=histogram), only preset ranges are returned.
 
         Raises:
             QuantizationError: an activation is NaN or infinite.
@@ -149,7 +149,7 @@ class Activations:
     def _open(
         self, proto: onnx.ModelProto, parts: Sequence[Sequence[str]]
     ) -> tuple[list[Runner], int]:
-        """Return a runner for each part of the tensors, and the number of samples at once."""
+        """Return a runner for each group of tensors, and the batch size."""
         threads = self.runtime.threads
         if len(parts) == 1:
             run = open_runner(expose(proto, parts[0]), threads)

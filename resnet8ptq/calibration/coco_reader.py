@@ -30,7 +30,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
     >>> quantize_static("yolox.onnx", "yolox.int8.onnx", reader)
 
     Attributes:
-        paths: of the pictures, in the order of their names, or of the annotations.
+        paths: the pictures' paths, sorted by name or in the order of the annotations.
         records: their annotations, [n], see `data.boxes`; None without annotations.
     """
 
@@ -49,18 +49,19 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
         channels_first: bool = True,
         inputs: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """Choose the pictures; none is read yet.
+        """Choose the pictures, without reading them.
 
         Args:
             images: the folder.
             input_name: the network's input for pictures.
             preprocess: the steps; `size` is required.
-            annotations: a file in COCO's format that lists the pictures; None: all in the folder.
+            annotations: a file in COCO's format that lists the pictures; None: all pictures in the
+                folder.
             start_index: index of the first picture.
             size_limit: the largest number of pictures; 0: no limit.
             stride: number of pictures that are decoded at once, and in memory.
             batch_size: pictures of each step; the last step may have fewer.
-            is_evaluation: each step also has the indices of its pictures, as `image_id`.
+            is_evaluation: whether each step contains the indices of its pictures, as `image_id`.
             channels_first: the network takes [C, H, W].
             inputs: values of the network's other inputs, such as `image_shape`, of one sample.
 

@@ -1,4 +1,4 @@
-"""The calibration methods: from statistics of activations to a range [low, high].
+"""The calibration methods: each turns the statistics of activations into a range [low, high].
 
 Statistics are collected in one pass over the calibration images: the range of each tensor and, for
 the methods that need it, a histogram (`calibration.observer`).
@@ -54,7 +54,7 @@ def percentile(stats: TensorStats, config: CalibConfig) -> Range:
 
 
 def entropy(stats: TensorStats, config: CalibConfig) -> Range:
-    """The symmetric threshold of least KL divergence.
+    """The symmetric threshold with the lowest KL divergence.
 
     Each candidate clips the distribution to a window around zero, quantizes it to
     `config.num_quantized_bins` levels, and is scored by the divergence of the clipped distribution
@@ -102,12 +102,12 @@ def _smooth(counts: NDArray[np.int64]) -> NDArray[np.float64] | None:
 
 
 def mse(stats: TensorStats, config: CalibConfig) -> Range:
-    """The range of least squared error between the values and their 8-bit quantized values.
+    """The range with the smallest squared error between the values and their 8-bit versions.
 
     Minimizes `sum (x - Q(x))^2` over both ends, where `s = (high - low) / 255`, `z = round(-low/s)`
     and `Q(x) = s * clip(round(x / s), -z, 255 - z)`: 256 levels, one of them zero. Without negative
     (positive) values the lower (upper) end stays zero. The search tries 16 fractions of each end,
-    then refines three times around the best; on a tie minmax wins. Source: M. Nagel et al., "A
+    then refines three times around the best; ties go to minmax. Source: M. Nagel et al., "A
     White Paper on Neural Network Quantization", 2021, section 3.1.
     """
     edges, counts = stats.edges, stats.counts.astype(np.float64)
@@ -137,7 +137,8 @@ def _squared_error(
     """Sum `(x - Q(x))^2` over the bins between `edges`, with values spread evenly within each.
 
     The integral has a closed form: with k the level of x and r = x - ks its error, each full cell
-    adds s^3 / 12, and the last one r^3 / 3; beyond the ends, r grows.
+    adds s^3 / 12, and the last one r^3 / 3. Beyond the ends of the range, r is not limited to s /
+    2.
     """
     step = (high - low) / 255
     zero_point = np.rint(-low / step)
@@ -158,9 +159,9 @@ class Method:
     """A calibration method.
 
     Attributes:
-        choose: returns the range for a tensor's statistics; None: torch does it itself.
-        parameters: the keys of `calib` that it reads.
-        histogram: it reads the counts of the values.
+        choose: returns the range for a tensor's statistics; None: torch chooses the range.
+        parameters: the keys of `calib` that the method reads.
+        histogram: whether it needs a histogram.
     """
 
     choose: Callable[[TensorStats, CalibConfig], Range] | None
@@ -198,7 +199,7 @@ def make_observer(config: CalibConfig) -> TensorObserver:
 def find_range(stats: TensorStats, config: CalibConfig) -> Range:
     """Return the range [low, high] that `config.name` chooses for a tensor.
 
-    A constant tensor keeps its value.
+    The range of a constant tensor contains its value.
     """
     if stats.low == stats.high:
         return stats.low, stats.high
@@ -213,10 +214,11 @@ def run_pass(
     """Yield the calibration images in batches [n, ...], with a progress bar.
 
     Args:
-        at_once: the largest number of samples; larger batches are split. None: whole batches.
+        at_once: the largest number of samples at once; larger batches are split. None: no
+            splitting.
 
     Yields:
-        Samples, and whether they start a batch.
+        The samples, and whether they start a batch.
     """
     size = min(config.batch_size, calibration.at_once or config.batch_size)
     step, every = min(size, at_once or calibration.limit(size)), np.arange(len(calibration))

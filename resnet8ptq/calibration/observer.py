@@ -1,10 +1,10 @@
 """Observes a tensor in one pass over the calibration images.
 
-The histogram of a calibration method spans the observed range, which is known after the last batch
-only. So values are counted in finer bins: 2**-15 of a power of two above the largest magnitude,
-with an edge at zero. When a larger value comes, the power grows, and neighbouring bins merge
-without rounding. So the counts depend neither on batch size nor on the order of the images, and
-memory stays constant.
+The histogram of a calibration method spans the observed range, which is only known after the last
+batch. So values are counted in finer bins, with an edge at zero. Their width is 2**-15 of a power
+of two above the largest magnitude. When a larger value comes, the power grows, and neighbouring
+bins merge without rounding. So the counts depend neither on batch size nor on the order of the
+images, and memory stays constant.
 """
 
 import math
@@ -27,9 +27,9 @@ class TensorObserver:
     """The range of a tensor in each batch, and the counts of its values.
 
     Attributes:
-        counting: values are counted; otherwise only their ranges are kept.
+        counting: whether values are counted; otherwise only their ranges are kept.
         batches: the range of each batch, in order.
-        counts: of the fine bins [2 * HALF], from the lowest to the highest.
+        counts: the counts of the fine bins [2 * HALF], in ascending order.
         exponent: the bins span [-2**exponent, 2**exponent).
     """
 
@@ -47,7 +47,7 @@ class TensorObserver:
         """Add values.
 
         Args:
-            new_batch: the values start a batch; else they continue that of the last call.
+            new_batch: whether the values start a batch; else they continue the last one.
 
         Raises:
             QuantizationError: a value is NaN or infinite.
@@ -66,7 +66,7 @@ class TensorObserver:
         self.batches.append((low, high))
 
     def clipped(self, low: float, high: float) -> "TensorObserver":
-        """Return the observer of the same values, limited to [low, high]."""
+        """Return an observer of the same values, limited to [low, high]."""
         if (low, high) == (-math.inf, math.inf):
             return self
         ends = np.clip([low, high], -HALF * self.width, (HALF - 1) * self.width)
@@ -89,8 +89,8 @@ class TensorObserver:
     def stats(self, num_bins: int) -> TensorStats:
         """Return the statistics, with a histogram of `num_bins` bins.
 
-        A fine bin across an edge is divided evenly. So each edge has the right number of values
-        below it, except for those of one fine bin.
+        A fine bin across an edge is divided evenly. So the number of values below an edge is exact,
+        except for the values of one fine bin.
         """
         stats = TensorStats.of_batches(np.array(self.batches))
         if self.counting:
@@ -113,7 +113,7 @@ class TensorObserver:
             self.exponent = exponent
 
     def _count(self, values: NDArray[np.float32], first: int) -> None:
-        """Count `values` [n], the least of which lies in bin `first`; 0 is that above zero.
+        """Count `values` [n]; the smallest lies in bin `first`, where bin 0 starts at zero.
 
         The product with a power of two is exact in float32, and so is its floor. Each step fills a
         buffer, and the differences wrap around in 16 bits.

@@ -13,8 +13,8 @@ from resnet8ptq.data.sampling import draw_calibration
 class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
     """Feeds images to ONNX Runtime, one by one or in batches; memory stays flat.
 
-    Its calibrators keep the activations of all images: with many images, give `quantize_static` the
-    extra option `CalibStridedMinMax`, which counts batches, like `len`.
+    ONNX Runtime's calibrators keep the activations of all images. With many images, give
+    `quantize_static` the extra option `CalibStridedMinMax`, which counts batches, like `len`.
 
     An example with the calibration images of a run of this package:
 
@@ -46,7 +46,7 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         root: str | None = None,
         batch_size: int = 1,
     ) -> "CalibrationReader":
-        """Draw training images as a run does with `data`, `calib.samples_per_class` and `seed`.
+        """Draw the training images that a run with these settings would draw.
 
         Args:
             name: `cifar10` or `shapes`.

@@ -18,7 +18,7 @@ class TensorStats:
     magnitude. Zero lies in the middle, where the entropy search starts.
 
     Attributes:
-        zeros: number of zeros, as many values are after a ReLU, and of values very close to them.
+        zeros: number of values at zero or very close to it; many are after a ReLU.
         batches: the range of each batch, in order.
     """
 

@@ -7,8 +7,8 @@
 | `calibration.cache` | the same as text |
 | `calibration.provenance.json` | network, method and images of the ranges, and the files' hashes |
 
-ONNX Runtime writes the first three. Ranges belong to a network, a method and its calibration
-images: a table is refused if one of the three differs.
+ONNX Runtime's functions write the first three. Ranges belong to a network, a method and its
+calibration images: a table is refused if one of the three differs.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ def provenance(calib: CalibConfig, fp32_onnx_path: Path, calibration: Split) -> 
 def write(folder: Path, ranges: Mapping[str, Range], provenance: Provenance) -> None:
     """Write `ranges` into `folder` in ONNX Runtime's formats, with their provenance.
 
-    Each file is written atomically; the hashes come last and detect a mix of two writers.
+    Each file is written atomically. The hashes are written last and detect files of two writers.
     """
     with tempfile.TemporaryDirectory(prefix=".calibration-", dir=folder) as name:
         temporary = Path(name)
@@ -69,7 +69,7 @@ def write(folder: Path, ranges: Mapping[str, Range], provenance: Provenance) -> 
 
 
 def as_tensors_data(ranges: Mapping[str, Range]) -> TensorsData:
-    """Return ranges in the type of ONNX Runtime's calibrators, in float32."""
+    """Return ranges as ONNX Runtime's calibration type, in float32."""
     tensors = {
         name: TensorData(lowest=np.array(low, np.float32), highest=np.array(high, np.float32))
         for name, (low, high) in ranges.items()
@@ -82,11 +82,11 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
 
     Args:
         path: a `calibration.json`, or its folder.
-        provenance: of this run's own ranges.
+        provenance: the provenance of this run's ranges, see `provenance`.
 
     Raises:
-        ConfigError: the file is missing, damaged or edited, it belongs to another model, method or
-            images, or a range is not valid.
+        ConfigError: the file is missing, damaged or edited; it belongs to another model, method or
+            images; or a range is not valid.
     """
     table = Path(path).expanduser()
     if table.suffix in (".flatbuffers", ".cache") and not table.is_dir():
@@ -162,7 +162,7 @@ def _as_ranges(parsed: object, path: Path) -> dict[str, Range]:
 
 
 def _as_number(value: object) -> float | None:
-    """Return a finite number, also from an array of one in ONNX Runtime's format."""
+    """Return a finite number, given as a number or as an array of one in ONNX Runtime's format."""
     while isinstance(value, dict | list):
         if isinstance(value, list) and len(value) != 1:
             return None

@@ -1,4 +1,4 @@
-"""The folders of the configuration: the package's own, and one of the current folder."""
+"""The folders of the configuration: the package's own, and the user's in the current folder."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ def find_conf() -> Path:
 
 
 def find_own_conf(current: Path) -> Path | None:
-    """Return `conf/` of the user's folder, which adds options to the groups; None without one.
+    """Return `conf/` in the current folder, which adds options to the groups; None if missing.
 
-    In a checkout of this package, `conf/` is the package's own, even where a wheel is installed.
+    In a checkout of this package, `conf/` is the package's own, even if a wheel is installed.
     """
     own = current / "conf"
     is_checkout = (current / PACKAGE.name / "config" / Path(__file__).name).exists()

@@ -25,7 +25,7 @@ class Key:
     """A key of the configuration.
 
     Attributes:
-        default: as the file spells it; empty for a key with keys below it.
+        default: the value as written in the file; empty for a key with keys below it.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Key:
 
 
 def print_page(conf: Path, words: Sequence[str], own: Path | None = None) -> None:
-    """Print the help page, with the keys of the options that the words choose."""
+    """Print the help page, with the keys of the options chosen on the command line."""
     chosen = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
     print(invocation.adapt(show(conf, chosen, own)), flush=True)
 
@@ -147,7 +147,7 @@ def _describe(path: Path) -> str:
 
 
 def _read_option(options: Mapping[str, Path], group: str, option: str) -> list[Key]:
-    """Return the keys of an option, those of the option that it extends first."""
+    """Return the keys of an option, after those of the option that it extends."""
     text = options[f"{group}/{option}"].read_text("utf-8")
     prefix = "" if text.startswith(_GLOBAL) else f"{group}."
     listed = read_keys(text, prefix)
@@ -160,7 +160,7 @@ def _read_option(options: Mapping[str, Path], group: str, option: str) -> list[K
 
 
 def _columns(rows: Sequence[tuple[str, Key]], width: int) -> list[str]:
-    """Return rows of a left text and a comment, wrapped."""
+    """Return wrapped rows of two columns: a text and a comment."""
     lines = []
     for left, key in rows:
         head = f"  {left}"

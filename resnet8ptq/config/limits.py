@@ -13,10 +13,10 @@ MOST_PIXELS = 2**13  # along a side of a picture
 
 @dataclass(frozen=True)
 class Limit:
-    """The accepted values of a setting as text, and their test. Null always passes.
+    """The accepted values of a setting: their description and their check. Null always passes.
 
     Attributes:
-        choices: the accepted words, if the setting is a choice of words.
+        choices: the accepted words, if the limit is a list of words.
     """
 
     takes: str
@@ -36,7 +36,7 @@ def limited(
 
     Args:
         default: a value, or a function that makes one.
-        only: the settings that the field needs to have an effect, by key; see `words.find_idle`.
+        only: the conditions, by key, under which the field has an effect; see `words.find_idle`.
         is_path: whether the field names a file or folder of the user.
     """
     metadata = {"limits": limits, "only": only or {}, "is_path": is_path}
@@ -48,7 +48,7 @@ def limited(
 
 
 def one_of(*choices: str) -> Limit:
-    """Return a limit to one of these words."""
+    """Return the limit that accepts only these words."""
     return Limit(" | ".join(choices), lambda got: got in choices, choices)
 
 

@@ -37,7 +37,8 @@ def register_schemas() -> None:
     """Register the schemas in Hydra's store, before Hydra composes.
 
     `RunConfig` types every group. A backend, data set or task with its own options needs another
-    schema. It is below `hydra/`, so that Hydra does not offer it as an option of the group.
+    schema. These schemas are below `hydra/`, so that Hydra does not offer them as options of the
+    group.
     """
     store = ConfigStore.instance()
     store.store(name="schema", node=RunConfig)
@@ -79,11 +80,11 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
     """Read a config that `save_config` has written.
 
     Args:
-        trusted: False for a file from others. It may hold plain values only, nothing that is
-            imported, called or looked up, and its `cache_dir` is ignored.
+        trusted: False for a file from another person. It may hold plain values only: nothing that
+            is imported, called or looked up. Its `cache_dir` is ignored.
 
     Raises:
-        ConfigError: the file is missing, not a run's config, or not of plain values.
+        ConfigError: the file is missing, is not a run's config, or holds more than plain values.
     """
     try:
         text = files.read_bytes(path, MAX_BYTES).decode("utf-8")
@@ -105,7 +106,7 @@ def type_config(names: Mapping[str, str | None]) -> DictConfig:
     """Return the schema of a run with the options of a backend, a data set and a task.
 
     Args:
-        names: their names by group; others have no options of their own.
+        names: the chosen option of each group; a name without its own schema adds no options.
     """
     typed = OmegaConf.structured(RunConfig)
     for group, name in names.items():
@@ -161,7 +162,7 @@ _IN_A_STORE = (
 
 
 def _check_together(config: RunConfig) -> None:
-    """Refuse settings that conflict, or that have no effect beside another."""
+    """Refuse settings that conflict, or that another setting disables."""
     if config.backend.name == "torch" and not isinstance(config.backend, TorchConfig):
         raise ConfigError("backend.name: got 'torch' alone; takes backend=torch")
     bins, levels = config.calib.num_bins, config.calib.num_quantized_bins
@@ -171,7 +172,10 @@ def _check_together(config: RunConfig) -> None:
         raise ConfigError(f"calib.table: has no effect with method={config.method}")
     for name in ("smooth_quant", "equalization"):
         if config.method == "qat" and getattr(config.corrections, name):
-            raise ConfigError(f"corrections.{name}: changes ranges that method=qat has learned")
+            raise ConfigError(
+                f"corrections.{name}: got true, takes false with method=qat, whose learned "
+                "ranges it would change"
+            )
     _check_plan(config)
     if config.corrections.reconstruction:
         required: dict[str, tuple[object, object]] = {
@@ -189,7 +193,7 @@ def _check_together(config: RunConfig) -> None:
 
 
 def _check_analysis(config: RunConfig, named: bool) -> None:
-    """Check the settings that an analysis needs; `named`: nodes_to_exclude lists names."""
+    """Check the settings that an analysis needs; `named`: whether nodes_to_exclude lists names."""
     chosen, excluded = config.nodes_to_quantize, config.nodes_to_exclude
     analysis, with_it = config.analysis.name, f"with analysis={config.analysis.name}"
     if analysis in ("sensitivity", "diagnose", "profile"):

@@ -18,8 +18,8 @@ class Combination:
     """The settings that distinguish the runs of a sweep.
 
     Attributes:
-        path: of a file that another program has quantized; else empty.
-        fp32: the framework that runs the FP32 network beside such a file.
+        path: path of a file quantized by another program; else empty.
+        fp32: the framework of the FP32 baseline of such a file.
     """
 
     backend: str
@@ -53,7 +53,7 @@ class Combination:
 
     @property
     def framework(self) -> str:
-        """The framework, followed by a flow other than the first (pt2e, onnx2tf), or `file`."""
+        """The framework, with its flow if it is not the default (pt2e, onnx2tf); or `file`."""
         if self.backend == FileConfig.name:
             return f"{FILE_ENGINES.get(Path(self.path).suffix.lower(), '')} file".lstrip()
         others = ("pt2e", "onnx2tf")
@@ -88,7 +88,7 @@ class Combination:
 
 
 def _dtype_of_file(params: Mapping[str, str]) -> str:
-    """Return the dtype of a file: a name of `DTYPES` if there is one for it, else its weights'."""
+    """Return the dtype of a file: its name in `DTYPES` if it has one, else the weights' dtype."""
     weights, activations = (params.get(f"{kind}_dtype", "") for kind in ("weight", "activation"))
     names = {pair: name for name, pair in DTYPES.items()}
     if weights in ("float16", "bfloat16") or (activations, weights) == ("", ""):
@@ -97,7 +97,7 @@ def _dtype_of_file(params: Mapping[str, str]) -> str:
 
 
 def name_network(config: ModelConfig, data_name: str = "") -> str:
-    """Return the default of `model.name`: the name of the class, of the file or of the default."""
+    """Return the default of `model.name`: the name of class, file or default network."""
     if config.module:
         return config.module.rpartition(".")[2]
     if config.path:

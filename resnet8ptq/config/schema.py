@@ -30,7 +30,7 @@ _ON_BAD = one_of("error", "skip")
 
 
 def _with(key: str, *values: str) -> dict[str, Limit]:
-    """Return the condition that a setting is one of some words."""
+    """Return the condition that a setting has one of these values."""
     return {key: one_of(*values)}
 
 
@@ -123,7 +123,7 @@ class NncfConfig(BackendConfig):
 
 @dataclass
 class DtypeConfig:
-    """Integer types; the module of each backend defines their meaning there."""
+    """Integer types; each backend defines their meaning in its module."""
 
     name: str = limited(MISSING, one_of(*DTYPES))
 
@@ -178,7 +178,7 @@ class SplitConfig(DataConfig):
 
 @dataclass
 class ArraysConfig(SplitConfig):
-    """Array files; see `data.sources.arrays`."""
+    """Options of `data=arrays`; see `data.sources.arrays`."""
 
     name: str = "arrays"
     inputs: Any = limited(None, limits.INPUTS)  # a name, or a dict of names by input
@@ -191,7 +191,7 @@ class ArraysConfig(SplitConfig):
 
 @dataclass
 class FolderConfig(SplitConfig):
-    """Pictures in class folders; see `data.sources.folder`."""
+    """Options of `data=folder`; see `data.sources.folder`."""
 
     name: str = "folder"
     labels: str | None = limited(None, one_of("none"))
@@ -201,7 +201,7 @@ class FolderConfig(SplitConfig):
 
 @dataclass
 class TableConfig(ArraysConfig):
-    """Rows of a table or of a saved data set; see `data.sources`."""
+    """Options of `data=table` and `data=huggingface`; see `data.sources`."""
 
     name: str = "table"
     inputs: Any = limited(None, limits.COLUMNS)
@@ -218,7 +218,7 @@ class TableConfig(ArraysConfig):
 
 @dataclass
 class CocoConfig(SplitConfig):
-    """Pictures with boxes in COCO's format; see `data.sources.coco`."""
+    """Options of `data=coco`; see `data.sources.coco`."""
 
     name: str = "coco"
     images: str | None = limited(None, is_path=True)
@@ -237,7 +237,7 @@ class TaskConfig:
 
 @dataclass
 class BinaryConfig(TaskConfig):
-    """Two classes; see `tasks.binary`."""
+    """Options of `task=binary`; see `tasks.binary`."""
 
     name: str = "binary"
     threshold: float = limited(0.5, limits.FRACTION)
@@ -245,7 +245,7 @@ class BinaryConfig(TaskConfig):
 
 @dataclass
 class AnomalyConfig(TaskConfig):
-    """Reconstruction errors; see `tasks.anomaly`."""
+    """Options of `task=anomaly`; see `tasks.anomaly`."""
 
     name: str = "anomaly"
     max_fpr: float = limited(0.1, limits.SHARE)
@@ -253,7 +253,7 @@ class AnomalyConfig(TaskConfig):
 
 @dataclass
 class RegressionConfig(TaskConfig):
-    """Values; see `tasks.regression`."""
+    """Options of `task=regression`; see `tasks.regression`."""
 
     name: str = "regression"
     primary: str = limited("mae", one_of("mae", "rmse"))
@@ -262,7 +262,7 @@ class RegressionConfig(TaskConfig):
 
 @dataclass
 class SimilarityConfig(TaskConfig):
-    """Pairs of texts; see `tasks.similarity`."""
+    """Options of `task=similarity`; see `tasks.similarity`."""
 
     name: str = "similarity"
     resamples: int = limited(9999, at_least(100))
@@ -270,7 +270,7 @@ class SimilarityConfig(TaskConfig):
 
 @dataclass
 class DetectionConfig(TaskConfig):
-    """Boxes; see `tasks.detection`."""
+    """Options of `task=detection`; see `tasks.detection`."""
 
     name: str = "detection"
     head: str = "auto"
@@ -289,7 +289,7 @@ class DetectionConfig(TaskConfig):
 
 @dataclass
 class CustomConfig(TaskConfig):
-    """The user's own metric; see `tasks.custom`."""
+    """Options of `task=custom`, the user's metric; see `tasks.custom`."""
 
     name: str = "custom"
     metric: Any = None  # a dict with `_target_`, untyped: Hydra adds no keys to typed dicts
@@ -363,7 +363,7 @@ class ReportConfig:
 
 @dataclass
 class SweepConfig:
-    """Resuming a sweep."""
+    """Options for resuming a sweep."""
 
     resume: bool = False
 
@@ -382,8 +382,8 @@ class AnalysisConfig:
     """An analysis in place of a quantization run.
 
     `sensitivity` quantizes layer by layer; `diagnose` reports causes of the loss against FP32;
-    `profile` times each operator; `plan_test` reports the loss that the test samples can show;
-    `inspect` describes the network.
+    `profile` times each operator; `plan_test` reports the smallest loss that the test samples can
+    prove; `inspect` describes the network.
     """
 
     name: str | None = limited(
@@ -413,7 +413,7 @@ class PrecisionConfig:
 
 @dataclass
 class CorrectionsConfig:
-    """Changes of the FP32 network that reduce the loss by quantization; see `corrections`."""
+    """Changes to the FP32 network that reduce the quantization loss; see `corrections`."""
 
     smooth_quant: bool = False
     equalization: bool = False

@@ -1,8 +1,8 @@
 """Checks the words of the command line of `resnet8ptq run`, before Hydra reads them.
 
-A typo then ends with a line, before a framework is imported or a run is recorded. The values of all
-jobs of a sweep are checked before the first job starts. `find_idle` reports settings without effect
-after Hydra has composed the config.
+A typo is reported in one line, before a framework is imported or a run is recorded. The values of
+all jobs of a sweep are checked before the first job starts. `find_idle` reports settings without
+effect after Hydra has composed the config.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _MODES = ("run", "multirun", "cfg", "info", "shell_completion")
 
 
 def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[str]:
-    """Check the words; return them in Hydra's order: settings, then its own options.
+    """Check the words; return them in Hydra's order: settings, then Hydra's options.
 
     Args:
         conf: the folder of the config groups.
@@ -67,7 +67,7 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
 
 
 def values(override: Override) -> list[Any]:
-    """Return the values of a setting in the jobs; empty for a range of numbers or a glob."""
+    """Return the values of a setting over all jobs; empty for a range of numbers or a glob."""
     if not override.is_sweep_override():
         return [override.value()]
     if override.value_type in (ValueType.INTERVAL_SWEEP, ValueType.GLOB_CHOICE_SWEEP):
@@ -84,13 +84,13 @@ def is_group(key: str) -> bool:
 
 
 def quote(text: str) -> str:
-    """Return any text as Hydra's grammar takes it."""
+    """Return a text quoted for Hydra's grammar."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def as_list(names: Iterable[str]) -> str:
-    """Return names as Hydra's grammar takes a list.
+    """Return names as a list in Hydra's grammar.
 
     >>> as_list(["conv2d_1/BiasAdd", "a;b"])
     "[conv2d_1/BiasAdd,'a;b']"
@@ -116,7 +116,7 @@ def _find_groups(conf: Path) -> dict[str, list[str]]:
 
 
 def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None:
-    """Raise `ConfigError` for a word without a key, which most often follows a space."""
+    """Raise `ConfigError` for a word without a key; most often a space has split a value."""
     for i, word in enumerate(settings):
         before, after = settings[i - 1] if i else "", "".join(settings[i + 1 : i + 3])
         if "=" in word[1:] or word.startswith("~"):
@@ -154,8 +154,8 @@ def parse(word: str) -> Override:
     except HydraException:
         key, _, value = word.partition("=")
         raise ConfigError(
-            f"{key}: got {value!r}, which Hydra's grammar does not take; text with spaces or "
-            f"""signs takes quotes inside of the shell's: "{key}='{value}'\""""
+            f"{key}: got {value!r}, which Hydra's grammar does not take; put text with spaces or "
+            f"""signs into two pairs of quotes: "{key}='{value}'\""""
         ) from None
 
 
@@ -244,7 +244,7 @@ def find_idle(
     Args:
         cfg: the composed config.
         typed: the settings of the command line.
-        swept: the settings of the sweep's own config, which typed ones override.
+        swept: the settings in the sweep's config, which typed ones override.
     """
     lines = []
     for override in typed:
@@ -262,7 +262,7 @@ def find_idle(
 def _unmet(
     conditions: Sequence[tuple[str, Limit]], cfg: DictConfig, overrides: Sequence[Override]
 ) -> str | None:
-    """Return the first condition that no job fulfils, as text; None if there is none."""
+    """Return the first condition that no job fulfils, as text; None if all are fulfilled."""
     for key, limit in conditions:
         got = _job_values(key, cfg, overrides)
         if not any(limit.holds(value) for value in got):
@@ -272,7 +272,7 @@ def _unmet(
 
 
 def _job_values(key: str, cfg: DictConfig, overrides: Sequence[Override]) -> list[Any]:
-    """Return the values of a setting in the jobs."""
+    """Return the values of a setting over all jobs."""
     group, _, name = key.rpartition(".")
     names = {key, group} if name == "name" and group in _GROUPS else {key}
     setting = [override for override in overrides if override.key_or_group in names]

@@ -1,8 +1,8 @@
 """Background process for drawing and uploading, so that runs do not wait for figures or MLflow.
 
-`put` and `ask` queue calls, which the process runs in order. Without `allowed`, for example in
-workers of a sweep, each call runs immediately in this process. README's sweep takes 0.82 of the
-time with the background process (median of five pairs on two cores).
+`put` and `ask` queue calls, which the process runs in order. Outside of `allowed`, for example in
+workers of a sweep, each call runs immediately in this process. With the background process,
+README's sweep takes 82% of the time (median of five pairs on two cores).
 """
 
 import gc
@@ -43,7 +43,7 @@ _store: Sequence[str] = ()  # the settings that name the store
 
 @contextmanager
 def allowed() -> Iterator[None]:
-    """Send calls inside the block to the background process; at the end, wait for all of them.
+    """Send the calls in the block to the background process; wait for all of them at the end.
 
     The first call starts the process.
     """
@@ -87,7 +87,7 @@ def put(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> "Future[T
 
 
 def prepare(function: Callable[[], object]) -> None:
-    """Call a function in the background in advance, such as a slow import."""
+    """Call a function in the background ahead of its use, such as a slow import."""
     if _allowed:
         _start().submit(_prepare, function)
 

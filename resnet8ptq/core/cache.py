@@ -37,7 +37,7 @@ def folder(setting: str | None) -> Path:
 def runtime(
     setting: str | None, threads: int | None, seconds: float | None = None
 ) -> machine.Runtime:
-    """Return the cache folder, the threads (null: one for each core) and the time of a run."""
+    """Return cache folder, threads (null: one for each core) and time limit of a run."""
     number, fixed = machine.threads(threads), threads is not None
     return machine.Runtime(folder(setting), number, fixed, Deadline.after(seconds))
 
@@ -83,9 +83,9 @@ def find(root: Path, kind: str, key: Key) -> Path | None:
 
 
 def made_with(module: str) -> Key:
-    """Return the key of a module's results, besides its inputs: code, CPU and versions.
+    """Return the part of a cache key that does not depend on inputs: code, CPU and versions.
 
-    The CPU belongs to it because the last bits of float sums depend on the CPU.
+    The CPU is part of the key because the last bits of float sums depend on it.
     """
     return {"code": code.behind(module), "cpu": machine.cpu()[0], **machine.versions()}
 

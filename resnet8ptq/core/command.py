@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Closable(Protocol):
-    """A sweep, which is closed when the program ends, also after an error or a signal."""
+    """A sweep that is closed when the program ends, including after an error or a signal."""
 
     def close(self, status: str) -> str:
         """Close it with the status `ok`, `failed` or `killed`; return its final status."""
@@ -41,7 +41,7 @@ class Closable(Protocol):
 def main(
     run: Callable[[], object], find_sweep: Callable[[], Closable | None] = lambda: None
 ) -> int:
-    """Call `run`, report its errors, close the sweep that it started; return the exit code."""
+    """Call `run`, report its errors, and close its sweep; return the exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     # Imports make 400,000 objects that stay. By default Python collects garbage among them after
     # every 700 new objects, which takes a tenth of a sweep's time.
@@ -72,7 +72,7 @@ def main(
 
 
 def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str = "") -> T:
-    """Return the key=value words of a command as its dataclass `schema`.
+    """Return a command's key=value words as an instance of its dataclass `schema`.
 
     Args:
         plain: the key that a word without `=` sets; empty: no key.
@@ -135,7 +135,7 @@ def no_such_option(name: str, group: str, options: Collection[str]) -> str:
 def exit_on_error() -> Iterator[None]:
     """Report an error of a single run and exit, before Hydra reports it.
 
-    Not for a job of a sweep, where it would end the sweep.
+    Not used in a job of a sweep, because it would end the sweep.
     """
     try:
         yield
@@ -152,7 +152,7 @@ def report(error: Exception) -> int:
 
 
 def explain(error: BaseException) -> str:
-    """Return an error and its cause in one line: in Hydra's errors, one names the key only."""
+    """Return an error and its cause in one line: Hydra's error alone may name the key only."""
     text, cause = str(error), error.__cause__
     if isinstance(error, HydraException) and cause is not None:
         text += f": {cause}"

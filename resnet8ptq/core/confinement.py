@@ -1,4 +1,4 @@
-"""Limits that a process sets itself before it reads an untrusted file."""
+"""Limits that a process sets on itself before it reads an untrusted file."""
 
 import ctypes
 import os
@@ -26,7 +26,7 @@ _CHANGE_FOLDER = sum(1 << bit for bit in range(4, 13))
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends, even if the parent is killed (Linux).
+    """Let the kernel kill this process when its parent ends or is killed (Linux).
 
     Without prctl, the process ends when it next reads its pipe.
     """
@@ -39,7 +39,8 @@ def die_with(parent: int) -> None:
 def limit() -> None:
     """Limit this process to 90% of the free memory, and to one hour of each core.
 
-    A small file may ask for much: a constant of 10**12 zeros, or an endless loop.
+    A small file can need huge memory or endless time: a constant of 10**12 zeros, or an endless
+        loop.
     """
     free = memory.free_bytes(file_cache=True)
     if free is None:
@@ -79,7 +80,7 @@ def limits_writes() -> bool:
 def write_only_to(folder: Path) -> None:
     """Let this process and its children write to one folder only, if the kernel can.
 
-    By Landlock (man 7 landlock), which needs no rights. Files are read as before.
+    Uses Landlock (man 7 landlock), which needs no privileges. Reading is not limited.
     """
     library = ctypes.CDLL(None)
     version = _landlock_version(library)

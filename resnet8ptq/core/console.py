@@ -34,7 +34,7 @@ QUIET_SECONDS = 3.0  # without a terminal: a step without parts is named after t
 
 @cache
 def stderr() -> Console:
-    """Return the one console of log and progress bars, so that neither overwrites the other."""
+    """Return the console shared by log and progress bars, so that neither overwrites the other."""
     return stdout(Console(stderr=True), 130)
 
 
@@ -42,7 +42,7 @@ def stdout(console: Console | None, width: int) -> Console:
     """Return `console`, or by default a console on stdout.
 
     Args:
-        width: in characters, if it is no terminal. In a pipe, rich would fold lines at 80.
+        width: in characters, if stdout is not a terminal. In a pipe, rich would fold lines at 80.
     """
     console = console or Console(soft_wrap=False)
     if not console.is_terminal:
@@ -51,7 +51,7 @@ def stdout(console: Console | None, width: int) -> Console:
 
 
 def say(console: Console, text: object) -> None:
-    """Print a line without folding it and without reading markup in it."""
+    """Print a line without folding it and without interpreting markup."""
     console.print(show(text), soft_wrap=True, markup=False, highlight=False)
 
 
@@ -67,7 +67,7 @@ def print_table(
     totals: int = 0,
     compact: bool = False,
 ) -> None:
-    """Print a table. Its texts may come from a file.
+    """Print a table of texts, which may be untrusted.
 
     Args:
         right: indices of the right-aligned columns.
@@ -105,7 +105,7 @@ class LogHandler(RichHandler):
         return super().render_message(record, show(message))
 
     def emit(self, record: LogRecord) -> None:
-        """Write the record; the next line of progress follows `LINE_SECONDS` later."""
+        """Write the record, and delay the next progress line by `LINE_SECONDS`."""
         super().emit(record)
         _spoken.at = time.monotonic()
 
@@ -133,7 +133,7 @@ def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T
 
 @contextmanager
 def waiting(label: str, draws_per_second: float = 10) -> Iterator[None]:
-    """Show a spinner during a step without parts.
+    """Show a spinner during a step that cannot report its progress.
 
     Without a terminal, name the step in one line if it takes longer than `QUIET_SECONDS`.
     """
@@ -151,7 +151,7 @@ def waiting(label: str, draws_per_second: float = 10) -> Iterator[None]:
 
 
 def measuring(label: str) -> AbstractContextManager[None]:
-    """Do as `waiting`, during a measurement: draw seldom, because drawing would disturb it."""
+    """Like `waiting`, for a measurement: draw seldom, because drawing would disturb it."""
     return waiting(label, 1 / 2.5)
 
 
@@ -186,7 +186,7 @@ class _Step:
 
 @dataclass
 class _Spoken:
-    """The time of the last line, and the running steps, the outermost first."""
+    """The time of the last progress line, and the running steps, outermost first."""
 
     at: float = field(default_factory=lambda: time.monotonic())
     steps: list[_Step] = field(default_factory=list)

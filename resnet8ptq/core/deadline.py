@@ -1,4 +1,4 @@
-"""The end of a run's time: searches and learned rounding stop there, with the best so far."""
+"""The time limit of a run: searches and learned rounding stop there, with the best so far."""
 
 import logging
 import math
@@ -17,8 +17,8 @@ class Deadline:
     """The time limit of a run, and the work that it cut short.
 
     Attributes:
-        at: by `time.monotonic`; infinite: never.
-        cut_short: in words, each once.
+        at: the end, by `time.monotonic`; infinite: no limit.
+        cut_short: the abandoned work, each text once.
     """
 
     at: float = math.inf
@@ -26,7 +26,7 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None) -> "Deadline":
-        """Return the deadline that is some seconds away; None: none."""
+        """Return the deadline after this number of seconds; None: no limit."""
         return cls(math.inf if seconds is None else time.monotonic() + seconds)
 
     @property

@@ -26,7 +26,7 @@ class SizesDifferError(ConfigError):
 
 
 class DataError(PtqError):
-    """A data file is missing, damaged or does not fit; names the file."""
+    """A data file is missing, damaged or unsuitable; names the file."""
 
 
 class DataNotFoundError(DataError):
@@ -54,14 +54,14 @@ class TrackingError(PtqError):
 
 
 class UnsupportedError(PtqError):
-    """The framework does not support this combination: a result; the text is its reason."""
+    """The framework does not support this combination. This is a result; the text is its reason."""
 
 
 @contextmanager
 def errors_as(kind: type[PtqError], text: str) -> Iterator[None]:
     """Raise a library's error as `kind`, with the message `text (error)`; a `PtqError` passes.
 
-    Libraries raise dozens of their own classes, and not all can be pickled.
+    Libraries raise dozens of error classes, and not all can be pickled.
     """
     try:
         yield

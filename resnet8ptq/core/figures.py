@@ -19,13 +19,13 @@ from resnet8ptq.core import files
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
-    """Write a figure to a PNG, all or nothing."""
+    """Write a figure to a PNG atomically."""
     with files.atomic(path) as temporary:
         temporary.write_bytes(to_png(figure))
 
 
 def to_png(figure: Figure) -> bytes:
-    """Return a figure as a PNG. Its layout is then final."""
+    """Return a figure as a PNG; this fixes its layout."""
     figure.set_dpi(110)
     canvas = FigureCanvasAgg(figure)
     if engine := figure.get_layout_engine():
@@ -40,7 +40,7 @@ def to_png(figure: Figure) -> bytes:
 def show_matrix(axes: Axes, values: NDArray[Any], **colours: Any) -> QuadMesh:
     """Draw a coloured cell for each value [rows, columns], first row on top, centres at integers.
 
-    It looks like `imshow`, which is slower because it resamples the cells to every pixel.
+    The result equals `imshow`, which is slower because it resamples the cells to every pixel.
     """
     edges = [np.arange(length + 1) - 0.5 for length in reversed(values.shape)]
     mesh = axes.pcolormesh(*edges, values, **colours)
@@ -51,7 +51,7 @@ def show_matrix(axes: Axes, values: NDArray[Any], **colours: Any) -> QuadMesh:
 def label_cells(axes: Axes, texts: NDArray[np.str_], dark: NDArray[np.bool_], size: float) -> None:
     """Write texts into the cells of `show_matrix`, in white on dark cells.
 
-    All texts are one collection of outlines. One text object for each cell takes twice the time.
+    All texts are one collection of outlines. A text object for each cell would take twice the time.
 
     Args:
         texts, dark: [rows, columns].

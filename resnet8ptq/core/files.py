@@ -35,7 +35,7 @@ def atomic(path: Path, mode: int = 0o644) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write `text` to `path` in UTF-8, all or nothing."""
+    """Write `text` to `path` in UTF-8, atomically."""
     with atomic(path, mode) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -57,7 +57,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def check_room(size: int, folder: Path) -> None:
-    """Check that the disk has `size` bytes free: on a full disk, writing a mapped file kills.
+    """Check for `size` free bytes: on a full disk, writing to a mapped file kills the process.
 
     Raises:
         ValueError: the disk has less free space.
@@ -85,8 +85,8 @@ def full_disk(error: BaseException) -> str:
 def to_csv(rows: Iterable[Iterable[object]]) -> str:
     """Return rows of values as CSV, safe for terminals and spreadsheets.
 
-    Control characters and marks of text direction become `?`. A `'` precedes text that a
-    spreadsheet would read as a formula.
+    Control characters and marks of text direction become `?`. Text that a spreadsheet would read as
+    a formula gets a leading `'`.
     """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(_make_safe, row) for row in rows)
@@ -112,10 +112,10 @@ def sha256(path: Path) -> str:
 
 
 def hash_with_data(path: Path) -> str:
-    """Return the SHA-256 of a file; of an ONNX file also that of the data files that it names.
+    """Return the SHA-256 of a file; for an ONNX file, it covers the external data files too.
 
-    Exporters write the weights into a file beside the model (torch's do by default), which the
-    model names in entries `location: NAME`.
+    Exporters may write the weights into a file beside the model (torch's do by default). The model
+    names that file in entries `location: NAME`.
     """
     if path.suffix.lower() != ".onnx" or not path.stat().st_size:
         return sha256(path)

@@ -1,4 +1,4 @@
-"""Modules of the user, such as a metric or a network, are imported from the current folder."""
+"""Lets the user's modules, such as a metric or a network, be imported from the current folder."""
 
 import os
 import sys
@@ -10,9 +10,9 @@ PACKAGE = Path(__file__).parents[1]
 def allow(folder: Path) -> None:
     """Search a folder for modules, after the standard library and installed packages.
 
-    `python -m` searches the current folder first, where a file such as `random.py` or `onnx.py`
-    would take the place of a library. It moves to the end, here and in processes that are started
-    later; a checkout that runs from its own folder stays first.
+    `python -m` searches the current folder first, so a file such as `random.py` or `onnx.py` would
+    replace a library. This function moves the folder to the end, here and in later child processes.
+    A checkout that runs from its own folder stays first.
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # of Python, for `-m` and `-c` in other processes
     path = str(folder)

@@ -11,8 +11,8 @@ from types import FrameType
 def deferred() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until the block ends; a second signal takes effect at once.
 
-    For transactions: an exception inside SQLAlchemy can leave its connection open, which keeps an
-    SQLite database locked while the process lives. Only the main thread gets signals.
+    An exception inside a transaction of SQLAlchemy can leave its connection open. That keeps an
+    SQLite database locked until the process ends. Only the main thread gets signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""The commands that this program prints: they can be pasted where it was called."""
+"""The commands that this program prints; they can be pasted into the caller's shell."""
 
 import re
 import shlex
@@ -14,8 +14,8 @@ SCRIPT, MODULE, CHECKOUT = "resnet8ptq", "resnet8ptq", "run.py"
 def command(name: str, *words: str) -> str:
     """Return the command line that calls `name` (`run`, `deploy`, `ui`, ...) with `words`.
 
-    It begins as the command line of this process does: with the script `resnet8ptq`, or with
-    Python and `run.py` or `-m resnet8ptq`. A program that is not on PATH is named by its path.
+    It begins like the command line of this process: with the script `resnet8ptq`, or with Python
+    and `run.py` or `-m resnet8ptq`. A program that is not on PATH is given by its path.
     """
     called = Path(sys.argv[0])
     if called.name == SCRIPT:
@@ -31,7 +31,7 @@ _SHOWN = re.compile(rf"(^ +|`|: ){SCRIPT} (\w+)", re.M)
 
 
 def adapt(usage: str) -> str:
-    """Return a help text whose commands, such as `resnet8ptq deploy`, begin as in `command`."""
+    """Return a help text whose commands, such as `resnet8ptq deploy`, start as in `command`."""
     return _SHOWN.sub(lambda match: match[1] + command(match[2]), usage)
 
 
@@ -44,7 +44,7 @@ def install(extra: str) -> str:
 
 
 def _name(program: str, path: Path) -> str:
-    """Return the program's name if PATH finds this one; otherwise its absolute path."""
+    """Return the program's name if PATH leads to it; otherwise its absolute path."""
     on_path = shutil.which(program)
     if path.name == str(path):
         return program

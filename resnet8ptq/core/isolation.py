@@ -28,14 +28,14 @@ def call(function: Callable[..., T], *args: object, crashed: PtqError, network: 
     """Call a function in a separate process; function, arguments and result are pickled.
 
     TensorFlow's memory and settings end with that process, and a file that crashes the reader does
-    not end the sweep. The process dies with this one. It reaches no network if the system can
-    prevent that; see `confinement`.
+    not end the sweep. The process ends with this one. It has no network access if the system can
+    prevent it; see `confinement`.
 
     Args:
-        network: whether the function may use the network: the user's own code may download.
+        network: whether the function may use the network, since the user's own code may download.
 
     Raises:
-        PtqError: `crashed`, if the process ends before the function returns.
+        PtqError: the error `crashed`, if the process ends before the function returns.
     """
     with start(network) as process:
         try:
@@ -110,7 +110,7 @@ def _answer(content: bytes) -> tuple[bool, object]:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return the error, or its text as a RuntimeError if it cannot be pickled."""
+    """Return the error; if it cannot be pickled, a RuntimeError with its text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # of pickle, or of the error's constructor

@@ -31,8 +31,9 @@ class Runtime:
     Attributes:
         cache_root: see `cache.folder`.
         threads: number of threads of the frameworks.
-        threads_fixed: the user set it; otherwise an evaluation uses fewer if that is faster.
-        deadline: searches and learned rounding end there, with the best so far.
+        threads_fixed: whether the user set `threads`; otherwise an evaluation uses fewer if that is
+            faster.
+        deadline: the time limit; searches and learned rounding end there, with the best so far.
     """
 
     cache_root: Path
@@ -54,7 +55,7 @@ def threads(setting: int | None) -> int:
 def cpu() -> tuple[str, tuple[str, ...]]:
     """Return the CPU's name and its feature flags, sorted.
 
-    Linux lists both (`man 5 proc`, /proc/cpuinfo), on most ARM machines without a name. On other
+    Linux lists both in /proc/cpuinfo (`man 5 proc`); most ARM machines lack the name. On other
     systems py-cpuinfo runs programs to find them, which takes a second.
     """
     with suppress(OSError):

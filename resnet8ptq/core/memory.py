@@ -17,7 +17,7 @@ _VARIABLE = "RESNET8PTQ_MEMORY_GB"  # the processes that this one starts have th
 
 
 def set_limit(gigabytes: float | None) -> None:
-    """Set the memory that this process may use; None: half of the memory that is free."""
+    """Set the memory that this process may use; None: half of the free memory."""
     if gigabytes is None:
         os.environ.pop(_VARIABLE, None)
     else:
@@ -25,9 +25,9 @@ def set_limit(gigabytes: float | None) -> None:
 
 
 def budget() -> int:
-    """Return how many bytes of tensors a run may hold: half of `memory_gb`, at most 2 GiB.
+    """Return the number of bytes for a run's tensors: half of `memory_gb`, at most 2 GiB.
 
-    The other half is for libraries, weights and their copies. The budget is a power of two. So
+    The other half is for libraries, weights and their copies. The budget is a power of two, so that
     batches, and the sums over them, are the same in all runs unless memory is very short.
     """
     asked = os.environ.get(_VARIABLE)
@@ -43,12 +43,12 @@ def _half_of_free() -> int:
 
 
 def step() -> int:
-    """Return how many bytes of tensors one step of a run may hold at once."""
+    """Return the number of bytes for the tensors of one step of a run."""
     return budget() // STEP
 
 
 def fitting(bytes_of_one: int, within: int) -> int:
-    """Return how many items of `bytes_of_one` fit into `within` bytes; at least 1.
+    """Return the number of items of `bytes_of_one` that fit into `within` bytes; at least 1.
 
     >>> fitting(30, 100), fitting(300, 100)
     (3, 1)
@@ -57,7 +57,7 @@ def fitting(bytes_of_one: int, within: int) -> int:
 
 
 def in_groups(sizes: Sequence[int], within: int) -> list[slice]:
-    """Divide sizes, in order, into groups of at most `within` bytes; a larger size stands alone.
+    """Divide sizes, in order, into groups of at most `within` bytes; a larger size is a group.
 
     >>> in_groups([40, 50, 30, 200, 10], 100)
     [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
@@ -75,9 +75,9 @@ def in_groups(sizes: Sequence[int], within: int) -> list[slice]:
 def return_large_blocks() -> None:
     """Make this process return large blocks to the system as soon as they are freed.
 
-    By default glibc keeps freed blocks of up to 32 MB, in pieces that fit no other size. Returning
-    a block takes a little time, so only networks with large tensors call this. It has an effect
-    with glibc only (`man 3 mallopt`).
+    By default glibc keeps freed blocks of up to 32 MB, often in pieces of unsuitable sizes.
+    Returning a block takes a little time, so only networks with large tensors call this. It has an
+    effect with glibc only (`man 3 mallopt`).
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**22)
@@ -86,10 +86,10 @@ def return_large_blocks() -> None:
 def free_bytes(file_cache: bool = False) -> int | None:
     """Return the memory that is free for this process; None if the system does not report it.
 
-    The lesser of the machine's (`man 5 proc`, MemAvailable) and the control group's (version 2).
+    The minimum of the machine's (`man 5 proc`, MemAvailable) and the control group's (version 2).
 
     Args:
-        file_cache: count the control group's unused file cache as free.
+        file_cache: whether the control group's unused file cache counts as free.
     """
     free = []
     with suppress(OSError):

@@ -1,7 +1,7 @@
 """Samples of several inputs: records of a structured array, with one field for each input.
 
-A structured array [N] is indexed, sliced, joined and mapped from a file like any other array, so
-that most code needs not know how many inputs a network has.
+A structured array [N] is indexed, sliced, joined and mapped from a file like any other array. So
+most code does not depend on the number of inputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,16 +33,16 @@ def unpack(samples: Array) -> dict[str, Array]:
 
 
 def names_of(dtype: DTypeLike) -> tuple[str, ...]:
-    """Return the names of the fields; none for an array of numbers."""
+    """Return the names of the fields; empty for an array of numbers."""
     return np.dtype(dtype).names or ()
 
 
 def feed(samples: Array, names: Sequence[str]) -> dict[str, Array]:
-    """Return samples by the name of the input that they fill.
+    """Return samples by input name.
 
     Args:
         samples: records, or the values [N, ...] of a single input.
-        names: of a network's inputs; it may lack some of the records' fields, or take none.
+        names: the names of a network's inputs, which may be fewer than the records' fields.
     """
     if not names_of(samples.dtype):
         return dict.fromkeys(names[:1], samples)

@@ -1,4 +1,4 @@
-"""Looks up an entry that a setting chooses by name."""
+"""Looks up a registry entry by the name in a setting."""
 
 from collections.abc import Mapping
 from typing import TypeVar

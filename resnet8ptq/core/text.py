@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 def redact(text: str) -> str:
     """Return a message without the user names, passwords and parameters of its URLs.
 
-    A password may contain any of `/?#@`, so that everything up to the last `@` of a URL may belong
-    to it. Text after a `?` may also be part of a password.
+    A password may contain any of `/?#@`, so everything up to the last `@` of a URL may belong to
+    it. Text after a `?` may also be part of a password.
 
     >>> redact("cannot reach http://me:a/b@c@host:5000/runs")
     'cannot reach http://host:5000/runs'
@@ -33,7 +33,7 @@ def _without_secrets(url: re.Match[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text in one line without control characters: it may quote a file."""
+    """Return an untrusted text in one line without control characters."""
     return show(" ".join(text.split()))
 
 
@@ -48,7 +48,7 @@ def escape_markdown(text: object) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that is closest to a mistyped one; None if none is close.
+    """Return the known word that is closest to a mistyped word; None if none is close.
 
     >>> nearest("INT8", ["fp32", "int8", "uint8"])
     'int8'
@@ -74,15 +74,15 @@ def no_such_key(key: str, known: Collection[str]) -> str:
 
 
 def safe_name(text: str) -> str:
-    """Return a text as a name of one file or folder, without separators and wildcards."""
+    """Return a text as a file or folder name, without separators and wildcards."""
     return re.sub(r"[^\w.,=-]|^\.", "_", text)[:100] or "_"
 
 
 def show(text: object) -> str:
-    """Return a text with `?` for control characters, which would control the terminal."""
+    """Return a text with `?` in place of control characters, which could control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in str(text))
 
 
 def plain(text: str) -> str:
-    """Return a text as a label of at most 80 characters, in which matplotlib sees no formula."""
+    """Return a text as a label for matplotlib: at most 80 characters, without formulas."""
     return printable(text)[:80].replace("$", r"\$")

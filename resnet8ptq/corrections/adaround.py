@@ -1,4 +1,4 @@
-"""AdaRound: each weight is rounded up or down for the least error of the layer's output.
+"""AdaRound: rounds each weight up or down to minimize the error of the layer's output.
 
 Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", ICML 2020.
 """
@@ -42,7 +42,7 @@ REGULARIZER = 10.0  # its weight, relative to the error of nearest rounding
 
 @dataclass(frozen=True)
 class Problem:
-    """One layer's rounding: rows of a layer's inputs and outputs, in which a batch is together."""
+    """The rounding of one layer: rows of its inputs and outputs, consecutive for a batch."""
 
     inputs: torch.Tensor  # [n, groups, inputs], after layers that are already rounded
     targets: torch.Tensor  # [n, groups, channels of a group], of FP32, after a following ReLU
@@ -58,10 +58,10 @@ class Problem:
         return (outputs.relu() if self.relu else outputs).sub(targets).square().mean()
 
     def quadratic(self, weights: torch.Tensor) -> Quadratic:
-        """Return the error as a function of the weights' change.
+        """Return the error as a quadratic function of the weights.
 
         Args:
-            weights: of the FP32 network, [output channels, ...]; no ReLU follows.
+            weights: the FP32 weights [output channels, ...] of a layer without ReLU.
         """
         inputs, targets = (part.transpose(0, 1) for part in (self.inputs, self.targets))
         excess = self._outputs(weights) - targets
@@ -71,7 +71,7 @@ class Problem:
     def _outputs(
         self, weights: torch.Tensor, rows: torch.Tensor | slice = slice(None)
     ) -> torch.Tensor:
-        """Return the outputs without ReLU, [groups, rows, channels of a group]."""
+        """Return the outputs before a ReLU, [groups, rows, channels of a group]."""
         matrix = _matrix(weights, len(self.bias))
         return torch.baddbmm(self.bias, self.inputs[rows].transpose(0, 1), matrix)
 
@@ -79,12 +79,13 @@ class Problem:
 def round_weights(
     proto: onnx.ModelProto, setting: CorrectionSettings, iterations: int, seed: int
 ) -> onnx.ModelProto:
-    """Return the network with weights that nearest rounding takes to the learned levels.
+    """Return the network with weights that nearest rounding maps to the learned levels.
 
-    Layer by layer: a layer's inputs come from the network with rounded earlier layers, its target
-    from the FP32 network (equation 25). Reproducible by `seed`, on the same number of threads. The
-    cache keeps each learned layer. Layers of `nodes_to_exclude` keep their weights, and are learned
-    all the same: so a search for them learns once. Layers after the deadline keep their weights.
+    Layers are learned in order: the inputs of a layer come from the network with rounded earlier
+    layers, its target from the FP32 network (equation 25). The result is reproducible by `seed` on
+    the same number of threads. The cache keeps each learned layer. Layers of `nodes_to_exclude` are
+    learned too, but keep their weights, so a search for them learns once. Layers after the deadline
+    keep their weights.
     """
     torch.set_num_threads(setting.runtime.threads)
     result, simulated = copy.deepcopy(proto), copy.deepcopy(proto)
@@ -135,11 +136,11 @@ def _learn_layer(
 def _keep(
     setting: CorrectionSettings, made_of: cache.Key, learn: Callable[[], NDArray[np.int64]]
 ) -> NDArray[np.int64]:
-    """Return the levels of a layer, from the cache where they were learned before.
+    """Return the levels of a layer, from the cache if it has them.
 
     Args:
-        made_of: their dependencies, besides the images, and the threads and the memory that set
-            the order of sums.
+        made_of: the dependencies of the levels; images, threads and memory, which set the order of
+            sums, are added here.
     """
     runtime = setting.runtime
     key: cache.Key = {
@@ -168,9 +169,9 @@ def learn_apart(
     iterations: int,
     seed: int,
 ) -> dict[tuple[str, int], Array]:
-    """Return the weights of each layer, by name and bits, with all other layers in float.
+    """Return the learned weights of each layer, by name and bits, with all other layers in float.
 
-    Nearest rounding takes them to the learned levels.
+    Nearest rounding maps them to the learned levels.
     """
     torch.set_num_threads(setting.runtime.threads)
     walk = setting.walk(proto)
@@ -206,7 +207,7 @@ def _pose(
     random: np.random.Generator,
     label: str,
 ) -> Problem:
-    """Draw rows of inputs at the same positions in both networks: FP32 and rounded."""
+    """Return a layer's problem: rows at the same positions in the FP32 and the rounded network."""
     weights = read_weights(fp32.graph, node)
     groups, width = int(attribute(node, "group", 1)), weights[0].size
     largest = max(weights[0].nbytes * groups, weights.nbytes // width)  # a row's inputs or outputs
@@ -248,8 +249,8 @@ class Choices:
     """The lower and the upper level of each weight [output channels, ...].
 
     Attributes:
-        floor: the lower level, relative to the zero_point.
-        step: from the lower level to the upper; 0 if the level is fixed.
+        floor: the lower level minus the zero_point.
+        step: the upper level minus the lower; 0 if the level is fixed.
         fraction: distance of the weight from the lower level.
     """
 
@@ -263,7 +264,7 @@ class Choices:
         return self.scale * (self.floor + self.step * up)
 
     def levels(self, up: torch.Tensor) -> NDArray[np.int64]:
-        """Return the levels, relative to the zero_point."""
+        """Return the levels minus the zero_point."""
         return (self.floor + self.step * up).numpy().astype(np.int64)
 
     def nearest(self) -> torch.Tensor:
@@ -271,7 +272,7 @@ class Choices:
         return (self.fraction >= 0.5).float()
 
     def start(self) -> torch.Tensor:
-        """Return values that `rectify` takes to the fractions."""
+        """Return the initial values, which `rectify` maps to the fractions."""
         gamma, zeta = STRETCH
         return ((self.fraction - gamma) / (zeta - gamma)).logit()
 
@@ -291,13 +292,13 @@ def find_choices(weights: Array, scheme: WeightScheme) -> Choices:
 
 
 def rectify(value: torch.Tensor) -> torch.Tensor:
-    """Return the stretched sigmoid, cut to 0 to 1: equation 23."""
+    """Return the stretched sigmoid, clipped to [0, 1]: equation 23."""
     gamma, zeta = STRETCH
     return (value.sigmoid() * (zeta - gamma) + gamma).clamp(0, 1)
 
 
 def regularize(shares: Sequence[torch.Tensor], done: float) -> torch.Tensor:
-    """Return the penalty for shares other than 0 and 1, equation 24; `done` is 0 to 1."""
+    """Return the penalty for values between 0 and 1, equation 24; `done` is the progress."""
     progress = (done - WARM_UP) / (1 - WARM_UP)
     if progress < 0:
         return torch.zeros(())
@@ -317,10 +318,10 @@ def learn_levels(
 ) -> NDArray[np.int64]:
     """Return the levels of the weights [output channels, ...] that reproduce the layer's output.
 
-    These are the nearest levels if the learned ones are not better.
+    If learning does not help, these are the nearest levels.
 
     Raises:
-        TimeUpError: the time is up before the end.
+        TimeUpError: the deadline passes before learning ends.
     """
     grid, choices = scheme.grid(weights, 0), find_choices(weights, scheme)
     nearest = grid.quantize(weights)
@@ -368,9 +369,9 @@ def _descend(
 ) -> torch.Tensor:
     """Return 1 for each weight to round up, 0 for the others, without learning.
 
-    The descent starts from the nearest levels, and from levels that are drawn by the weights'
-    fractions. In depthwise layers it ends within 1% of the least error, as all 2^9 choices of a
-    channel show.
+    Coordinate descent starts from the nearest levels, and from levels drawn with the weights'
+    fractions as probabilities. In depthwise layers it ends within 1% of the smallest error,
+    measured against all 2^9 choices of a channel.
     """
     fraction = choices.fraction.numpy()
     drawn = (random.random((STARTS, *fraction.shape)) < fraction).astype(np.float32)
@@ -382,10 +383,11 @@ def _descend(
 def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
     """Return a mask of the weights [output channels, ...] that keep their nearest level.
 
-    Without clipping: weights at the ends of the range, which define the grid, and weights whose
-    nearest level is an outermost one: no level lies beyond, and in some schemes (uint8, symmetric)
-    its value lies outside the range, so that a weight there would change the grid. With clipping:
-    weights beyond the range, which define the outermost level.
+    Without clipping, these are the weights at the ends of the range, which define the grid, and the
+    weights whose nearest level is the first or the last. No level lies beyond those. In some
+    schemes (uint8, symmetric) their value lies outside the range, so a weight there would change
+    the grid. With clipping, these are the weights beyond the range, which define the outermost
+    level.
     """
     grid = scheme.grid(weights, 0)
     if scheme.clips:
@@ -401,10 +403,10 @@ def find_kept(weights: Array, scheme: WeightScheme) -> NDArray[np.bool_]:
 
 
 def on_levels(weights: Array, levels: NDArray[np.int64], scheme: WeightScheme) -> Array:
-    """Return weights from which every backend finds the same grid and `levels` again.
+    """Return weights from which every backend derives the same grid and `levels`.
 
-    They have the values of their levels. Without clipping, weights that keep their level
-    (`find_kept`) keep their value, which preserves the range.
+    The weights have the values of their levels. Without clipping, weights of `find_kept` keep their
+    value, which preserves the range.
     """
     kept = find_kept(weights, scheme) & (not scheme.clips)
     return np.where(kept, weights, scheme.grid(weights, 0).dequantize(levels))
@@ -414,14 +416,14 @@ def on_levels(weights: Array, levels: NDArray[np.int64], scheme: WeightScheme) -
 
 
 def count_positions(inputs: Array, node: onnx.NodeProto, weights: Array) -> int:
-    """Return the number of positions of the output for one image."""
+    """Return the number of output positions for one image."""
     return int(np.prod(_windows(inputs, node, weights)[1]))
 
 
 def sample_windows(
     inputs: Array, node: onnx.NodeProto, weights: Array, positions: NDArray[np.int64]
 ) -> Array:
-    """Return the windows at `positions` of the output as rows [images * drawn, groups, inputs].
+    """Return the input windows of output `positions` as rows [images * drawn, groups, inputs].
 
     Args:
         weights: [output channels, ...].
@@ -436,7 +438,7 @@ def sample_windows(
 
 
 def _windows(inputs: Array, node: onnx.NodeProto, weights: Array) -> tuple[Array, tuple[int, ...]]:
-    """Return a view [images, channels, *positions, *kernel] and the shape of the positions."""
+    """Return a view [images, channels, *positions, *kernel], and the shape of the positions."""
     if node.op_type != "Conv":
         rows = inputs.reshape(len(inputs), -1, inputs.shape[-1])
         return rows.transpose(0, 2, 1), (rows.shape[1],)

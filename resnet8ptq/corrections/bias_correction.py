@@ -24,9 +24,9 @@ def correct_biases(
 ) -> onnx.ModelProto:
     """Return `proto` with biases that give each output channel the same mean as in `fp32`.
 
-    Layer by layer: the means of a layer are measured after rounded and corrected layers, with float
-    activations. The bias of a MatMul is in the Add after it; without one, the next layer with one
-    corrects its error.
+    Layers are corrected in order: the means of a layer are measured after rounded and corrected
+    layers, with float activations. The bias of a MatMul is in the Add after it. The error of a
+    layer without a bias is corrected in the next layer with one.
     """
     proto = copy.deepcopy(proto)
     rounded = copy.deepcopy(proto)
@@ -67,7 +67,7 @@ def _shift_bias(graph: onnx.GraphProto, node: onnx.NodeProto, error: NDArray[np.
 
 
 def _means(walk: Walk, nodes: list[onnx.NodeProto], label: str) -> dict[str, NDArray[np.float64]]:
-    """Return the mean of each output channel, over images and positions, by the output's name."""
+    """Return the mean of each output channel over images and positions, by output name."""
     names = [node.output[0] for node in nodes]
     axes = [1 if node.op_type == "Conv" else -1 for node in nodes]
     sums: dict[str, NDArray[np.float64]] = {}

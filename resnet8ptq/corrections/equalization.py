@@ -3,7 +3,7 @@
 Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", ICCV 2019,
 section 4.1. A ReLU is positively homogeneous: a channel before it can be divided by a factor if the
 weights after it are multiplied by the same factor. So each channel gets the same range in both
-layers, and no channel wastes levels of the common grid.
+layers, and uses all levels of the common grid.
 """
 
 import copy
@@ -26,9 +26,9 @@ _ROUNDS = 100
 
 
 def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
-    """Return the same function with equalized weights.
+    """Return the network with equalized weights; its function is unchanged.
 
-    Pairs may share a layer, so that the rounds repeat until all factors are 1. In grouped
+    Pairs may share a layer, so the rounds repeat until all factors are 1. In grouped
     convolutions, an input channel's range is that of the filters that read it.
     """
     proto = copy.deepcopy(proto)
@@ -49,7 +49,7 @@ def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
 def find_pairs(
     graph: onnx.GraphProto, selection: Selection
 ) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
-    """Return pairs of layers to quantize with at most a ReLU between, and no other consumer."""
+    """Return pairs of quantized layers with at most a ReLU between them, and no other consumer."""
     producers = {node.output[0]: node for node in layers.find(graph, selection).values()}
     seconds = {node.input[0]: node for node in producers.values()}
     outputs = {value.name for value in graph.output}

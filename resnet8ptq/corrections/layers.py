@@ -1,4 +1,4 @@
-"""The layers that corrections change, and the error of their outputs by rounding."""
+"""The layers that corrections change, and the rounding error of their outputs."""
 
 import copy
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ class CorrectionSettings:
     """The settings that all corrections of a run share.
 
     Attributes:
-        weights: the grids of the run's backend.
+        weights: the weight grids of the run's backend.
         selection: the nodes to quantize.
         images: calibration images.
-        calib: the calibration method; at most `batch_size` images are run at once.
+        calib: the calibration method; its `batch_size` is the largest batch.
         runtime: threads and cache.
-        activations: the grids of the run's backend.
-        float_output: the last layer's output stays in float.
+        activations: the activation grid of the run's backend.
+        float_output: whether the last layer's output stays in float.
     """
 
     weights: Plan
@@ -47,8 +47,8 @@ class CorrectionSettings:
 def find(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodeProto]:
     """Return the layers whose weights will be quantized, by short name, in the graph's order.
 
-    Without a Gemm that scales or transposes its input, and without a MatMul of several matrices,
-    which no exporter of a trained network writes.
+    A Gemm that scales or transposes its input and a MatMul of several matrices are left out: no
+    exporter of a trained network writes these.
 
     Raises:
         QuantizationError: no layer remains.
@@ -68,7 +68,7 @@ def _is_plain(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
 
 
 def round_weights(graph: onnx.GraphProto, node: onnx.NodeProto, scheme: WeightScheme) -> None:
-    """Round a layer's weights in place, as every backend will."""
+    """Round a layer's weights in place, exactly as every backend will."""
     weights = read_weights(graph, node)
     write_weights(graph, node, scheme.grid(weights, 0).round(weights))
 

@@ -1,7 +1,7 @@
 """The squared error of a layer without an activation, as a quadratic function of its weights.
 
-It depends on the rows of inputs only through their products, and the effect of a change of one
-weight is known without running the layer.
+It depends on the input rows only through their products. So the effect of changing one weight is
+known without running the layer.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ SWEEPS = 20  # over the inputs, at most; most layers need less than ten
 
 @dataclass(frozen=True)
 class Quadratic:
-    """The mean squared error of a layer's outputs, by the change of its weights.
+    """The mean squared error of a layer's outputs, as a function of its weights.
 
     Attributes:
-        weights: of the FP32 network, [groups, channels of a group, inputs].
-        products: of two inputs, [groups, inputs, inputs]: sums over the rows, divided by the number
-            of all outputs.
-        slope: half the gradient of the error at `weights`, in their shape; inputs that earlier
-            layers have rounded give it.
+        weights: the FP32 weights, [groups, channels of a group, inputs].
+        products: products of two inputs, [groups, inputs, inputs], summed over the rows and divided
+            by the number of all outputs.
+        slope: half the gradient of the error at `weights`, in their shape; not 0, because the
+            inputs come from rounded layers.
     """
 
     weights: torch.Tensor
@@ -28,7 +28,7 @@ class Quadratic:
     slope: torch.Tensor
 
     def rise(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the error that changed weights add to each channel, [..., channels].
+        """Return the increase of each channel's error with changed weights, [..., channels].
 
         Args:
             weights: [..., groups, channels of a group, inputs].
@@ -39,16 +39,16 @@ class Quadratic:
     def descend(
         self, lower: torch.Tensor, step: torch.Tensor, starts: torch.Tensor
     ) -> torch.Tensor:
-        """Return the best choice of levels that coordinate descent reaches: 0 lower, 1 upper.
+        """Return the best levels that coordinate descent finds: 0 lower, 1 upper.
 
-        From each start, a weight moves to its other level if that lowers the error, until no weight
-        moves. The best result is taken for each output channel, because the error of one does not
-        depend on the others.
+        From each start, weights move to their other level if that lowers the error, until no weight
+        moves. The best result is taken for each output channel by itself, because the channels'
+        errors are independent.
 
         Args:
             lower: the weights of the lower levels, [output channels, ...].
-            step: from there to the weights of the upper levels.
-            starts: choices, [starts, output channels, ...].
+            step: the weights of the upper levels minus `lower`.
+            starts: initial choices, [starts, output channels, ...].
         """
         shape = self.weights.shape
         lower, step, ups = lower.reshape(shape), step.reshape(shape), starts.reshape(-1, *shape)

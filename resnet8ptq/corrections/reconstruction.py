@@ -1,4 +1,4 @@
-"""Block-wise reconstruction: rounding and activation ranges are learned for a block's output.
+"""Block-wise reconstruction: learns rounding and activation ranges to reproduce a block's output.
 
 Li et al., "BRECQ: Pushing the Limit of Post-Training Quantization by Block Reconstruction", ICLR
 2021: layers that depend on each other, such as those of a residual block, are rounded together, for
@@ -48,7 +48,7 @@ Values = dict[str, torch.Tensor]  # by the name of the traced node that makes th
 
 
 class LearnedRounding(nn.Module):  # type: ignore[misc]
-    """Weights [output channels, ...] between two levels; rounded, except in training."""
+    """Weights [output channels, ...] between two levels; rounded, except during training."""
 
     def __init__(self, choices: Choices) -> None:
         super().__init__()
@@ -67,13 +67,13 @@ class LearnedRounding(nn.Module):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Block:
-    """Part of a traced graph.
+    """A part of a traced graph.
 
     Attributes:
-        nodes: in their order.
+        nodes: its nodes, in order.
         outputs: names of the nodes that later blocks read.
-        roundings: of the weights of its layers, by short name.
-        quantizers: of its activations, without those of earlier blocks, which have learned them.
+        roundings: the learned rounding of its layers' weights, by short name.
+        quantizers: the learned ranges of its activations, except those learned by earlier blocks.
         kept: bytes that a learning step holds for each image.
     """
 
@@ -87,22 +87,22 @@ class Block:
 def reconstruct(
     path: Path, setting: CorrectionSettings, iterations: int, seed: int
 ) -> tuple[onnx.ModelProto, dict[str, Range]]:
-    """Return the network with weights that nearest rounding takes to the learned levels.
+    """Return the network with weights that nearest rounding maps to the learned levels.
 
-    Block by block: a block's inputs come from the network with quantized earlier blocks, its
-    targets from the FP32 network. A block keeps nearest rounding if learning does not reduce its
-    error. Reproducible by `seed`, on the same number of threads.
+    Blocks are learned in order: the inputs of a block come from the network with quantized earlier
+    blocks, its targets from the FP32 network. A block keeps nearest rounding if learning does not
+    reduce its error. The result is reproducible by `seed` on the same number of threads.
 
     Args:
-        path: of the FP32 network; calibration gives the initial ranges.
-        iterations: for each block.
+        path: file of the FP32 network.
+        iterations: number of learning steps for each block.
 
     Returns:
         The network, and the learned range of each activation, by ONNX tensor name.
 
     Raises:
-        UnsupportedError: onnx2torch gives a layer no weights, or learning from one image exceeds
-            the memory budget.
+        UnsupportedError: a layer has no weights in onnx2torch's module, or learning from one image
+            exceeds the memory budget.
         ModelError: onnx2torch does not support an operator.
     """
     torch.set_num_threads(setting.runtime.threads)
@@ -171,7 +171,7 @@ class _Problem:
     """One block's rounding and ranges.
 
     Attributes:
-        inputs: after quantized blocks.
+        inputs: the block's inputs after quantized blocks.
         exact: the same inputs in the FP32 network.
         targets: the block's outputs in the FP32 network.
     """
@@ -185,7 +185,7 @@ class _Problem:
     def learn(
         self, iterations: int, random: np.random.Generator, label: str, deadline: Deadline
     ) -> None:
-        """Learn until the deadline, and keep the better of the learned and the nearest rounding."""
+        """Learn until the deadline; keep the better one of learned and nearest rounding."""
         roundings, quantizers = self.block.roundings.values(), self.block.quantizers
         parts: list[Any] = [*roundings, *quantizers]
         nearest = [copy.deepcopy(part.state_dict()) for part in parts]
@@ -242,7 +242,7 @@ class _Problem:
 
 
 def _images(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
-    """Return as many images [n, ...] as keep each of their tensors within a step's budget.
+    """Return a batch of images [n, ...] whose tensors each fit into a step's memory budget.
 
     Raises:
         UnsupportedError: learning from one image exceeds the memory budget.
@@ -273,7 +273,7 @@ def _measure(module: Any, blocks: list[Block], inputs: Values) -> list[Block]:
 
 
 def _check(needed: int) -> None:
-    """Raise `UnsupportedError` if learning from one image takes more than the memory budget."""
+    """Raise `UnsupportedError` if learning from one image exceeds the memory budget."""
     if needed > memory.budget():
         raise UnsupportedError(
             f"corrections.reconstruction: got {needed / 1e6:.0f} MB to learn from one sample, "
@@ -283,10 +283,10 @@ def _check(needed: int) -> None:
 
 
 def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block]:
-    """Split a traced graph where a single tensor is live.
+    """Split a traced graph at the points where a single tensor is live.
 
-    A part without layers joins the next one. Two parts of one layer each become one block, such as
-    a depthwise convolution and the following one.
+    A part without layers joins the next one. Two adjacent parts of one layer each become one block,
+    such as a depthwise convolution and the convolution after it.
     """
     nodes = [node for node in module.graph.nodes if node.op == "call_module"]
     index = {node: i for i, node in enumerate(module.graph.nodes)}
@@ -329,7 +329,7 @@ def _blocks(module: Any, roundings: Mapping[str, LearnedRounding]) -> list[Block
 
 
 def _is_fused(module: Any, node: Any) -> bool:
-    """Return whether a Relu or Clip follows, which belongs to this node."""
+    """Return whether a Relu or Clip follows that is fused with this node."""
     kinds = (nn.ReLU, nn.ReLU6, nn.Hardtanh)
     followers = [user for user in node.users if user.op == "call_module"]
     return len(followers) == 1 and any(
@@ -353,7 +353,7 @@ def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:
 
 
 def _at_once(tensors: list[torch.Tensor], kept: int) -> int:
-    """Return how many images a block can run at once.
+    """Return the largest batch that a block can run.
 
     Args:
         tensors: its inputs and outputs [n, ...].
@@ -381,9 +381,9 @@ def _run(module: Any, block: Block, inputs: Values) -> Values:
 
 
 def _empty(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Return an empty tensor for `count` images: concatenation would hold them twice.
+    """Return an empty tensor for `count` images, because concatenation would need twice the memory.
 
-    It has the memory format that concatenation would keep, which determines the order of sums.
+    Its memory format, which determines the order of sums, is the one that concatenation would give.
     """
     plain = values.ndim != 4 or values.is_contiguous()
     last = not plain and values.is_contiguous(memory_format=torch.channels_last)

@@ -2,10 +2,9 @@
 
 Each correction takes an ONNX graph and returns a corrected one.
 
-SmoothQuant and equalization come first: they keep the function, but change the weights and so their
-grid. AdaRound
-or block-wise reconstruction then choose the levels. Bias correction comes last: it removes the mean
-of the remaining error, which depends on the levels.
+SmoothQuant and equalization come first: they keep the network's function, but change the weights
+and therefore their grid. AdaRound or block-wise reconstruction then choose the levels. Bias
+correction comes last: it removes the mean of the remaining error, which depends on the levels.
 """
 
 import logging
@@ -32,14 +31,14 @@ def correct(
     seed: int,
     folder: Path,
 ) -> tuple[Fp32Model, dict[str, Range] | None]:
-    """Apply the chosen corrections; return the model itself if there are none.
+    """Apply the chosen corrections; return the model unchanged if there are none.
 
     Also returns the activation ranges that reconstruction learns, by ONNX tensor name. Logs the
     effect of each correction on the layers' relative squared error (`layers.errors`).
 
     Args:
-        seed: of AdaRound and reconstruction.
-        folder: existing; `corrected.onnx` is written there.
+        seed: the seed of AdaRound and reconstruction.
+        folder: an existing folder for `corrected.onnx`.
 
     Raises:
         ConfigError: `nodes_to_exclude` or `nodes_to_quantize` names an unknown node.

@@ -1,13 +1,13 @@
-"""SmoothQuant: channels with outliers are divided, and the next weights multiplied.
+"""SmoothQuant: divides channels with outliers, and multiplies the next weights.
 
 Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language
-Models", ICML 2023, arXiv:2211.10438. All channels of a layer's input share one range. A
-normalization gives few of them far larger values than the others, which then share few levels. The
-division costs nothing at inference: a scale before the layer absorbs it.
+Models", ICML 2023, arXiv:2211.10438. All channels of a layer's input share one range. After a
+normalization, a few channels have far larger values, so the others share few levels. The division
+costs nothing at inference: a scale before the layer absorbs it.
 
-The paper's migration strength alpha says how much of the difficulty moves to the weights. Here each
-input gets its own, which half of the calibration images choose by the error of the layers' outputs;
-the other half give the ranges.
+The paper's migration strength alpha is the share of the difficulty that moves to the weights. Here
+each input has its own alpha: half of the calibration images give the ranges, and the other half
+choose alpha by the error of the layers' outputs.
 """
 
 import copy
@@ -40,7 +40,7 @@ class Edit:
     """A constant [..., channels] that absorbs a division: an input of a node.
 
     Attributes:
-        inverse: the constant is multiplied instead, because the node divides by it.
+        inverse: whether the constant is multiplied instead, because the node divides by it.
     """
 
     node: onnx.NodeProto
@@ -50,7 +50,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that take the same input [..., channels], and the constants that can scale it."""
+    """Layers with the same input [..., channels], and the constants that can scale it."""
 
     tensor: str
     layers: dict[str, onnx.NodeProto]
@@ -59,12 +59,12 @@ class Group:
 
 @dataclass(frozen=True)
 class _Problem:
-    """One group's choice of alpha.
+    """The choice of alpha for one group.
 
     Attributes:
-        ranges: smallest and largest value of each channel, each [channels].
-        rows: of the input on other images, [n, channels].
-        weights: of each layer, [output channels, channels], with the scheme of its grid.
+        ranges: the smallest and the largest value of each channel, two arrays [channels].
+        rows: rows of the input on other images, [n, channels].
+        weights: the weights of each layer, [output channels, channels], with their scheme.
     """
 
     ranges: tuple[Array, Array]
@@ -73,7 +73,7 @@ class _Problem:
     activations: ActivationScheme
 
     def divisors(self, alpha: float) -> Array:
-        """Return s = max|X|^alpha / max|W|^(1 - alpha) of each channel: equation 4."""
+        """Return s = max|X|^alpha / max|W|^(1 - alpha) for each channel: equation 4."""
         low, high = self.ranges
         inputs = np.maximum(-low, high)
         weights = np.max([np.abs(values).max(axis=0) for values, _ in self.weights], axis=0)
@@ -101,7 +101,7 @@ class _Problem:
 
 
 def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelProto:
-    """Return the same function with smoothed inputs of layers."""
+    """Return the network with smoothed layer inputs; its function is unchanged."""
     proto = copy.deepcopy(proto)
     groups = find_groups(proto.graph, setting.selection)
     if not groups:
@@ -140,7 +140,7 @@ def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelPro
 
 
 def find_groups(graph: onnx.GraphProto, selection: Selection) -> list[Group]:
-    """Return the inputs that can be divided: only layers to quantize take them."""
+    """Return the inputs that can be divided: all their consumers are quantized layers."""
     outputs = {value.name for value in graph.output}
     groups: dict[str, dict[str, onnx.NodeProto]] = {}
     for name, node in layers.find(graph, selection).items():
@@ -180,7 +180,7 @@ def find_edits(graph: onnx.GraphProto, tensor: str) -> list[Edit]:
 
 
 def _find_source(node: onnx.NodeProto, constant: Sequence[bool]) -> tuple[str, list[Edit]]:
-    """Return the input whose division divides the output, and the other constants to divide."""
+    """Return the input to divide in place of the output, and the constants to divide too."""
     if node.op_type in _HOMOGENEOUS:
         return node.input[0], []
     if node.op_type in ("Add", "Sub") and any(constant):
@@ -197,7 +197,7 @@ def _is_constant(graph: onnx.GraphProto, name: str) -> bool:
 
 
 def _divide(graph: onnx.GraphProto, group: Group, divisors: Array) -> None:
-    """Divide the group's input, and multiply the weights that take it."""
+    """Divide the group's input, and multiply the weights of its layers."""
     for edit in group.edits:
         values = read(graph, edit.node.input[edit.index])
         changed = values * divisors if edit.inverse else values / divisors
@@ -235,7 +235,7 @@ def _draw_rows(walk: Walk, names: list[str], images: int) -> dict[str, Array]:
 def _round(
     values: NDArray[np.float32], low: float, high: float, scheme: ActivationScheme
 ) -> NDArray[np.float32]:
-    """Return the nearest level of each value, of one range for all."""
+    """Return the nearest level of each value, with one range for all values."""
     low, high = min(low, 0.0), max(high, 0.0)
     if scheme.symmetric:
         high = max(-low, high)

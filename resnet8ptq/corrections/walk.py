@@ -19,7 +19,7 @@ from resnet8ptq.graph.weights import Array
 class Walk:
     """Runs a network from a stored cut tensor instead of from its input.
 
-    All layers after a cut depend on its tensor only, besides the network's inputs
+    All layers after a cut depend only on its tensor and on the network's inputs
     (`graph.layers.find_cuts`). If that tensor fits into a step's memory budget for all images, a
     walk over all layers takes as long as a few runs of the network, instead of one run for each
     layer.
@@ -28,11 +28,11 @@ class Walk:
     def __init__(
         self, proto: onnx.ModelProto, images: Split, batch_size: int, threads: int
     ) -> None:
-        """Start at the images.
+        """Start at the network's input.
 
         Args:
-            proto: may change after the walk's position.
-            batch_size: images at once; fewer if their tensors exceed a step's memory budget.
+            proto: the network; its nodes after the walk's position may still change.
+            batch_size: the largest batch; smaller if its tensors exceed a step's memory budget.
         """
         self._proto, self._images, self._threads = proto, images, threads
         self._cuts = find_cuts(proto.graph)
@@ -50,13 +50,13 @@ class Walk:
             memory.return_large_blocks()
 
     def beside(self, proto: onnx.ModelProto) -> "Walk":
-        """Return a walk through the same network with other weights, in the same batches."""
+        """Return a walk through the same network with other weights, with the same batches."""
         other = copy.copy(self)
         other._proto = proto
         return other
 
     def to(self, node: onnx.NodeProto, label: str) -> None:
-        """Move to a node; the nodes before it must not change any more."""
+        """Move to a node; the nodes before it must not change afterwards."""
         names = [other.name for other in self._proto.graph.node]
         cut = max((i for i in self._cuts if i < names.index(node.name)), default=-1)
         source = self._cuts.get(cut, self._source)
@@ -74,7 +74,7 @@ class Walk:
         return group(self._proto, names)
 
     def run(self, names: list[str], label: str | None = None) -> Iterator[list[Array]]:
-        """Yield tensors after the walk's position, by batch; a label shows a progress bar."""
+        """Yield tensors after the walk's position, batch by batch; a label shows a progress bar."""
         computed = [name for name in names if name not in (*self._inputs, self._source)]
         part = between(self._proto, self._source, computed)
         taken = {value.name for value in part.graph.input}
@@ -85,14 +85,14 @@ class Walk:
             yield [made[name] for name in names]
 
     def _open(self, part: onnx.ModelProto) -> Callable[[dict[str, Array]], Sequence[Array]]:
-        """Load a part of the network as a function of tensors by name."""
+        """Load a part of the network as a function from tensors by name."""
         arena = self._at_once > 1  # the memory of one large sample is returned
         session = open_session(part.SerializeToString(), self._threads, arena=arena, spins=False)
         taken = [value.name for value in session.get_inputs()]
         return lambda tensors: session.run(None, {name: tensors[name] for name in taken})
 
     def _batches(self, needed: Set[str]) -> Iterator[dict[str, Array]]:
-        """Yield the source of each batch, and the network's inputs if one of them is needed."""
+        """Yield the stored cut tensor of each batch, and the network's inputs if needed."""
         kept = [{self._source: source} for source in self._kept or ()]
         if kept and needed.isdisjoint(self._inputs):
             yield from kept

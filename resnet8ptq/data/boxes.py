@@ -1,13 +1,13 @@
 """Boxes as labels of samples: an array with one record for each picture.
 
-image_id        in the annotations
-height, width   of the picture in its file
+image_id        the picture's id in the annotations
+height, width   size of the picture in its file
 scale, offset   [2]: x and y of the picture are at scale * x + offset in the network's input
 boxes           [M] records, of which the first `count` are used:
     bbox        [4]: left, top, width and height in pixels of the picture
-    area        of the object, in pixels
+    area        area of the object in pixels
     category    index in the data set's class names
-    crowd       a group of objects; detections in it are neither right nor wrong
+    crowd       a group of objects; detections in it are ignored
 """
 
 from collections.abc import Sequence

@@ -27,21 +27,21 @@ SIDES: tuple[Side, ...] = ("train", "test")
 class Split:
     """Stored samples [N, ...], their labels and their source.
 
-    Pictures are [N, H, W, C] uint8, samples of several inputs are records [N] (`core.records`).
-    The samples may be mapped from files, so code that needs many of them reads batches.
+    Pictures are [N, H, W, C] uint8; samples of several inputs are records [N] (`core.records`). The
+    samples may be mapped from files, so code reads them in batches.
 
     Attributes:
         labels: classes [N] int64, values [N, ...] of floats, or boxes (see `boxes`); None: no
             labels.
         preprocessing: the arithmetic from samples to network inputs.
         layout: the order of a sample's axes in the network's input, see `preprocessing.arrange`.
-        dtype: of the network's input.
-        fields: the inputs of a network of records, which then take the place of layout and dtype.
-        at_once: the most samples that the network takes at once; None: any number.
-        within_memory: the most samples at once that keep its tensors within the memory budget.
-        groups: [N] int64, equal for samples that belong together, such as the windows of one clip;
-            None: no groups.
-        hashes: `pixel_hashes`, if they are known.
+        dtype: the dtype of the network's input.
+        fields: the network's inputs, if samples are records; they replace layout and dtype.
+        at_once: the network's largest batch; None: any size.
+        within_memory: the largest batch whose tensors fit into the memory budget.
+        groups: group numbers [N] int64, equal for samples that belong together, such as the windows
+            of one clip; None: no groups.
+        hashes: the `pixel_hashes`, if known.
     """
 
     images: Images
@@ -90,12 +90,12 @@ class Split:
 
     @property
     def has_records(self) -> bool:
-        """Whether a sample has several inputs, see `core.records`."""
+        """Whether the samples are records, see `core.records`."""
         return bool(names_of(self.images.dtype))
 
     @cached_property
     def lengths(self) -> NDArray[np.int64] | None:
-        """The length of each sample, [N]; None where the network takes all in one length."""
+        """The length of each sample, [N]; None if the network takes one fixed length."""
         mask = None if self.fields is None else self.fields.length_mask
         if mask is None:
             return None
@@ -104,26 +104,26 @@ class Split:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one network input; () of a record."""
+        """The shape of one network input; () for records."""
         return self.zeros.shape[1:]
 
     @property
     def sample_bytes(self) -> int:
-        """The memory of one sample, with values of float32."""
+        """The memory of one sample in bytes, counted as float32."""
         if self.has_records:
             return self.images.dtype.itemsize
         return 4 * math.prod(self.images.shape[1:])
 
     @property
     def zeros(self) -> NDArray[Any]:
-        """One network input [1, ...] of zeros, with which frameworks trace networks."""
+        """One network input [1, ...] of zeros, for tracing networks."""
         stored = np.zeros((1, *self.images.shape[1:]), self.images.dtype)
         whole = self.prepare if self.fields is None else self.fields.whole
         return np.zeros_like(whole(stored))
 
     @cached_property
     def has_pairs(self) -> bool:
-        """Whether every group has two samples, which are of use together only."""
+        """Whether every group is a pair of samples, which are useful only together."""
         if self.groups is None:
             return False
         return set(np.unique(self.groups, return_counts=True)[1].tolist()) == {2}
@@ -132,7 +132,7 @@ class Split:
     def has_pictures(self) -> bool:
         """Whether the samples are pictures [H, W, C], which may be shifted and mirrored.
 
-        Samples for a network with integer inputs are pictures only if the input is uint8.
+        For a network with integer inputs, only uint8 samples count as pictures.
         """
         pixels = self.images.dtype == np.uint8 and self.dtype in ("float32", "uint8")
         return pixels and len(self.images.shape) == 4
@@ -152,12 +152,12 @@ class Split:
         return replace(self, images=taken, labels=labels, groups=groups, hashes=hashes)
 
     def spaced(self, most: int) -> "Split":
-        """Return `most` of the samples, evenly spaced; all if there are fewer."""
+        """Return `most` evenly spaced samples; all samples if there are fewer."""
         chosen = np.linspace(0, len(self) - 1, min(most, len(self)))
         return self.take(chosen.astype(np.int64))
 
     def strata(self, classes: int) -> list[NDArray[np.int64]]:
-        """Return the indices of each class's samples, ascending; without classes, one group."""
+        """Return the ascending indices of each class's samples; without classes, one group."""
         if self.labels is None or self.labels.dtype.kind != "i":
             return [np.arange(len(self))]
         ends = np.searchsorted(np.sort(self.labels), np.arange(classes), "right")
@@ -177,7 +177,7 @@ class Split:
         return self.prepare(self.images[indices])
 
     def limit(self, size: int) -> int:
-        """Return `size`, or less if the network or the memory takes fewer samples at once."""
+        """Return `size`, reduced to the network's limit and the memory budget."""
         return min(size, self.at_once or size, self.within_memory or size)
 
     def batches(self, size: int, padded: bool = True) -> Batches:
@@ -187,14 +187,14 @@ class Split:
         return Batches(self.images, parts, self.prepare, order)
 
     def parts(self, size: int, padded: bool = True) -> Sequence[slice | NDArray[np.int64]]:
-        """Return the samples of each batch of at most `size`.
+        """Return the sample indices of each batch of at most `size`.
 
-        Samples of different lengths come in another order, the longest first, and each batch is as
-        long as its longest sample.
+        Samples of different lengths are sorted, the longest first, and each batch is as long as its
+        longest sample.
 
         Args:
-            padded: False: all samples of a batch have the same length, so that statistics of its
-                tensors count no padding.
+            padded: whether a batch may mix lengths; False for statistics of tensors, which must not
+                count padding.
         """
         lengths = self.lengths
         if lengths is None:
@@ -219,9 +219,9 @@ class Dataset:
     """A training and a test split with their classes.
 
     Attributes:
-        class_names: empty if the labels are no classes.
-        named: whether the classes have names. Otherwise they are numbered up to the largest label,
-            and the network may have more classes.
+        class_names: names of the classes; empty if the labels are not classes.
+        named: whether the user or the data name the classes. Otherwise they are numbered up to the
+            largest label, and the network may have more classes.
         class_ids: the ids of the classes in the annotations; empty if they are 0, 1, ...
         calibration: unlabelled samples for calibration, in place of training samples.
     """
@@ -271,7 +271,7 @@ class Dataset:
 
     @cached_property
     def unseen(self) -> NDArray[np.bool_]:
-        """Whether each training sample differs from all test samples, [N]."""
+        """Whether each training sample is absent from the test samples, [N]."""
         return np.isin(self.train.pixel_hashes, self.test.pixel_hashes, invert=True)
 
     @property
@@ -302,7 +302,7 @@ def keep(
     module: str,
     cache_root: Path,
 ) -> Dataset:
-    """Return a data set of samples [N, ...], which `read` returns once into the cache.
+    """Return a data set of samples [N, ...], which `read` reads once; the cache keeps them.
 
     Args:
         keys: the cache key of each split, without the code.

@@ -33,11 +33,11 @@ LISTED = 10  # unreadable pictures that a warning names
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture that is not decoded yet.
+    """A picture before decoding.
 
     Attributes:
-        name: for messages.
-        content: its file, or a function that returns its bytes.
+        name: its name in messages.
+        content: the path of its file, or a function that returns its bytes.
     """
 
     name: str
@@ -171,7 +171,7 @@ def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) ->
     """Return the data set with its pictures resized or converted to grey, as `preprocess` sets.
 
     Raises:
-        ConfigError: its samples are no pictures.
+        ConfigError: the samples are not pictures.
     """
     if not data.test.has_pictures or data.image_shape[2] not in (1, 3):
         sized = preprocess.size is not None
@@ -185,7 +185,7 @@ def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) ->
 
 
 def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Split:
-    """Return a split of pictures [N, H, W, 1 or 3] of uint8, resized or grey as set."""
+    """Return a split of uint8 pictures [N, H, W, 1 or 3], resized or grey as set."""
     settings = str(sorted(asdict(preprocess).items()))
     key: cache.Key = {"images": split.digest, "settings": settings, **_versions()}
     if split.images.shape[3] == 1:

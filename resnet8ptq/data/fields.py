@@ -1,4 +1,4 @@
-"""The inputs of a network of several inputs, and the fields of the samples that fill them.
+"""The inputs of a network with several inputs, and the record fields that fill them.
 
 Samples are records (see `core.records`), padded to the longest one. If a network takes any length,
 each batch is cut to its longest sample, as in the training of text networks.
@@ -21,7 +21,7 @@ class Field:
     """One input of a network, filled by the field of the same name.
 
     Attributes:
-        dtype: of the input.
+        dtype: the dtype of the input.
         layout: the order of a sample's axes in the input, see `preprocessing.arrange`.
         steps: preprocessing, see `steps_of`.
     """
@@ -41,7 +41,7 @@ class Fields:
     """All inputs of a network, in its order.
 
     Attributes:
-        mask: the field of the samples that is not 0 where a sample has values, [N, length].
+        mask: the field [N, length] that is 0 at padding.
         any_length: names of the inputs [N, length, ...] that take any length; needs `mask`.
     """
 
@@ -59,7 +59,7 @@ class Fields:
         return None if self.length_mask is None else stored[self.length_mask].shape[0]
 
     def whole(self, stored: NDArray[Any]) -> NDArray[Any]:
-        """Return stored records [n] as records of network inputs, in their stored length."""
+        """Return stored records [n] as records of network inputs, with their stored length."""
         return pack(self._fill(stored))
 
     def prepare(self, stored: NDArray[Any]) -> NDArray[Any]:
@@ -81,7 +81,7 @@ class Fields:
 
 
 def lengths(mask: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the length of each sample of a mask [N, length]: up to its last value that is not 0.
+    """Return each sample's length from a mask [N, length]: the end of its last nonzero value.
 
     >>> lengths(np.array([[1, 1, 0], [0, 1, 1], [0, 0, 0]])).tolist()
     [2, 3, 0]
@@ -100,7 +100,7 @@ def find_mask(dtype: np.dtype[Any]) -> str | None:
 
 
 def find_masked(dtype: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the mask and the fields with as many values as it has; () without a mask."""
+    """Return the mask and the fields of the same length; () without a mask."""
     mask = find_mask(dtype)
     length = None if mask is None else dtype[mask].shape
     return tuple(name for name in names_of(dtype) if dtype[name].shape[:1] == length)
@@ -112,14 +112,14 @@ def picture_shape(dtype: np.dtype[Any]) -> Layout:
 
 
 def steps_of(dtype: np.dtype[Any], steps: Preprocessing) -> Preprocessing:
-    """Return the preprocessing of one field: that of the data set for pictures, none for others.
+    """Return the preprocessing of one field: the data set's for pictures, none for others.
 
     Args:
-        dtype: of the field, with its shape.
+        dtype: the dtype of the field, including its shape.
     """
     return steps if is_picture(dtype) else RAW
 
 
 def is_picture(dtype: np.dtype[Any]) -> bool:
-    """Whether a field of this dtype, with its shape, holds pictures [H, W, C]."""
+    """Whether a field of this dtype and shape holds pictures [H, W, C]."""
     return dtype.ndim == 3 and dtype.base == np.uint8

@@ -1,4 +1,4 @@
-"""Views of samples in an array, which may be mapped from a file, without copies."""
+"""Views of samples in an array, without copies; the array may be mapped from a file."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ AT_ONCE = 256  # samples in memory during a pass over many
 
 @dataclass(frozen=True, eq=False)
 class LazyImages:
-    """The samples of `whole` [M, ...] at `indices`, in that order, read when they are indexed.
+    """The samples of `whole` [M, ...] at `indices`, in that order, read on access.
 
-    Slices, index arrays and numpy's functions return arrays. An array of all samples takes the
-    memory that this class saves.
+    Slices, index arrays and numpy's functions return arrays. Converting all samples to an array
+    takes the memory that this class saves.
     """
 
     whole: NDArray[Any]
@@ -63,8 +63,8 @@ class Batches:
     """Batches of samples as network inputs, prepared one at a time to save memory.
 
     Attributes:
-        parts: the samples of each batch.
-        order: all samples in the order of the batches; None: their own order.
+        parts: the sample indices of each batch.
+        order: the sample indices in the order of the batches; None: unchanged order.
     """
 
     images: Images
@@ -80,7 +80,7 @@ class Batches:
             yield self.prepare(self.images[part])
 
     def restore(self, results: NDArray[Any]) -> NDArray[Any]:
-        """Return results [N, ...] of the batches, joined, in the order of the samples."""
+        """Return the batches' results joined [N, ...], in the order of the samples."""
         if self.order is None:
             return results
         restored = np.empty_like(results)

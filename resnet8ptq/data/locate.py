@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 def settle(config: DataConfig) -> DataConfig:
-    """Decide which data set this run uses, and find its files.
+    """Choose the data set of this run, and find its files.
 
-    `data.root` names the user's own data set, or CIFAR-10. Without it, CIFAR-10 is looked for in
-    `$CIFAR10_DIR`, or else in `data/cifar-10-batches-py` and the download cache, and then it is
+    `data.root` names the user's own data set, or CIFAR-10. Without it, CIFAR-10 is taken from
+    `$CIFAR10_DIR`, or else from `data/cifar-10-batches-py` or the download cache; otherwise it is
     downloaded. If that fails, `data.on_missing=shapes` falls back to the embedded set.
 
     Returns:
@@ -27,7 +27,7 @@ def settle(config: DataConfig) -> DataConfig:
         `name` is `shapes` in place of CIFAR-10.
 
     Raises:
-        ConfigError: an unknown data set, or `data.root` or `$CIFAR10_DIR` names none.
+        ConfigError: an unknown data set, or `data.root` or `$CIFAR10_DIR` does not contain one.
         DataNotFoundError: CIFAR-10 is not available and `data.on_missing=error`.
     """
     source = look_up("data.name", config.name, SOURCES)
@@ -68,7 +68,7 @@ def _settle_cifar10(config: DataConfig) -> DataConfig:
         raise DataNotFoundError(f"data.root: no CIFAR-10 found; tried {tried}")
     log.warning(
         "CIFAR-10 NOT FOUND: this run uses the embedded data set `shapes` and its own model "
-        "instead; its numbers say nothing about CIFAR-10. Tried %s. To fix it, set CIFAR10_DIR or "
+        "instead; its results do not apply to CIFAR-10. Tried %s. To fix it, set CIFAR10_DIR or "
         "data.root to the folder of the published batches; with data.on_missing=error the run "
         "fails instead.",
         tried,
@@ -78,7 +78,7 @@ def _settle_cifar10(config: DataConfig) -> DataConfig:
 
 @functools.cache  # one search, and at most one download, per process
 def _find_cifar10() -> tuple[Path | None, str]:
-    """Return the folder of CIFAR-10, or None and the places that were tried."""
+    """Return the folder of CIFAR-10, or None and the folders that were tried."""
     if named := os.environ.get("CIFAR10_DIR"):
         path = Path(named).expanduser().absolute()
         if not path.is_dir():

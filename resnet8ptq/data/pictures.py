@@ -25,7 +25,7 @@ class Placement(NamedTuple):
     """The mapping of coordinates by `fit`: x and y in pixels become `scale * x + offset`.
 
     Attributes:
-        scale, offset: of x and of y.
+        scale, offset: values for x and y.
     """
 
     scale: tuple[float, float]
@@ -34,7 +34,7 @@ class Placement(NamedTuple):
 
 @contextmanager
 def bombs_refused() -> Iterator[None]:
-    """Let Pillow refuse pictures of more than 90 million pixels; only one thread may call this."""
+    """Let Pillow refuse pictures of more than 90 million pixels; call it in one thread only."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -44,11 +44,11 @@ def bombs_refused() -> Iterator[None]:
 def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.uint8]:
     """Return a picture [H, W, 3], or [H, W, 1] if `channels` is grey, resized as set.
 
-    It is turned according to its EXIF data. As in torchvision, palettes and CMYK become RGB, 16
-    bits become 8, and an alpha channel is dropped.
+    The picture is rotated according to its EXIF data. As in torchvision, palettes and CMYK become
+    RGB, 16 bits become 8, and an alpha channel is dropped.
 
     Raises:
-        Exception: no picture, truncated, or too large; Pillow raises a dozen types.
+        Exception: not a picture, truncated, or too large; Pillow raises a dozen types.
     """
     with Image.open(file, formats=FORMATS) as picture:
         picture.load()

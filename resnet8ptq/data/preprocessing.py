@@ -21,8 +21,8 @@ class Preprocessing:
         offset, step: a stored integer has the value `(stored - offset) * step`.
         bgr: whether the order of the channels, the last axis, is reversed.
         scale: a factor for the values.
-        mean, std: then `(value - mean) / std`, with one number for all channels or one for each
-            channel after `bgr`.
+        mean, std: the last step is `(value - mean) / std`, with one number for all channels, or one
+            for each channel in the order after `bgr`.
     """
 
     offset: float = 0.0
@@ -36,7 +36,8 @@ class Preprocessing:
         """Return samples [n, ...] as float32, rounded once; integer types keep the stored values.
 
         Args:
-            dtype: of the network's input: `float32`, `float16`, an integer type or `bool`.
+            dtype: the dtype of the network's input: `float32`, `float16`, an integer type or
+                `bool`.
 
         Raises:
             DataError: an integer is outside the range of `dtype`.
@@ -85,10 +86,10 @@ def to_integers(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
 def settle(
     config: PreprocessConfig, shape: tuple[int, ...], offset: float, step: float
 ) -> Preprocessing:
-    """Return the arithmetic of the settings.
+    """Return the preprocessing that the settings describe.
 
     Args:
-        shape: of a stored sample, channels last.
+        shape: the shape of a stored sample, channels last.
         offset, step: see `Preprocessing`.
 
     Raises:
@@ -113,8 +114,9 @@ def arrange(samples: NDArray[T], layout: Sequence[int] | None) -> NDArray[T]:
     """Return samples [n, ...] with their axes permuted, as a contiguous array.
 
     Args:
-        layout: the axes of a sample in their new order. With one axis more, a channel axis of 1 is
-            added at the end first; with one less, that axis is removed. None: unchanged.
+        layout: the axes of a sample in their new order; None: unchanged. With one axis more than
+            the sample, a channel axis of size 1 is first added at the end; with one axis less, that
+            axis is removed.
     """
     if layout is None:
         return samples

@@ -30,7 +30,7 @@ def read(
     cache_root: Path,
     calibrating: str | None = None,
 ) -> Dataset:
-    """Load a data set that `locate.settle` has located. Its samples are mapped from the cache.
+    """Load a data set located by `locate.settle`. Its samples are mapped from the cache.
 
     Args:
         calibrating: a folder of unlabelled pictures for calibration; None: training samples.

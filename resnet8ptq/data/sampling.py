@@ -1,4 +1,4 @@
-"""Draws samples for calibration and for choices, apart from the samples of the report."""
+"""Draws samples for calibration and for choices, disjoint from the reported samples."""
 
 import functools
 import logging
@@ -30,9 +30,9 @@ def draw_calibration(
     samples draws from those. Copies of test images are not drawn.
 
     Args:
-        samples_per_class: None: 100, or all of a smaller class; of more than 20 classes as many as
-            make 2,000 in total; without classes 1,000. If these are more than half of the training
-            images, the images of `draw_held_out` stay free for choices.
+        samples_per_class: None: 100 for each class, or all of a smaller class. With more than 20
+            classes, 2,000 in total; without classes, 1,000. If these are more than half of the
+            training images, the images of `draw_held_out` stay free for choices.
         held_out: splits whose images are not drawn.
 
     Raises:
@@ -101,13 +101,13 @@ def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: b
 def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()) -> Split:
     """Draw training images for choices, balanced by class as far as possible.
 
-    The draw depends on the data only, so that runs with other seeds and calibration images are
+    The draw depends on the data only, so runs with different seeds and calibration images are
     measured on the same images. A smaller draw is part of a larger one. Copies of test images are
     not drawn. The other sample of a drawn pair is drawn too, if it is free.
 
     Args:
-        images: None: 2,000, or half of the free images if these are fewer.
-        taken: splits whose images are not drawn either.
+        images: number of images; None: 2,000, or half of the free images if this is less.
+        taken: splits whose images are not drawn.
 
     Raises:
         ConfigError: fewer than `images` are free.
@@ -136,7 +136,7 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
 def _keep_pairs(
     split: Split, drawn: NDArray[np.int64], free: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Return drawn samples unchanged; of pairs the first half, with the partners that are free."""
+    """Return drawn samples unchanged; for pairs, the first half with their free partners."""
     if not split.has_pairs:
         return drawn
     groups = np.asarray(split.groups)
@@ -156,10 +156,11 @@ def _log_half(name: str, images: int, free: int) -> None:
 def draw_selection(data: Dataset, images: int | None, calibration: Split) -> Split | None:
     """Draw selection samples from the training images: `draw_held_out` without `calibration`.
 
-    Runs with other calibration images draw nearly the same images.
+    Runs with different calibration images draw nearly the same images.
 
     Returns:
-        None if these are fewer than `LEAST_TO_CHOOSE`, or if only one of the splits has labels.
+        The samples; None if there are fewer than `LEAST_TO_CHOOSE`, or if only one of the splits
+        has labels.
     """
     labelled = (data.train.labels is None) == (data.test.labels is None)
     if not labelled or len(data.train) < 2 * LEAST_TO_CHOOSE:
@@ -174,7 +175,7 @@ def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
     The halves depend on the samples only, and samples of one group stay together.
 
     Returns:
-        None if one half would have fewer than `LEAST_TO_CHOOSE`.
+        The halves; None if one of them would have fewer than `LEAST_TO_CHOOSE`.
     """
     groups = np.arange(len(split)) if split.groups is None else split.groups
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
@@ -192,7 +193,7 @@ def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
 def shuffle(split: Split) -> Split:
     """Return the samples in a random order that depends on their number alone.
 
-    So any two runs on them score the same first samples.
+    So any two runs on these samples score the same first ones.
     """
     return split.take(np.random.default_rng(_HELD_OUT_SEED).permutation(len(split)))
 

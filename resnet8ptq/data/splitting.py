@@ -23,16 +23,15 @@ Indices = NDArray[np.int64]
 def stratify(
     labels: NDArray[np.int64], units: NDArray[Any], test_fraction: float, seed: int
 ) -> tuple[Indices, Indices]:
-    """Return the indices for training and for testing, the same fraction of each class, by `seed`.
+    """Return the indices for training and for testing: the same fraction of each class, by `seed`.
 
-    Classes with a single sample are pooled into one class. Equal samples, or samples of one
-    group, stay on one side: otherwise samples that calibrate a network would also score it. The
-    draw does not depend on the order of the samples.
+    Classes with a single sample are pooled into one class. Equal samples, or samples of one group,
+    stay on one side: otherwise calibration samples would also be test samples. The draw does not
+    depend on the order of the samples.
 
     Args:
         labels: [N].
-        units: [N], equal for samples that stay together: their hashes, or their groups. At least
-            two differ.
+        units: hashes or groups [N]; samples with equal values stay together. At least two differ.
     """
     random = np.random.default_rng(seed)
     _, first, groups = np.unique(units, return_index=True, return_inverse=True)
@@ -49,9 +48,9 @@ def stratify(
 
 
 def join_lone(strata: Sequence[Indices]) -> list[Indices]:
-    """Return the strata, with all strata of one sample joined into one at the end.
+    """Return the strata; those with a single sample are joined into one, at the end.
 
-    Alone, every stratum of one sample would be on the same side of a split.
+    Otherwise all of them would be on the same side of a split.
     """
     lone = [members for members in strata if len(members) == 1]
     joined = [np.concatenate(lone)] if lone else []
@@ -106,11 +105,11 @@ def split_one(
 def _warn_rare(
     counts: NDArray[np.int64], class_names: Sequence[str], root: Path, kind: str
 ) -> None:
-    """Warn of classes that cannot be split, because they have one sample or none."""
+    """Warn about classes with fewer than two samples, which cannot be split."""
     lone, missing = np.flatnonzero(counts == 1), np.flatnonzero(counts == 0)
     if len(lone):
         log.warning(
-            "%s: %d of %d classes have one different %s, such as %r: it trains or tests, at random",
+            "%s: %d of %d classes have one distinct %s, such as %r: it either trains or tests",
             *(root, len(lone), len(counts), kind.removesuffix("s"), class_names[lone[0]]),
         )
     if len(missing):
@@ -134,7 +133,7 @@ def keep_split(
     root: Path,
     named: bool = True,
 ) -> Dataset:
-    """Return samples that have a split; warn of test samples that are training samples too.
+    """Return samples that have a split; warn about test samples that are also training samples.
 
     Raises:
         DataError: training and test samples differ in shape.
@@ -174,6 +173,6 @@ def _warn_shared(train: NamedSplit, test: NamedSplit, root: Path) -> None:
     listed = "; ".join(f"{test.names[one]} is {train.names[other]}" for one, other in pairs)
     log.warning(
         "%s: %d of %d test samples are training samples too (equal in every value): results on "
-        "them say nothing about new samples: %s%s",
+        "them do not apply to new samples: %s%s",
         *(root, len(shared), len(tested), listed, "; ..." if len(shared) > LISTED else ""),
     )

@@ -1,1 +1,1 @@
-"""Exports a run: a folder with the model and its verification, and a registered model."""
+"""Exports a run as a folder with the model and its verification, or as a registered model."""

@@ -39,7 +39,7 @@ _KINDS = {"classification": "image-classification", "detection": "object-detecti
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts from the command, in addition to those that the run has logged."""
+    """Facts from the deploy command, in addition to the logged facts of the run."""
 
     interface: Interface
     vectors: Vectors
@@ -88,7 +88,7 @@ def render(source: Source, model: Path, facts: Facts) -> str:
 
 
 def _request(vectors: Vectors) -> str:
-    """Return the inputs of a request, as JSON with dots for the values."""
+    """Return the inputs of a request as JSON, with dots in place of the values."""
     names = names_of(vectors.inputs.dtype)
     if not names:
         return f"[ ...{list(vectors.inputs.shape[1:])}... ]"

@@ -69,8 +69,8 @@ def main(words: list[str]) -> None:
     """Find the run, check its artifact, write the folder.
 
     Raises:
-        ConfigError: a key is wrong, there is no such run, or the folder is not empty.
-        PtqError: the artifact, or the example in its environment, predicts otherwise than the run.
+        ConfigError: a key is wrong, the run does not exist, or the folder is not empty.
+        PtqError: the predictions of the artifact, or of the example, differ from the run's.
     """
     asked = command.parse_words([_as_text(word) for word in words], Arguments, __doc__)
     _check(asked)
@@ -89,7 +89,7 @@ def main(words: list[str]) -> None:
 
 
 def _as_text(word: str) -> str:
-    """Quote a text that looks like a number: the version 1.20 is not 1.2."""
+    """Quote a text that looks like a number, because version 1.20 is not 1.2."""
     key, separator, value = word.partition("=")
     named = key in ("run_id", "sweep", "use", "register", "target.onnxruntime")
     return f"{key}={json.dumps(value)}" if separator and named and value != "null" else word
@@ -185,7 +185,7 @@ def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str]:
     """Write the model into the folder, converted to the target; return its path and the change.
 
     Raises:
-        ConfigError: the target is for ONNX files, and the artifact is none.
+        ConfigError: the target needs an ONNX file, and the artifact is another.
         UnsupportedError: the target lacks an operator.
     """
     asked = next((key for key, value in vars(target).items() if value is not None), None)

@@ -1,4 +1,4 @@
-"""Writes and runs `example.py` of a deployed folder: the model and its check with one library."""
+"""Writes and runs `example.py` of a deployed folder, which runs and checks the model."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
 
     Args:
         file: the name of the model in the folder.
-        outputs: names in the network's order.
+        outputs: names of the outputs, in the network's order.
     """
     suffix, preprocess, mode = Path(file).suffix, source.config.preprocess, ""
     if reads_pictures(source, vectors):
@@ -74,15 +74,15 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return names of tensors for a docstring, which they cannot end."""
+    """Return names of tensors for a docstring, escaped so that they cannot end it."""
     return ", ".join(printable(name).replace('"', "'").replace("\\", "/") for name in names)
 
 
 def check_engine(engine: str) -> str:
-    """Return torch's engine for quantized operators, a text of the store; empty without one.
+    """Check and return torch's engine for quantized operators, read from an untrusted store.
 
     Raises:
-        TrackingError: torch has no such engine; the text could be code.
+        TrackingError: torch does not know the engine, so the text could be code.
     """
     if engine and engine not in ENGINES:
         raise TrackingError(f"engine: got {engine!r}, takes {' | '.join(ENGINES)}")
@@ -90,7 +90,7 @@ def check_engine(engine: str) -> str:
 
 
 def steps(vectors: Vectors) -> list[str]:
-    """Return the preprocessing from `samples` to `values`, as lines of Python; none of records."""
+    """Return the preprocessing from `samples` to `values` as lines of Python; empty for records."""
     if names_of(vectors.inputs.dtype):
         return []
     done, integers = vectors.preprocessing, vectors.inputs.dtype.kind in "iub"
@@ -114,13 +114,13 @@ def steps(vectors: Vectors) -> list[str]:
 
 
 def reads_pictures(source: Source, vectors: Vectors) -> bool:
-    """Return whether the samples come from picture files, which the example then reads."""
+    """Return whether the example reads picture files."""
     made = source.config.preprocess.size is not None or source.config.data.name in _OF_PICTURES
     return made and vectors.samples is not vectors.inputs
 
 
 def reads_texts(source: Source) -> bool:
-    """Return whether the samples come from texts, which the example then reads."""
+    """Return whether the example reads texts."""
     return (source.folder / TOKENIZER).is_file()
 
 
@@ -153,7 +153,7 @@ def verify(folder: Path, more: Vectors | None = None) -> str:
     """Run the example of a folder in a fresh virtual environment; return its output.
 
     Args:
-        more: samples to check besides those in the folder.
+        more: additional samples to check.
 
     Raises:
         QuantizationError: the environment cannot be created, or the example fails.
@@ -175,7 +175,7 @@ def verify(folder: Path, more: Vectors | None = None) -> str:
 
 
 def run(python: Path | str, folder: Path) -> str:
-    """Run the example of a folder with an interpreter and only its own packages.
+    """Run a folder's example with an interpreter, isolated from the packages of the user.
 
     Raises:
         QuantizationError: the example fails.

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a model file, read from the file if it describes them."""
+"""The inputs and outputs of a model file, read from the file if possible."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Interface:
-    """The inputs and outputs in the network's order."""
+    """The inputs and outputs, in the network's order."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -40,7 +40,7 @@ def read(path: Path, vectors: Vectors, names: Sequence[str]) -> Interface:
     """Return the inputs and outputs of a file.
 
     Args:
-        names: of the outputs, for all files but ONNX, which do not name them well.
+        names: names of the outputs, for formats without useful names (all but ONNX).
     """
     if path.suffix in (".onnx", ".ort"):
         from resnet8ptq.graph.session import open_session

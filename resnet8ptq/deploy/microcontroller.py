@@ -2,7 +2,7 @@
 
 model.h, model.cc       the file's bytes, aligned as the interpreter requires
 resolver.h              the operators that the model needs, registered
-test_vector.h           one input and its outputs, as the model takes and returns them
+test_vector.h           one input and its outputs, in the model's dtypes
 """
 
 import re
@@ -40,10 +40,10 @@ def write(
     """Write the C files of a .tflite file into the new `folder`, with the first input and outputs.
 
     Args:
-        inputs: of the network, [n, ...].
+        inputs: network inputs [n, ...].
 
     Returns:
-        Figures for the card by name; all inputs and outputs as the file has them, by name.
+        Figures for the card by name, and all inputs and outputs in the file's dtypes by name.
 
     Raises:
         UnsupportedError: the file has several inputs, or a custom operator.
@@ -76,7 +76,7 @@ def list_operators(model: Any) -> list[str]:
     """Return the calls of MicroMutableOpResolver that register a model's operators.
 
     Raises:
-        UnsupportedError: an operator is custom, and the resolver cannot know it.
+        UnsupportedError: an operator is custom, so the resolver lacks it.
     """
     names = {
         flatbuffer.opcode_to_name(model, operator.opcodeIndex)
@@ -124,7 +124,7 @@ def _size(tensor: Any) -> int:
 
 
 def run(content: bytes, sample: NDArray[np.float32]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """Run an input [1, ...]; return it as the file takes it, and the outputs as it returns them.
+    """Run an input [1, ...]; return it and the outputs in the file's dtypes.
 
     Raises:
         UnsupportedError: the file has several inputs.

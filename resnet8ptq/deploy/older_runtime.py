@@ -2,7 +2,7 @@
 
 The versions of the file format (IR) and of the operators (opset) are lowered to those that the
 older version reads. An operator with a changed definition is kept if the older definition has its
-attributes and inputs. A run in the older version then checks that it computes the same.
+attributes and inputs. A run in the older version then checks that the outputs are the same.
 """
 
 import re
@@ -27,10 +27,10 @@ NUMPY_2 = 19  # the first ONNX Runtime 1.x that runs with NumPy 2
 
 
 def check_version(version: str) -> int:
-    """Return the x of ONNX Runtime 1.x.
+    """Return the minor version, x of 1.x.
 
     Raises:
-        ConfigError: no such version is known.
+        ConfigError: the version is unknown.
     """
     match = re.fullmatch(r"1\.(\d+)", version)
     if match is None or int(match[1]) not in READS:
@@ -121,7 +121,7 @@ def requirements(version: int) -> list[str]:
 
 
 def to_ort(path: Path, target: Path) -> None:
-    """Write an ONNX file in the ORT format, with the graph changes that fit every CPU."""
+    """Write an ONNX file in the ORT format, with graph optimizations that suit every CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -34,17 +34,17 @@ ROUNDING = 1e-5  # of float operations, whose order depends on the number of thr
 
 @dataclass(frozen=True)
 class Scored:
-    """The samples that the run was scored on, and their evaluator."""
+    """The scored samples of the run, and their evaluator."""
 
     samples: Split
     evaluator: Evaluator
 
 
 def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
-    """Return the samples that the run was scored on, or the reason why they are missing.
+    """Return the scored samples of the run, or the reason why they are missing.
 
     Raises:
-        DataError: the data were replaced by others.
+        DataError: the data have changed since the run.
     """
     config = source.config
     try:
@@ -81,11 +81,11 @@ def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> R
     """Run the artifact on all scored samples; to be called by `Source.call`.
 
     Args:
-        scored: a text is the reason why the samples are missing; the run's kept sample replaces
-            them.
+        scored: the samples; or, as text, the reason why they are missing: then the sample kept by
+            the run is used.
 
     Raises:
-        QuantizationError: the artifact predicts otherwise on the run's CPU; or there is no sample.
+        QuantizationError: the predictions differ on the run's own CPU; or there is no sample.
     """
     predictor = make_quantizer(source.config, runtime).load(source.artifact, runtime.threads)
     if isinstance(scored, str):
@@ -110,7 +110,7 @@ def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
     """Compare outputs for the scored samples with the run's; return the result in a sentence.
 
     Raises:
-        QuantizationError: they differ on the run's CPU.
+        QuantizationError: they differ on the run's own CPU.
     """
     metric, value = task.metric, again.model.value
     logged = source.record.value(metric)
@@ -135,7 +135,7 @@ def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
 def _count_different(
     folder: Path, arrays: Mapping[str, Array], documents: Mapping[str, str], samples: int
 ) -> int | None:
-    """Return the number of samples with other predictions; None if the run has kept none."""
+    """Return the number of samples with different predictions; None if the run kept none."""
     name = "detections.json"
     if name in documents and (folder / name).exists():
         texts = (documents[name], (folder / name).read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Finds the run to deploy, by its id or as a sweep's recommendation for a use; copies its files."""
+"""Finds the run to deploy, by its id or as a sweep's recommendation, and copies its files."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ class Source:
     def call(self, function: Callable[..., T], *args: object) -> T:
         """Call a function that loads the artifact, in a separate process unless it is trusted.
 
-        torch files always run there, because they may hold code.
+        torch files always run in that process, because they may hold code.
 
         Raises:
             QuantizationError: the artifact does not run, or needs more memory than is free.
@@ -76,13 +76,13 @@ def find(
     """Return the run to deploy, its recommended use, and the verdict on it.
 
     Args:
-        run_id: None for a sweep's recommendation.
-        sweep: the id of a parent run; None for the newest sweep.
+        run_id: the run; None: a sweep's recommendation.
+        sweep: the id of a sweep's parent run; None: the newest sweep.
         use: see `Recommendation.key`.
-        asked: limits by the key of `report`; None for the sweep's own.
+        asked: requested limits by the key of `report`; None: the sweep's own.
 
     Raises:
-        ConfigError: no such run or sweep exists, or no run is recommended for that use.
+        ConfigError: the run or sweep does not exist, or no run is recommended for the use.
     """
     if run_id is not None:
         record = history.load_named(store, "run_id", run_id)
@@ -153,9 +153,9 @@ def fetch(
         trust: whether to run the code of a run that was not made here.
 
     Raises:
-        ConfigError: the run is a sweep, did not finish, was unsupported, is void, or would
-            run the code of others.
-        TrackingError: it has no artifact, or its artifact is not the measured one.
+        ConfigError: the run is a sweep, did not finish, is unsupported or void, or would run
+            untrusted code.
+        TrackingError: it has no artifact, or the artifact is not the measured file.
     """
     if record.kind == "sweep":
         raise ConfigError(f"run_id: {record.run_id} is a sweep; takes sweep={record.run_id} use=")

@@ -19,9 +19,9 @@ TOLERANCE = 0.01  # of an output's largest value: kernels of other CPUs round di
 
 @dataclass(frozen=True)
 class Vectors:
-    """Samples, as stored and as the network takes them, and the outputs of one sample at a time.
+    """Stored samples, the network inputs made from them, and the outputs of one sample at a time.
 
-    Samples of several inputs are records, see `core.records`.
+    Samples with several inputs are records, see `core.records`.
     """
 
     samples: NDArray[Any]  # [n, ...]; the same array as `inputs` if the data are missing
@@ -47,7 +47,7 @@ class Vectors:
 
 
 def of_split(split: Split, predictor: Predictor, many: bool = False) -> Vectors:
-    """Return samples spread over a split: `COUNT`, or `many` within the limit of memory."""
+    """Return samples evenly spread over a split: `COUNT`, or `many` within the memory limit."""
     count = max(COUNT, min(MANY, MANY_BYTES // split.sample_bytes)) if many else COUNT
     samples = np.asarray(split.spaced(count).images)
     inputs = split.prepare(samples)

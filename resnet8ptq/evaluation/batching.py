@@ -1,4 +1,4 @@
-"""The fastest batching of an evaluation: batch size, threads of a batch, batches at once."""
+"""The fastest batching of an evaluation: batch size, threads for each batch, parallel batches."""
 
 import json
 import logging
@@ -42,9 +42,9 @@ class Batching:
     """Batch size and parallelism of an evaluation.
 
     Attributes:
-        threads: of one batch.
-        at_once: number of batches at once, each by its own copy of the network. A small network
-            does not fill the cores with one batch.
+        threads: threads for one batch.
+        at_once: number of parallel batches, each on its own copy of the network. A small network
+            does not use all cores with one batch.
     """
 
     batch_size: int
@@ -55,7 +55,7 @@ class Batching:
 def run_all(
     copies: Sequence[Callable[[NDArray[np.float32]], T]], batches: Iterable[NDArray[np.float32]]
 ) -> Iterator[T]:
-    """Yield the outputs of each batch, in order; each copy runs one batch at a time."""
+    """Yield the outputs of the batches, in order; each copy runs one batch at a time."""
     if len(copies) == 1:
         yield from map(copies[0], batches)
         return
@@ -83,13 +83,13 @@ def run_all(
 def find_batching(
     load: Load, split: Split, batch_size: int | None, runtime: Runtime, about: cache.Key
 ) -> Batching:
-    """Return the batching that is set, or the fastest one of a short measurement.
+    """Return the batching in the settings, or the fastest one in a short measurement.
 
     The cache keeps the measurement.
 
     Args:
-        split: its first images are run.
-        batch_size: None: the fastest.
+        split: the samples; the first ones are run.
+        batch_size: the set batch size; None: the fastest.
         about: the cache's key for the artifact: network, framework, dtype.
     """
     sizes = [batch_size] if batch_size else list(BATCH_SIZES)
@@ -105,7 +105,7 @@ def find_batching(
     sizes = sorted({min(size, most // widest[1]) for size in sizes})
     if batch_size and sizes[0] < min(batch_size, split.at_once or batch_size):
         log.warning(
-            "evaluate.batch_size: %d samples at once exceed the memory budget of %.1f GB; runs %d",
+            "evaluate.batch_size: %d samples at once exceed the memory budget of %.1f GB; using %d",
             *(batch_size, memory.budget() / 1e9, sizes[0]),
         )
     if len(sizes) == len(ways) == 1:
@@ -131,7 +131,7 @@ def find_batching(
 def _find_fastest(
     load: Load, split: Split, sizes: Sequence[int], ways: Sequence[tuple[int, int]]
 ) -> Batching:
-    """Return the fastest size, then the fastest way with that size; see `find_batching`."""
+    """Return the fastest batch size, with its fastest parallelism; see `find_batching`."""
     widest = max(ways, key=lambda way: way[1])
     times: dict[Batching, float] = {}
     for batching in (Batching(size, *widest) for size in sizes):

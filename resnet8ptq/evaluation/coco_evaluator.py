@@ -43,9 +43,9 @@ class CocoEvaluator:
         """Load the model.
 
         Args:
-            reader: of the first pictures, with annotations and `is_evaluation`.
-            config: of decoding and suppression; None: the defaults of `task=detection`.
-            threads: of ONNX Runtime; 0: every core.
+            reader: reads the first pictures, with annotations and `is_evaluation`.
+            config: settings of decoding and suppression; None: the defaults of `task=detection`.
+            threads: threads of ONNX Runtime; 0: every core.
         """
         self.session = open_session(str(model), threads)
         self.reader = reader
@@ -59,7 +59,7 @@ class CocoEvaluator:
         """Run the remaining pictures of a reader; add the detections to earlier ones.
 
         Args:
-            reader: None: the first one.
+            reader: None: the constructor's reader.
 
         Raises:
             ModelError: no head fits the outputs.
@@ -91,8 +91,8 @@ class CocoEvaluator:
         """Return AP, AP50 and COCO's other metrics by name, on the pictures that were run.
 
         Args:
-            results: of `get_result`, or a part of them.
-            annotations: in COCO's format, or the path of such a file.
+            results: the results of `get_result`, or a part of them.
+            annotations: annotations in COCO's format, or the path of their file.
         """
         whole = annotations
         if not isinstance(whole, Mapping):
@@ -112,7 +112,7 @@ class CocoEvaluator:
     def _find_decoder(
         self, step: Mapping[str, NDArray[Any]], input_name: str, class_ids: tuple[int, ...]
     ) -> Decoder:
-        """Return the decoder, and note outputs without a batch axis, by running blank pictures."""
+        """Run blank pictures to find the decoder, and to note the outputs without a batch axis."""
         pictures = np.zeros_like(step[input_name])
         blank = {**step, input_name: pictures}
         if len(pictures) == 1:

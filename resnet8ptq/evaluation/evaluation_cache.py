@@ -1,4 +1,4 @@
-"""Evaluations in the cache: a file that ran on some samples does not run on them again."""
+"""Evaluations in the cache: a file never runs twice on the same samples."""
 
 import json
 from dataclasses import astuple, replace
@@ -19,7 +19,7 @@ def find(root: Path, key: cache.Key, final: str) -> Evaluation | None:
     """Return the evaluation under `key`; None if the cache lacks it.
 
     Args:
-        final: kind of the outputs, see `Outputs`.
+        final: the kind of the outputs, see `Outputs`.
     """
     folder = cache.find(root, KIND, key)
     return None if folder is None else replace(load(folder, final), cached=True)

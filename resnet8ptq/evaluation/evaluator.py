@@ -1,4 +1,4 @@
-"""Quantize, reload, run, score, compare with FP32: the one place where a network is measured."""
+"""Quantizes, reloads, runs, scores and compares with FP32; no other module measures a network."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def as_fp32(config: Config) -> Config:
 
 
 def loader(config: QuantizationConfig, runtime: Runtime, path: Path) -> Load:
-    """Return a function that loads the artifact at `path` for a number of threads."""
+    """Return a function that loads the artifact at `path` with a given number of threads."""
     return partial(make_quantizer(config, runtime).load, path)
 
 
@@ -68,8 +68,8 @@ class Quantized:
     """An artifact on disk.
 
     Attributes:
-        size_bytes: of the file as it was written: a later artifact may replace it.
-        seconds: conversion and calibration, as far as the cache lacks the FP32 file and the ranges.
+        size_bytes: the file's size when it was written; a later artifact may replace the file.
+        seconds: time of conversion and calibration, without the parts that the cache had.
     """
 
     artifact: Artifact
@@ -86,7 +86,7 @@ class Quantized:
 class Baseline:
     """The FP32 network in one framework: its outputs on some samples, and its file in the cache.
 
-    The cache keeps outputs rather than scores, so that another task needs no new run.
+    The cache keeps outputs instead of scores, so that another task needs no new run.
     """
 
     outputs: Outputs
@@ -100,7 +100,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Compared:
-    """An artifact that was loaded from disk and run, and its comparison with FP32."""
+    """An artifact, loaded from disk and run, and its comparison with FP32."""
 
     evaluation: Evaluation
     comparison: Comparison
@@ -113,8 +113,8 @@ class Evaluator:
     Attributes:
         network: the FP32 network that artifacts are compared with.
         runtime: threads and cache.
-        batch_size: of evaluations; None: the fastest one.
-        cut: the network ends before its softmax: its outputs are the logits.
+        batch_size: the batch size of evaluations; None: the fastest.
+        cut: whether the network ends before its softmax, so that its outputs are logits.
     """
 
     network: Fp32Model
@@ -137,7 +137,7 @@ class Evaluator:
         """Quantize `network` into `folder`.
 
         Args:
-            network: this evaluator's, corrected or fine-tuned.
+            network: the evaluator's network, possibly corrected or fine-tuned.
             calibration, folder, ranges: see `backends.contract.Quantizer.quantize`.
         """
         start = time.perf_counter()
@@ -155,8 +155,9 @@ class Evaluator:
     def _convert(self, config: QuantizationConfig, network: Fp32Model, samples: Split) -> Path:
         """Return the file of the FP32 network in the framework of `config`.
 
-        The cache keeps it by content: a framework may take 20 seconds for it, and every role of the
-        samples has a baseline. The file depends on the form of the samples, not on their values.
+        The cache keeps it by content: a framework may take 20 seconds for it, and each role of
+        samples needs a baseline. The file depends on the shape and dtype of the samples, not on
+        their values.
         """
         inputs, fields = samples.zeros, samples.fields
         form = inputs.dtype, inputs.shape, fields and fields.any_length
@@ -187,9 +188,9 @@ class Evaluator:
         """Load the artifact at `path`, run and score `samples`, and compare with FP32.
 
         Args:
-            label: of the progress bar.
-            batch_size: of this evaluation alone.
-            logits: collect the logits that a softmax hides, for the SQNR.
+            label: the label of the progress bar.
+            batch_size: the batch size of this evaluation.
+            logits: whether to collect the softmax's inputs, for the SQNR.
         """
         evaluation = self.run(config, path, samples, label, batch_size, logits)
         scores = self._score(evaluation.outputs, samples)
@@ -208,7 +209,7 @@ class Evaluator:
         FP32 runs over all samples, once for all runs.
 
         Args:
-            search: neither stop for futility nor collect logits.
+            search: whether this is a trial of a search: no stop for futility, no logits.
         """
         fp32 = self.baseline(config, samples).outputs
         copies, batching = self._open(config, path, samples, None)
@@ -243,7 +244,7 @@ class Evaluator:
         batch_size: int | None = None,
         logits: bool = False,
     ) -> Evaluation:
-        """Load the artifact at `path` and run `samples`, once for equal files; see `compare`."""
+        """Load the artifact at `path` and run `samples`, unless cached; see `compare`."""
         root, final = self.runtime.cache_root, self.network.final
         key: cache.Key = {
             "artifact": files.sha256(path),
@@ -272,7 +273,7 @@ class Evaluator:
         return with_logits(run, copies, samples) if logits else run
 
     def _evaluation_key(self, config: QuantizationConfig, samples: Split) -> cache.Key:
-        """Return the cache key of an evaluation without its file: framework, samples and code."""
+        """Return an evaluation's cache key without the file: framework, samples and code."""
         reduction = self.task.reduction
         kind = f"{reduction} {code.behind(type(reduction).__module__)}" if reduction else ""
         about = {"backend": _backend(config), "images": samples.digest, "reduction": kind}
@@ -281,7 +282,7 @@ class Evaluator:
     def _open(
         self, config: QuantizationConfig, path: Path, samples: Split, batch_size: int | None
     ) -> tuple[list[Predictor], Batching]:
-        """Load the artifact at `path` for the batching that is set, or for the fastest one."""
+        """Load the artifact at `path` with the batching in the settings, or the fastest one."""
         size = batch_size or self.batch_size
         if size is None and config.method == "dynamic":
             size = DYNAMIC_BATCH_SIZE  # its ranges depend on the batch: not tuned

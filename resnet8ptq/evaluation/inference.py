@@ -1,4 +1,4 @@
-"""Run a model over a split of a data set."""
+"""Runs a model on a split of a data set."""
 
 import time
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ RAW_BYTES = 2**25  # of raw outputs kept beside the reduced ones
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An artifact, loaded from disk and run over a split.
+    """The outputs of an artifact, loaded from disk and run on a split.
 
     Attributes:
-        seconds: for all images, without loading.
-        cached: the same file ran on the same samples before; `seconds` is of that time.
+        seconds: the time for all images, without loading.
+        cached: whether the cache had the outputs; `seconds` is then the time of the earlier run.
     """
 
     outputs: Outputs
@@ -46,12 +46,12 @@ def infer(
     final: str = PROBABILITIES,
     reduction: Reduction | None = None,
 ) -> Evaluation:
-    """Run all samples of `split` by a loaded artifact.
+    """Run a loaded artifact on all samples of `split`.
 
     Args:
         copies: see `load_copies`.
-        final: kind of the outputs, see `Outputs`.
-        reduction: of the outputs of each batch; None keeps them whole.
+        final: the kind of the outputs, see `Outputs`.
+        reduction: applied to the outputs of each batch; None keeps all outputs.
 
     Raises:
         ModelError: output shapes differ between samples, and there is no reduction.
@@ -69,14 +69,12 @@ def infer(
     seconds = time.perf_counter() - start
     joined = tuple(map(batches.restore, _join(kept)))
     if not joined:
-        raise ModelError(
-            "returns another number of values for each sample; task=detection takes it"
-        )
+        raise ModelError("returns a different number of values for each sample; try task=detection")
     return Evaluation(Outputs(joined, None, final, _join(raw)), seconds, batching)
 
 
 def extend(before: Evaluation | None, after: Evaluation) -> Evaluation:
-    """Return an evaluation of the samples of both, which one artifact has run."""
+    """Return two evaluations of one artifact as one evaluation of all their samples."""
     if before is None:
         return after
     joined = _join([part.outputs.values for part in (before, after)])
@@ -99,7 +97,7 @@ def targets_of(split: Split) -> Targets:
 
 
 def with_logits(evaluation: Evaluation, copies: Sequence[Predictor], split: Split) -> Evaluation:
-    """Return the evaluation with the logits of the first samples, where a softmax hides them."""
+    """Return the evaluation with the first samples' logits, if the model ends in a softmax."""
     if evaluation.outputs.final != PROBABILITIES:
         return evaluation
     logits = collect_logits(copies, split, evaluation.batching.batch_size)
@@ -111,8 +109,8 @@ def collect_logits(
 ) -> NDArray[np.float32] | None:
     """Return the logits [m, classes] of the first m = `LOGIT_IMAGES` images.
 
-    None where the model does not end in a softmax. The first images are enough for the SQNR, which
-    sums over every class of each image; a pass over all images would double the evaluation's time.
+    None if the model does not end in a softmax. The first images are enough for the SQNR, which
+    sums over every class of each image. A pass over all images would double the evaluation's time.
     """
     images = split.take(np.arange(min(LOGIT_IMAGES, len(split))))
     batches = images.batches(batch_size)

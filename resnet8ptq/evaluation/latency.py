@@ -1,7 +1,7 @@
 """Latency of a model and its FP32 baseline, timed in turns in one process.
 
-On a shared machine, latency drifts by more than quantization changes it. Models that are timed in
-turns meet the same load, so their ratio is reliable.
+On a shared machine, latency drifts by more than quantization changes it. Models timed in turns run
+under the same load, so their ratio is reliable.
 """
 
 import math
@@ -38,7 +38,7 @@ class Timings:
     batch_ms: Times | None
 
     def medians(self) -> list[float]:
-        """Return the median of each batch size that was timed, in milliseconds."""
+        """Return the median of each timed batch size, in milliseconds."""
         timed = [times for times in (self.single_ms, self.batch_ms) if times is not None]
         return [float(np.median(times)) for times in timed]
 
@@ -55,7 +55,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Latency:
-    """A model and its FP32 baseline; dtype=fp32 is the baseline and has no other."""
+    """The timings of a model and of its FP32 baseline; dtype=fp32 has no separate baseline."""
 
     model: Timings
     baseline: Timings | None = None
@@ -64,8 +64,8 @@ class Latency:
         """Return every metric under its MLflow name.
 
         `speedup` (batch 1) and `speedup_batch` (`find_batch_size`) are the baseline's median
-        latency divided by the model's: above 1 the model is faster. dtype=fp32 has no speedup: it
-        is 1 by definition, and a measured one would be noise.
+        latency divided by the model's: above 1 the model is faster. dtype=fp32 has no speedup,
+        because it is 1 by definition.
         """
         metrics = self.model.to_metrics()
         if self.baseline is None:
@@ -80,7 +80,7 @@ def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> lis
     """Load artifacts with `latency.threads` threads, and time them.
 
     Args:
-        split: its first samples are run, repeated if there are too few.
+        split: the samples; the first ones are run, repeated if there are too few.
 
     Returns:
         The times of each artifact, in order.
@@ -106,7 +106,7 @@ def measure_operators(
 
     Args:
         profiles: load the artifacts, see `contract.Quantizer.profile`.
-        split: its first samples are run, repeated if there are too few.
+        split: the samples; the first ones are run, repeated if there are too few.
 
     Returns:
         The nodes of each artifact, in order.
@@ -136,10 +136,10 @@ def time_in_turns(
     repeats: int,
     limit: float = math.inf,
 ) -> list[Times]:
-    """Return the times of each predictor; their order alternates, so that caches favour none.
+    """Return the times of each predictor; the order alternates, so that caches favour none.
 
     Args:
-        limit: in seconds; beyond it, `LEAST` repeats are enough.
+        limit: seconds, after which `LEAST` repeats are enough.
     """
     warm_up = max(2, repeats // 10)  # torch compiles in its first two runs of a shape
     times: list[list[float]] = [[] for _ in predictors]
@@ -158,7 +158,7 @@ def time_in_turns(
 
 @contextmanager
 def torch_threads_kept() -> Iterator[None]:
-    """Restore torch's number of threads afterwards: the whole process shares it."""
+    """Restore torch's number of threads after the block, because the whole process shares it."""
     torch = sys.modules.get("torch")  # only backend=torch sets it, and has imported torch by now
     if torch is None:
         yield

@@ -1,4 +1,4 @@
-"""Ratios of latencies, with intervals, of models that are timed in turns.
+"""Ratios of latencies, with intervals, for models timed in turns.
 
 Latencies of different runs are minutes apart. In that time a machine's speed changes by more than
 the models differ.
@@ -29,7 +29,7 @@ Blocks = list[float]  # median latency of each block, in milliseconds
 
 @dataclass(frozen=True)
 class Ratio:
-    """Speed of a model relative to another, with its 95% interval."""
+    """The speed of a model relative to another, with its 95% interval."""
 
     value: float
     low: float
@@ -37,7 +37,7 @@ class Ratio:
 
     @property
     def faster(self) -> bool:
-        """Whether the model is faster by more than noise."""
+        """Whether the interval shows that the model is faster."""
         return self.low > 1
 
     def __str__(self) -> str:
@@ -49,9 +49,9 @@ class PairedLatency:
     """The median latencies of each model in each block of turns, in milliseconds.
 
     Attributes:
-        single: of one image, by the name of the model.
-        batch: of `batch_size` images; without networks that take one sample only.
-        threads: of each model.
+        single: latency of one image, by model name.
+        batch: latency of `batch_size` images, by model name; without networks of batch size 1.
+        threads: number of threads for each model.
     """
 
     single: dict[str, Blocks]
@@ -61,10 +61,10 @@ class PairedLatency:
 
     @classmethod
     def of(cls, kept: Any) -> "PairedLatency":
-        """Read the document that `asdict` made.
+        """Return the latencies from a document that `asdict` wrote.
 
         Raises:
-            KeyError, TypeError, ValueError: it has another form.
+            KeyError, TypeError, ValueError: the document has another form.
         """
         single, batch = (
             {str(name): [float(time) for time in blocks] for name, blocks in kept[key].items()}
@@ -78,9 +78,9 @@ class PairedLatency:
 def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> PairedLatency:
     """Time models in turns, in `BLOCKS` blocks; each block loads all models again.
 
-    The speed of a model changes by some percent from one loading to the next. Within one loading
-    that would stay hidden, and a model could be called faster than its own copy. `LEAST` blocks are
-    enough where more would take longer than `settings.max_seconds` for each model.
+    The speed of a model changes by some percent each time it is loaded. With one loading, a model
+    could appear faster than its own copy. `LEAST` blocks are enough if more would take longer than
+    `settings.max_seconds` for each model.
     """
     begin = time.perf_counter()
     random = np.random.default_rng(RESAMPLING_SEED)
@@ -105,17 +105,17 @@ def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Pai
 
 
 def typical(blocks: Blocks) -> float:
-    """Return the geometric mean, in milliseconds; quotients of two equal the value of `ratio`."""
+    """Return the geometric mean over the blocks in ms; the quotient of two equals `ratio`."""
     return float(np.exp(np.log(blocks).mean()))
 
 
 def ratio(model: Blocks, reference: Blocks, of: int = 1) -> Ratio:
     """Return the speed of the model relative to the reference, from blocks timed in turns.
 
-    The geometric mean of the blocks' ratios, with Student's interval of its logarithm.
+    This is the geometric mean of the blocks' ratios, with Student's interval of its logarithm.
 
     Args:
-        of: number of models that this one is the fastest of: corrects the interval (Bonferroni).
+        of: number of compared models, by which the interval is corrected (Bonferroni).
     """
     logs = np.log(np.array(reference) / np.array(model))
     mean, count = float(logs.mean()), len(logs)

@@ -11,23 +11,25 @@ class Measurement:
     """An artifact, reloaded from disk and run over the test images.
 
     Attributes:
-        task: scored the outputs.
-        size_bytes, baseline_size_bytes: the files of the model and of its FP32 baseline.
-        quantize_s: conversion, and calibration unless cached, in seconds.
-        evaluate_s: all test images, in seconds.
-        evaluation_cached: the same file ran on these samples before; `evaluate_s` is of that time.
-        peak_memory_bytes: of the process during the run; None where it cannot be measured, or the
-            evaluation is cached.
-        latency: of model and baseline; None with `latency.enabled=false`, and for artifacts that
-            only simulate integers.
-        single: the comparison at batch 1, for dynamic quantization alone: its activation ranges,
-            and so its result, depend on the batch size.
+        task: the task that scored the outputs.
+        size_bytes, baseline_size_bytes: file sizes of the model and of its FP32 baseline.
+        quantize_s: seconds of conversion, and of calibration unless cached.
+        evaluate_s: seconds for all test images.
+        evaluation_cached: whether the cache had the outputs; `evaluate_s` is then the earlier
+            run's.
+        peak_memory_bytes: peak memory of the process during the run; None if it cannot be measured,
+            or the evaluation is cached.
+        latency: latency of model and baseline; None with `latency.enabled=false`, and for artifacts
+            that simulate integers.
+        single: the comparison at batch 1; only for dynamic quantization, whose activation ranges
+            and result depend on the batch size.
         choice: the comparison on the selection samples; None without them.
-        p_within: one-sided p-value of a loss at the limit of `report` or above, of this run alone;
-            None for FP32 and where samples of a group were scored one by one.
-        choose_s: all of these samples, in seconds.
-        preparation: metrics of the choices before quantization, by MLflow name.
-        prepare_s: fine-tuning, corrections and choices, in seconds; None if there were none.
+        p_within: one-sided p-value of "the loss is at the limit of `report` or above", not
+            corrected for other runs; None for FP32, and if samples of a group were scored one by
+            one.
+        choose_s: seconds for the selection samples.
+        preparation: metrics of the preparation steps, by MLflow name.
+        prepare_s: seconds of fine-tuning, corrections and choices; None if there were none.
     """
 
     task: Task

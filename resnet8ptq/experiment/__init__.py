@@ -1,1 +1,1 @@
-"""The recipes: one run from its config to its result, and the analyses."""
+"""One run from its config to its result, and the analyses."""

@@ -1,4 +1,4 @@
-"""Logs the operators that attention leaves in float, and warns of ranges that a mask stretches."""
+"""Reports the float operators of networks with attention, and ranges stretched by a mask."""
 
 import logging
 from collections import Counter
@@ -13,9 +13,9 @@ log = logging.getLogger(__name__)
 
 
 def report(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
-    """Log the operators that attention leaves in float; warn of ranges that a mask stretches.
+    """Log the operators left in float because of attention; warn about ranges stretched by a mask.
 
-    Silent without attention, and for FP32.
+    Does nothing without attention, and for FP32.
     """
     if config.dtype.name == "fp32" or not find_attention(graph):
         return

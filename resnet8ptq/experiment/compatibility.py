@@ -1,4 +1,4 @@
-"""Data, network and task of a run: read, and checked to fit each other."""
+"""Reads data, network and task of a run, and checks that they fit each other."""
 
 from dataclasses import replace
 from typing import cast
@@ -20,10 +20,10 @@ from resnet8ptq.tasks.contract import Task, TaskContext
 
 
 def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
-    """Return the data set as the network takes it: its axes in order, in batches that fit.
+    """Return the data set for the network: with its order of axes, and its batch size limit.
 
     Raises:
-        ModelError: the network takes other samples.
+        ModelError: the network cannot take the samples.
         UnsupportedError: it takes a fixed number of samples at once, and more than one.
     """
     contract = fp32.contract
@@ -41,7 +41,7 @@ def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
 
 
 def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
-    """Read data and network; return the data as the network takes them.
+    """Read data and network; return the data arranged for the network, and the network.
 
     Raises:
         PtqError: data or network are missing, or do not fit, in one line.
@@ -62,10 +62,10 @@ def _learns(config: QuantizationConfig) -> bool:
 def make_task(
     config: TaskConfig, dataset: Dataset, fp32: Fp32Model, scored: Split, name: str = ""
 ) -> Task:
-    """Return the task that scores the network on `scored`, samples of the data set.
+    """Return the task that scores the network on the samples `scored`.
 
     Args:
-        name: of these samples, for errors; empty: the data set's.
+        name: the name of these samples in errors; empty: the data set's name.
 
     Raises:
         ConfigError: the samples do not have the labels that the task needs.
@@ -88,11 +88,11 @@ def make_task(
 
 
 def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
-    """Return the settings, completed by the network, before anything is learned.
+    """Return the settings with the values that depend on the network, before any learning.
 
     Raises:
         ConfigError: the settings name an unknown node or layer.
-        UnsupportedError: the framework cannot quantize this network so.
+        UnsupportedError: the framework cannot quantize this network with these settings.
     """
     config = settings.config
     _refuse_training(config, fp32)
@@ -105,7 +105,7 @@ def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
 
 
 def _refuse_training(config: RunConfig, fp32: Fp32Model) -> None:
-    """Raise `UnsupportedError` for methods that train a simulation of networks of one input."""
+    """Raise `UnsupportedError` for methods that cannot train a network with several inputs."""
     contract = fp32.contract
     asked = {
         "method=qat": config.method == "qat",

@@ -1,7 +1,7 @@
-"""Names causes of the loss of a file that another program has made.
+"""Finds causes of the loss of a file quantized by another program.
 
-Tried on training samples, never on those that are reported: other preprocessing of the file's
-inputs, another order of the classes, the ranges of the file's inputs and of its tensors.
+On training samples, never on reported ones, it tries other preprocessing and another order of the
+classes, and checks the ranges of the file's inputs and tensors.
 """
 
 import logging
@@ -40,12 +40,12 @@ COARSE = 8.0  # an input whose range is so many times its values
 def check(
     config: RunConfig, evaluator: Evaluator, data: Dataset, path: Path, comparison: Comparison
 ) -> dict[str, str]:
-    """Warn where a file is far from FP32; return the causes that were found, as a param.
+    """Warn if a file is far from FP32; return the causes as a param.
 
     Args:
-        config: fitted to the network.
-        data: as the network takes it.
-        path: of the artifact.
+        config: the settings, after `compatibility.fit_settings`.
+        data: the data set, arranged for the network.
+        path: path of the artifact.
     """
     sqnr = comparison.sqnr_db
     near = sqnr is None or sqnr >= FAR_DB
@@ -88,7 +88,7 @@ class _Trial:
         return cls(admitted.contents, path, proto, run, split, reference)
 
     def input_ranges(self) -> Iterator[str]:
-        """Yield the inputs whose range in the file is not that of the samples."""
+        """Yield the inputs whose range in the file differs from the samples' range."""
         if self.samples.has_records:
             return
         values = self.samples.inputs(slice(None))
@@ -105,7 +105,7 @@ class _Trial:
                 yield f"{holds}: most of its levels are unused; look at the preprocessing"
 
     def preprocessing(self, config: RunConfig) -> Iterator[str]:
-        """Yield the usual preprocessing with which the file's outputs are near FP32's."""
+        """Yield a text if another usual preprocessing brings the file's outputs near FP32's."""
         now = self._sqnr(self.samples)
         sqnr_db: dict[str, float] = {}
         for setting, steps in self._others(sized=config.preprocess.size is not None):
@@ -125,7 +125,7 @@ class _Trial:
             yield f"preprocess.channels={order}", replace(own, bgr=not own.bgr)
 
     def class_order(self) -> Iterator[str]:
-        """Yield whether the file's classes are FP32's in another order."""
+        """Yield a text if the file's classes are FP32's in another order."""
         outputs = run_all(self.run, self.samples)
         expected, got = self.reference[0], outputs[0]
         if len(outputs) != 1 or got.ndim != 2 or got.shape != expected.shape:
@@ -141,7 +141,7 @@ class _Trial:
             yield f"its classes are in another order: {order[:20].tolist()} of the network's"
 
     def tensor_ranges(self) -> Iterator[str]:
-        """Yield the tensors, by FP32's names, whose values exceed their range in the file most."""
+        """Yield a text on the tensor whose range FP32's values exceed most, matched by name."""
         if self.file.suffix != ".onnx":
             return
         graph = onnx.load(self.file).graph

@@ -64,7 +64,7 @@ def _row(kind: str, port: Port) -> tuple[str, ...]:
 
 
 def _in_float(contents: Contents) -> list[str]:
-    """Return a line on the layers that the quantizer left in float."""
+    """Return a line about the layers that the quantizer left in float."""
     left = [layer.name or layer.operator for layer in contents.layers if not layer.is_quantized]
     if not left or not contents.quantized:
         return []

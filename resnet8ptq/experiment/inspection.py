@@ -28,14 +28,14 @@ _BUILT_IN = ("cifar10", "shapes")  # both are [32, 32, 3], of ten classes
 
 
 def run_inspection(config: RunConfig, data_given: bool) -> None:
-    """Print the network's summary, its requirements, and those that the settings do not meet.
+    """Print the network's summary, its requirements, and the settings that do not meet them.
 
     Args:
-        data_given: `data` was set; else its default is not compared with the network.
+        data_given: whether `data` was set; its default is not compared with the network.
 
     Raises:
-        ModelError: it is missing, no model, unsafe, or nothing to quantize.
-        UnsupportedError: a file of `benchmark` is not at hand.
+        ModelError: the network is missing, not a model, unsafe, or has nothing to quantize.
+        UnsupportedError: a file of `benchmark` is missing.
     """
     config = settle_suite(config)
     cache_root = cache.folder(config.cache_dir)
@@ -76,7 +76,7 @@ class _Samples:
 
 
 def _find_samples(config: RunConfig, cache_root: Path) -> _Samples | str:
-    """Return the facts of the samples, or why they cannot be read."""
+    """Return the facts of the samples, or the reason why they cannot be read."""
     if config.data.name in _BUILT_IN and config.data.root is None:
         size = config.preprocess.size or 32
         height, width = size if isinstance(size, list) else (size, size)
@@ -117,7 +117,7 @@ def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[s
 
 
 def _compare_classes(samples: _Samples, values: int | None) -> str:
-    """Return whether the number of a network's output values fits the classes, in words."""
+    """Return a text that compares the number of output values with the number of classes."""
     classes = samples.classes
     if not samples.named:
         fits = values is None or values >= classes

@@ -26,10 +26,10 @@ class File:
     """A file or folder of the suite.
 
     Attributes:
-        path: below `benchmark.folder`; the first of several that a pattern finds.
-        sha256: of a file, where it is fixed.
-        url: of the download, below `REPOSITORY`; None: it cannot be downloaded in this form.
-        source: of a file that is not downloaded.
+        path: path below `benchmark.folder`; if it is a pattern, the first match.
+        sha256: SHA-256 of a file, if it is pinned.
+        url: the download below `REPOSITORY`; None: not available in this form.
+        source: the source of a file that the user must download.
     """
 
     path: str
@@ -40,10 +40,10 @@ class File:
 
 @dataclass(frozen=True)
 class Task:
-    """A task of the suite; None: the file that the settings name by default.
+    """A task of the suite; None: the default file of the settings.
 
     Attributes:
-        official: its own int8 file.
+        official: the suite's own int8 file.
     """
 
     network: File | None
@@ -111,7 +111,7 @@ def settle(config: RunConfig) -> RunConfig:
     """Return the settings with the files of `benchmark.name`; unchanged without it.
 
     Raises:
-        ConfigError: there is no such task.
+        ConfigError: the task is unknown.
         UnsupportedError: a file is missing; the message names its source.
     """
     if config.benchmark.name is None:

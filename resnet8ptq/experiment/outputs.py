@@ -1,20 +1,20 @@
-"""The files that a run leaves in its folder, and that MLflow keeps as artifacts.
+"""The files of a run's folder, which MLflow keeps as artifacts.
 
 | file | content |
 |---|---|
 | `model.onnx`, `.pt`, `.pt2`, `.pte`, `.tflite` | the quantized model, written by its backend |
 | `config.yaml` | the resolved config |
 | `result.json` | status and every metric |
-| `predictions.npz` | the values of each test image that the task keeps, of model and baseline |
-| `choice.npz` | the same of the selection samples |
+| `predictions.npz` | the values that the task keeps for each test image, of model and baseline |
+| `choice.npz` | the same for the selection samples |
 | `per_class.csv`, `confusion.csv`, `classes.png`, `roc.png`, ... | tables and figures of the task |
 | `calibration.csv` | indices of the calibration images in the training split, with labels |
-| `calibration.json`, `.flatbuffers`, `.cache` | the ranges as `calib.table` reads them |
+| `calibration.json`, `.flatbuffers`, `.cache` | activation ranges for `calib.table` |
 | `exclusion.csv` | with `nodes_to_exclude=auto`: the trials |
 | `qat_loss.png` | with `method=qat`: the curves |
-| `example.npz` | the first scored sample as the network takes it, `inputs` [1, ...] |
+| `example.npz` | the network input of the first scored sample, `inputs` [1, ...] |
 | `tokenizer.json` | with texts: the file of `data.tokenizer` |
-| `ranges.json` | activation ranges that calibration chose, and the weights' ranges |
+| `ranges.json` | calibrated activation ranges, and the weights' ranges |
 """
 
 import json
@@ -49,7 +49,7 @@ def write(
     samples: Samples,
     fp32: Fp32Model,
 ) -> None:
-    """Write everything but the model, each file whole or not at all; `result.json` comes last."""
+    """Write all files except the model, each atomically; `result.json` comes last."""
     measured = result.measurement
     assert measured is not None  # only measured runs come here
     task, comparison = measured.task, measured.comparison
@@ -80,7 +80,7 @@ def write(
 
 
 def _scored_ids(samples: Samples, comparison: Comparison) -> NDArray[np.uint64]:
-    """Return the numbers of the scored samples; a run that stopped has scored the first ones."""
+    """Return the ids of the scored samples; a run that stopped early has scored the first ones."""
     ids = samples.reported.sample_ids
     return ids if comparison.plan is None else ids[: comparison.model.total]
 

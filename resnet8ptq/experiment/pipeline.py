@@ -1,4 +1,4 @@
-"""One run, from its settings to its result: the recipe."""
+"""The recipe of one run, from its settings to its result."""
 
 import logging
 import tempfile
@@ -51,13 +51,13 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     """Quantize, reload, evaluate, compare with the FP32 baseline, and record.
 
     Args:
-        settings: of the run, with all files located.
-        folder: the run's own folder, existing; all its files land there.
-        run: the open MLflow run that records it.
+        settings: the run's settings, with all files located.
+        folder: the run's existing folder, for all its files.
+        run: the open MLflow run.
 
     Raises:
-        UnsupportedError: the framework cannot do this combination.
-        PtqError: anything else that went wrong, in one line.
+        UnsupportedError: the framework does not support this combination.
+        PtqError: any other failure, in one line.
     """
     memory = PeakMemory()
     settings.quantizer.resolve()  # an unsupported combination is known before any work
@@ -124,7 +124,7 @@ def _measure(
     memory: PeakMemory,
     plan: StoppingPlan | None,
 ) -> Measurement:
-    """Measure the artifact, reloaded from disk, for every role of the samples."""
+    """Reload the artifact from disk, and measure it on every role of samples."""
     config, artifact, reported = prepared.config, quantized.artifact, samples.reported
     if plan is None:
         compared = evaluator.compare(config, artifact.path, reported)
@@ -167,10 +167,10 @@ def _measure(
 def _test_limit(
     config: RunConfig, task: Task, comparison: Comparison, samples: Split
 ) -> float | None:
-    """Return the p-value of a loss at the limit or above, for this run alone.
+    """Return the p-value of "the loss is at the limit or above", not corrected for other runs.
 
-    None where it would not hold: samples of a group count one by one, or their number was not
-    fixed before.
+    None if it would not be valid: samples of a group count one by one, or their number was not
+    fixed in advance.
     """
     stops = config.evaluate.stop != "all"
     if config.dtype.name == "fp32" or stops or _is_grouped(samples, task):
@@ -186,7 +186,7 @@ def _is_grouped(samples: Split, task: Task) -> bool:
 def _time(
     evaluator: Evaluator, config: RunConfig, quantized: Quantized, samples: Split
 ) -> Latency | None:
-    """Time the artifact and its FP32 baseline in turns; None where that is off or says nothing."""
+    """Time the artifact and its FP32 baseline in turns; None if disabled or not meaningful."""
     runtime = evaluator.runtime
     if (
         not config.latency.enabled
@@ -212,7 +212,7 @@ def _describe_samples(samples: Samples, task: Task) -> dict[str, str]:
 
 
 def _describe_artifact(quantizer: Quantizer, quantized: Quantized) -> dict[str, str]:
-    """Return params of the file, and whether all of its layers run on integer kernels."""
+    """Return the params of the file, and whether all its layers run on integer kernels."""
     params = quantized.artifact.details | {"artifact_sha256": files.sha256(quantized.path)}
     execution = quantizer.resolve().execution
     if execution == "integer":
@@ -224,7 +224,7 @@ def _describe_artifact(quantizer: Quantizer, quantized: Quantized) -> dict[str, 
 def _describe_timing(
     config: RunConfig, samples: Samples, measurement: Measurement
 ) -> dict[str, str]:
-    """Return how many samples were timed at once, besides single ones, as a param."""
+    """Return the timed batch size as a param."""
     timed = measurement.latency
     if timed is None or timed.model.batch_ms is None:
         return {}
@@ -233,7 +233,7 @@ def _describe_timing(
 
 
 def _shapes(network: Fp32Model) -> dict[str, list[int]]:
-    """Return the shape of each of a network's outputs; -1 where a size is free."""
+    """Return the shape of each output of a network; a free size is -1."""
     return {
         output.name: [-1 if size is None else size for size in output.shape]
         for output in network.contract.outputs
@@ -241,9 +241,10 @@ def _shapes(network: Fp32Model) -> dict[str, list[int]]:
 
 
 def _float_operators(prepared: Preparation) -> dict[str, str]:
-    """Return the operators of the network that stay in float, with their number, as a param.
+    """Return the network's operators that stay in float, with counts, as a param.
 
-    By the settings, or because the framework has no 8-bit kernel for them; known with `float_tail`.
+    They stay in float by the settings, or because the framework has no 8-bit kernel. Only reported
+    with `float_tail`.
     """
     config = prepared.config
     without = config.dtype.name == "fp32" or config.method in ("dynamic", "weight_only")
@@ -258,7 +259,7 @@ def _float_operators(prepared: Preparation) -> dict[str, str]:
 
 
 def _warn_of_saturation(resolved: Resolved, graph: onnx.GraphProto) -> bool:
-    """Warn if sums of this CPU's kernels may saturate; return whether they may."""
+    """Warn if sums may saturate in this CPU's kernels; return whether they may."""
     operators = {node.op_type for node in graph.node}
     saturates = kernels.saturates(resolved, operators, machine.cpu()[1])
     if saturates:
@@ -272,10 +273,10 @@ def _warn_of_saturation(resolved: Resolved, graph: onnx.GraphProto) -> bool:
 
 
 def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -> None:
-    """Warn where few bits shift the outputs of depthwise convolutions, and nothing corrects them.
+    """Warn if few bits shift the outputs of depthwise convolutions without a correction.
 
-    A channel sums few products there, nine mostly, so that rounding errors do not average out: its
-    mean output moves. In wider layers they do.
+    A depthwise channel sums few products, mostly nine, so rounding errors do not average out and
+    shift its mean output. In other layers they average out.
     """
     changes = config.corrections
     corrected = changes.bias_correction or changes.adaround or changes.reconstruction
@@ -293,7 +294,7 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphP
 
 
 def _warn_of_noise(config: RunConfig, sqnr_db: float | None, saturates: bool) -> None:
-    """Warn where the quantized network's outputs are far from FP32's, by any metric."""
+    """Warn if the quantized network's outputs are far from FP32's."""
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
         finest = config.per_channel or config.method == "weight_only"
         finer = "nodes_to_exclude=auto" if finest else "per_channel=true"

@@ -1,7 +1,8 @@
-"""`+analysis=plan_test`: the losses that these test samples can show, before any model is run.
+"""`+analysis=plan_test`: the losses that these test samples can prove, before any model runs.
 
-By the sample size of Tango's test for 80% power (`statistics.Margin.items_needed`). It depends on
-the share of predictions that quantization changes, right or wrong, which is known after a run.
+Computed from the sample size of Tango's test for 80% power (`statistics.Margin.items_needed`). It
+depends on the share of predictions that quantization makes right or wrong, which is known only
+after a run.
 """
 
 import math
@@ -38,13 +39,13 @@ FILE = "test_plan.png"
 
 @dataclass(frozen=True)
 class Row:
-    """The power of the test if quantization changes a share of the predictions.
+    """The power of the test if quantization changes a given share of the predictions.
 
     Attributes:
-        passes: the largest loss of a model that passes with 80% power; negative: only a model that
-            gains passes.
-        fails: the smallest loss of a model that fails with 80% power.
-        needed: the samples that pass a model without a loss with 80% power.
+        passes: the largest loss that passes with 80% power; negative: only a model with a gain
+            passes.
+        fails: the smallest loss that fails with 80% power.
+        needed: the sample size at which a model without a loss passes with 80% power.
     """
 
     changed: float
@@ -79,7 +80,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
     """Plan the test of the reported samples, and print the table; no network is run.
 
     Raises:
-        ConfigError: the task's metric is no share of hits, so that its spread is unknown.
+        ConfigError: the task's metric is not a share of hits, so its variance is unknown.
     """
     config = settings.config
     data, network = load(settings)
@@ -88,7 +89,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
     if not task.test.sequential:
         raise ConfigError(
             f"analysis: got plan_test with task={task.name}, expected a task of hits "
-            "(classification, agreement): the spread of other metrics is known after a run alone"
+            "(classification, agreement): the spread of other metrics is known only after a run"
         )
     run.log_params(task.describe())
     run.log_datasets(samples.data, samples.calibrating)
@@ -108,7 +109,7 @@ def plan(changed: float, total: int, limit: float) -> Row:
     """Return the power of `total` samples.
 
     Args:
-        changed: the share of predictions that only the model, or only FP32, gets right.
+        changed: the share of predictions that only one of model and FP32 gets right.
     """
     edge = find_edge(lambda loss: loss >= limit or needed(loss, changed, limit) > total)
     beyond = find_edge(lambda loss: loss > limit and needed(loss, changed, limit) <= total)
@@ -116,9 +117,9 @@ def plan(changed: float, total: int, limit: float) -> Row:
 
 
 def needed(loss: float, changed: float, limit: float) -> float:
-    """Return the samples that decide on a model of this loss with 80% power; infinite at the limit.
+    """Return the sample size that decides at this loss with 80% power; infinite at the limit.
 
-    A model that loses more than the share of `changed` predictions changes as many as it loses.
+    The share of changed predictions is at least the loss.
     """
     share = max(changed, abs(loss))
     margin = tango(MOST * (share + loss) / 2, MOST * (share - loss) / 2, MOST, limit)
@@ -126,7 +127,7 @@ def needed(loss: float, changed: float, limit: float) -> float:
 
 
 def _draw(result: PowerAnalysis) -> Figure:
-    """Draw the largest loss that passes, by the number of samples."""
+    """Draw the largest loss that passes over the sample size."""
     metric = result.metric
     assert metric is not None  # of every plan
     figure = Figure(figsize=(7, 4.2), layout="constrained")

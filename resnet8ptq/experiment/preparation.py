@@ -39,16 +39,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Preparation:
-    """The network to quantize and the settings to quantize it with; each step returns a new one.
+    """The network to quantize, and the settings for it; each step returns a new one.
 
     Attributes:
-        config: the run's, with the choices of the steps in place of `auto`.
-        trained: the FP32 network, fine-tuned with `method=qat`; corrections start from it.
-        network: `trained`, corrected.
+        config: the run's settings, with the steps' choices in place of `auto`.
+        trained: the FP32 network, fine-tuned with `method=qat`; corrections take it as input.
+        network: `trained` after the corrections.
         learned: activation ranges of fine-tuning, by ONNX tensor name.
-        ranges: activation ranges that win over calibration.
-        params, metrics: of the choices, by MLflow name.
-        seconds: of all steps; None if none had work.
+        ranges: activation ranges that take precedence over calibration.
+        params, metrics: params and metrics of the choices, by MLflow name.
+        seconds: seconds of all steps; None if no step had work.
     """
 
     config: RunConfig
@@ -66,10 +66,10 @@ class Workspace:
     """The inputs of each step.
 
     Attributes:
-        config: the run's.
-        samples: the steps choose on `samples.tuning`.
-        folder: the run's own; tables and figures of the steps land there.
-        scratch: corrected networks land there, and must outlive their quantization.
+        config: the run's settings.
+        samples: the samples; the steps choose on `samples.tuning`.
+        folder: the run's folder, for tables and figures of the steps.
+        scratch: folder of corrected networks, which must exist until quantization ends.
     """
 
     config: RunConfig
@@ -86,7 +86,7 @@ class Workspace:
 
     @cached_property
     def quantizer(self) -> Quantizer:
-        """The framework, with the settings of the run."""
+        """The quantizer, with the settings of the run."""
         return make_quantizer(self.config, self.evaluator.runtime)
 
     @cached_property
@@ -122,13 +122,13 @@ Step = Callable[[Workspace, Preparation], Preparation]
 
 
 def tunes(config: RunConfig) -> bool:
-    """Return whether a step chooses layers, bits or an epoch by tuning samples."""
+    """Return whether a step chooses layers, bits or an epoch on tuning samples."""
     choice = config.method == "qat" or "auto" in (config.nodes_to_exclude, config.precision.plan)
     return choice and config.dtype.name != "fp32"
 
 
 def prepare(work: Workspace) -> Preparation:
-    """Take each step that the settings switch on.
+    """Run each step that the settings enable.
 
     Raises:
         PtqError: see the steps.
@@ -190,7 +190,7 @@ def fine_tune(work: Workspace, prepared: Preparation) -> Preparation:
 
 
 def correct(work: Workspace, prepared: Preparation) -> Preparation:
-    """Apply the corrections that are switched on to the trained network."""
+    """Apply the enabled corrections to the trained network."""
     config = prepared.config
     setting = work.setting(config, work.samples.calibrating.split)
     network, ranges = sequence.correct(
@@ -208,7 +208,7 @@ def read_table(work: Workspace, prepared: Preparation) -> Preparation:
 
 
 def leave_in_float(work: Workspace, prepared: Preparation) -> Preparation:
-    """Choose the layers that stay in float with `nodes_to_exclude=auto`."""
+    """With `nodes_to_exclude=auto`, choose the layers that stay in float."""
     config = prepared.config
     if config.nodes_to_exclude != "auto":
         return prepared
@@ -231,10 +231,11 @@ def leave_in_float(work: Workspace, prepared: Preparation) -> Preparation:
 
 
 def _corrects_again(chosen: CorrectionsConfig) -> bool:
-    """Return whether each trial of layers in float is corrected again, which takes seconds.
+    """Return whether each trial of layers in float is corrected again, within seconds.
 
-    Smoothing and equalization keep the function of a layer in float. Beside them, rounding would be
-    learned again, for minutes: AdaRound's layers come from the cache only without them.
+    Smoothing and equalization do not change the function of a layer in float. Together with them,
+    rounding would be learned again for minutes: only without them does the cache have AdaRound's
+    layers.
     """
     changes = chosen.smooth_quant or chosen.equalization
     learns = chosen.reconstruction or (chosen.adaround and changes)
@@ -257,7 +258,7 @@ def provenance(work: Workspace, prepared: Preparation) -> table.Provenance:
 def _search_bits(
     work: Workspace, prepared: Preparation
 ) -> tuple[bits_search.Bits, bits_search.TriedPlan]:
-    """Choose the bits of each layer; write `plan.csv`, also where no plan fits.
+    """Choose the bits of each layer; write `plan.csv`, even if no plan fits.
 
     Raises:
         ConfigError: no plan is within `precision.max_bytes` or `precision.max_drop`.
@@ -297,10 +298,10 @@ def _choose_bits(
     max_bytes: int | None,
     max_drop: float | None,
 ) -> bits_search.TriedPlan:
-    """Choose a plan; without `max_bytes` one shown to be within `max_drop`, else one measured so.
+    """Choose a plan; without `max_bytes`, one proven, or else measured, to be within `max_drop`.
 
     Args:
-        narrow: the options without layers in float, which come first.
+        narrow: the options without layers in float, which are tried first.
     """
     plans = [bits_search.find_plans(narrow)]
     if max_bytes is None and narrow != options:
@@ -311,7 +312,7 @@ def _choose_bits(
                 level = bits_search.level_of(some) / len(plans)
                 by_test = partial(attempt, level)
                 return bits_search.choose(some, by_test, max_bytes, max_drop, level)
-        exclusion.warn_of_luck("precision.plan=auto", "precision.max_drop", max_drop or 0.0)
+        exclusion.warn_of_unproven("precision.plan=auto", "precision.max_drop", max_drop or 0.0)
     measured = partial(attempt, None)
     for some in plans[:-1]:
         with suppress(ConfigError):
@@ -323,7 +324,7 @@ def _choose_bits(
 def _try_plan(
     work: Workspace, prepared: Preparation, scratch: Path, level: float | None
 ) -> bits_search.TriedPlan:
-    """Quantize by a plan; measure its drop on the tuning samples where that is limited."""
+    """Quantize by a plan; measure its drop on the tuning samples if `max_drop` is set."""
     config = prepared.config
     assert isinstance(config.precision.plan, dict)
     bounded = config.precision.max_bytes is not None
@@ -339,7 +340,7 @@ def _try_plan(
 
 
 def _learn_narrow(work: Workspace, config: RunConfig, widths: list[int]) -> bits_search.Learned:
-    """Learn the rounding of each layer in each width, where rounding will be learned."""
+    """If rounding will be learned, learn it for each layer in each width."""
     if not config.corrections.adaround:
         return {}
     from resnet8ptq.corrections import adaround  # imports torch

@@ -35,16 +35,16 @@ _USUAL = {
 def check(
     config: RunConfig, evaluator: Evaluator, dataset: Dataset, baseline: Scores
 ) -> str | None:
-    """Warn if FP32 is near chance or below the expected accuracy; name a preprocessing that fits.
+    """Warn if FP32 is near chance or below the expected accuracy; suggest a preprocessing.
 
-    Without labels, log the preprocessing, which cannot be checked.
+    Without labels it cannot check the preprocessing, so it only logs it.
 
     Returns:
-        The warning; None where there is none.
+        The warning; None if FP32 is plausible.
 
     Args:
-        dataset: as the network takes it; its training samples are tried, where they have labels.
-        baseline: of the FP32 network.
+        dataset: the data set for the network; labelled training samples are tried.
+        baseline: the scores of the FP32 network.
     """
     if dataset.test.labels is None and dataset.test.dtype == "float32":
         _log_unchecked(config.preprocess, dataset.test)
@@ -80,12 +80,12 @@ def check(
                 "classes, at preprocess.resize, data.offset and data.scale"
             )
     doubt = f"FP32 {metric.title.upper()} {reason}: {advice}"
-    log.warning("%s; no verdict holds beside such an FP32 network (void)", doubt)
+    log.warning("%s; verdicts beside such an FP32 network are void", doubt)
     return doubt
 
 
 def _log_unchecked(taken: PreprocessConfig, split: Split) -> None:
-    """Log the preprocessing, which cannot be checked; warn if samples are not the usual pixels."""
+    """Log the unchecked preprocessing; warn if the samples are float pictures from 0 to 1."""
     if _is_unit(split) and (taken.scale, *taken.mean, *taken.std) == (1, 0, 1):
         log.warning(
             "preprocess=%s: the samples are float pictures from 0 to 1 and stay so, and there are "
@@ -101,7 +101,7 @@ def _log_unchecked(taken: PreprocessConfig, split: Split) -> None:
 
 
 def usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
-    """Yield the usual preprocessings of pixels, with the settings that choose them."""
+    """Yield the usual preprocessings of pixels, with their settings."""
     unit = _is_unit(split)
     if split.dtype != "float32" or (split.images.dtype != np.uint8 and not unit):
         return
@@ -119,7 +119,7 @@ def usual(split: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
 
 
 def _is_unit(split: Split) -> bool:
-    """Return whether samples are pictures of floats from 0 to 1, as frameworks make of pixels."""
+    """Return whether samples are pictures of floats from 0 to 1, a usual scaling of pixels."""
     shape = split.images.shape
     if split.images.dtype.kind != "f" or len(shape) != 4 or not {shape[1], shape[3]} & {1, 3}:
         return False
@@ -128,7 +128,7 @@ def _is_unit(split: Split) -> bool:
 
 
 def _tells_apart(labels: Labels | None) -> bool:
-    """Return whether a metric of samples with these labels may differ."""
+    """Return whether these labels can distinguish networks by the metric."""
     if labels is None or labels.dtype.kind == "V":
         return labels is not None and bool(labels["count"].any())
     return len(np.unique(labels)) > 1

@@ -16,7 +16,7 @@ class Recorder(Protocol):
         """Log every setting."""
 
     def log_params(self, params: Mapping[str, str]) -> None:
-        """Log the values that the run determined, in addition to the config."""
+        """Log params that the run determines, in addition to the config."""
 
     def log_datasets(
         self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
@@ -32,9 +32,9 @@ class Recorder(Protocol):
         """Log the artifact as a model that can be served.
 
         Args:
-            path: in a folder that holds `example.npz` too.
-            outputs: the shape of each, without the batch axis; -1 where a size is free.
-            engine: torch's engine of the measurement.
+            path: the artifact, in a folder with `example.npz`.
+            outputs: the shape of each output, without the batch axis; a free size is -1.
+            engine: the torch engine that was measured.
         """
 
     def log_result(self, result: RunResult) -> None:

@@ -1,4 +1,4 @@
-"""Runs one quantization, or the analysis that `+analysis` names."""
+"""Runs one quantization, or the analysis chosen by `+analysis`."""
 
 from pathlib import Path
 from pkgutil import resolve_name
@@ -19,18 +19,18 @@ ANALYSES = {
 
 
 def run(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
-    """Run and record; an analysis prints its findings.
+    """Run and record; an analysis prints its result.
 
     Args:
-        settings: of the run, with all files located.
-        folder: the run's own folder, existing; all its files land there.
+        settings: the run's settings, with all files located.
+        folder: the run's existing folder, for all its files.
         recorder: the open run.
 
     Returns:
-        The result; a combination that the framework cannot do comes back as `unsupported`.
+        The result; `unsupported` if the framework does not support the combination.
 
     Raises:
-        PtqError: anything that went wrong, in one line.
+        PtqError: any other failure, in one line.
     """
     recorder.log_config(settings.config)
     name = settings.config.analysis.name

@@ -26,14 +26,14 @@ class Samples:
     """The samples of a run, by their roles.
 
     Attributes:
-        data: as the network takes it; its test split holds the reported samples. Training leaves
-            out every other role.
-        calibrating: training samples that give activation ranges.
-        reported: the samples of the results.
-        tuning: training samples by which the run tunes its own settings; None if it tunes none.
-        selection: the samples by which a sweep chooses its recommendation; None if it chooses
-            nothing, or by the reported samples.
-        selected_from: the split of `selection`, in words.
+        data: the data set for the network; its test split holds the reported samples. Fine-tuning
+            leaves out the samples of every other role.
+        calibrating: training samples for activation ranges.
+        reported: the samples of the reported results.
+        tuning: training samples for the run's own choices of settings; None if it chooses none.
+        selection: the samples for the sweep's recommendation; None if there is none, or if it uses
+            the reported samples.
+        selected_from: the split of `selection`, as text.
     """
 
     data: Dataset
@@ -44,18 +44,18 @@ class Samples:
 
     @property
     def reported(self) -> Split:
-        """The samples of the results."""
+        """The samples of the reported results."""
         return self.data.test
 
     def as_scored(self, config: RunConfig) -> "Samples":
-        """Return the samples with the reported ones in the order in which they are scored."""
+        """Return the samples, with the reported ones in scoring order."""
         if config.evaluate.stop == "all":
             return self
         return replace(self, data=replace(self.data, test=shuffle(self.data.test)))
 
     @property
     def held_out(self) -> Split:
-        """The tuning samples of a run that draws some, see `draw`."""
+        """The tuning samples of a run that chooses settings, see `draw`."""
         assert self.tuning is not None
         return self.tuning
 
@@ -66,7 +66,7 @@ class Samples:
         return drawn if self.tuning is None else drawn | {"held_out_digest": self.tuning.digest}
 
     def calibrated_with(self, samples_per_class: int | None, seed: int) -> "Samples":
-        """Return the samples with another draw of those that calibrate, apart from `tuning`."""
+        """Return the samples with another calibration draw, disjoint from `tuning`."""
         drawn = draw_calibration(self.data, samples_per_class, seed, [self.held_out])
         return replace(self, calibrating=drawn)
 
@@ -75,15 +75,15 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
     """Draw the samples of a run for every role.
 
     Args:
-        config: `evaluate.split` names the reported samples, `evaluate.choice` the selection
-            samples; `auto` takes training samples where it can.
-        data: as the network takes it.
-        tunes: the run chooses settings itself.
-        check: raises `ConfigError` for samples that the task cannot score; an anomaly task cannot
-            score training samples, which are all normal.
+        config: settings; `evaluate.split` names the reported samples, `evaluate.choice` the
+            selection samples; `auto` prefers training samples.
+        data: the data set, arranged for the network.
+        tunes: whether the run itself chooses settings.
+        check: raises `ConfigError` for samples that the task cannot score, such as an anomaly
+            task's training samples, which are all normal.
 
     Raises:
-        ConfigError: a role needs more samples than there are, or others.
+        ConfigError: there are too few samples for a role, or unsuitable ones.
     """
     taken = []
     if config.evaluate.split == "held_out":
@@ -102,7 +102,7 @@ def draw(config: RunConfig, data: Dataset, tunes: bool, check: Check) -> Samples
 
 
 def draw_to_analyse(config: RunConfig, data: Dataset) -> Samples:
-    """Draw training samples that an analysis measures on, and others that calibrate.
+    """Draw training samples for an analysis, and others for its calibration.
 
     Raises:
         ConfigError: there are too few training samples.
@@ -113,7 +113,7 @@ def draw_to_analyse(config: RunConfig, data: Dataset) -> Samples:
 
 
 def draw_to_calibrate(config: RunConfig, data: Dataset) -> CalibrationSet:
-    """Draw samples that calibrate, where nothing else is needed.
+    """Draw calibration samples only.
 
     Raises:
         ConfigError: there are too few training samples.
@@ -140,8 +140,8 @@ def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
     halves = halve(data.test, len(data.class_names))
     if halves is None or not all(_passes(check, half) for half in halves):
         log.warning(
-            "%s: too few samples of each class to choose by some and report on others; the "
-            "recommendation is chosen on the %d test samples that it is reported on",
+            "%s: too few samples of each class for separate selection samples; the recommendation "
+            "is chosen and reported on the same %d test samples",
             *(data.name, len(data.test)),
         )
         return samples
@@ -159,16 +159,16 @@ def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
 def _report_selection(samples: Samples) -> Samples:
     """Return the samples with the selection samples as the reported ones.
 
-    Everything else is drawn as for `evaluate.split=test`, so that the same settings calibrate with
-    the same samples there.
+    All other roles are drawn as for `evaluate.split=test`, so the same settings calibrate with the
+    same samples in both cases.
 
     Raises:
         ConfigError: there are no selection samples.
     """
     if samples.selection is None:
         raise ConfigError(
-            f"evaluate.split: got choice, but {samples.data.name} has too few samples to choose by "
-            "some and report on others; try evaluate.split=test"
+            f"evaluate.split: got choice, but {samples.data.name} has too few samples for separate "
+            "selection samples; try evaluate.split=test"
         )
     data = replace(samples.data, test=samples.selection)
     return replace(samples, data=data, selection=None)

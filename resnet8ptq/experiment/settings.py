@@ -28,7 +28,7 @@ class Settings:
     """The settings of a run, its files located.
 
     Attributes:
-        config: as asked for, with the paths of data and network.
+        config: the requested settings, with the paths of data and network.
         runtime: cache and threads.
     """
 
@@ -37,7 +37,7 @@ class Settings:
 
     @property
     def quantizer(self) -> Quantizer:
-        """The framework, set up for these settings."""
+        """The quantizer for these settings."""
         return make_quantizer(self.config, self.runtime)
 
     def with_threads(self, threads: int) -> "Settings":
@@ -46,7 +46,7 @@ class Settings:
 
 
 def settle(asked: RunConfig) -> Settings:
-    """Find every file that the settings name or imply, downloading the defaults.
+    """Locate every file of the settings, and download the default files.
 
     Raises:
         PtqError: a file is missing, or a name is unknown.
@@ -61,7 +61,7 @@ def settle(asked: RunConfig) -> Settings:
 
 
 def _with_converter(config: RunConfig, source: Path) -> BackendConfig:
-    """Return the backend's settings; TFLite's with the converter that takes the network."""
+    """Return the backend's settings; for TFLite, with the converter for this network."""
     backend = config.backend
     if not isinstance(backend, TfliteConfig) or backend.flow is not None:
         return backend
@@ -108,8 +108,8 @@ def _on_this_machine(config: RunConfig) -> Settings:
 def _sized(config: RunConfig) -> PreprocessConfig:
     """Return the preprocessing with the size of pictures that the network fixes.
 
-    The size is the network's where the pictures have several and `preprocess.size` sets none.
-    Loading the data reports anything else that is wrong with them.
+    The network's size is used if the pictures differ in size and `preprocess.size` is null. All
+    other faults of the data are reported when it is loaded.
     """
     taken, cache_root = config.preprocess, cache.folder(config.cache_dir)
     if taken.size is not None or not SOURCES[config.data.name].decodes:

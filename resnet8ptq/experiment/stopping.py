@@ -1,4 +1,4 @@
-"""Stop scoring when a test decides: a run (`evaluate.stop=decided`), each try of a search."""
+"""Stops scoring when a test decides, in runs (`evaluate.stop=decided`) and in search trials."""
 
 import logging
 from dataclasses import dataclass
@@ -21,25 +21,25 @@ def make_plan(
 ) -> StoppingPlan | None:
     """Return the plan; None for a run that scores all samples.
 
-    FP32 itself is not judged, and scores all. Each of several models gets an equal part of the
-    level (Bonferroni), since a run does not know the p-values of the others.
+    FP32 scores all samples, because it is not judged. Each of several models gets an equal part of
+    the level (Bonferroni), because a run does not know the p-values of the others.
 
     Args:
-        grouped: samples of one group are scored as if they were independent.
+        grouped: whether samples of one group are scored as if they were independent.
 
     Raises:
-        ConfigError: the task's metric is no share of hits, or the samples are not independent.
+        ConfigError: the task's metric is not a share of hits, or the samples are not independent.
     """
     if config.evaluate.stop == "all":
         return None
     if not task.test.sequential:
         raise ConfigError(
             f"evaluate.stop: got decided, takes all with task={task.name}: the sequential test "
-            "takes hits, as of task=classification and agreement"
+            "needs hits, such as those of task=classification and agreement"
         )
     if grouped:
         raise ConfigError(
-            "evaluate.stop: got decided, takes all with data.groups: the sequential test takes "
+            "evaluate.stop: got decided, takes all with data.groups: the sequential test needs "
             "independent samples"
         )
     models = config.evaluate.models
@@ -57,11 +57,11 @@ def make_plan(
 
 @dataclass(frozen=True)
 class Tried:
-    """A try of a search, measured on samples in random order.
+    """A trial of a search, measured on samples in random order.
 
     Attributes:
-        value: the task's metric, without the luck of ties.
-        drop: against FP32; corrected for the looks if scoring stopped.
+        value: the tie-adjusted metric.
+        drop: loss against FP32; corrected for the interim looks if scoring stopped.
         p: one-sided p-value of "the drop is at the limit or above".
         samples: number of scored samples.
     """
@@ -80,13 +80,13 @@ def try_choice(
     limit: float,
     level: float | None,
 ) -> Tried:
-    """Measure a try of a search until a test shows that its drop is within or beyond the limit.
+    """Measure a trial of a search until a test proves that its drop is within or beyond the limit.
 
-    A try that the test does not decide is scored on all samples: where no try is accepted, the
-    measured drops decide.
+    A trial that the test does not decide is scored on all samples, because the measured drops
+    decide if no trial is accepted.
 
     Args:
-        level: None scores all samples: no test decides.
+        level: level of the test; None: no test, all samples are scored.
     """
     if level is None or not evaluator.task.test.sequential or samples.groups is not None:
         whole = evaluator.compare(config, path, samples, logits=False).comparison

@@ -1,4 +1,4 @@
-"""The network that an analysis looks at, and the samples that it is measured on."""
+"""The network of an analysis, and the samples to measure it on."""
 
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment.compatibility import load, make_task
@@ -10,7 +10,7 @@ from resnet8ptq.experiment.settings import Settings
 def open_subject(settings: Settings, run: Recorder) -> tuple[Evaluator, Samples]:
     """Read data and network, draw the samples, and log the task.
 
-    The tuning samples are measured: training samples that do not calibrate.
+    The measured samples are the tuning samples: training samples that do not calibrate.
 
     Raises:
         PtqError: data or network are missing, or do not fit, in one line.

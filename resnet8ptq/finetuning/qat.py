@@ -1,7 +1,7 @@
-"""`method=qat`: fine-tunes the network to reduce the loss by quantization.
+"""`method=qat`: fine-tunes the network to reduce the quantization loss.
 
 A student with fake quantization learns from the FP32 network, on training images. The result is a
-network with activation ranges, from which every backend makes its artifact.
+network with activation ranges, which every backend can quantize.
 """
 
 import json
@@ -36,12 +36,12 @@ class QatSettings:
     """The settings of fine-tuning.
 
     Attributes:
-        training: epochs, rates and the like.
+        training: the settings `qat`, such as epochs and learning rate.
         calib: the calibration method of the initial ranges.
         weights, activations: the grids of the run's backend.
         selection: the nodes to quantize.
-        float_output: the last layer's output stays in float.
-        seed: of the images' order, shifts and flips.
+        float_output: whether the last layer's output stays in float.
+        seed: seed of the images' order, shifts and flips.
     """
 
     training: QatConfig
@@ -64,16 +64,17 @@ def fine_tune(
 ) -> tuple[Fp32Model, dict[str, Range]]:
     """Return the fine-tuned network, and learned activation ranges by ONNX tensor name.
 
-    The cache key has everything but the backend's name: backends with the same quantization share
-    the result. An interrupted training continues after its last complete epoch. So does one that
+    The cache key leaves out the backend's name, so backends with the same quantization share the
+    result. An interrupted training continues after its last complete epoch; so does a training that
     ended at the deadline, if it gets more time.
 
     Args:
-        dataset: its training images train, without those held out or in its test split.
-        calibration: images for the initial ranges.
-        held_out: training images that choose the best epoch.
+        dataset: the data set; training uses its training images, except held-out ones and copies of
+            test images.
+        calibration: calibration images for the initial ranges.
+        held_out: held-out training images for the choice of the epoch.
         runtime: threads and cache.
-        report: called with each point of the curves, also if they come from the cache.
+        report: called with each point of the curves, including points from the cache.
 
     Raises:
         UnsupportedError: a layer cannot be trained, or the network does not end in softmax.

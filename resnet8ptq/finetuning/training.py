@@ -1,4 +1,4 @@
-"""The training of `method=qat`: distillation from the FP32 network, a checkpoint each epoch."""
+"""The training of `method=qat`: distillation from the FP32 network, with a checkpoint per epoch."""
 
 import hashlib
 import io
@@ -38,7 +38,7 @@ class _State:
     """The content of a checkpoint after `epoch` epochs; epoch 0 is before training.
 
     Attributes:
-        best: the student with the least loss on held-out images.
+        best: the student with the smallest loss on held-out images.
     """
 
     epoch: int
@@ -57,10 +57,10 @@ class Trainer:
         student: the module to train, from network inputs [n, ...] to logits [n, classes].
         teacher: the FP32 network, with the same inputs and outputs.
         train: training images.
-        held_out: training images that choose the best epoch.
-        checkpoint: file from which an interrupted training continues.
-        report: called with each point of the curves, also with those before an interruption.
-        deadline: ends the training after its last complete epoch.
+        held_out: held-out training images for the choice of the epoch.
+        checkpoint: the file for continuing an interrupted training.
+        report: called with each point of the curves, including points before an interruption.
+        deadline: the time limit; the training ends after its last complete epoch.
     """
 
     settings: QatConfig
@@ -75,7 +75,7 @@ class Trainer:
     deadline: Deadline
 
     def run(self) -> tuple[int, list[Point]]:
-        """Train the student, restore its best epoch; return the number of epochs and the curves.
+        """Train the student and restore its best epoch; return the number of epochs and the curves.
 
         Raises:
             QuantizationError: the loss is NaN or infinite.
@@ -97,8 +97,8 @@ class Trainer:
     def _optimizer(self) -> torch.optim.Adam:
         """Scale each tensor's learning rate by its size, as in You et al., LAMB, ICLR 2020.
 
-        Weights of a layer that takes raw pixels, with folded batch normalization, are a hundred
-        times smaller than others. The ranges' logarithms have the unit 1.
+        With raw pixels and folded batch normalization, the weights of the first layer are a hundred
+        times smaller than others. The logarithms of the ranges have a scale of 1.
         """
         groups = []
         for name, values in self.student.named_parameters():
@@ -157,8 +157,8 @@ class Trainer:
     def _loss(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss and the student's logits.
 
-        The target is the teacher's mean over each picture and its mirror image, which is right more
-        often than the teacher on the picture.
+        The target is the teacher's mean over each picture and its mirror image, because it is more
+        accurate than the teacher on the picture alone.
         """
         with torch.no_grad():
             target = self.teacher(images)
@@ -171,7 +171,7 @@ class Trainer:
     def _validate(self, state: _State) -> None:
         """Add loss and accuracy on the held-out images; keep the student if it is the best.
 
-        Without labels, the teacher's classes take their place.
+        Without labels, the teacher's classes are the labels.
         """
         right, total, labels = 0, 0.0, self.held_out.labels
         size = self.held_out.limit(VALIDATION_BATCH)

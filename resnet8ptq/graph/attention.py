@@ -1,4 +1,4 @@
-"""Attention in ONNX graphs: its matrix products, its masks, and the layers around it.
+"""Finds attention in ONNX graphs: its matrix products, its masks, and the nodes around it.
 
 Attention multiplies computed tensors: queries by keys, whose product reaches a Softmax, and the
 result of that Softmax by values (Vaswani et al., "Attention Is All You Need", NeurIPS 2017).
@@ -37,7 +37,7 @@ def attention_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the products of attention and its whole operators; empty without attention."""
+    """Return attention's products and fused attention operators; empty without attention."""
     computed, walk = _computed(graph), _Neighbours(graph)
     both = [n for n in graph.node if n.op_type in _PRODUCTS and computed.issuperset(n.input[:2])]
     outputs = {name for node in both for name in node.output}
@@ -55,13 +55,13 @@ def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[onnx.NodeProto]:
     """Return the nodes that stay in float in a network with attention; none without attention.
 
-    Normalizations, Softmax, GELU, masks and sums have outliers in few channels, which cost 8 bits
-    most of their levels (Bondarenko et al., "Understanding and Overcoming the Challenges of
-    Efficient Transformer Quantization", EMNLP 2021). The layers with weights hold nearly all of the
-    work; they stay quantized, with the activations that are fused behind them.
+    Normalizations, Softmax, GELU, masks and sums have outliers in few channels, which leave few
+    8-bit levels for the others (Bondarenko et al., "Understanding and Overcoming the Challenges of
+    Efficient Transformer Quantization", EMNLP 2021). The layers with weights do nearly all of the
+    work. They stay quantized, with their fused activation functions.
 
     Args:
-        products: the products of attention are quantized too.
+        products: whether the products of attention are quantized too.
     """
     attention = find_attention(graph)
     if not attention:
@@ -76,10 +76,10 @@ def left_by_attention(graph: onnx.GraphProto, products: bool = False) -> list[on
 
 
 def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
-    """Map each tensor that a mask's constant stretches to the nodes that make and take it.
+    """Map each tensor stretched by a mask's constant to its producer and its consumers.
 
-    A mask adds about -10,000, or minus infinity, before a Softmax: in 8 bits, the scores that it
-    keeps share one or two levels.
+    A mask adds about -10,000, or minus infinity, before a Softmax. In 8 bits, the unmasked scores
+    then share one or two levels.
     """
     walk, large = _Neighbours(graph), _large_constants(graph)
     softmaxes = [node for node in graph.node if node.op_type == "Softmax"]
@@ -94,7 +94,7 @@ def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]
 
 
 class _Neighbours:
-    """The nodes that make and take tensors."""
+    """The producers and the consumers of tensors."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._makers = {name: node for node in graph.node for name in node.output}
@@ -104,16 +104,16 @@ class _Neighbours:
                 self._readers.setdefault(name, []).append(node)
 
     def makers(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Return the nodes that make the inputs of a node."""
+        """Return the producers of a node's inputs."""
         return [self._makers[name] for name in node.input if name in self._makers]
 
     def readers(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Return the nodes that take the outputs of a node."""
+        """Return the consumers of a node's outputs."""
         return [reader for name in node.output for reader in self._readers.get(name, ())]
 
 
 def _reach(start: onnx.NodeProto, step: _Step) -> list[onnx.NodeProto]:
-    """Return the nodes on the way from a node through passing ones, each way's end included."""
+    """Return the nodes reached from a node through `passing` operators, the last ones included."""
     reached: dict[str, onnx.NodeProto] = {}
     waiting = [*step(start)]
     while waiting:

@@ -1,8 +1,8 @@
-"""Tables of embeddings: a Gather of rows of constant weights, which take 8 bits with a scale a row.
+"""Embedding tables: a Gather of constant rows, stored in 8 bits with a scale for each row.
 
-A table holds most of a small text network, and each sample reads few of its rows. So the rows are
-stored in 8 bits and become float after they are read; a DequantizeLinear of the whole table, as
-ONNX Runtime's quantizer writes it, would convert every row for every batch.
+A table is most of a small text network, and each sample reads few rows. So the rows are stored in 8
+bits and dequantized after the lookup. ONNX Runtime's quantizer would dequantize the whole table for
+every batch.
 """
 
 from collections.abc import Collection

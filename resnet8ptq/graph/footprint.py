@@ -10,12 +10,13 @@ from resnet8ptq.graph.shapes import infer_shapes
 
 
 def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str, int]:
-    """Return the bytes of the inputs and of each tensor that a node makes, by name.
+    """Return the bytes of the inputs and of each computed tensor, by name.
 
     A free axis counts as 1. Tensors of unknown shape are left out.
 
     Args:
-        length: of samples of any length: the size of the inputs' free axes behind the batch.
+        length: the length of samples of any length: the size of the inputs' free axes after the
+            batch.
     """
     graph = infer_shapes(proto, length)
     constants = {tensor.name for tensor in graph.initializer}
@@ -30,7 +31,7 @@ def tensor_bytes(proto: onnx.ModelProto, length: int | None = None) -> dict[str,
 def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
     """Return the peak of the bytes of live tensors; `length` as in `tensor_bytes`.
 
-    Nodes run in order; a tensor is freed after the last node that takes it.
+    Nodes run in order; a tensor is freed after its last consumer.
     """
     sizes, nodes = tensor_bytes(proto, length), proto.graph.node
     last = {name: index for index, node in enumerate(nodes) for name in node.input}
@@ -45,7 +46,7 @@ def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
 
 
 def samples_at_once(proto: onnx.ModelProto, length: int | None = None) -> int:
-    """Return how many samples a network can run at once within the memory budget.
+    """Return the largest batch of a network within the memory budget.
 
     Frameworks need up to four times `live_bytes`: their allocators grow by doubling, and kernels
     copy their inputs into another layout.

@@ -19,8 +19,8 @@ MOVING = ("Identity", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 def weight_layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     """Return the convolutions and matrix products with weights, by a short unique name.
 
-    `model_1/conv2d_1/BiasAdd` becomes `conv2d_1`: the common prefix of all names is dropped, and of
-    the rest as many parts are kept as a unique name needs.
+    `model_1/conv2d_1/BiasAdd` becomes `conv2d_1`: the common prefix of all names is dropped, then
+    all parts that a unique name does not need.
     """
     weights = {tensor.name for tensor in graph.initializer}
     layers = [n for n in graph.node if n.op_type in LAYERS and weights & set(n.input[1:2])]
@@ -44,17 +44,17 @@ def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
 
 
 def float_inputs(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of the float inputs: integers have no range to calibrate."""
+    """Return the names of the float inputs, because integers have no range to calibrate."""
     float_type = onnx.TensorProto.FLOAT
     return [v.name for v in graph.input if v.type.tensor_type.elem_type == float_type]
 
 
 def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None) -> list[str]:
-    """Return the names of the float tensors that nodes make, in the order of the graph.
+    """Return the names of the computed float tensors, in graph order.
 
     Args:
         proto: the whole model.
-        around: names of nodes: only their inputs and outputs; None: all.
+        around: names of nodes, whose inputs and outputs are returned; None: all tensors.
     """
     graph = infer_shapes(proto)
     values = [*graph.value_info, *graph.output]
@@ -66,9 +66,9 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
 
 
 def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
-    """Map each tensor that only repeats the values of another to (other, low, high).
+    """Map each tensor with the same values as another to (other, low, high).
 
-    The values may be elsewhere, and are limited to [low, high].
+    The values may be moved, and clipped to [low, high].
     """
     constants = {value.name: value for value in graph.initializer}
     for node in graph.node:
@@ -92,7 +92,7 @@ def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
 
 
 def integer_nodes(proto: onnx.ModelProto) -> list[str]:
-    """Return the names of the nodes that take or make integers, such as tokens or a mask."""
+    """Return the names of the nodes with integer inputs or outputs, such as tokens or a mask."""
     inferred = infer_shapes(proto)
     values = [*inferred.input, *inferred.value_info, *inferred.output]
     float_type = onnx.TensorProto.FLOAT
@@ -102,7 +102,7 @@ def integer_nodes(proto: onnx.ModelProto) -> list[str]:
 
 
 def value_pads(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of the Pads with a constant other than 0, perhaps beyond the input."""
+    """Return the names of the Pads with a value other than 0, which may lie outside the range."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     return [
         node.name
@@ -117,8 +117,8 @@ def value_pads(graph: onnx.GraphProto) -> list[str]:
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     """Map node indices to the tensors at which the graph can be cut in two.
 
-    All following nodes depend on such a tensor alone, but for tensors without a layer before them,
-    such as a mask: these are cheap to compute again.
+    All later nodes depend only on this tensor and on tensors without a layer before them, such as a
+    mask, which are cheap to compute again.
     """
     computed = {value.name for value in graph.input}
     last = {name: i for i, node in enumerate(graph.node) for name in node.input}
@@ -138,7 +138,7 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
 
 
 def consumers(graph: onnx.GraphProto, name: str) -> list[onnx.NodeProto]:
-    """Return the nodes that take a tensor."""
+    """Return the consumers of a tensor."""
     return [node for node in graph.node if name in node.input]
 
 
@@ -151,10 +151,10 @@ def fused_activations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 def find_tail(
     graph: onnx.GraphProto, layers: Collection[str] = LAYERS
 ) -> tuple[list[onnx.NodeProto], list[onnx.NodeProto]]:
-    """Return the last layers, after which no other layer follows, and the nodes after them.
+    """Return the layers that no other layer follows, and the nodes after them.
 
     Args:
-        layers: the operators that are layers.
+        layers: the operators that count as layers.
     """
     ahead: set[str] = set()  # tensors that a layer depends on
     last: list[onnx.NodeProto] = []

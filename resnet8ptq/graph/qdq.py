@@ -1,7 +1,7 @@
 """Compares a graph in QDQ format with its FP32 graph: the rounded tensors and their levels.
 
-A rounded activation passes a QuantizeLinear and a DequantizeLinear node; rounded weights are stored
-as integers, with a DequantizeLinear node after them.
+A rounded activation passes through QuantizeLinear and DequantizeLinear; rounded weights are stored
+as integers, with DequantizeLinear after them.
 """
 
 import copy
@@ -25,11 +25,11 @@ class RoundedWeight:
     """The weights of a layer, its output channels first: [channels, ...].
 
     Attributes:
-        name: short, see `weight_layers`.
+        name: the short name, see `weight_layers`.
         node: name of the layer's node.
         values, rounded: the weights before and after rounding.
         scales: number of scales: 1, or one for each channel.
-        dtype: of the integers.
+        dtype: the dtype of the integers.
     """
 
     name: str
@@ -45,12 +45,12 @@ class RoundedActivation:
     """A tensor that is rounded at inference.
 
     Attributes:
-        name: in the FP32 graph.
+        name: its name in the FP32 graph.
         dequantized: its name in the quantized graph.
-        layer: name of the node that makes it; before a fused activation, of the fused layer. Empty
-            for an input of the network.
-        nodes: names of the nodes that make and take it; if all are in float, it is not rounded.
-        scale: distance of two levels.
+        layer: name of its producer; of a fused activation, the layer's name. Empty for an input of
+            the network.
+        nodes: names of its producer and its consumers; if all are in float, it is not rounded.
+        scale: distance between two levels.
         low, high: values of the lowest and the highest level.
     """
 
@@ -68,7 +68,7 @@ class RoundedActivation:
 
 
 def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[RoundedWeight]:
-    """Return the weights of the layers that are quantized, in the order of the graph."""
+    """Return the weights of the quantized layers, in graph order."""
     stored = {tensor.name: tensor for tensor in quantized.initializer}
     dequantizes = {n.output[0]: n for n in quantized.node if n.op_type == "DequantizeLinear"}
     nodes = {node.name: node for node in quantized.node}
@@ -93,7 +93,7 @@ def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[R
 def rounded_activations(
     fp32: onnx.GraphProto, quantized: onnx.GraphProto
 ) -> list[RoundedActivation]:
-    """Return the tensors that are rounded at inference, in the order of the graph."""
+    """Return the tensors that are rounded at inference, in graph order."""
     stored = {tensor.name: tensor for tensor in quantized.initializer}
     producers = {name: node for node in fp32.node for name in node.output}
     inputs = {value.name for value in fp32.input}
@@ -134,9 +134,10 @@ def with_weights_rounded(
 def with_activations_rounded(
     proto: onnx.ModelProto, tensors: Sequence[RoundedActivation]
 ) -> onnx.ModelProto:
-    """Return the FP32 network with only activations rounded, except the output of Softmax.
+    """Return the FP32 network with only activations rounded, without the output of Softmax.
 
-    Rounded in float arithmetic: after QuantizeLinear, ONNX Runtime would round weights too.
+    They are rounded in float arithmetic, because after QuantizeLinear ONNX Runtime would round
+    weights too.
     """
     rounded = copy.deepcopy(proto)
     graph, by_name = rounded.graph, {tensor.name: tensor for tensor in tensors}
@@ -178,7 +179,7 @@ def _add_rounding(
 def joined(fp32: onnx.GraphProto, tensors: Sequence[RoundedActivation]) -> dict[int, list[int]]:
     """Map each output of Concat or Add to its inputs, as indices into `tensors`.
 
-    Only with two or more inputs in `tensors`.
+    Outputs with fewer than two inputs in `tensors` are left out.
     """
     indices = {tensor.name: index for index, tensor in enumerate(tensors)}
     nodes = {node.name: node for node in fp32.node}
@@ -193,8 +194,8 @@ def joined(fp32: onnx.GraphProto, tensors: Sequence[RoundedActivation]) -> dict[
 def cut(quantized: onnx.ModelProto, tensors: Sequence[RoundedActivation]) -> onnx.ModelProto:
     """Return a graph in which no layer depends on another.
 
-    Its inputs are the network's input and all of `tensors`; its outputs are the same tensors, in
-    this order, each computed by its layer from these inputs.
+    The graph's inputs are the network's input and all of `tensors`. Its outputs are the same
+    tensors, in this order, each computed by its layer from these inputs.
     """
     proto = copy.deepcopy(quantized)
     graph = proto.graph

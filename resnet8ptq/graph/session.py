@@ -32,13 +32,13 @@ def open_session(
     """Load a model from a file or from bytes.
 
     Args:
-        threads: 0: every core.
-        traced: a folder for the timing of nodes: `end_profiling` returns the trace's path there,
-            and `OPTIMIZED` is the graph that runs.
-        optimized: False: nodes are not fused, so that QDQ graphs are computed in float.
-        arena: False: memory is returned to the system after each run, for large tensors.
-        spins: threads wait for work in a loop, ONNX Runtime's default. It shortens the latency of
-            small networks, and takes the cores from the work between two runs.
+        threads: number of threads; 0: every core.
+        traced: a folder for timing the nodes: `end_profiling` returns the path of the trace there,
+            and `OPTIMIZED` is the optimized graph.
+        optimized: whether nodes are fused; otherwise QDQ graphs are computed in float.
+        arena: whether memory is kept between runs; False for large tensors.
+        spins: whether threads wait for work in a busy loop, ONNX Runtime's default. This shortens
+            the latency of small networks, but occupies the cores between two runs.
     """
     options = onnxruntime.SessionOptions()
     if not optimized:
@@ -67,10 +67,10 @@ def open_runner(
 
 
 def fit(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
-    """Return the number of samples whose inputs and outputs stay within a step's memory budget.
+    """Return the number of samples whose inputs and outputs fit into a step's memory budget.
 
     Args:
-        runners: all take the same samples.
+        runners: runners of the same samples.
         sample: one sample, [1, ...].
     """
     tensors = [sample, *(output for run in runners for output in run(sample))]
@@ -78,7 +78,7 @@ def fit(runners: Sequence[Runner], sample: NDArray[Any]) -> int:
 
 
 def group(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
-    """Split tensors into groups that, for one sample, stay within a step's memory budget."""
+    """Split tensors into groups that, for one sample, fit into a step's memory budget."""
     sizes = tensor_bytes(proto)
     parts = memory.in_groups([sizes.get(name, 0) for name in names], memory.step())
     return [list(names[part]) for part in parts]
@@ -104,10 +104,10 @@ def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.M
 
 
 def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """Return a copy in which ONNX Runtime does not fuse the nodes that make these tensors.
+    """Return a copy in which ONNX Runtime does not fuse the producers of these tensors.
 
-    Fusion changes last bits. It needs a tensor with a single consumer, so the size of each tensor
-    becomes an additional output.
+    Fusion changes the last bits. It needs tensors with a single consumer, so an additional output
+    returns the size of each tensor.
     """
     nodes, apart = list(proto.graph.node), copy.deepcopy(proto)
     inner = {*names} - {value.name for value in proto.graph.output}
@@ -130,11 +130,11 @@ def expose(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
 
 
 def end_at_logits(proto: onnx.ModelProto) -> bool:
-    """Make the final softmax's input the only output, in place; False without a softmax.
+    """Make the final softmax's input the only output, in place; return False without a softmax.
 
     A softmax hides effects of quantization. A graph without a final softmax, or with several
-    outputs, stays unchanged. Nodes after the softmax stay, unused; the softmax is removed if it is
-    the last node.
+    outputs, stays unchanged. The softmax is removed if it is the last node; nodes after it stay
+    unused.
     """
     graph = proto.graph
     producers = {name: node for node in graph.node for name in node.output}

@@ -15,7 +15,7 @@ def infer_shapes(proto: onnx.ModelProto, length: int | None = None) -> onnx.Grap
     """Return the graph with inferred shapes; weights have no values.
 
     Args:
-        length: the size of the inputs' free axes behind the batch; None: they stay free.
+        length: the size of the inputs' free axes after the batch; None: they stay free.
     """
     light = onnx.ModelProto(
         ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions

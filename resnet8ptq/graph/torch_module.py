@@ -35,7 +35,7 @@ _OPSET = 17  # the newest in which onnx2torch supports every common operator
 
 
 def as_tensors(samples: NDArray[Any]) -> tuple[torch.Tensor, ...]:
-    """Return samples, values of one input or records of several, as the arguments of a module."""
+    """Return samples (values of one input, or records) as the arguments of a module."""
     names = names_of(samples.dtype)
     arrays = unpack(samples).values() if names else [samples]
     return tuple(map(torch.from_numpy, arrays))
@@ -52,7 +52,7 @@ def load_torch_module(onnx_path: Path) -> Any:
 
 
 def to_torch_module(proto: onnx.ModelProto) -> Any:
-    """Return a graph as `load_torch_module` does."""
+    """Return a graph as a torch module, see `load_torch_module`."""
     onnx2torch = _import_onnx2torch()
     try:
         module = onnx2torch.convert(_lower(proto))
@@ -82,9 +82,9 @@ _COUNTED = "num_outputs"  # of a Split without sizes, whose outputs say the same
 def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return a graph in the newest opset that onnx2torch supports, if its operators allow it.
 
-    Later opsets mostly add types to operators; reductions take their axes as an input, and Gelu is
-    an operator. onnx2torch takes an empty name at the end of a node's inputs for a tensor, and a
-    CumSum without `reverse` for a reversed one.
+    Later opsets mostly add types to operators. In addition, reductions take their axes as an input,
+    and Gelu is an operator. onnx2torch misreads an empty name at the end of a node's inputs as a
+    tensor, and a CumSum without `reverse` as a reversed one.
     """
     lowered = copy.deepcopy(proto)
     for node in lowered.graph.node:
@@ -131,7 +131,7 @@ def _is_dispensable(node: onnx.NodeProto, item: onnx.AttributeProto, version: in
 
 
 def _to_erf(gelu: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the nodes of `x * (0.5 + 0.5 * erf(x / sqrt(2)))`; their constants join the graph."""
+    """Return the nodes of `x * (0.5 + 0.5 * erf(x / sqrt(2)))`; add their constants to `graph`."""
     name, ([source], [output]) = gelu.name, (gelu.input, gelu.output)
     factors = {f"{name}__root": 2**-0.5, f"{name}__half": 0.5}
     for key, value in factors.items():
@@ -151,7 +151,7 @@ def _to_erf(gelu: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto
 
 
 def _index_depths(proto: onnx.ModelProto) -> dict[str, int]:
-    """Return the number of axes that each GatherND indexes, where it is known."""
+    """Return the number of axes that each GatherND indexes, if known."""
     nodes = [node for node in proto.graph.node if node.op_type == "GatherND"]
     if not nodes:
         return {}
@@ -166,17 +166,17 @@ def _index_depths(proto: onnx.ModelProto) -> dict[str, int]:
 def name_tensors(
     traced: Any, paths: Mapping[str, str], graph: onnx.GraphProto, fused: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the ONNX name of the tensor that each node of a traced graph makes.
+    """Return the ONNX name of the tensor that each node of a traced graph computes.
 
-    onnx2torch names a module by its ONNX node; the last node traced in it makes the output. A
+    onnx2torch names a module after its ONNX node; the last node traced in it computes the output. A
     convolution with explicit padding becomes two modules, `name.0` and `name.1`; the padded tensor
     has the name of its input.
 
     Args:
         traced: a `torch.fx.Graph`.
-        paths: the module that each of its nodes comes from, by the node's name.
+        paths: the module of each node, by the node's name.
         graph: the ONNX graph.
-        fused: nodes that include the following Relu.
+        fused: nodes that include the Relu after them.
     """
     outputs = {node.name: node.output[0] for node in graph.node}
     relus = {node.input[0]: node.output[0] for node in graph.node if node.op_type == "Relu"}
@@ -202,14 +202,14 @@ def name_tensors(
 def _fix_constants(module: Any, floats: Collection[str]) -> None:
     """Replace modules that read constants at run time by modules with fixed parameters.
 
-    onnx2torch's Pad, Reshape, Resize, Slice and Squeeze read their widths, shape, sizes, parts and
-    axes, and its Div the type of its operands: neither `torch.export` nor FX can trace that.
-    ExecuTorch fixes the batch size of a network with torch's split. onnx2torch's MatMul reads its
-    weights, which torch's integer kernels take from a Linear only. A Clip with two ends becomes a
-    Hardtanh, and a constant the second operand, as the kernels need them.
+    `torch.export` and FX cannot trace onnx2torch's Pad, Reshape, Resize, Slice and Squeeze, which
+    read their widths, shape, sizes, parts and axes at run time, nor its Div, which reads the type
+    of its operands. With torch's split, ExecuTorch fixes the batch size. torch's integer kernels
+    need a Linear in place of a MatMul, a Hardtanh in place of a Clip with two ends, and constants
+    as second operands.
 
     Args:
-        floats: names of the modules that make float tensors.
+        floats: names of the modules with float outputs.
     """
     for node in list(module.graph.nodes):
         layer: Any = module.get_submodule(node.target) if node.op == "call_module" else None
@@ -253,12 +253,12 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
 def _fix_first(
     kind: str, layer: Any, constants: Mapping[int, torch.Tensor], settled: bool
 ) -> "torch.nn.Module | None":
-    """Return a module of the first input alone; None for a module that may stay.
+    """Return a module that takes only the first input; None if the module can stay.
 
     Args:
         kind: the name of onnx2torch's class of `layer`.
-        constants: its other inputs, by their index.
-        settled: no other input is computed.
+        constants: its constant inputs, by index.
+        settled: whether all other inputs are constant.
     """
     if kind == "OnnxReshape" and 1 in constants:
         return _Reshape(shape=[int(size) for size in constants[1]])
@@ -298,7 +298,7 @@ def _to_linear(weights: torch.Tensor) -> torch.nn.Linear:
 
 
 def _is_by_channel(slopes: torch.Tensor) -> bool:
-    """Return whether slopes have the shape [C, 1, ...] or [1, C, 1, ...], with any number C."""
+    """Return whether slopes have the shape [C, 1, ...] or [1, C, 1, ...], for any C."""
     return slopes.numel() in (*slopes.shape[:2], 1)
 
 
@@ -317,7 +317,7 @@ def quantize_tables(module: Any, names: Collection[str]) -> None:
 
 
 def _fix_resize(layer: Any, constants: Mapping[int, Any]) -> "_Resize | None":
-    """Return a Resize with fixed scales or sizes; None if it also crops a region."""
+    """Return a Resize with fixed scales or sizes; None if it crops a region."""
     roi, scales, sizes = (constants.get(index, torch.empty(0)).tolist() for index in (1, 2, 3))
     if (roi and not layer.ignore_roi) or bool(scales) == bool(sizes):
         return None
@@ -345,7 +345,7 @@ def _fix_slice(constants: Mapping[int, Any]) -> "_Slice | None":
 
 
 def _fix_pad(mode: str, constants: Mapping[int, torch.Tensor]) -> "_Pad":
-    """Return a Pad with fixed widths; torch reflects and repeats behind the first axis only."""
+    """Return a Pad with fixed widths; torch reflects and repeats only axes after the first."""
     constant, pairs = mode == "constant", constants[1].reshape(2, -1).T
     if not constant:
         pairs = pairs[2:] if len(pairs) > 2 and not pairs[1].any() else pairs[1:]
@@ -354,7 +354,7 @@ def _fix_pad(mode: str, constants: Mapping[int, torch.Tensor]) -> "_Pad":
 
 
 def _fix_gather(axis: int, indices: torch.Tensor) -> "_Fixed | None":
-    """Return a Gather of fixed indices; None if several count from the end."""
+    """Return a Gather of fixed indices; None if there are several and some count from the end."""
     if indices.ndim == 0:
         return _Select(axis=axis, index=int(indices))
     if indices.ndim == 1 and (indices >= 0).all():
@@ -365,7 +365,7 @@ def _fix_gather(axis: int, indices: torch.Tensor) -> "_Fixed | None":
 def _find_counted(
     module: Any, node: Any, constants: Mapping[int, torch.Tensor]
 ) -> "tuple[Any, int] | None":
-    """Return the tensor and its axis whose positions 0, 1, ... a Range counts; None for others."""
+    """Return the tensor and the axis whose positions 0, 1, ... a Range counts, or None."""
     if set(constants) != {0, 2} or (constants[0], constants[2]) != (0, 1):
         return None
     source, axis = node.args[1], 0
@@ -382,7 +382,7 @@ def _find_counted(
 
 
 def _find_sized(module: Any, expand: Any) -> Any:
-    """Return the tensor that gives an Expand its number of rows, as in `models.batch_axis`."""
+    """Return the tensor whose batch size an Expand repeats its rows for; None for others."""
     source = expand.args[1]
     for kind in ("OnnxConcat", "_Take", "OnnxShape"):
         layer = module.get_submodule(source.target) if source.op == "call_module" else None
@@ -393,7 +393,7 @@ def _find_sized(module: Any, expand: Any) -> Any:
 
 
 class _Fixed(torch.nn.Module):  # type: ignore[misc]
-    """A module whose attributes are set when it is made, and do not change."""
+    """A module with fixed attributes."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
@@ -428,7 +428,7 @@ class _Pad(_Fixed):
 
 
 class _Squeeze(_Fixed):
-    """ONNX's Squeeze with fixed `axes`; None: all of size 1."""
+    """ONNX's Squeeze with fixed `axes`; None: all axes of size 1."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return `values` without these axes."""
@@ -438,7 +438,7 @@ class _Squeeze(_Fixed):
 class _Split(_Fixed):
     """ONNX's Split along `axis` into parts of fixed `sizes`.
 
-    None: into `count` equal parts, of which the last may be smaller.
+    `sizes` None: `count` equal parts; the last one may be smaller.
     """
 
     def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -452,7 +452,7 @@ class _Split(_Fixed):
 
 
 class _Lookup(_Fixed):
-    """Rows of fixed `weights`, as of a table of embeddings."""
+    """Looks up rows of fixed `weights`, such as an embedding table."""
 
     def __init__(self, weights: torch.Tensor) -> None:
         super().__init__()
@@ -515,13 +515,13 @@ class _Positions(_Fixed):
 
 
 def _line(values: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return the values along an axis, at index 0 of the others."""
+    """Return the values along an axis, at index 0 of all other axes."""
     rows = values.transpose(0, axis)
     return rows.reshape(rows.shape[0], -1).select(1, 0)
 
 
 class _Flatten(_Fixed):
-    """ONNX's Flatten to two axes, which onnx2torch leaves at one if `axis` is the last."""
+    """ONNX's Flatten to two axes; onnx2torch returns one axis if `axis` is the last."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return [product of the axes before `axis`, product of the others]."""
@@ -532,12 +532,12 @@ class _CumSum(_Fixed):
     """ONNX's CumSum along a fixed `axis`."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return sums of the values up to each one."""
+        """Return the cumulative sums of the values."""
         return torch.cumsum(values, self.axis, dtype=values.dtype)
 
 
 class _Expand(_Fixed):
-    """ONNX's Expand to fixed `sizes`; -1 keeps the input's."""
+    """ONNX's Expand to fixed `sizes`; -1 keeps the input's size."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return `values` in that shape."""
@@ -557,7 +557,7 @@ class _Repeat(_Fixed):
 
 
 class _Reshape(_Fixed):
-    """ONNX's Reshape to a fixed `shape`; 0 is the input's size."""
+    """ONNX's Reshape to a fixed `shape`; 0 copies the input's size."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return `values` in that shape."""
@@ -577,8 +577,8 @@ def import_torchvision() -> None:
     """Import torchvision, if installed, so that a user's module can import it too.
 
     With a CPU build of torch, the compiled operators of pip's torchvision may not load, and its
-    import then fails on two of them. They are declared here, without a kernel: if a network calls
-    one, torchvision names the package to install.
+    import fails on two of them. They are declared here without a kernel. If a network calls one,
+    torchvision's error names the package to install.
     """
     try:
         importlib.import_module("torchvision")
@@ -596,9 +596,9 @@ def import_torchvision() -> None:
 def _import_onnx2torch() -> types.ModuleType:
     """Import onnx2torch without torchvision, unless that is already imported.
 
-    It imports torchvision for two operators of object detectors, RoiAlign and NonMaxSuppression.
-    That takes a second, and may fail (see `import_torchvision`). A graph with those operators is
-    refused.
+    onnx2torch imports torchvision for two operators of object detectors, RoiAlign and
+    NonMaxSuppression. That takes a second and may fail (see `import_torchvision`). A graph with
+    those operators is refused.
     """
     stubs = {name: types.ModuleType(name) for name in ("torchvision", "torchvision.ops")}
     absent = [name for name in stubs if name not in sys.modules]
@@ -616,7 +616,7 @@ def _import_onnx2torch() -> types.ModuleType:
 
 
 class _SpaceToDepth(_Fixed):
-    """ONNX's SpaceToDepth, to which ONNX Runtime fuses slices; onnx2torch lacks it."""
+    """ONNX's SpaceToDepth, into which ONNX Runtime fuses slices; onnx2torch lacks it."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return [N, C, H, W] as [N, block * block * C, H / block, W / block]."""
@@ -635,7 +635,7 @@ class _GlobalMaxPool(_Fixed):
 
 
 def _add_converters() -> None:
-    """Add operators that onnx2torch lacks, and comparisons of opset 16, which add bfloat16."""
+    """Register operators that onnx2torch lacks, and the comparisons of opset 16."""
     from onnx2torch.node_converters.registry import add_converter, get_converter
     from onnx2torch.utils.common import OperationConverterResult, onnx_mapping_from_node
 

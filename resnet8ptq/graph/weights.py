@@ -48,7 +48,7 @@ def find_added_bias(
 ) -> tuple[onnx.NodeProto, int] | None:
     """Return the Add of a constant [output channels] to a MatMul, and the index of the constant.
 
-    None if there is none, or if another node takes the product too.
+    None if there is none, or if the product has another consumer.
     """
     readers, channels = consumers(graph, matmul.output[0]), read_weights(graph, matmul).shape[0]
     constants = {tensor.name: tensor for tensor in graph.initializer}

@@ -1,1 +1,1 @@
-"""The FP32 network: from the user's file to ONNX that is checked and cached."""
+"""The FP32 network: converts the user's file to ONNX, checks and caches it."""

@@ -1,9 +1,9 @@
-"""Frees the batch axis of a graph where it is fixed, and makes every other size constant.
+"""Frees a fixed batch axis of a graph, and makes every other size constant.
 
 Exporters write the shape of one example into a graph, or let the graph compute shapes from its
-inputs. Tensors that depend on shapes and constants alone are computed here for two batch sizes (and
-two lengths, where a network takes texts of any length): those that are equal for all become
-constants, the others follow the sizes.
+inputs. Tensors that depend only on shapes and constants are computed here for two batch sizes, and
+for two lengths if the network takes texts of any length. Tensors that are equal for all sizes
+become constants; all others are computed from the sizes.
 """
 
 import copy
@@ -40,12 +40,12 @@ _NO_CONSTANT = re.compile(r"Random\w+|Multinomial|Bernoulli|\w*Sequence\w*")
 
 
 def in_batches(predict: Predict, samples: Samples, size: int, label: str | None = None) -> Outputs:
-    """Return the outputs for all samples, predicted in batches of at most `size`.
+    """Return the outputs for all samples, run in batches of at most `size`.
 
-    Outputs whose size depends on the sample, such as detections, are padded with zeros.
+    Outputs with sample-dependent sizes, such as detections, are padded with zeros.
 
     Args:
-        label: of a progress bar; None: no bar.
+        label: label of the progress bar; None: no bar.
     """
     starts = range(0, len(samples), size)
     parts = [predict(samples[i : i + size]) for i in (track(starts, label) if label else starts)]
@@ -62,10 +62,10 @@ def _join(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def one_by_one(predict: Predict, outputs: Sequence[int]) -> Predict:
-    """Let a network that takes one sample take any number of samples, one after the other.
+    """Wrap a network of batch size 1, so that it takes any number of samples.
 
     Args:
-        outputs: indices of the outputs that lack a batch axis; they get one.
+        outputs: indices of the outputs without a batch axis; they get one.
     """
 
     def run(sample: Samples) -> Outputs:
@@ -75,9 +75,9 @@ def one_by_one(predict: Predict, outputs: Sequence[int]) -> Predict:
 
 
 def in_full_batches(predict: Predict, size: int | None) -> Predict:
-    """Let a network that takes batches of `size` take any number of samples; None: it does so.
+    """Wrap a network of batch size `size`, so that it takes any number of samples; None: unchanged.
 
-    The last batch is padded with zeros, whose outputs are dropped.
+    The last batch is padded with zeros; their outputs are dropped.
     """
     if size is None:
         return predict
@@ -94,16 +94,17 @@ def in_full_batches(predict: Predict, size: int | None) -> Predict:
 def fix_sizes(
     proto: onnx.ModelProto, sample: Samples, batch: int | None, any_length: Sequence[str] = ()
 ) -> onnx.ModelProto:
-    """Return a copy of a normalized graph for inputs like `sample`, all other sizes constant.
+    """Return a copy of a normalized graph with constant sizes, for inputs like `sample`.
 
     Args:
-        sample: [1, ...], as the network takes it.
+        sample: a network input [1, ...].
         batch: the fixed batch size; None frees it.
-        any_length: names of the inputs whose first axis behind the batch stays free.
+        any_length: names of the inputs whose first axis after the batch stays free.
 
     Raises:
         ModelError: an output lacks a batch axis, and the batch size is not 1.
-        Exception: ONNX Runtime cannot run the graph with these sizes; its own class.
+        Exception: ONNX Runtime cannot run the graph with these sizes; an error class of ONNX
+            Runtime.
     """
     fixed = copy.deepcopy(proto)
     graph = fixed.graph
@@ -157,7 +158,7 @@ def fix_sizes(
 
 
 def static_tensors(graph: onnx.GraphProto) -> set[str]:
-    """Return the tensors that depend on constants and shapes alone."""
+    """Return the tensors that depend only on constants and shapes."""
     static: set[str] = set()
     constants = {tensor.name for tensor in graph.initializer} | {""}
     for node in graph.node:
@@ -171,9 +172,9 @@ def static_tensors(graph: onnx.GraphProto) -> set[str]:
 
 
 def find_data_sized(proto: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
-    """Return the shapes of outputs whose size depends on the input's values, such as detections.
+    """Return the shapes of outputs with data-dependent sizes, such as detections.
 
-    An axis of unknown size has a name.
+    An axis of unknown size has a name in place of a size.
     """
     data_sized: set[str] = set()
     for node in proto.graph.node:
@@ -204,7 +205,7 @@ def _add_batch_axis(
 
 
 def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) -> None:
-    """Let constant shapes of Reshape copy the batch dimension (0) instead of naming it."""
+    """Replace the batch size in constant shapes of Reshape by 0, which copies it."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type != "Reshape" or node.input[1] not in constants:
@@ -216,9 +217,9 @@ def _free_reshapes(graph: onnx.GraphProto, fixed: int | None, static: set[str]) 
 
 
 def _set_target(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.int64]) -> None:
-    """Give a Reshape a new constant for its shape; other nodes may share the old one.
+    """Give a Reshape a new constant for its shape, because other nodes may share the old one.
 
-    A 0 copies the input's size on that axis, whether or not the exporter set `allowzero`.
+    A 0 copies the input's size on that axis, even if the exporter set `allowzero`.
     """
     drop_attribute(node, "allowzero")
     tensor = numpy_helper.from_array(dims, f"{node.name}__shape")
@@ -232,7 +233,7 @@ def zeros(sample: Samples, size: int) -> Samples:
 
 
 def _shortened(feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return inputs with the named ones one shorter, or longer if they have one value."""
+    """Return the inputs, the named ones shorter by one value, or longer if they have only one."""
     shorter = dict(feeds)
     for name in names:
         values = feeds[name]
@@ -244,12 +245,12 @@ def _shortened(feeds: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[
 def _find_shaped(
     nodes: Sequence[onnx.NodeProto], parameters: Collection[str]
 ) -> list[onnx.NodeProto]:
-    """Return the nodes whose target shape, or whose indices, are one of these tensors."""
+    """Return the nodes whose target shape or indices are one of these tensors."""
     return [node for node in nodes if _parameter(node) in parameters]
 
 
 def _parameter(node: onnx.NodeProto) -> str:
-    """Return the name of a node's target shape or indices, empty if it has none."""
+    """Return the name of a node's target shape or indices; empty if it has none."""
     index = _SHAPED.get(node.op_type, len(node.input))
     return "".join(node.input[index : index + 1])
 
@@ -261,11 +262,11 @@ def _replace(
     tensors: Sequence[Mapping[str, NDArray[Any]]],
     any_length: bool,
 ) -> None:
-    """Replace a tensor by a constant or by repeated rows, or fix the nodes that it shapes.
+    """Replace a tensor by a constant or by repeated rows, or fix the nodes shaped by it.
 
     Args:
-        shaped: nodes that take it as their target shape or indices.
-        tensors: by name, for each batch size, then for another length if `any_length`.
+        shaped: nodes with this tensor as target shape or indices.
+        tensors: values by name, for each batch size, then for another length if `any_length`.
     """
     first, *more = values = [values[name] for values in tensors]
     if all(np.array_equal(first, value) for value in more):
@@ -279,16 +280,16 @@ def _replace(
 
 
 def _remove(graph: onnx.GraphProto, name: str) -> None:
-    """Take a tensor from the node that makes it."""
+    """Remove a tensor from the outputs of its producer."""
     for node in graph.node:
         node.output[:] = ["" if output == name else output for output in node.output]
 
 
 def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
-    """Return the rows that each of these tensors repeats for every sample, or None.
+    """Return the rows that each of these tensors repeats for every sample; None if there are none.
 
     Args:
-        values: for each of `SIZES`, or for one size.
+        values: the tensor's values for each of `SIZES`, or for one size.
     """
     if len(values) < len(SIZES) or not all(value.ndim for value in values):
         return None
@@ -299,7 +300,7 @@ def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
 
 
 def _repeat(graph: onnx.GraphProto, name: str, block: NDArray[Any]) -> None:
-    """Make a tensor by repeating constant rows for each sample of the first input."""
+    """Replace a tensor by constant rows, repeated for each sample of the first input."""
     _remove(graph, name)
     constants = {
         "zero": np.zeros(1, np.int64),
@@ -327,7 +328,7 @@ def _fix_shaped(
     tensors: Sequence[Mapping[str, NDArray[Any]]],
     any_length: bool,
 ) -> None:
-    """Give a node a constant shape; one that reads every element becomes a Reshape."""
+    """Give a node a constant shape; a Gather of every element becomes a Reshape."""
     pairs = [(values[node.input[0]], values[_parameter(node)]) for values in tensors]
     shapes = [_find_shape(node, *pair) for pair in pairs]
     if any(len(shape) != len(shapes[0]) or not len(shape) for shape in shapes):
@@ -361,7 +362,7 @@ def _fix_shaped(
 def _set_scales(
     graph: onnx.GraphProto, node: onnx.NodeProto, before: Sequence[int], after: Sequence[int]
 ) -> None:
-    """Give a Resize the scales of its sizes, which name the batch; ONNX rounds the sizes down."""
+    """Replace a Resize's sizes, which contain the batch size, by scales; ONNX rounds down."""
     scales = np.array(after, np.float32) / np.array(before, np.float32)
     low = np.floor(np.array(before, np.float32) * scales) < after
     scales[low] = np.nextafter(scales[low], np.float32(np.inf))
@@ -381,9 +382,9 @@ def _find_varying(shapes: Sequence[NDArray[Any]], any_length: bool) -> tuple[lis
 def _find_shape(
     node: onnx.NodeProto, data: NDArray[Any], parameter: NDArray[Any]
 ) -> NDArray[np.int64]:
-    """Return the target shape of a node, empty if its indices do not read every element in order.
+    """Return a node's target shape; empty if its indices do not read every element in order.
 
-    The masks of transformers are read so, by indices of each sample and position.
+    Transformers read their masks in this way, by indices of each sample and position.
     """
     if node.op_type not in ("Gather", "GatherND"):
         return parameter

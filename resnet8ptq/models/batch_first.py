@@ -1,7 +1,7 @@
 """Moves the batch axis of inputs and outputs to the front of their shapes.
 
-Recurrent networks take states [layers, N, size], and many return [steps, N, values]. Samples, and
-all that is measured of them, count by the first axis.
+Recurrent networks take states [layers, N, size], and many return [steps, N, values]. This package
+expects the samples on the first axis.
 """
 
 import copy
@@ -22,9 +22,9 @@ from resnet8ptq.models.sources import Network
 
 
 def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
-    """Return the batch axis of each input whose first axis has another, fixed size.
+    """Return the batch axis of each input whose first axis has another meaning and a fixed size.
 
-    It is the only axis with the size, or the name, of another input's first axis.
+    The batch axis is the only axis with the size, or the name, of another input's first axis.
     """
     shapes = {value.name: axes for value in graph_inputs(graph) if (axes := _axes(value))}
     firsts = [axes[0] for axes in shapes.values()]
@@ -44,7 +44,7 @@ def _axes(value: onnx.ValueInfoProto) -> list[int | str]:
 
 
 def move_inputs(graph: onnx.GraphProto, axes: Mapping[str, int]) -> None:
-    """Let inputs have their batch axis in front, in place; `axes` from `find_inputs`."""
+    """Move the batch axis of inputs to the front, in place; `axes`: see `find_inputs`."""
     nodes = []
     for value in (value for value in graph.input if value.name in axes):
         axis, dims = axes[value.name], list(value.type.tensor_type.shape.dim)
@@ -61,10 +61,10 @@ def move_inputs(graph: onnx.GraphProto, axes: Mapping[str, int]) -> None:
 
 
 def move_outputs(network: Network, samples: Samples) -> Network:
-    """Return a network whose outputs have the batch axis in front, where it is another one.
+    """Return a network with the batch axis of every output in front.
 
     Args:
-        samples: at least one, [n, ...], as the network takes them.
+        samples: network inputs [n, ...], at least one.
     """
     if read_contract(network.proto.graph).batch is not None:
         return network  # one sample: its outputs get a batch axis
@@ -86,7 +86,7 @@ def move_outputs(network: Network, samples: Samples) -> Network:
 
 
 def _find_axis(few: NDArray[Any], more: NDArray[Any]) -> int:
-    """Return the axis that counts the samples in both outputs; 0 if none or several do."""
+    """Return the axis with the number of samples in both outputs; 0 if none or several fit."""
     if few.ndim != more.ndim:
         return 0
     sizes = zip(few.shape, more.shape, strict=True)

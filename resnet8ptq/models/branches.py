@@ -1,7 +1,7 @@
-"""Replaces an If by its branch where the samples do not decide which.
+"""Replaces an If by one of its branches, if the samples do not affect the condition.
 
-Exporters keep both branches where a shape decides, or an input that is the same for all samples,
-such as a sampling rate. No backend quantizes the layers inside an If.
+Exporters keep both branches if a shape decides, or an input that is the same for all samples, such
+as a sampling rate. No backend quantizes the layers inside an If.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ Feeds = Mapping[str, NDArray[Any]]  # inputs by name
 
 
 def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> bool:
-    """Replace, in place, each If whose condition is equal for all `feeds`; True if any was.
+    """Replace, in place, each If with an equal condition for all `feeds`; return whether any was.
 
     Args:
-        feeds: inputs of several batch sizes; without inputs, constants alone decide.
+        feeds: inputs of several batch sizes; without inputs, only constants decide.
     """
     graph, any_taken = proto.graph, False
     while taken := _find_decided(proto, feeds):
@@ -60,7 +60,7 @@ def _compute(proto: onnx.ModelProto, name: str, feeds: Sequence[Feeds]) -> set[b
 
 
 def _inline(graph: onnx.GraphProto, node: onnx.NodeProto, branch: onnx.GraphProto) -> None:
-    """Put the nodes of a branch in the place of its If; the names inside become unique."""
+    """Replace an If by the nodes of a branch, with unique names."""
     place = [output for other in graph.node for output in other.output[:1]].index(node.output[0])
     made = [*(name for inner in branch.node for name in inner.output if name)]
     made += [tensor.name for tensor in branch.initializer]

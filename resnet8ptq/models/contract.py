@@ -71,7 +71,7 @@ def read_contract(graph: onnx.GraphProto) -> Contract:
     """Return the inputs and outputs that an ONNX graph declares; a scalar has no axes.
 
     Raises:
-        ModelError: a tensor has a type that NumPy lacks.
+        ModelError: a tensor has a type unknown to NumPy.
     """
     inputs = graph_inputs(graph)
     batches = [_sizes(value)[0] for value in inputs if not is_scalar(value)]
@@ -108,7 +108,7 @@ def _sizes(value: onnx.ValueInfoProto) -> Shape:
 
 @dataclass(frozen=True)
 class Match:
-    """The way from stored samples to the inputs of a network; see `data.dataset.Split`."""
+    """The conversion from stored samples to network inputs; see `data.dataset.Split`."""
 
     layout: Layout | None = None
     dtype: str = "float32"
@@ -122,14 +122,14 @@ class Match:
 
 
 def match(stored: Samples, steps: Preprocessing, contract: Contract) -> Match:
-    """Match stored samples with the inputs of a network, records by name.
+    """Match stored samples to the inputs of a network; records are matched by name.
 
     Args:
-        stored: at least one sample, [n, ...].
-        steps: the preprocessing before the network; of records, it serves pictures.
+        stored: stored samples [n, ...], at least one.
+        steps: the preprocessing; for records, it applies to pictures only.
 
     Raises:
-        ModelError: see `find_layout` and `find_dtype`, or an input lacks a field of its name.
+        ModelError: see `find_layout` and `find_dtype`; or no field has the name of an input.
     """
     names = names_of(stored.dtype)
     if not names:
@@ -164,9 +164,9 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing) -> Field:
 
 
 def _any_length(contract: Contract, stored: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the inputs with a free first axis that is as long as the mask, which is one of them.
+    """Return the inputs with a free first axis as long as the mask; empty without the mask.
 
-    A network that does not take the mask cannot ignore padding.
+    A network without the mask as an input cannot ignore padding.
     """
     free = [tensor.name for tensor in contract.inputs if tensor.shape[:1] == (None,)]
     masked = tuple(name for name in free if name in find_masked(stored))
@@ -174,11 +174,11 @@ def _any_length(contract: Contract, stored: np.dtype[Any]) -> tuple[str, ...]:
 
 
 def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, takes: Tensor) -> str:
-    """Return the dtype in which an input takes the samples.
+    """Return the dtype of an input for these samples.
 
     Args:
-        stored: dtype of the samples as the data set stores them.
-        preprocessing: the steps before the network.
+        stored: dtype of the stored samples.
+        preprocessing: the preprocessing of the samples.
 
     Raises:
         ModelError: the input takes integers, and the samples are not integers or preprocessing
@@ -211,8 +211,7 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
         The permutation; None if samples fit unchanged.
 
     Raises:
-        ModelError: no layout fits; names both shapes, and the settings that would make pictures
-            fit.
+        ModelError: no layout fits; names both shapes, and for pictures the settings that fit.
     """
     takes = tensor.shape
     if _fits(sample_shape, takes):
@@ -234,7 +233,7 @@ def find_layout(sample_shape: tuple[int, ...], tensor: Tensor) -> Layout | None:
 
 
 def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
-    """Return the settings that make pictures [H, W, C] fit; empty if none do."""
+    """Return the settings with which pictures [H, W, C] fit; empty if there are none."""
     if len(takes) != 3 or len(sample_shape) != 3 or sample_shape[2] not in (1, 3):
         return ""
     height, width, channels = takes if takes[2] in (1, 3) else (*takes[1:], takes[0])
@@ -246,12 +245,12 @@ def _advise(sample_shape: tuple[int, ...], takes: Shape) -> str:
 
 
 def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, int] | None:
-    """Return height and width of the pictures that a network takes, channels first or last.
+    """Return height and width of a network's input pictures, channels first or last.
 
-    None if a size is free or the input is no picture.
+    None if a size is free or the input is not a picture.
 
     Args:
-        fixed: names of inputs whose values are set.
+        fixed: names of inputs with set values.
     """
     shapes = [tensor.shape for tensor in contract.inputs if tensor.name not in fixed]
     if len(shapes) != 1 or len(shapes[0]) != 3:
@@ -264,12 +263,12 @@ def picture_size(contract: Contract, fixed: Collection[str] = ()) -> tuple[int, 
 
 
 def arranged(shape: tuple[int, ...], layout: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the shape of a sample in a layout from `find_layout`."""
+    """Return a sample's shape after applying a layout of `find_layout`."""
     return arrange(np.empty((0, *shape)), layout).shape[1:]
 
 
 def likely_layouts(shape: tuple[int, ...]) -> list[tuple[int, ...] | None]:
-    """Return the layouts that a torch network may take: channels first, then unchanged."""
+    """Return the possible layouts for a torch network: channels first, then unchanged."""
     rank = len(shape)
     return [None] if rank < 2 else [_moves(max(rank, 3))[0], None]
 

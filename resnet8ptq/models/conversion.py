@@ -1,6 +1,7 @@
 """Converts a network's file to ONNX, and checks that ONNX Runtime agrees with the original.
 
-torch is checked where a run needs it: importing and running it takes longer than the conversion.
+torch is only checked if a run needs it, because importing and running it takes longer than the
+conversion.
 
 Runs in a separate process (see `model.load`): the main process never imports TensorFlow.
 """
@@ -64,15 +65,15 @@ class Conversion:
     """The record of a conversion.
 
     Attributes:
-        parity: largest difference, by framework and file: of probabilities, else as a fraction of
-            the largest value. ONNX Runtime is compared with the original, torch with ONNX Runtime.
-        source_opset: of the original file; of formats other than ONNX, of the export.
+        parity: largest difference of outputs, by framework and file, of probabilities or else
+            relative to the largest value. ONNX Runtime is compared with the original, torch with
+            ONNX Runtime.
+        source_opset: opset of the original ONNX file, or of the export from another format.
         contract: the graphs' inputs and outputs, without free sizes.
-        final: contents of the single output [N, classes], `probabilities` or `logits`; else
-            `values`.
-        preprocessing: the effect of folding, or why it failed.
-        without_torch: the reason, for each file that torch cannot run; empty before `check_torch`.
-        why_fixed: the reason, if the batch size could not be freed.
+        final: kind of the single output [N, classes], `probabilities` or `logits`; else `values`.
+        preprocessing: the effect of folding, or the reason of its failure.
+        without_torch: for each file that torch cannot run, the reason; empty before `check_torch`.
+        why_fixed: the reason if the batch size could not be freed; else empty.
         moved: see `Network`.
     """
 
@@ -106,19 +107,20 @@ def convert(
 ) -> None:
     """Write `unfolded.onnx`, `folded.onnx` and `conversion.json` into `folder`.
 
-    If folding fails, `folded.onnx` is missing, and the record says why.
+    If folding fails, `folded.onnx` is missing, and the record has the reason.
 
     Args:
         source: the network's file or folder; with `module`, its weights.
         folder: an existing, empty folder.
-        samples: [n, ...], as stored: the frameworks must agree on them. Records name their inputs.
+        samples: stored samples [n, ...] on which the frameworks must agree; records name their
+            inputs.
         module: the class of a torch network; `source` holds its weights.
         inputs: see `sources.onnx.read`.
-        outputs: names of those to keep; None: all.
+        outputs: names of the outputs to keep; None: all.
         steps: preprocessing of the samples.
 
     Raises:
-        ModelError: not a model, unsafe, NaN in its weights, or shapes that do not fit.
+        ModelError: not a model, unsafe, NaN in its weights, or unsuitable shapes.
         ParityError: ONNX Runtime disagrees with the original.
     """
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
@@ -173,8 +175,8 @@ def check_torch(path: Path, samples: Samples, steps: Arithmetic = RAW, final: st
     """Return JSON: the difference of torch from ONNX Runtime, or the reason why torch fails.
 
     Args:
-        path: a graph that `convert` has written.
-        samples: [n, ...], as stored.
+        path: a graph written by `convert`.
+        samples: stored samples [n, ...].
         steps: preprocessing of the samples.
         final: see `find_final`.
 
@@ -207,7 +209,7 @@ def _take_branches(network: Network, samples: Samples) -> None:
 def _run_on(
     samples: Samples, proto: onnx.ModelProto, fields: Fields | None
 ) -> Callable[[Predict, str], Outputs]:
-    """Return a function that runs samples in batches that fit the graph and the memory budget."""
+    """Return a function that runs samples in batches within the limits of graph and memory."""
     contract = read_contract(proto.graph)
     free = fields is not None and any(None in tensor.shape for tensor in contract.inputs)
     if fields is not None and free:
@@ -227,9 +229,9 @@ def _run_on(
 
 
 def _find_batch(network: Network, samples: Samples) -> Network:
-    """Fix the batch size at 1 if the file declares it free but the graph takes one sample only.
+    """Fix the batch size at 1 if the file declares it free but the graph only runs one sample.
 
-    A scalar output is one number for the whole batch, so only a batch of 1 has it by sample.
+    A scalar output is one number for the whole batch, so only a batch of 1 gives one per sample.
     """
     graph = network.proto.graph
     if read_contract(graph).batch is not None:
@@ -276,7 +278,7 @@ def _free_length(
     """Return the graph with all sizes constant except the length of the samples.
 
     Raises:
-        ParityError: padding changes the outputs, so that no sample may be cut.
+        ParityError: padding changes the outputs, so samples must not be cut.
     """
     freed = batch_axis.fix_sizes(network.proto, samples[:1], batch, fields.any_length)
     shortest = np.argsort(lengths(samples[fields.mask]), kind="stable")[:3]
@@ -292,8 +294,8 @@ def find_final(outputs: Outputs, samples: Samples) -> str:
     """Return the kind of a network's outputs: `probabilities`, `logits` or `values`.
 
     A single float output [n, classes] holds probabilities if its rows are not negative and sum to
-    1 within 1e-3, or, with one class, lie between 0 and 1; else logits. Everything else is values,
-    such as a reconstruction of the input, which has a sample's shape.
+    1 within 1e-3, or, with one class, lie between 0 and 1; else logits. All other outputs are
+    values, such as a reconstruction of the input, which has a sample's shape.
     """
     single = len(outputs) == 1 and outputs[0].ndim == 2 and outputs[0].dtype.kind == "f"
     if not single or outputs[0].shape == samples.shape:
@@ -322,7 +324,7 @@ def _torch_runner(path: Path) -> Predict:
 
 
 def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
-    """Return the largest difference of probabilities; of other outputs, over the largest value.
+    """Return the largest difference of probabilities, or the relative one of other outputs.
 
     Args:
         final: see `find_final`; top-1 classes of `values` are not compared.

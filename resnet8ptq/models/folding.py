@@ -26,8 +26,8 @@ class Preprocessing:
     """The graph before and after preprocessing.
 
     Attributes:
-        operators_before, operators_after: number of nodes of each operator.
-        failure: why there is no preprocessed graph; None if there is one.
+        operators_before, operators_after: number of nodes by operator.
+        failure: the reason if there is no preprocessed graph; else None.
     """
 
     operators_before: dict[str, int] = field(default_factory=dict)
@@ -51,8 +51,9 @@ class Preprocessing:
 def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
     """Fold batch normalization into the convolutions, by ONNX Runtime's own preprocessing.
 
-    Keras 3 exports it as Mul and Add, which would otherwise stay separate operators. A failure of
-    ONNX Runtime is recorded, not raised: the unfolded graph can still be quantized.
+    Keras 3 exports batch normalization as Mul and Add, which would otherwise stay separate
+    operators. A failure of ONNX Runtime is recorded, not raised, because the unfolded graph can
+    still be quantized.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -84,7 +85,7 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
 
 
 def _import_tools() -> None:
-    """Import ONNX Runtime's tools without torch: they offer a function that exports from torch."""
+    """Import ONNX Runtime's tools without torch, which only an unused function needs."""
     exporting = types.ModuleType("onnxruntime.tools.pytorch_export_helpers")
     exporting.__dict__["infer_input_info"] = None
     sys.modules.setdefault(exporting.__name__, exporting)
@@ -92,10 +93,11 @@ def _import_tools() -> None:
 
 
 def fold_into_products(graph: onnx.GraphProto) -> bool:
-    """Fold a constant Mul or Add after a Gemm or MatMul into it, in place; True if any changed.
+    """Fold constant Mul and Add into the Gemm or MatMul before them; return whether any was.
 
     This is batch normalization after a dense layer; ONNX Runtime folds it into convolutions only.
-    The layer's output must have no other consumer. A MatMul has no bias to take an Add.
+    The layer's output must have no other consumer. An Add after a MatMul stays: a MatMul has no
+    bias.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     uses = Counter(name for node in graph.node for name in node.input)
@@ -133,7 +135,7 @@ def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto])
 def _fold_into(
     graph: onnx.GraphProto, layer: onnx.NodeProto, node: onnx.NodeProto, values: Array
 ) -> bool:
-    """Fold a node's values into the layer before it; False if they are not [channels]."""
+    """Fold a node's values into the layer before it; return False if they are not [channels]."""
     weights, bias = (read(graph, layer).astype(np.float64) for read in (read_weights, read_bias))
     channels = len(weights)
     if values.size not in (1, channels) or values.shape[-1:] not in ((), (1,), (channels,)):

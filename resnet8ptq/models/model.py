@@ -1,4 +1,4 @@
-"""Loads the FP32 network: located, converted to ONNX, checked, cached by content."""
+"""Loads the FP32 network: locates it, converts it to ONNX, checks it, caches it by content."""
 
 import functools
 import json
@@ -26,12 +26,13 @@ class Fp32Model:
     """A trained network as an ONNX file.
 
     Attributes:
-        source: the user's file or folder; for a module, the file of its weights.
-        sha256: hash of everything that the network was made from.
-        onnx_path: the converted graph, folded if `fold`; later the corrected or fine-tuned one.
+        source: the user's file or folder; for a module, the weights file.
+        sha256: hash of all sources of the network.
+        onnx_path: the converted graph, folded if `fold` is set; later the corrected or fine-tuned
+            graph.
         conversion: the record of the conversion.
-        uncorrected: the converted graph, if `onnx_path` is a corrected or fine-tuned one.
-        is_module: the source holds weights of a torch module.
+        uncorrected: the converted graph, if `onnx_path` is a corrected or fine-tuned graph.
+        is_module: whether the source holds the weights of a torch module.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Fp32Model:
         return self.conversion.final
 
     def describe(self) -> dict[str, str]:
-        """Return the changes to the graph by import and preprocessing, as MLflow params."""
+        """Return the changes of the graph by conversion and preprocessing, as MLflow params."""
         record = self.conversion
         raised = f"{record.source_opset} -> {record.opset}"
         opset = raised if record.source_opset != record.opset else str(record.opset)
@@ -74,7 +75,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = Tru
     """Locate, check and convert the network; conversions are cached by content.
 
     Args:
-        torch: whether torch must agree too.
+        torch: whether torch must agree with ONNX Runtime.
 
     Raises:
         ModelError: the file is missing, empty, not a model, unsafe, or does not fit the data.
@@ -122,7 +123,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = Tru
 
 
 def _with_torch(model: Fp32Model, checked: Split, cache_root: Path) -> Fp32Model:
-    """Return the model with the result of `conversion.check_torch`, which is cached."""
+    """Return the model with the cached result of `conversion.check_torch`."""
     key: cache.Key = {
         "network": files.sha256(model.onnx_path),
         "code": code.behind(conversion.__name__),
@@ -172,7 +173,7 @@ def _report(model: Fp32Model) -> None:
 
 
 def module_of(config: ModelConfig) -> Module | None:
-    """Return the user's class that the settings name; None if they name a file."""
+    """Return the user's module class in the settings; None if they name a file."""
     return None if config.module is None else Module(config.module, config.module_args or {})
 
 

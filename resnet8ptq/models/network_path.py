@@ -1,4 +1,4 @@
-"""The path of the FP32 network: set by the user, in the environment, or downloaded; its hash."""
+"""The path of the FP32 network: from the settings, the environment or a download; and its hash."""
 
 import hashlib
 import importlib.util
@@ -60,11 +60,11 @@ def locate(config: ModelConfig, data_name: str) -> Path:
 
 
 def digest(config: ModelConfig, source: Path) -> str:
-    """Return a hash, in hexadecimal, of everything that the network is made from.
+    """Return a hexadecimal hash of all sources of the network.
 
     Args:
-        source: the result of `locate`. Every file of a folder counts; for a module, also the code
-            of the top-level package or file that it is imported from.
+        source: the result of `locate`. The hash covers every file of a folder; for a module, also
+            the code of its top-level package or file.
     """
     content = _hash_all(source, "*") if source.is_dir() else files.hash_with_data(source)
     more: list[Any] = [config.inputs, config.outputs] if config.inputs or config.outputs else []
@@ -89,7 +89,7 @@ def _hash_code(module: str) -> str:
         spec = None
     if spec is None or "." not in module:
         raise ModelError(
-            f"model.module: got {module!r}, which is not found; takes package.module.Class, on "
+            f"model.module: got {module!r}, which is not found; takes package.module.Class "
             "in the current folder or on PYTHONPATH"
         )
     if folders := spec.submodule_search_locations:

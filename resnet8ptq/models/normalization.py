@@ -26,12 +26,12 @@ MIN_IR_VERSION = 8  # of opset 17; since 4, initializers need not be inputs
 
 
 def opset(proto: onnx.ModelProto) -> int:
-    """Return the version of ONNX's own operators that the graph uses."""
+    """Return the version of the ONNX operator set that the graph uses."""
     return max(entry.version for entry in proto.opset_import if entry.domain in ONNX_DOMAINS)
 
 
 def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """Return a copy; a graph below opset 13 is converted to 17, or as far above 13 as onnx can.
+    """Return a copy; convert a graph below opset 13 to 17, or to the highest possible one.
 
     Raises:
         ModelError: onnx cannot reach opset 13; names the step, its operators and the reason.
@@ -67,7 +67,7 @@ def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
 
 
 def normalize(proto: onnx.ModelProto) -> None:
-    """Normalize a graph in place, without a change to its results; drop unused domains."""
+    """Normalize a graph in place without changing its results; drop unused domains."""
     graph = proto.graph
     inputs = graph_inputs(graph)
     del graph.input[:]
@@ -101,7 +101,7 @@ def normalize(proto: onnx.ModelProto) -> None:
 
 
 def write_scalers(graph: onnx.GraphProto) -> None:
-    """Replace each Scaler, of scikit-learn's exports, by the nodes that define it, in place."""
+    """Replace each Scaler of scikit-learn's exports by basic operators, in place."""
     nodes = list(graph.node)
     del graph.node[:]
     for node in nodes:
@@ -109,7 +109,7 @@ def write_scalers(graph: onnx.GraphProto) -> None:
 
 
 def _scale(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return the nodes of (input - offset) * scale, of numbers of any type."""
+    """Return the nodes of (input - offset) * scale, for an input of any numeric type."""
     name, make = node.output[0], onnx.helper.make_node
     numbers, shifted, offset, scale = (
         f"{name}__{part}" for part in ("float", "shifted", "offset", "scale")
@@ -125,10 +125,10 @@ def _scale(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]
 
 
 def flatten_biases(graph: onnx.GraphProto) -> bool:
-    """Give the constant bias of each Gemm the shape [N]; True if any changed.
+    """Give the constant bias of each Gemm the shape [N]; return whether any changed.
 
-    ONNX also broadcasts [1, N] and [1], but ONNX Runtime's per-channel quantization fails on the
-    first, torch's quantized linear on the second.
+    ONNX also broadcasts [1, N] and [1]. But ONNX Runtime's per-channel quantization fails on the
+    first shape, torch's quantized linear on the second.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     wide = [
@@ -151,9 +151,9 @@ def drop_attribute(node: onnx.NodeProto, name: str) -> None:
 
 
 def write_paddings(proto: onnx.ModelProto) -> None:
-    """Replace `auto_pad` by explicit paddings, in place, where the sizes are known.
+    """Replace `auto_pad` by explicit paddings, in place, if the sizes are known.
 
-    onnx2torch supports explicit paddings only. ONNX defines `SAME_UPPER` as ceil(size / stride)
+    onnx2torch only supports explicit paddings. ONNX defines `SAME_UPPER` as ceil(size / stride)
     outputs, with the larger half of an odd padding at the end.
     """
     sizes: dict[str, list[int]] = {}
@@ -181,7 +181,7 @@ def write_paddings(proto: onnx.ModelProto) -> None:
 
 
 def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename tensors everywhere, old name to new; other tensors of a new name are renamed too."""
+    """Rename tensors everywhere, old name to new; rename other tensors that have a new name."""
 
     def change(name: str) -> str:
         if name in names:
@@ -198,7 +198,7 @@ def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def rename_inside(graph: onnx.GraphProto, name: str, to: str) -> None:
-    """Rename a tensor between the nodes; an input or output of the graph keeps its name."""
+    """Rename a tensor between nodes; inputs and outputs of the graph keep their names."""
     for node in find_all(graph, onnx.NodeProto):
         for names in (node.input, node.output):
             names[:] = [to if other == name else other for other in names]
@@ -209,10 +209,10 @@ _SUFFIX = re.compile(r"_\w*(?:scale|zero_point|[Qq]uantize)\w*|_Q[48]|quant_scal
 
 
 def avoid_quantizer_names(graph: onnx.GraphProto) -> bool:
-    """Rename tensors whose names ONNX Runtime's quantizer would use again; True if any changed.
+    """Rename tensors whose names ONNX Runtime's quantizer would reuse; return whether any changed.
 
-    It names a tensor's scale after the tensor, and numbers the copies of a shared bias, without a
-    check that the name is free. Inputs and outputs keep their names.
+    The quantizer names a tensor's scale after the tensor, and numbers the copies of a shared bias,
+    without checking that the name is free. Inputs and outputs keep their names.
     """
     nodes = list(find_all(graph, onnx.NodeProto))
     names = {name for node in nodes for name in (*node.input, *node.output) if name}
@@ -232,7 +232,7 @@ def avoid_quantizer_names(graph: onnx.GraphProto) -> bool:
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:
-    """Give every node a unique name that onnx2torch can use for its module."""
+    """Give every node a unique name that is valid for onnx2torch's modules."""
     used: set[str] = set()
     for index, node in enumerate(graph.node):
         name = re.sub(r"[^\w/-]", "_", node.name.replace(".", "/")).strip("/")

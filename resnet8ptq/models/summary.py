@@ -1,7 +1,7 @@
-"""Summarizes a network's file: inputs, outputs, operators, and the requirements to run it here.
+"""Summarizes a network's file: inputs, outputs, operators, and requirements for a run.
 
-An ONNX file is only parsed; the graph of other formats is exported first. Both happen in a separate
-process, and the cache keeps the graph. Nothing is run or quantized.
+An ONNX file is only parsed; other formats are exported first. Both happen in a separate process,
+and the cache keeps the graph. Nothing is run or quantized.
 """
 
 import math
@@ -53,25 +53,25 @@ BACKENDS = ("onnx", "torch", "tflite", "executorch", "openvino")
 
 @dataclass(frozen=True)
 class Summary:
-    """The facts of a network that are known without running it.
+    """The facts about a network that are known without running it.
 
     Attributes:
-        format: name of the file format, in words.
+        format: name of the file format.
         contract: inputs and outputs; sizes that the file leaves free are None.
-        opset: of an ONNX file; of other formats, of the export.
-        operators: number of nodes of each operator, without those that only compute shapes.
+        opset: opset of an ONNX file, or of the export from another format.
+        operators: number of nodes by operator, without nodes that only compute shapes.
         layers: number of convolutions and matrix products with constant weights.
         depthwise: number of grouped convolutions.
         parameters: number of values in all constants.
-        quantized: the operators that each backend quantizes by default, judged by name; operators
-            in `FOLDED` are folded, all others stay in float. A backend that cannot take the
-            network's inputs is missing.
-        by_tensorflow: TensorFlow's converter makes its TFLite file; otherwise onnx2tf does.
-        final: the operator that makes the first output.
-        left: number of nodes of each operator that stay in float by default because the network
-            has attention; TensorFlow's converter quantizes them.
-        inner_layers: number of layers inside the graphs of If or Loop, by that operator; no
-            backend quantizes these.
+        quantized: the operators that each backend quantizes by default. Operators in `FOLDED` are
+            folded, all others stay in float. Backends that cannot take the network's inputs are
+            missing.
+        by_tensorflow: whether TensorFlow's converter makes the TFLite file; otherwise onnx2tf does.
+        final: the operator of the first output.
+        left: number of nodes by operator that stay in float by default because of attention;
+            TensorFlow's converter quantizes them.
+        inner_layers: number of layers inside If or Loop, by that operator; no backend quantizes
+            them.
     """
 
     path: Path
@@ -91,8 +91,8 @@ class Summary:
     def treatment(self, operator: str, backend: str) -> str:
         """Return how a backend computes an operator.
 
-        `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded` or `-`; with
-        attention also such as `8 bits: 25 of 33`.
+        It is `8 bits`, `dynamic` (8 bits with method=dynamic, else float), `float`, `folded` or
+        `-`; with attention also a text such as `8 bits: 25 of 33`.
         """
         if backend not in self.quantized:
             return "-"
@@ -118,12 +118,12 @@ def summarize(
     """Read a network's file or folder.
 
     Args:
-        sample: [1, ...]; used if the file does not declare the network's inputs.
+        sample: a sample [1, ...], for files that do not declare the inputs.
         module: the class of a torch network; `path` holds its weights.
         inputs: see `sources.onnx.read`.
 
     Raises:
-        ModelError: no model, unsafe, or nothing to quantize.
+        ModelError: not a model, unsafe, or nothing to quantize.
     """
     file_format = None if module else sources.find_format(path)
     if file_format is None and module is None:
@@ -159,12 +159,12 @@ def summarize(
 def find_picture_size(
     config: ModelConfig, data_name: str, cache_root: Path
 ) -> tuple[int, int] | None:
-    """Return height and width of the pictures that the network takes.
+    """Return height and width of the network's input pictures.
 
     None if a size is free, the network takes no pictures, or it is a module.
 
     Raises:
-        ModelError: no model, or unsafe.
+        ModelError: not a model, or unsafe.
     """
     if config.module is not None:
         return None
@@ -222,7 +222,7 @@ def _read(
 
 
 def quantized_operators(backend: str) -> frozenset[str]:
-    """Return the operators that a backend has integer kernels for, by ONNX name."""
+    """Return the ONNX names of the operators for which a backend has integer kernels."""
     others = {"torch": _TORCH, "tflite": _TFLITE, "executorch": _EXECUTORCH}
     if backend in others:
         return frozenset(others[backend])
@@ -234,7 +234,7 @@ def quantized_operators(backend: str) -> frozenset[str]:
 
 
 def requirements(summary: Summary) -> list[str]:
-    """Return the requirements to run a network here, one text each."""
+    """Return the requirements for a run with the network, one text for each."""
     contract = summary.contract
     lines = [f"samples that are {_describe(tensor)}" for tensor in contract.inputs]
     if len(contract.inputs) > 1:
@@ -283,7 +283,7 @@ def _describe(tensor: Tensor) -> str:
 
 
 def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
-    """Print a summary as tables on stdout, then lines on the settings of the run."""
+    """Print a summary as tables on stdout, then lines about the settings of the run."""
     console = stdout(None, 130)
     say(
         console,

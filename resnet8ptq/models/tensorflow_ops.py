@@ -11,7 +11,7 @@ from tf2onnx.handler import tf_op
 
 
 class _Writer:
-    """Writes nodes with the shape and dtype of the one node that they replace."""
+    """Writes nodes with the shape and dtype of the node that they replace."""
 
     def __init__(self, ctx: Any, node: Any) -> None:
         [output] = node.output
@@ -20,7 +20,7 @@ class _Writer:
         ctx.remove_node(node.name)
 
     def write(self, kind: str, *inputs: str | float, last: bool = False) -> str:
-        """Write a node; return the name of its output, with `last` that of the replaced node."""
+        """Write a node and return its output's name; with `last`, that of the replaced node."""
         names = [item if isinstance(item, str) else self._constant(item) for item in inputs]
         outputs = {"outputs": [self.output]} if last else {}
         return str(self.ctx.make_node(kind, names, **outputs, **self.like).output[0])
@@ -54,7 +54,7 @@ class Expm1:
 
 @tf_op("TFL_GELU")
 class Gelu:
-    """x / 2 * (1 + erf(x / sqrt(2))), in TFLite one operator, or its approximation by tanh.
+    """x / 2 * (1 + erf(x / sqrt(2))), one operator in TFLite, or its approximation by tanh.
 
     Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016.
     """

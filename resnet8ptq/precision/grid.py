@@ -29,8 +29,8 @@ _SHARES = np.linspace(1, 0.3, 71)  # candidates for the range, as shares of the 
 class WeightScheme:
     """The quantization of weights; `dtype` is int8, uint8, int4, int3 or int2.
 
-    Below 8 bits the range is the share of the largest weight with the least squared error: with
-    few levels it pays to clip the largest weights.
+    Below 8 bits the range is the fraction of the largest weight with the smallest squared error,
+    because with few levels clipping the largest weights reduces the error.
     """
 
     dtype: str
@@ -42,10 +42,10 @@ class WeightScheme:
     def of(cls, config: QuantizationConfig, reduce_range: bool = False) -> "WeightScheme":
         """Return the scheme for the settings of a quantized run.
 
-        Weights are symmetric in int8, and per channel.
+        By default, int8 weights and per-channel weights are symmetric.
 
         Raises:
-            UnsupportedError: affine weights per channel; no backend's convolution takes these.
+            UnsupportedError: affine per-channel weights, which no backend's convolution supports.
         """
         if config.per_channel and config.symmetric.weights is False:
             raise UnsupportedError(
@@ -64,7 +64,7 @@ class WeightScheme:
 
     @property
     def clips(self) -> bool:
-        """True if the range may exclude the largest weights."""
+        """Whether the range may exclude the largest weights."""
         return self.bits < 8
 
     @property
@@ -101,9 +101,9 @@ def _least_error(
     reduced: tuple[int, ...] | None,
     highest: int,
 ) -> NDArray[np.float64]:
-    """Return the share of `scale` that rounds `weights` with the least squared error.
+    """Return the fraction of `scale` that rounds `weights` with the smallest squared error.
 
-    Weights that already lie on such a grid, one of them at its end, get the same grid again.
+    Weights on such a grid, one of them at its end, get the same grid again.
     """
     errors, candidates = [], []
     for share in _SHARES:
@@ -149,5 +149,5 @@ class ActivationScheme:
 
     @property
     def steps(self) -> int:
-        """Number of steps between the lowest and the highest level; even if symmetric."""
+        """Number of steps between the lowest and the highest level; an even number if symmetric."""
         return 2**self.bits - (2 if self.symmetric else 1)

@@ -19,10 +19,10 @@ class Plan:
     """The scheme of each layer's weights.
 
     Attributes:
-        default: of layers that `bits` does not name.
-        bits: by a layer's short name, see `graph.layers.weight_layers`; one of `limits.BITS`.
-            Without the layers that stay in float, see `split_plan`.
-        undecided: the bits are not chosen yet (`plan: auto`).
+        default: the scheme of layers that are not in `bits`.
+        bits: bits by a layer's short name, see `graph.layers.weight_layers`; one of `limits.BITS`.
+            Layers that stay in float are left out, see `split_plan`.
+        undecided: whether the bits are still to be chosen (`plan: auto`).
     """
 
     default: WeightScheme
@@ -36,12 +36,12 @@ class Plan:
 
     @property
     def is_narrow(self) -> bool:
-        """True if a layer may have fewer than 8 bits."""
+        """Whether a layer may have fewer than 8 bits."""
         return self.undecided or min(self.default.bits, *self.bits.values(), 8) < 8
 
     @property
     def most_bits(self) -> int:
-        """The most bits that a layer's weights may have; 7 with a reduced range."""
+        """The largest number of bits of a layer's weights; 7 with a reduced range."""
         bits = max(self.default.bits, *self.bits.values(), 8 * self.undecided)
         return 7 if bits == 8 and self.default.reduce_range else bits
 
@@ -55,7 +55,7 @@ class Plan:
     ) -> dict[str, str]:
         """Return the plan as MLflow params.
 
-        `planned_bits` is the plan as a setting, without the layers that have the dtype's bits.
+        `planned_bits` is the plan as a setting, without layers that have the dtype's bits.
 
         Args:
             layers: short names of the quantized layers.
@@ -101,12 +101,12 @@ class Selection:
     """The operators and nodes to quantize; None: all of them.
 
     Attributes:
-        float_tail: nodes after the last layers stay in float.
-        float_layers: short names of layers that stay in float: see `weight_layers` and
+        float_tail: whether nodes after the last layers stay in float.
+        float_layers: short names of layers that stay in float; see `weight_layers` and
             `attention_products`.
-        bits: of the layers that `precision.plan` quantizes.
-        attention: the part of a network with attention that is quantized: `weights`, `products` or
-            `all`; `op_types` and `nodes_to_quantize` take precedence.
+        bits: bits of the layers that `precision.plan` quantizes.
+        attention: the quantized part of a network with attention: `weights`, `products` or `all`;
+            `op_types` and `nodes_to_quantize` take precedence.
     """
 
     op_types: Sequence[str] | None = None
@@ -121,7 +121,7 @@ class Selection:
     def of(cls, config: QuantizationConfig) -> "Selection":
         """Return the selection of the settings.
 
-        `nodes_to_exclude: auto` excludes no node yet: `exclusion` chooses them by measuring.
+        `nodes_to_exclude: auto` excludes no node yet; `exclusion` chooses the nodes later.
         """
         excluded = () if config.nodes_to_exclude == "auto" else config.nodes_to_exclude
         named = config.op_types, config.nodes_to_quantize, excluded
@@ -130,12 +130,12 @@ class Selection:
 
     @property
     def is_default(self) -> bool:
-        """True if no setting names the operators or nodes to quantize."""
+        """Whether no setting names the operators or nodes to quantize."""
         return self.op_types is None and self.nodes_to_quantize is None
 
 
 def split_plan(config: PrecisionConfig) -> tuple[dict[str, int], list[str]]:
-    """Return the layers that `precision.plan` quantizes, with bits, and those left in float."""
+    """Return the layers that `precision.plan` quantizes, with bits, and its float layers."""
     plan = config.plan if isinstance(config.plan, dict) else {}
     bits = {layer: width for layer, width in plan.items() if width != FLOAT_BITS}
     return bits, sorted(plan.keys() - bits.keys())
@@ -145,12 +145,12 @@ def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:
     """Return the names of the nodes that stay in float.
 
     The settings are `attention`, `op_types`, `nodes_to_quantize`, `nodes_to_exclude`, `float_tail`
-    and `precision.plan`. A Relu or Clip is quantized with the layer before it: both frameworks fuse
-    the two, and the range before the activation would cost the layer half of its levels. After an
-    excluded layer, both frameworks leave it in float.
+    and `precision.plan`. A Relu or Clip is quantized together with the layer before it: frameworks
+    fuse the two, and the range before the activation would cost half of the levels. After an
+    excluded layer, it stays in float.
 
     Raises:
-        ConfigError: an unknown node, layer or operator; lists the nearest names. Or a product of
+        ConfigError: an unknown node, layer or operator, with the nearest names; or a product of
             attention below 8 bits.
         QuantizationError: no node is left to quantize.
     """
@@ -206,7 +206,7 @@ def find_left_by_attention(graph: onnx.GraphProto, selection: Selection) -> list
 def find_quantized_products(
     graph: onnx.GraphProto, selection: Selection
 ) -> dict[str, onnx.NodeProto]:
-    """Return the products of attention that do not stay in float, by short name."""
+    """Return the quantized products of attention, by short name."""
     in_float = set(find_float_nodes(graph, selection))
     products = attention_products(graph).items()
     return {name: node for name, node in products if node.name not in in_float}
@@ -215,7 +215,7 @@ def find_quantized_products(
 def find_quantized_layers(
     graph: onnx.GraphProto, selection: Selection
 ) -> dict[str, onnx.NodeProto]:
-    """Return the layers that do not stay in float, by short name; see `find_float_nodes`."""
+    """Return the quantized layers, by short name; see `find_float_nodes`."""
     in_float = set(find_float_nodes(graph, selection))
     layers = weight_layers(graph)
     return {name: node for name, node in layers.items() if node.name not in in_float}

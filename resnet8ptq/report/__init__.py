@@ -1,1 +1,1 @@
-"""A finished sweep, read back from MLflow, compared and explained."""
+"""The report of a finished sweep, which is read back from MLflow."""

@@ -1,4 +1,4 @@
-"""The answer of a sweep in plain words: the file to deploy, its verdict and its costs."""
+"""The answer of a sweep: the file to deploy, its verdict and its costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from resnet8ptq.report.table import VOID, say_size
 from resnet8ptq.report.verdicts import FAIL, PASS, Verdict
 from resnet8ptq.tasks.contract import BASELINE, TOTAL
 
-UNKNOWN_SPEED = "for an NPU: its speed was not measured here, this CPU computes it in float"
+UNKNOWN_SPEED = "for an NPU: its speed was not measured, because this CPU computes it in float"
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Answer:
     """A recommended model, summarized for the top of the report.
 
     Attributes:
-        uses: the uses that it is recommended for.
+        uses: the uses for which it is recommended.
         label: the configuration.
-        outcome: of the verdict; empty for FP32.
+        outcome: the outcome of the verdict; empty for FP32.
         verdict: the verdict as a sentence.
         facts: the metric with its 95% interval, size and latency.
         command: the deploy command; empty for FP32.
@@ -52,7 +52,7 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
     assert first.judged is not None  # of every quantized model
     verdict = say_verdict(selected, first.choice, first.judged)
     if first.key == BEST:
-        verdict += say_luck(selected, first.choice)
+        verdict += say_chance(selected, first.choice)
     verdict += say_no_gain(selected, first.choice)
     facts = say_facts(selected, first.choice)
     return Answer(uses, first.label, first.judged.outcome, verdict, facts, first.command)
@@ -76,7 +76,7 @@ def to_markdown(answers: Sequence[Answer]) -> str:
 
 
 def say_verdict(selected: ModelSelection, cell: Cell, verdict: Verdict) -> str:
-    """Return the verdict on a model as a sentence, with the number of samples behind it."""
+    """Return the verdict on a model as a sentence, with the number of scored samples."""
     limit = selected.family.metric.say_limit(selected.limits)
     total = f"{int(cell.metric(TOTAL)):,} samples"
     if cell.record.planned is not None:
@@ -91,14 +91,15 @@ def say_verdict(selected: ModelSelection, cell: Cell, verdict: Verdict) -> str:
     return f"Undecided: {total} neither prove nor disprove the limit ({limit}){needed}."
 
 
-def say_luck(selected: ModelSelection, best: Cell) -> str:
-    """Return why another model may have the better result; empty if none has."""
+def say_chance(selected: ModelSelection, best: Cell) -> str:
+    """Return a sentence on another model with a better result; empty if there is none."""
     metric = selected.family.metric
     costs = [metric.cost(cell.metric(metric.name)) for cell in selected.candidates]
     if not selected.apart or min(costs) >= metric.cost(best.metric(metric.name)):
         return ""
     samples = best.record.chosen_by or "other samples"
-    return f" Chosen on {samples}; another model has a better {metric.title} here, perhaps by luck."
+    better = f"Another model has a better {metric.title} here, possibly by chance."
+    return f" Chosen on {samples}. {better}"
 
 
 def say_facts(selected: ModelSelection, cell: Cell) -> tuple[str, ...]:
@@ -126,7 +127,7 @@ def say_no_gain(selected: ModelSelection, cell: Cell) -> str:
     reduction, (_, speedup, _) = cell.record.size_reduction, _find_speed(selected, cell)
     if reduction is None or speedup is None or reduction > 0 or speedup > 1:
         return ""
-    return " It gains nothing over FP32, which is as small and, on this machine, as fast."
+    return " It is neither smaller than FP32 nor, on this machine, faster."
 
 
 def _say_speed(selected: ModelSelection, cell: Cell) -> str:
@@ -138,7 +139,7 @@ def _say_speed(selected: ModelSelection, cell: Cell) -> str:
 
 
 def _find_speed(selected: ModelSelection, cell: Cell) -> tuple[float | None, float | None, bool]:
-    """Return latency in ms, speedup, and whether both are of the timing in turns."""
+    """Return latency in ms, speedup, and whether both were timed in turns."""
     record, timing = cell.record, selected.timing
     times = {} if timing is None else timing.single
     if record.run_id in times and fp32_name(cell) in times:

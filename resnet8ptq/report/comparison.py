@@ -1,8 +1,8 @@
 """A sweep read back from MLflow, and the tests of its differences.
 
-Only runs on the same images are compared; see `facts.group`. Their p-values of one kind are
-corrected together (Holm, 1979): the runs against their FP32 baselines (`facts.adjusted_p`), the
-same by class, and the runs against the best one (`verdicts.as_good_as`).
+Only runs on the same images are compared; see `facts.group`. P-values of one kind are corrected
+together (Holm, 1979). The kinds are: runs against their FP32 baselines (`facts.adjusted_p`), the
+same by class, and runs against the best one (`verdicts.as_good_as`).
 """
 
 import hashlib
@@ -62,7 +62,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Family:
-    """The cells of one family, tested together: all were scored on the same images."""
+    """The cells of one family, scored on the same images and tested together."""
 
     cells: tuple[Cell, ...]
     looks: Looks = NO_LOOKS  # of earlier runs at the same samples
@@ -77,12 +77,12 @@ class Family:
 
     @property
     def measured(self) -> list[Cell]:
-        """Quantized cells with predictions."""
+        """The quantized cells with predictions."""
         return [cell for cell in self.cells if cell.quantized]
 
     @property
     def stopped(self) -> bool:
-        """Whether runs scored their samples until their verdict was decided: not all the same."""
+        """Whether runs stopped when their verdict was decided, after unequal numbers of samples."""
         return any(map(facts.is_stopped, self.records))
 
     @cached_property
@@ -97,7 +97,7 @@ class Family:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Class names, in the order of the labels; empty without names, or with too many."""
+        """Class names in the order of the labels; empty if there are none or too many."""
         return self.task.class_names
 
     def class_deltas(self, cell: Cell) -> list[float]:
@@ -106,10 +106,10 @@ class Family:
 
 
 def class_power(family: Family) -> tuple[float, float] | None:
-    """Return the smallest and the largest loss on one class that would have been found.
+    """Return the smallest and the largest detectable loss over the classes.
 
-    With 80% power by the tests of `compare`; of each class the median over the runs. None without
-    classes.
+    A loss is detectable if the tests of `compare` have 80% power; for each class, the median over
+    the runs counts. None without classes.
     """
     measured, classes = family.measured, len(family.class_names)
     level = SIGNIFICANCE / max(len(measured) * classes, 1)
@@ -126,7 +126,7 @@ def load(store: Store, records: Sequence[RunRecord]) -> list[Family]:
 
 
 def count_looks(store: Store, families: Sequence[Family]) -> list[Family]:
-    """Return the families with the earlier runs on their samples, and the added samples."""
+    """Return the families with their earlier runs on the same samples, and the added samples."""
     return [_look_back(store, family) for family in families]
 
 
@@ -146,16 +146,16 @@ def _look_back(store: Store, family: Family) -> Family:
 
 
 def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
-    """Return the values of an earlier run; None with a warning if its files are gone."""
+    """Return the values of an earlier run; None, with a warning, if its files are gone."""
     try:
         return _load_cell(store, facts.task_of([record]), record, "", {}).paired
     except TrackingError as error:
-        log.warning("samples that an earlier run shares are not told apart: %s", error)
+        log.warning("the samples shared with an earlier run cannot be identified: %s", error)
         return None
 
 
 def _largest_of_each(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the run with the most scored samples of each test set: a run may stop early."""
+    """Return the run with the most scored samples of each test set, since runs may stop early."""
     ordered = sorted(records, key=lambda record: record.total or 0)
     return list({record.test_digest: record for record in ordered}.values())
 
@@ -194,10 +194,10 @@ def _load_cell(
 
 
 def _read(record: RunRecord, path: Path, reader: Callable[[Path], T]) -> T:
-    """Read an artifact, which anyone who writes to the store may have replaced.
+    """Read an artifact, which anyone with write access to the store may have replaced.
 
     Raises:
-        TrackingError: it is damaged, or another file.
+        TrackingError: it is damaged, or was replaced.
     """
     try:
         return reader(path)
@@ -208,7 +208,7 @@ def _read(record: RunRecord, path: Path, reader: Callable[[Path], T]) -> T:
 
 
 def _read_predictions(test: PairedTest, path: Path, kept: dict[bytes, Array]) -> Paired:
-    """Read predictions; equal arrays of several runs, such as labels, are `kept` once."""
+    """Read predictions; equal arrays of several runs, such as labels, share memory by `kept`."""
     with zipfile.ZipFile(path) as archive:
         if sum(info.file_size for info in archive.infolist()) > MAX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")

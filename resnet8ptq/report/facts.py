@@ -25,11 +25,11 @@ _VARY_BELOW = (
 
 
 def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Return families of runs: those scored alike on the same images, in the order of the first.
+    """Return families of runs, which were scored in the same way on the same images.
 
-    Families of selection samples come last: they recommend nothing.
-    Only runs of one family are ranked, tested and drawn together. A run without images joins the
-    runs with the same settings of images, else the first family. No runs make one empty family.
+    Families of selection samples come last, because they recommend nothing. Only runs of one family
+    are ranked, tested and drawn together. A run without images joins the family with the same
+    settings for images, else the first family. Without runs there is one empty family.
     """
     asked: dict[tuple[str | None, ...], tuple[str | None, ...]] = {}
     for record in records:
@@ -54,13 +54,13 @@ def _asked(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def task_of(records: Sequence[RunRecord]) -> Task:
-    """Return the task of a family; a classification if no run was scored."""
+    """Return the task of a family; classification if no run was scored."""
     scored = next((record for record in records if record.total is not None), None)
     return registry.recall({}) if scored is None else scored.task
 
 
 def best_first(records: Sequence[RunRecord]) -> list[int]:
-    """Return the indices of the runs by their metric, the best first, those without it last.
+    """Return the indices of the runs, the best metric first, runs without it last.
 
     Runs that stopped at different samples are ordered by the selection samples.
     """
@@ -79,7 +79,7 @@ def is_stopped(record: RunRecord) -> bool:
 
 
 def varied(records: Sequence[RunRecord]) -> list[str]:
-    """Return the settings, beyond the four of every table, that differ between runs."""
+    """Return the settings that differ between runs, besides the four of every table."""
     keys = set()
     for backend in {record.backend for record in records}:
         members = [record for record in records if record.backend == backend]
@@ -90,13 +90,13 @@ def varied(records: Sequence[RunRecord]) -> list[str]:
 
 
 def asked(record: RunRecord, keys: Sequence[str]) -> tuple[str | None, ...]:
-    """Return settings as requested: bits that a run chose itself are `auto`."""
+    """Return the requested settings: bits that a run chose itself are `auto`."""
     auto = record.params.get("precision.plan") == "auto"
     return tuple("auto" if auto and k == "planned_bits" else record.params.get(k) for k in keys)
 
 
 def _is_settled(record: RunRecord, key: str) -> bool:
-    """Return whether a setting is the resolved one, not only the one asked for."""
+    """Return whether a setting is a resolved value and not only the requested one."""
     if record.status == "unsupported":
         return key not in ("data.name", "planned_bits")
     return record.status != "failed" or record.params.get(key) not in (None, "null")
@@ -106,13 +106,13 @@ _NAMED = ("backend.flow", "backend.path")
 
 
 def _is_setting(key: str) -> bool:
-    """Return whether a key is a setting that a person chooses, not a derived value or a path."""
+    """Return whether a key is a user's setting, and not a derived value or a path."""
     shown = key.endswith(".name") or key in _NAMED  # in columns of their own
     return key in _VARY or (key.startswith(_VARY_BELOW) and not shown)
 
 
 def labels(records: Sequence[RunRecord]) -> list[str]:
-    """Return each run's combination in words, with the other settings that vary."""
+    """Return each run's combination as text, with the other settings that vary."""
     keys = varied(records)
     return [
         " ".join(
@@ -134,7 +134,7 @@ def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
 
 
 def title(records: Sequence[RunRecord]) -> str:
-    """Return the data sets and models of the runs, and how many images were scored."""
+    """Return the data sets and models of the runs, and the number of scored images."""
     measured = [record for record in records if record.total is not None] or records
     names = {(record.dataset, record.model) for record in measured}
     totals = {int(r.planned or r.total) for r in records if r.total is not None}
@@ -146,7 +146,7 @@ def title(records: Sequence[RunRecord]) -> str:
 
 
 def images_of(records: Sequence[RunRecord]) -> str:
-    """Return the kind of images that the runs were scored on."""
+    """Return the kind of the scored images."""
     if any(record.split == "choice" for record in records):
         return "selection"
     return "held-out training" if any(record.held_out for record in records) else "test"
@@ -162,7 +162,7 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
     """Return the limits that the runs have logged.
 
     Args:
-        asked: other limits, by the key of `report`; None for the logged one.
+        asked: requested limits, by the key of `report`; None: the logged limit.
     """
     logged = (record.settings(*(f"report.{name}" for name in LIMITS)) for record in records)
     texts = next((values for values in logged if values[0] is not None), ())

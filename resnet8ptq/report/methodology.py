@@ -18,10 +18,10 @@ FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8")
 
 
 def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
-    """Return (subject, text) pairs, with up to `NAMED` values of a setting that varies.
+    """Return (subject, text) pairs, with at most `NAMED` values of a varying setting.
 
     Args:
-        recommended: number of models that were chosen on other samples, and judged together.
+        recommended: number of models that were chosen on other samples and judged together.
     """
     runs = [record for record in family.records if record.total is not None]
     if not runs:
@@ -42,9 +42,9 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
     if any(run.chosen_by for run in runs):
         chosen = f"on {param('chosen_by')}, used neither for calibration nor for reported results"
     judged = len(family.measured)
-    text = f"in the table corrected for all {judged} models (Holm)"
+    text = f"corrected for all {judged} models of the table (Holm)"
     if recommended:
-        text += f"; of recommended models for these {recommended} alone, because other samples "
+        text += f"; for recommended models, only for these {recommended}, because other samples "
         text += "chose them"
     verdicts = [("verdicts", text)] if judged > 1 else []
     latency, threads = _describe_timing(runs, param("latency.threads"), param("threads"))
@@ -57,7 +57,7 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
             f"{param('seed')}, digest of the sample indices {tag('calibration_digest')[:16]}…",
         ),
         ("task", f"{task.name}, metric {task.metric.title}"),
-        ("evaluated artifact", "the file that was written, loaded again from disk"),
+        ("evaluated artifact", "the written file, reloaded from disk"),
         (
             "tests",
             f"{task.test.name}, paired on the same samples{against}; corrected for all runs of the "
@@ -76,7 +76,7 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
 
 
 def _describe_timing(runs: Sequence[RunRecord], timed_on: str, threads: str) -> tuple[str, str]:
-    """Return the texts on latency and threads; jobs at the same time lengthen latencies."""
+    """Return the texts about latency, threads and parallel jobs, which lengthen latencies."""
     latency, at_once = "not measured", max(int(run.jobs_at_once) for run in runs)
     if timed := any(run.latency_ms is not None for run in runs):
         latency = f"{timed_on} thread(s), quantized and FP32 model measured in turns in one "

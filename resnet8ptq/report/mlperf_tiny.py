@@ -1,4 +1,4 @@
-"""MLPerf Tiny's tasks (`benchmark=`) in one table, each beside the suite's target."""
+"""The table of MLPerf Tiny's tasks (`benchmark=`), with the suite's targets."""
 
 from collections.abc import Sequence
 
@@ -15,12 +15,12 @@ COLUMNS = (
 
 
 def is_suite(records: Sequence[RunRecord]) -> bool:
-    """Return whether the runs are of tasks of a suite."""
+    """Return whether the runs belong to a benchmark suite."""
     return any(record.benchmark != "null" for record in records)
 
 
 def rows(records: Sequence[RunRecord]) -> list[list[str]]:
-    """Return cells under COLUMNS, a row for each run; `met` is of the metric as measured."""
+    """Return a row of COLUMNS for each run; `met` compares the measured metric with the target."""
     return [_row(record) for record in records]
 
 

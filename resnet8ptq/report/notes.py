@@ -13,28 +13,27 @@ from resnet8ptq.tracking.record import RunRecord
 NAMED = 12  # runs behind one note
 P_NOTE = (
     "p: {test} against the FP32 baseline of the same framework, on the same samples{correction}. A "
-    "small p shows a difference from FP32; the limit says whether it is too large. A model can "
-    "differ measurably from FP32 and still be good enough."
+    "small p shows a difference from FP32, which may still be within the limit."
 )
 LIMIT_NOTE = (
     "limit: {limit} ({key}), tested by one-sided 95% bounds of the loss{several}. {outcomes}A "
-    "verdict is about this file; another calibration draw (seed) makes another file, and "
-    "experiment=spread judges the recipe."
+    "verdict applies to this file only; another calibration draw (seed) makes another file. "
+    "experiment=spread judges a configuration over several draws."
 )
 OUTCOME_NOTES = {
     PASS: "pass: these samples prove that the model keeps the limit (upper bound within it). ",
     FAIL: "fail: these samples prove that the model exceeds it (lower bound beyond it). ",
     UNDECIDED: (
-        "undecided: these samples are too few for either proof; the brackets have the sample sizes "
-        "for 80% power, at losses one standard error above and below the measured one, up to a "
-        "million. "
+        "undecided: these samples are too few for either proof. In brackets: the sample sizes that "
+        "decide with 80% power if the true loss is one standard error below or above the measured "
+        "one; sizes above a million are not shown. "
     ),
 }
 LOOKS_NOTE = (
     "{count} earlier {runs} scored on these samples{part}; verdicts do not correct for that. "
-    "Each run is one more chance that a model beyond the limit passes by luck: with 30 single runs "
-    "at the limit, at least one passes wrongly in up to 34% of simulated cases, instead of 5%. "
-    "Confirm a pass on new test samples."
+    "In each run, a model beyond the limit may pass by chance: with 30 single runs at the limit, "
+    "at least one passes wrongly in up to 34% of simulated cases, instead of 5%. Confirm a pass on "
+    "new test samples."
 )
 STOP_NOTE = (
     "after N of M: evaluate.stop=decided scored the M samples in random order, and stopped after "
@@ -61,8 +60,8 @@ SIMULATED_NOTE = (
     "representative and is not measured."
 )
 INTERVAL_NOTE = (
-    "interval: the 95% confidence interval of delta, for each run by itself, not corrected"
-    "{for_all}: it holds the differences from FP32 that these samples do not rule out; {how}."
+    "interval: the 95% confidence interval of delta, not corrected{for_all}. It contains the "
+    "differences from FP32 that these samples do not rule out. Method: {how}."
 )
 SPEEDUP_NOTE = (
     "ms: the median latency of one image, {threads} thread(s); speedup: FP32's latency divided by "
@@ -81,7 +80,7 @@ def collect(
     """Return the notes on the runs of one family.
 
     Args:
-        whole: below a table with every column; else below one of six.
+        whole: whether the table has all columns, instead of six.
     """
     task, named = task_of(records), list(zip(records, labels(records), strict=True))
     hidden = {"planned_bits"} if "planned_bits" in varied(records) else set()
@@ -161,7 +160,7 @@ def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list
 
 
 def _on_looks(records: Sequence[RunRecord], judged: Judged) -> list[str]:
-    """Return the note on earlier runs that were scored on the same samples, if any."""
+    """Return the note about earlier runs on the same samples, if any."""
     digest = next((record.test_digest for record in records if record.test_digest), "")
     looks = judged.looks.get(digest, NO_LOOKS)
     if not looks.count:
@@ -174,7 +173,7 @@ def _on_looks(records: Sequence[RunRecord], judged: Judged) -> list[str]:
 
 
 def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
-    """Return the notes on runs that stopped when their verdict was decided."""
+    """Return the notes about runs that stopped when their verdict was decided."""
     metric, lines = task.metric, []
     stopped = [(record, label) for record, label in named if record.stopped_loss is not None]
     for record, label in stopped[:NAMED]:

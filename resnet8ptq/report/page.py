@@ -62,7 +62,7 @@ Figures = Mapping[str, bytes]  # file name -> PNG or SVG
 def write(
     store: Store, parent_id: str, chosen: Sequence[ModelSelection], folder: Path
 ) -> list[Path]:
-    """Write the report on a selection of each family, and log it on the sweep's parent run.
+    """Write the report, and log it on the sweep's parent run.
 
     Returns:
         The paths of the files, in `folder`.
@@ -116,7 +116,7 @@ def load_selections(
 def to_markdown(chosen: Sequence[ModelSelection], figures: Collection[str]) -> str:
     """Return the report in Markdown, with a section for each family of runs.
 
-    It links the figures whose file names are in `figures`.
+    It links the figures in `figures`.
     """
     families = [selected.family for selected in chosen]
     titles = _headings(families)
@@ -136,8 +136,8 @@ def to_html(
     """Return the report as one page, see `web_page`.
 
     Args:
-        panels: trade-off panels of each family, drawn inline.
-        figures: image files shown in the details.
+        panels: trade-off panels of each family, drawn as inline SVG.
+        figures: image files of the details.
     """
     families = [selected.family for selected in chosen]
     parts = zip(chosen, _prefixes(families), strict=True)
@@ -147,7 +147,7 @@ def to_html(
 
 
 def _render_pooled(chosen: Sequence[ModelSelection]) -> str:
-    """Return the verdicts over several families in Markdown; empty without any."""
+    """Return the verdicts over several families in Markdown; empty if there are none."""
     limits = chosen[0].limits if chosen else ReportConfig()
     pools = pooled.judge([selected.family for selected in chosen], limits)
     return templates.load("resnet8ptq.report", "pooled.md.j2").render(
@@ -170,8 +170,8 @@ def _render(
     """Return the section of one family in Markdown.
 
     Args:
-        prefix: of the figure names.
-        page: for the page, which has the table and the figure of the runs already.
+        prefix: prefix of the figure names.
+        page: whether the section is for the HTML page, which already has the table and the figure.
     """
     family, limits = selected.family, selected.limits
     recommended = selected.recommendations
@@ -221,7 +221,7 @@ def _render(
 def _fold(
     selected: ModelSelection, heads: Sequence[str], lines: Sequence[list[str]]
 ) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
-    """Return a heading and a table for each combination, that of the best run first."""
+    """Return a heading and a table for each combination; the one with the best run comes first."""
     records, metric = selected.family.records, selected.family.metric
     groups: dict[Combination, list[int]] = {}
     for index in best_first(records):
@@ -238,7 +238,7 @@ def _fold(
 def _head(
     name: Combination, records: Sequence[RunRecord], judged: Mapping[str, Verdict], metric: Metric
 ) -> str:
-    """Return the heading of a combination: number of runs, range of the metric, outcomes."""
+    """Return the heading of a combination: number of runs, range of the metric, verdicts."""
     values = [value for run in records if (value := run.value(metric)) is not None]
     outcomes = Counter(
         judged[run.run_id].outcome if run.run_id in judged else run.status for run in records
@@ -252,7 +252,7 @@ def _head(
 
 
 def _say_as_good(selected: ModelSelection, best: Recommendation) -> list[str]:
-    """Return how many models are shown to be as good as the best, and how many may be."""
+    """Return the numbers of models proven to be, and possibly, as good as the best."""
     shown, unknown = len(best.equals), len(best.unknown)
     if not shown and not unknown:
         return []
@@ -306,12 +306,12 @@ def summarize(selected: ModelSelection) -> list[str]:
 
 
 def _begin(text: str) -> str:
-    """Return a text with a capital first letter; `str.capitalize` makes "AUC" lower case."""
+    """Return a text with a capital first letter; `str.capitalize` would turn "AUC" into "Auc"."""
     return text[:1].upper() + text[1:]
 
 
 def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:
-    """Return the sweep's configurations and the results of other tools; empty without these."""
+    """Return a ranking of the sweep's configurations and other tools; empty without other tools."""
     counted = all("expected_accuracy" in cell.record.metrics for cell in family.measured)
     if limits.reference is None or not family.measured or not counted or family.stopped:
         return []

@@ -1,4 +1,4 @@
-"""Figures of a whole sweep, for its report. The functions return None without data."""
+"""Figures of a sweep's report. The functions return None without data."""
 
 import re
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ _CALIBRATIONS = {
 
 
 def class_impact(family: Family) -> Figure | None:
-    """Accuracy change by class and run, in points; significant losses are framed.
+    """Draw the accuracy change by class and run, in points; frame significant losses.
 
-    Of many runs the best, as in the table.
+    If there are many runs, only the best are drawn, as in the table.
     """
     cells, names = family.measured, family.class_names
     if not cells or not names:
@@ -59,7 +59,7 @@ def _short(names: Sequence[str]) -> list[str]:
 
 
 def activation_ranges(family: Family, backend: str) -> Figure | None:
-    """The range that each calibration method kept, for each activation of one framework."""
+    """Draw the range by each calibration method, for each activation of one framework."""
     chosen: dict[str, dict[str, list[float]]] = {}
     for cell in family.measured:
         if cell.record.backend == backend and cell.ranges.get("activations"):
@@ -88,7 +88,7 @@ def activation_ranges(family: Family, backend: str) -> Figure | None:
 
 
 def weight_ranges(family: Family) -> Figure | None:
-    """The smallest and the largest weight of each layer, which minmax keeps per tensor."""
+    """Draw the smallest and the largest weight of each layer: the per-tensor range of minmax."""
     cells = [cell for cell in family.measured if cell.ranges.get("weights")]
     if not cells:
         return None

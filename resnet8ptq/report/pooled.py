@@ -1,16 +1,16 @@
-"""One verdict on a network over several data sets: on its mean loss, and on every data set.
+"""Verdicts on a network over several data sets: on its mean loss, and on all data sets.
 
-The same configuration of the same network is a row. Two rules answer two questions:
+Each row is a configuration of a network. Two rules answer two questions:
 
 - *pooled*: is the loss within the limit on average? The mean of the data sets' paired losses, each
-  with the same weight; a loss on one data set can hide behind a gain on another.
+  with the same weight; a gain on one data set can hide a loss on another.
 - *on all*: is the loss within the limit on every data set? Pass if each data set passes by itself
   at 5%, without a correction for their number: an intersection-union test (Berger,
   "Multiparameter Hypothesis Testing and Acceptance Sampling", Technometrics 24, 1982). Fail if one
   data set fails, corrected for their number (Holm).
 
-Both are corrected for the number of configurations (Holm). Only hits are pooled, of whole samples:
-other losses have no common unit, and sequential tests no common plan.
+Both are corrected for the number of configurations (Holm). Only hits of fully scored samples are
+pooled: other losses have no common unit, and sequential tests have no common plan.
 """
 
 import math
@@ -38,7 +38,7 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Stratum:
-    """Samples of one data set that a model lost and won against FP32, of `total`."""
+    """The samples of one data set that a model lost and won against FP32, out of `total`."""
 
     lost: int
     won: int
@@ -52,7 +52,7 @@ class Stratum:
 
 @dataclass(frozen=True)
 class Part:
-    """A configuration on one data set, of which `source` is the key."""
+    """A configuration on one data set, identified by `source`."""
 
     source: Key
     cell: Cell
@@ -60,9 +60,9 @@ class Part:
 
     @classmethod
     def of_cell(cls, cell: Cell) -> Self | None:
-        """Return the part; None unless it has all hits, and a network that the user names.
+        """Return the part; None unless it has all hits and a network named by the user.
 
-        A network without a name is the one that comes with the data set.
+        A network without a name is the data set's own.
         """
         record, paired = cell.record, cell.paired
         if paired is None or all(record.params.get(key, "null") == "null" for key in _NETWORKS):
@@ -87,7 +87,7 @@ class Configuration:
     on_all: str
 
     def cells(self, metric: Metric) -> list[str]:
-        """Return the cells under `HEADS`."""
+        """Return the cells of the columns `HEADS`."""
         low, high, loss, worst = map(
             metric.show_change, (*self.interval, self.loss, self.worst_loss)
         )
@@ -115,18 +115,18 @@ class Pool:
 
 
 def mean_loss(strata: Sequence[Stratum]) -> float:
-    """Return the mean loss, with the same weight for each stratum."""
+    """Return the mean loss, with equal weights for the strata."""
     return math.fsum(stratum.loss for stratum in strata) / len(strata)
 
 
 def stratified(strata: Sequence[Stratum], limit: float) -> Margin:
     """Return the margin of the mean loss over strata of equal weight, by the score test.
 
-    The stratified form of `tango`, as by Nam, "Non-inferiority of New Procedure to Standard
+    This is the stratified form of `tango` by Nam, "Non-inferiority of New Procedure to Standard
     Procedure in Stratified Matched-pair Design", Biometrical Journal 48, 2006. Nam assumes the same
-    loss in all strata. Losses differ between data sets; therefore the variance of each stratum is
-    that of its own loss, shifted by as much as the mean lies off the limit. Corrected for
-    continuity by half of the largest step. One stratum has the margin of `tango`.
+    loss in all strata. But losses differ between data sets, so the variance of each stratum is
+    taken at its own loss, shifted by the distance of the mean loss from the limit. The continuity
+    correction is half of the largest step. For one stratum, the result equals `tango`.
     """
     excess = mean_loss(strata) - limit
     error = math.hypot(*(_error(stratum, stratum.loss - excess) for stratum in strata))
@@ -137,27 +137,27 @@ def stratified(strata: Sequence[Stratum], limit: float) -> Margin:
 
 
 def _error(stratum: Stratum, loss: float) -> float:
-    """Return the standard error of a stratum's loss if it were `loss`, by Tango's variance."""
+    """Return the standard error of a stratum's loss if the true loss is `loss` (Tango)."""
     limit = min(max(loss, -1.0), 1.0)
     correction = tango(stratum.lost, stratum.won, stratum.total, limit).correction
     return 0.5 / correction / stratum.total  # it is half a sample in standard errors
 
 
 def mean_interval(strata: Sequence[Stratum]) -> Interval:
-    """Return the 95% interval of the mean loss: the limits that `stratified` does not reject."""
+    """Return the 95% interval of the mean loss: the limits not rejected by `stratified`."""
     low = find_edge(lambda limit: stratified(strata, limit).p_beyond > PART)
     high = find_edge(lambda limit: stratified(strata, limit).p_within <= PART)
     return low, high
 
 
 def hold_on_all(margins: Sequence[Margin]) -> tuple[float, float]:
-    """Return the p-values of "some loss is at the limit or above" and "all are at most there"."""
+    """Return the p-values of "some loss is at the limit or above" and "none is above the limit"."""
     beyond = min(holm([margin.p_beyond for margin in margins]))
     return max(margin.p_within for margin in margins), beyond
 
 
 def judge(families: Sequence[Family], limits: ReportConfig) -> list[Pool]:
-    """Return a pool for each network and metric with several data sets; [] without any."""
+    """Return a pool for each network and metric with several data sets; empty if there are none."""
     keys = varied([record for family in families for record in family.records])
     keys = [key for key in keys if not key.startswith(_OF_DATA)]
     models = [key for key in keys if key.startswith("model.")]
@@ -173,7 +173,7 @@ def judge(families: Sequence[Family], limits: ReportConfig) -> list[Pool]:
 
 
 def _pool(rows: Sequence[list[Part]], limits: ReportConfig) -> Pool | None:
-    """Return the pool of a network's configurations; None unless one has all of several sets."""
+    """Return the pool of a network's configurations; None unless one ran on several data sets."""
     names = _name({part.source: part.cell.record for row in rows for part in row})
     whole = [row for row in rows if Counter(part.source for part in row) == Counter(list(names))]
     if len(names) < 2 or not whole:
@@ -197,7 +197,7 @@ def _name(records: Mapping[Key, RunRecord]) -> dict[Key, str]:
 def _judge(
     rows: Sequence[list[Part]], names: Mapping[Key, str], limit: float
 ) -> Iterator[Configuration]:
-    """Yield the configurations, judged together; beside an FP32 in doubt they are void."""
+    """Yield the configurations, judged together; they are void if FP32 is in doubt."""
     sound = [row for row in rows if not any(part.cell.record.doubt for part in row)]
     whole = [_margin(row, limit) for row in sound]
     single = [[_margin([part], limit) for part in row] for row in sound]
@@ -217,7 +217,7 @@ def _judge(
 
 
 def _margin(parts: Sequence[Part], limit: float) -> Margin:
-    """Return the margin of the mean loss; unknown of groups that were scored one by one."""
+    """Return the margin of the mean loss; unknown if samples of groups were scored one by one."""
     if any(part.cell.record.grouped for part in parts):
         return UNKNOWN
     return stratified([part.stratum for part in parts], limit)

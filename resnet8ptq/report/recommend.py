@@ -1,9 +1,8 @@
 """Recommends a sweep's models by use, each with its verdict.
 
-Models are chosen on samples that the reported figures do not use, see `experiment.samples`: the
-best of many models looks better than it is on the samples that chose it. They are judged
-as a family of their own, without a correction for the models that were not chosen. For speed, FP32
-is a candidate too.
+Models are chosen on samples that the reported figures do not use (`experiment.samples`), because
+the best of many models looks too good on the samples that chose it. The chosen models are judged as
+a separate family, without a correction for the other models. For speed, FP32 is a candidate too.
 """
 
 import math
@@ -45,11 +44,12 @@ class Recommendation:
     """The choice for one use, and its alternatives.
 
     Attributes:
-        key: as typed: best, balanced, smallest, fastest, fastest_batch, best_NAME for a backend.
+        key: the use as typed: best, balanced, smallest, fastest, fastest_batch, or best_NAME for a
+            backend.
         judged: the verdict on the reported samples, see `_judge`; None for FP32.
         verdict: the same as text; empty for FP32.
-        equals: the alternatives; `equals_mean` says in which respect.
-        unknown: models that may be as good: these samples decide neither way.
+        equals: the alternatives; `equals_mean` describes the respect in which they are equal.
+        unknown: models that may be as good; the samples do not decide.
     """
 
     use: str
@@ -65,7 +65,7 @@ class Recommendation:
 
     @property
     def command(self) -> str:
-        """The command that deploys it; empty for FP32, and for files of other programs."""
+        """The deploy command; empty for FP32, and for files of other programs."""
         if self.choice is None or self.choice.record.combination.path:
             return ""
         words = [f"run_id={self.choice.record.run_id}"]
@@ -78,7 +78,7 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class ModelSelection:
-    """The models of a family that could be deployed, and the criteria of the choice."""
+    """The deployable models of a family, and the criteria of the choice."""
 
     family: Family
     limits: ReportConfig
@@ -87,9 +87,9 @@ class ModelSelection:
 
     @cached_property
     def candidates(self) -> list[Cell]:
-        """The models of `_ran`; none if all fail, or if FP32 is in doubt.
+        """The models of `_ran`; empty if all fail, or if FP32 is in doubt.
 
-        Without selection samples, only models that do not fail and that reach the minimum.
+        Without selection samples, only models that do not fail and that reach the metric's minimum.
         """
         kept = [cell for cell in self._ran if self.outcome(cell) != FAIL]
         kept = [cell for cell in kept if reaches_least(self.family.metric, cell, self.limits)]
@@ -97,19 +97,19 @@ class ModelSelection:
 
     @cached_property
     def apart(self) -> bool:
-        """Whether the sweep has selection samples apart from the reported ones."""
+        """Whether the sweep has selection samples separate from the reported ones."""
         return all(cell.choice is not None for cell in self._ran)
 
     @cached_property
     def _ran(self) -> list[Cell]:
-        """The models that ran as deployed; without any, files for NPUs, whose speed is unknown."""
+        """The models that ran as they are deployed; if there are none, files for NPUs."""
         measured = [cell for cell in self.family.measured if not cell.record.doubt]
         ran = [cell for cell in measured if cell.record.execution != "simulated"]
         return ran or [cell for cell in measured if cell.record.is_for_npu]
 
     @property
     def for_npus(self) -> bool:
-        """Whether the candidates are files for NPUs: accuracy and size are known, no speed."""
+        """Whether the candidates are files for NPUs: accuracy and size are known, not the speed."""
         return any(cell.record.is_for_npu for cell in self.candidates)
 
     @cached_property
@@ -122,7 +122,7 @@ class ModelSelection:
 
     @cached_property
     def within(self) -> list[Cell]:
-        """The passing models; without any, those whose measured loss is within the limit."""
+        """The passing models; if there are none, those with a measured loss within the limit."""
         if self.passing:
             return self.passing
         name = f"{CHOICE}drop" if self.apart else "drop"
@@ -136,7 +136,7 @@ class ModelSelection:
 
     @property
     def on_selection(self) -> bool:
-        """Whether the runs were scored on the selection samples, not on the reported ones."""
+        """Whether the runs were scored on the selection samples instead of the reported ones."""
         return any(cell.record.split == "choice" for cell in self.family.cells)
 
     def outcome(self, cell: Cell) -> str:
@@ -145,7 +145,7 @@ class ModelSelection:
 
     @cached_property
     def criterion(self) -> Metric | None:
-        """The task's criterion; None without selection samples that it was measured on."""
+        """The task's criterion; None if it was not measured on selection samples."""
         criterion = self.family.task.criterion
         if criterion is None or not self.apart:
             return None
@@ -153,10 +153,10 @@ class ModelSelection:
         return criterion if all(name in cell.record.metrics for cell in self._ran) else None
 
     def best(self, cells: Sequence[Cell], reported: bool = False) -> Cell:
-        """Return the best on the selection samples, or on the reported ones.
+        """Return the best model on the selection samples, or else on the reported ones.
 
-        On the selection samples the task's criterion, if any, chooses among the models near the
-        best one. Of equal models it is the faster, and of equally fast ones the smaller.
+        On the selection samples, the task's criterion, if any, chooses among the models near the
+        best one. Ties go to the faster model, then to the smaller.
         """
         metric, prefix = self.family.metric, CHOICE if self.apart and not reported else ""
         costs = [_or_worst(metric.cost(cell.metric(prefix + metric.ranked_by))) for cell in cells]
@@ -174,17 +174,17 @@ class ModelSelection:
 
 
 def _or_worst(cost: float) -> float:
-    """Return a cost; infinite if the outputs of the network are not finite."""
+    """Return a cost; infinite for NaN, the cost of a network with outputs that are not finite."""
     return math.inf if math.isnan(cost) else cost
 
 
 def fp32_name(cell: Cell) -> str:
-    """Return the name of the FP32 network of a run's framework in a timing."""
+    """Return the name, in a timing, of the FP32 network in a run's framework."""
     return f"{cell.record.combination.baseline} fp32"
 
 
 def finalists(selected: ModelSelection) -> list[Cell]:
-    """Return the models to time against each other and FP32; none without measured latencies."""
+    """Return the models to time against each other and FP32; empty without measured latencies."""
     timed = _timed(selected.within)
     if not timed:
         return []
@@ -228,11 +228,11 @@ def why_none(selected: ModelSelection) -> list[str]:
 
 
 def recommend(selected: ModelSelection) -> list[Recommendation]:
-    """Return one recommendation for each use; none without candidates.
+    """Return one recommendation for each use; empty without candidates.
 
-    Empty if the runs were scored on the selection samples: these are steps of a ladder, which runs
-    its best models on the reported samples too. The balanced, the smallest and the fastest are
-    chosen among the models within the limit.
+    Also empty if the runs were scored on the selection samples: these are steps of a ladder, whose
+    best models also run on the reported samples. The balanced, the smallest and the fastest model
+    are chosen among the models within the limit.
     """
     candidates = selected.candidates
     if not candidates or selected.on_selection:
@@ -260,7 +260,7 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
 
 
 def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Family:
-    """Return the recommended models that the selection samples chose, see `ModelSelection.own`."""
+    """Return the recommended models chosen on the selection samples, see `ModelSelection.own`."""
     apart = [r.choice for r in chosen if r.choice and r.key != BALANCED and selected.apart]
     return Family(tuple({cell.record.run_id: cell for cell in apart}.values()))
 
@@ -269,7 +269,7 @@ def _judge(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[R
     """Add the verdicts on the reported samples.
 
     Models of `own_family` are judged together. The balanced model is chosen on the reported
-    samples: unless it is another use's model too, its verdict is corrected for all models.
+    samples, so its verdict is corrected for all models, unless it is another use's model too.
     """
     family, limits = selected.family, selected.limits
     judged = {**selected.judged, **verdicts.judge(own_family(selected, chosen), limits)}
@@ -286,7 +286,7 @@ def _judge(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[R
 
 
 def other_choice(selected: ModelSelection) -> list[str]:
-    """Return how the models were chosen, and the best on the reported samples, as sentences."""
+    """Return sentences about the choice, and about the best model on the reported samples."""
     metric = selected.family.metric
     if not selected.candidates:
         return []
@@ -303,13 +303,14 @@ def other_choice(selected: ModelSelection) -> list[str]:
         lines.append(
             f"Among the models within {NEAR:g} paired standard errors of the best {metric.title}, "
             f"the one with the outputs closest to FP32's is chosen (lowest {criterion.title}), "
-            "because that depends less on luck."
+            f"because {criterion.title} varies less from sample to sample."
         )
     chosen, reported = (ours.metric(f"{prefix}{BASELINE}{metric.name}") for prefix in (CHOICE, ""))
     if metric.bounded and metric.cost(reported) - metric.cost(chosen) > FAMILIAR:
         lines.append(
-            f"FP32 has {metric.show(chosen)} on them and {metric.show(reported)} on the reported "
-            "samples. It was probably trained on them, so the loss there may be smaller or larger."
+            f"FP32 has {metric.show(chosen)} on the selection samples and "
+            f"{metric.show(reported)} on the reported ones. It was probably trained on the "
+            "selection samples, so the loss on them may be smaller or larger."
         )
     if any(TUNED.items() & cell.record.params.items() for cell in selected.candidates):
         lines.append(
@@ -355,12 +356,12 @@ def _say_margin(selected: ModelSelection) -> str:
 
 
 def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation | None:
-    """Choose the smallest of the models that are shown to be as good as the best.
+    """Choose the smallest of the models proven to be as good as the best.
 
-    Of equal sizes it is the fastest. None if the best is not within the limit, and no other is.
+    Of equally small ones, choose the fastest. None if no model is within the limit.
 
-    The test is on the reported samples, corrected for all models, so that it holds for the one
-    that is chosen.
+    The test uses the reported samples and is corrected for all models, so it holds for the chosen
+    one.
     """
     ids = {cell.record.run_id for cell in selected.within if selected.outcome(cell) != FAIL}
     assert best.choice is not None  # of every recommendation but the fastest
@@ -371,7 +372,7 @@ def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation 
     small = [cell for cell in members if _bytes(cell) <= least]
     chosen = min(small, key=lambda cell: cell.record.latency_ms or math.inf)
     if chosen is best.choice:
-        why = f"no model over {SAME_SIZE:.1%} smaller is shown to be {_say_margin(selected)}"
+        why = f"no model more than {SAME_SIZE:.1%} smaller is shown to be {_say_margin(selected)}"
     else:
         metric = selected.family.metric
         why = f"{_bytes(chosen) / 1000:.1f} kB, the best has {_bytes(best.choice) / 1000:.1f} kB; "
@@ -400,7 +401,7 @@ def _smallest(selected: ModelSelection) -> Recommendation:
 
 
 def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) -> Recommendation:
-    """Choose by latencies that were measured in turns."""
+    """Choose by latencies measured in turns."""
     cells = {cell.record.run_id: cell for cell in selected.within if cell.record.run_id in times}
     baselines = [name for name in times if name.endswith(" fp32")]
     ms = {name: typical(blocks) for name, blocks in times.items()}
@@ -423,7 +424,7 @@ def _fastest(selected: ModelSelection, use: str, times: Mapping[str, Blocks]) ->
 
 
 def _fastest_of_runs(selected: ModelSelection) -> Recommendation:
-    """Choose by latencies of different runs, without a timing."""
+    """Choose by the latencies of separate runs, if no timing in turns exists."""
     timed = _timed(selected.within)
     best = min(timed, key=_latency)
     fp32 = min(timed, key=_baseline_latency)

@@ -1,8 +1,8 @@
-"""Results of other tools on the same images, beside a sweep's own runs.
+"""Results of other tools on the same images, to compare with a sweep's runs.
 
 A reference is a CSV file with the columns `tool`, `configuration`, `correct`, `expected_correct`
-(ties at the top broken at random; may be empty), `total` (test images) and `size_bytes`: one in
-`resnet8ptq/report/references/`, by name, or a path.
+(ties at the top broken at random; may be empty), `total` (test images) and `size_bytes`. It is
+given as a path, or as the name of a file in `resnet8ptq/report/references/`.
 """
 
 import csv
@@ -21,7 +21,7 @@ HEADINGS = ("tool", "configuration", "draws", "correct", "with ties at random", 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the table: correct images of `total`; means over several `draws`."""
+    """One line of the table: correct images out of `total`; means if there are several `draws`."""
 
     tool: str
     configuration: str
@@ -79,7 +79,7 @@ def _entry(path: Path, number: int, line: dict[str, str]) -> Entry:
 
 
 def fits(name: str, family: Family) -> bool:
-    """Whether figures are of a family's network and data set, which shipped ones are named after.
+    """Whether a reference fits a family; shipped ones are named after network and data set.
 
     A named sweep such as `experiment=flagship` keeps its reference on other networks.
     """
@@ -91,7 +91,7 @@ def fits(name: str, family: Family) -> bool:
 def rank(family: Family, references: Sequence[Entry]) -> list[Entry]:
     """Return the sweep's configurations and the references, the most accurate first.
 
-    References on another number of test images are left out.
+    References with another number of test images are left out.
     """
     own = [_own(cells) for cells in group_by_configuration(family)]
     totals = {entry.total for entry in own}
@@ -100,7 +100,7 @@ def rank(family: Family, references: Sequence[Entry]) -> list[Entry]:
 
 
 def rows(entries: Sequence[Entry]) -> list[list[str]]:
-    """Return cells under HEADINGS."""
+    """Return the cells of the columns HEADINGS."""
     return [
         [
             entry.tool,

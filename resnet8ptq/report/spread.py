@@ -1,8 +1,8 @@
-"""The result of a recipe: a configuration over several calibration draws.
+"""Results of recipes; a recipe is a configuration over several calibration draws.
 
-A verdict of the table is about a file, and another calibration draw makes another file. A verdict
-on the recipe needs several draws: the loss of each sample is averaged over them, and the standard
-error counts samples and draws.
+A verdict of the table is about one file, and another calibration draw gives another file. A verdict
+on the recipe needs several draws: the loss of each sample is averaged over the draws, and the
+standard error includes both samples and draws.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,9 @@ class Spread:
     """The task's metric of one configuration over several seeds.
 
     Attributes:
-        loss: against FP32, over samples and draws; None if the metric is no mean over samples.
-        verdict: on the recipe, corrected for all recipes (Holm); seeds are no separate hypotheses.
+        loss: loss against FP32 over samples and draws; None if the metric is not a mean over
+            samples.
+        verdict: the verdict on the recipe, corrected for all recipes (Holm), but not for seeds.
     """
 
     label: str
@@ -47,7 +48,7 @@ def group_by_configuration(family: Family) -> list[list[Cell]]:
 
 
 def measure(family: Family, limits: ReportConfig) -> list[Spread]:
-    """Return the spread of each configuration that was run with more than one seed.
+    """Return the spread of each configuration with more than one seed.
 
     Empty if the runs stopped at different samples.
     """
@@ -71,7 +72,7 @@ def _measure(family: Family, cells: Sequence[Cell]) -> Spread:
 
 
 def _by_seed(cells: Sequence[Cell]) -> list[Cell]:
-    """Return one cell of each seed."""
+    """Return one cell for each seed."""
     return list({cell.record.seed: cell for cell in cells}.values())
 
 
@@ -81,7 +82,7 @@ def _judge(
     family: Family,
     limits: ReportConfig,
 ) -> list[Spread]:
-    """Add the verdicts on the recipes, beside an FP32 that is not in doubt."""
+    """Add the verdicts on the recipes, if FP32 is not in doubt."""
     pairs = zip(spreads, groups, strict=True)
     sound = [s for s, cells in pairs if s.loss and not any(cell.record.doubt for cell in cells)]
     limit = family.metric.limit(limits)

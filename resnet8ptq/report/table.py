@@ -1,4 +1,4 @@
-"""The table of runs: its heads, its cells, and the CSV of everything logged."""
+"""The table of runs: its headings, its cells, and the CSV of all logged values."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ _FIRST_NOTE = "The {first} best of {total} runs by {title}; the others: {others}
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdicts on runs in words, the limits that they judge, and earlier looks."""
+    """The verdicts on runs as text, their limits, and the earlier runs on the same samples."""
 
     texts: Mapping[str, str] = field(default_factory=dict)  # run id -> cell of `LIMIT`
     limits: ReportConfig = field(default_factory=ReportConfig)
@@ -35,18 +35,18 @@ NOTHING_JUDGED = Judged()
 
 
 def columns(records: Sequence[RunRecord]) -> list[str]:
-    """Return the heads of the columns; the settings that vary follow `weights`."""
+    """Return the column headings; the settings that vary follow `weights`."""
     return [*CHOICES, *varied(records), *numeric(records), LIMIT, "execution", "status"]
 
 
 def numeric(records: Sequence[RunRecord]) -> list[str]:
-    """Return the heads of the columns of numbers: the task's metrics, and the costs of a model."""
+    """Return the headings of the numeric columns: the task's metrics, and the costs of a model."""
     task = task_of(records)
     return [task.metric.title, *PAIRED, *(metric.title for metric in task.beside), *COSTS]
 
 
 def rows(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[list[str]]:
-    """Return one row of cells for each framework's FP32 baseline, then one for each run."""
+    """Return a row for each framework's FP32 baseline, then a row for each run."""
     adjusted, keys, task = adjusted_p(records), varied(records), task_of(records)
     runs = []
     for record in records:
@@ -60,9 +60,9 @@ def rows(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[
 def shorten(
     records: Sequence[RunRecord], lines: Sequence[list[str]]
 ) -> tuple[list[list[str]], str]:
-    """Return the lines of `rows` to show at once, and a note on the others.
+    """Return the rows to show at once, and a note about the hidden ones.
 
-    All lines, and no note, up to `MANY` runs; else those of the baselines and of the best runs.
+    Up to `MANY` runs, all rows are shown, without a note; else the baselines and the best runs.
     """
     if len(records) <= MANY:
         return list(lines), ""
@@ -80,12 +80,12 @@ def shorten(
 def brief(
     records: Sequence[RunRecord], lines: Sequence[list[str]], more: Collection[str] = ()
 ) -> tuple[list[str], list[list[str]]]:
-    """Return six columns of a table, which fit into a terminal, and the columns of `more`.
+    """Return the six columns that fit into a terminal, and the columns of `more`.
 
-    The first names the configuration. The last holds the verdict, or the status of a run without.
+    The first column is the configuration. The last one holds the verdict, or else the status.
 
     Args:
-        lines: of `rows`.
+        lines: the rows of `rows`.
     """
     heads, settings = columns(records), len(CHOICES) + len(varied(records))
     metric = task_of(records).metric.title
@@ -98,7 +98,7 @@ def brief(
 
 
 def _label(heads: Sequence[str], line: Sequence[str]) -> str:
-    """Return the settings of a row in words."""
+    """Return the settings of a row as text."""
     pairs = zip(heads, line, strict=False)  # the row goes on
     return " ".join(text if head in CHOICES else f"{head}={text}" for head, text in pairs if text)
 
@@ -117,7 +117,7 @@ def without_empty(
 
 
 def to_csv(records: Sequence[RunRecord]) -> str:
-    """Return every parameter and metric of every run, one run a line."""
+    """Return every parameter and metric of every run, one line for each run."""
     params = sorted({key for record in records for key in record.params})
     metrics = sorted({key for record in records for key in record.metrics})
     lines: list[list[object]] = [["run_id", "status", "reason", *params, *metrics]]
@@ -146,7 +146,7 @@ def _baseline_rows(task: Task, records: Sequence[RunRecord], extra: list[str]) -
 
 
 def _baseline_ms(records: Sequence[RunRecord], key: tuple[str | None, ...]) -> str:
-    """Return the least and the largest latency of a baseline; each run measured it once."""
+    """Return the smallest and the largest latency of a baseline, which each run measured once."""
     own = (record.baseline_latency_ms for record in records if _baseline_key(record) == key)
     times = sorted(ms for ms in own if ms is not None)
     return " to ".join(dict.fromkeys(_number(ms, ".3f") for ms in (*times[:1], *times[-1:])))
@@ -157,7 +157,7 @@ def _baseline_key(record: RunRecord) -> tuple[str | None, ...]:
 
 
 def _run_cells(task: Task, record: RunRecord, p: float | None, limit: str) -> list[str]:
-    """Return the cells from the task's metric on, with a corrected p; empty if not measured."""
+    """Return the cells from the metric on, with the corrected p-value; empty if not measured."""
     scored, quantized = _metric_cells(task, record), record.quantized
     costs = [_kb(record.size_bytes), "", _number(record.latency_ms, ".3f"), ""]
     if quantized:
@@ -172,13 +172,13 @@ def _run_cells(task: Task, record: RunRecord, p: float | None, limit: str) -> li
 
 
 def show_interval(metric: Metric, record: RunRecord) -> str:
-    """Return the 95% interval of a run's `delta`; empty without one, or without spread."""
+    """Return the 95% interval of a run's `delta`; empty if there is none, or without spread."""
     low, high = record.interval("delta") or (0, 0)
     return "" if low == high else f"{metric.show_change(low)} to {metric.show_change(high)}"
 
 
 def say_size(size_bytes: int | float, reduction: float | None) -> str:
-    """Return a size in words, beside that of FP32 if `reduction`, the fraction saved, is known."""
+    """Return a size as text, compared with FP32 if `reduction`, the fraction saved, is known."""
     size = f"{size_bytes / 1000:.1f} kB"
     if reduction is None:
         return size
@@ -186,7 +186,7 @@ def say_size(size_bytes: int | float, reduction: float | None) -> str:
 
 
 def _metric_cells(task: Task, record: RunRecord, prefix: str = "") -> list[str]:
-    """Return the metric, room for `PAIRED`, and the task's other metrics."""
+    """Return the metric, placeholders for `PAIRED`, and the task's other metrics."""
     values = [(metric, record.value(metric, prefix)) for metric in (task.metric, *task.beside)]
     first, *others = ("" if value is None else metric.show(value) for metric, value in values)
     return [first, *[""] * len(PAIRED), *others]

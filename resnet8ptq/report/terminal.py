@@ -1,4 +1,4 @@
-"""The result of a run or a sweep in the terminal: tables, recommendations, where the files are."""
+"""The result of a run or a sweep in the terminal: tables, recommendations, paths of files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ _NARROW = 100  # characters of a line, below which the table of six columns is c
 def print_runs(
     records: Sequence[RunRecord], console: Console | None = None, judged: Judged = NOTHING_JUDGED
 ) -> None:
-    """Print a table with its notes for each family of runs to stdout."""
+    """Print a table with notes to stdout for each family of runs."""
     console = stdout(console, PIPE_WIDTH)
     families = group(records)
     if len(families) > 1:
@@ -77,7 +77,7 @@ def print_pools(pools: Sequence[Pool]) -> None:
 
 
 def print_paths(folder: Path, store: Store) -> None:
-    """Print the paths of the files and of the report, and the address to browse the runs."""
+    """Print the paths of files and report, and the address of the runs in MLflow."""
     print(f"Files:  {folder}")
     if (report := folder / REPORT).exists():
         print(f"Report: {report}")
@@ -85,7 +85,7 @@ def print_paths(folder: Path, store: Store) -> None:
 
 
 def print_answers(chosen: Sequence[ModelSelection]) -> None:
-    """Print the recommended models, and last the one to deploy: verdict, costs and command."""
+    """Print the recommended models; the last one is to be deployed: verdict, costs and command."""
     console = stdout(None, PIPE_WIDTH)
     titles = headings([selected.family.records for selected in chosen])
     for heading, selected in zip(titles, chosen, strict=True):

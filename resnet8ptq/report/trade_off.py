@@ -1,7 +1,7 @@
 """The figure of a sweep: the loss of each model against its size and its latency, as SVG.
 
-The page shows it inline, where a point can be pointed at and selected; `trade_offs.svg` is the same
-for other readers.
+The page shows it inline, with points that can be hovered and selected; `trade_offs.svg` is a file
+with the same figure.
 """
 
 import math
@@ -28,14 +28,14 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 @dataclass(frozen=True)
 class Point:
-    """A model in the figure; x, y, low and high are positions in the drawing.
+    """A model in the figure; x, y, low and high are coordinates of the drawing.
 
     Attributes:
-        title: its name and values, for a pointer and a screen reader.
-        row: the number of its row in the table of runs; -1 without a row.
-        kind: the outcome of its verdict, `fp32` or `other`: the shape of the mark.
-        low, high: ends of the 95% interval of the loss; equal without one.
-        beyond: the loss is larger than the drawing shows.
+        title: its name and values, for hovering and screen readers.
+        row: the index of its row in the table of runs; -1 if it has no row.
+        kind: the outcome of its verdict, `fp32` or `other`; sets the shape of the mark.
+        low, high: ends of the 95% interval of the loss; equal if there is none.
+        beyond: whether the loss lies outside of the drawing.
     """
 
     title: str
@@ -55,8 +55,8 @@ class Panel:
 
     Attributes:
         name: `size` or `latency`.
-        x_title, y_title: the axes, with units.
-        x_ticks, y_ticks: positions and texts.
+        x_title, y_title: the titles of the axes, with units.
+        x_ticks, y_ticks: positions and texts of the ticks.
         limit: the position of the largest accepted loss.
         front: the Pareto front, as the points of a polyline.
         keys: the frameworks with their colours.
@@ -75,7 +75,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class _Datum:
-    """A model before it is placed: `x` in the unit of the axis, losses in that of the metric."""
+    """A model in data units: `x` in the unit of the axis, losses in the unit of the metric."""
 
     label: str
     x: float
@@ -88,7 +88,7 @@ class _Datum:
 
 
 def panels(selected: ModelSelection, others: Sequence[Entry] = ()) -> list[Panel]:
-    """Return a drawing over size and, where it was measured, one over latency; empty without runs.
+    """Return a drawing over size and, if measured, one over latency; empty without runs.
 
     Args:
         others: results of other tools on the same samples, drawn over size.
@@ -130,7 +130,7 @@ def _datum(selected: ModelSelection, cell: Cell, row: int, x: float) -> _Datum:
 
 
 def _baselines(family: Family, metric_name: str, scale: float) -> list[_Datum]:
-    """Return FP32 in each framework, at the median over its runs."""
+    """Return FP32 in each framework, as the median over the runs."""
     measured: dict[str, list[float]] = {}
     for cell in family.measured:
         value = cell.record.metrics.get(f"{BASELINE}{metric_name}")
@@ -210,16 +210,17 @@ def _place(
 
 
 def _front(data: Sequence[_Datum], points: Sequence[Point]) -> str:
-    """Return the points that no other beats on both axes, from left to right."""
+    """Return the Pareto-optimal points, from left to right."""
     costs = np.array([(d.x, d.loss) for d in data])
     front = sorted(find_front(costs), key=lambda i: points[i].x)
     return " ".join(f"{points[i].x:.1f},{points[i].y:.1f}" for i in front)
 
 
 def find_front(costs: NDArray[np.float64]) -> list[int]:
-    """Return the points [n, objectives] that no other dominates; lower costs are better.
+    """Return the Pareto-optimal points of [n, objectives]; lower costs are better.
 
-    A point is dominated by one that is nowhere worse and somewhere better; equal points are not.
+    A point is dominated by one that is nowhere worse and somewhere better. Equal points do not
+    dominate each other.
     """
     return [
         index

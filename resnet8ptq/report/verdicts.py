@@ -1,10 +1,10 @@
 """Verdicts on the loss of models against FP32: pass, fail, undecided or void.
 
-A model passes if the one-sided 95% bound of its paired loss is within the limit. It fails if the
-bound from the other side is beyond the limit. Both are corrected for all models of a family (Holm,
-1979). Otherwise it is undecided: a loss that is not significant does not prove equality. A verdict
-is void if FP32 itself is no better than chance, or clearly below the accuracy that the user
-expects: a loss against a broken network means nothing.
+A model passes if the one-sided 95% upper bound of its paired loss is within the limit. It fails if
+the lower bound is beyond the limit. Both are corrected for all models of a family (Holm, 1979).
+Otherwise it is undecided: a loss that is not significant does not prove equality. A verdict is void
+if FP32 itself is no better than chance, or clearly below the accuracy that the user expects,
+because a loss against a broken network has no meaning.
 """
 
 import math
@@ -52,7 +52,7 @@ class Verdict:
 
     @property
     def sizes(self) -> str:
-        """The range of sample sizes in words; empty if decided, or beyond `MOST_NEEDED`."""
+        """The range of needed sample sizes as text; empty if decided, or beyond `MOST_NEEDED`."""
         low, high = self.between
         if not 0 < low <= MOST_NEEDED:
             return ""
@@ -65,7 +65,7 @@ def in_words(
     limits: ReportConfig,
     judged: Sequence[Mapping[str, Verdict]] | None = None,
 ) -> Judged:
-    """Return the verdicts on the runs of all families, by default of `judge`, as texts."""
+    """Return the verdicts on the runs of all families as texts; by default those of `judge`."""
     texts = {}
     judged = judged or [judge(family, limits) for family in families]
     for family, verdicts in zip(families, judged, strict=True):
@@ -85,7 +85,7 @@ def in_words(
 def say(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> str:
     """Return the verdict as text, with the metric's own limit if the model does not reach it.
 
-    A run that stopped early adds the number of its samples.
+    For a run that stopped early, the text includes the number of its samples.
     """
     record, text = cell.record, str(verdict)
     if record.planned is not None and record.total is not None:
@@ -96,7 +96,7 @@ def say(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> s
 
 
 def least_of(metric: Metric, limits: ReportConfig) -> float | None:
-    """Return the value that the metric must reach; None without such a limit."""
+    """Return the smallest accepted value of the metric; None without such a limit."""
     return getattr(limits, metric.least) if metric.least else None
 
 
@@ -107,7 +107,7 @@ def reaches_least(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
 
 
 def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
-    """Return the verdict on each measured quantized model of a family, by the id of its run."""
+    """Return the verdict on each measured quantized model of a family, by run id."""
     metric = family.metric
     drop = metric.limit(limits)
     verdicts = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.record.doubt}
@@ -123,10 +123,10 @@ def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
 
 
 def judge_added(family: Family, limits: ReportConfig) -> list[tuple[Cell, Verdict]]:
-    """Return the verdicts on the added samples alone, of runs whose values are kept by sample.
+    """Return the verdicts on the added samples only, for runs with values kept by sample.
 
-    Samples that were added because a verdict was undecided are a test of their own: their number,
-    and the decision to take them, do not depend on them.
+    Samples that were added after an undecided verdict form an independent test: neither their
+    number nor the decision to add them depends on them.
     """
     metric, rows = family.metric, family.added
     if rows is None:
@@ -140,7 +140,7 @@ def judge_added(family: Family, limits: ReportConfig) -> list[tuple[Cell, Verdic
 
 
 def say_added(family: Family, limits: ReportConfig) -> str:
-    """Return the note on samples that were added to those of earlier runs."""
+    """Return the note about samples that were added to those of earlier runs."""
     assert family.added is not None
     added, total = int(family.added.sum()), len(family.added)
     judged = judge_added(family, limits)
@@ -166,7 +166,8 @@ def outcomes(p_values: Sequence[tuple[float, float]]) -> list[str]:
     """Return the outcomes of models that are judged together (Holm).
 
     Args:
-        p_values: of each model, of a loss at the limit or above, and at the limit or below.
+        p_values: for each model, the p-values of a loss at the limit or above, and at the limit or
+            below.
     """
     within, beyond = (holm([pair[side] for pair in p_values]) for side in (0, 1))
     return [
@@ -176,19 +177,19 @@ def outcomes(p_values: Sequence[tuple[float, float]]) -> list[str]:
 
 
 def margin_of(metric: Metric, limits: ReportConfig) -> float:
-    """Return the largest loss against the best model of a model that counts as good."""
+    """Return the largest loss against the best model for models "as good as the best"."""
     return MARGIN * metric.limit(limits)
 
 
 def as_good_as(
     best: Cell, others: Sequence[Cell], metric: Metric, limits: ReportConfig
 ) -> tuple[list[Cell], list[Cell]]:
-    """Return those of `others` shown to be as good as `best`, and those that may be.
+    """Return those of `others` proven to be as good as `best`, and those that may be.
 
-    A model is as good if its loss against `best` is below `margin_of`. The upper one-sided 95%
-    bound of its paired loss shows it, corrected for the number of others (Holm). If the lower
-    bound is below the margin too, but not the upper one, the samples do not decide. A test without
-    a margin would list truly worse models: they often do not differ significantly.
+    A model is as good if its loss against `best` is below `margin_of`. This is proven by the
+    one-sided 95% upper bound of its paired loss, corrected for the number of others (Holm). If only
+    the lower bound is below the margin, the samples do not decide. A test without a margin would
+    list models that are truly worse, because they often do not differ significantly.
     """
     margin, tested = margin_of(metric, limits), [cell for cell in others if cell.paired]
     totals = [int(cell.metric(TOTAL)) for cell in tested]
@@ -212,9 +213,9 @@ def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float, total: i
 def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
     """Return whether a model is within `errors` standard errors of the best one.
 
-    Measured on the selection samples. The comparison is paired if both runs have the same ones.
-    Another calibration draw leaves other selection samples; then the intervals of both runs give
-    the error.
+    Both are measured on the selection samples. The comparison is paired if the samples are the
+    same. With another calibration draw they may differ; then the intervals of both runs give the
+    error.
     """
     assert best.choice is not None and cell.choice is not None
     if best.choice.same_samples(cell.choice):

@@ -1,7 +1,7 @@
-"""`report.html`: the answer, the figure and the table on one page; statistics and methods below.
+"""`report.html`: one page with the answer, the figure and the table, then statistics and methods.
 
-The file stands alone: figures, style and script are inside, and its content security policy blocks
-everything else. Texts of runs are escaped.
+The file is self-contained: figures, style and script are inside, and its content security policy
+blocks everything else. Texts of runs are escaped.
 """
 
 import base64
@@ -32,8 +32,8 @@ class Row:
     """A row of the table of runs.
 
     Attributes:
-        key: the number of the run in its family, by which the figure finds it; `fp32` for FP32.
-        more: shown on demand: it is not among the best of many.
+        key: the index of the run in its family, which links it to the figure; `fp32` for FP32.
+        more: whether the row is shown only on demand.
     """
 
     key: str
@@ -44,13 +44,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """The part of the page on one family of runs.
+    """The part of the page for one family of runs.
 
     Attributes:
         heading: empty for a single family.
-        reasons: why nothing is recommended.
-        heads, numeric: of the table of runs; those of numbers.
-        details: statistics and methods, as HTML.
+        reasons: the reasons if nothing is recommended.
+        heads, numeric: the headings of the table of runs; the numeric ones among them.
+        details: statistics and methods, in HTML.
     """
 
     heading: str
@@ -74,8 +74,8 @@ def to_html(
     """Return the page.
 
     Args:
-        headings, chosen, panels, details: of each family; the details in Markdown.
-        images: the PNG files that the details name.
+        headings, chosen, panels, details: one for each family; the details are Markdown.
+        images: the PNG files in the details.
         pooled: the verdicts over several families, in Markdown.
     """
     parts = zip(headings, chosen, panels, details, strict=True)
@@ -119,7 +119,7 @@ def _section(heading: str, selected: ModelSelection, panels: list[Panel], detail
 
 
 def render(markdown: str, images: Mapping[str, bytes]) -> str:
-    """Return Markdown as HTML with its figures inside; all HTML but that of folds is escaped."""
+    """Return Markdown as HTML with inline figures; escape HTML in it, except folded sections."""
     parser = MarkdownIt("commonmark", {"html": True}).enable("table").disable("html_inline")
     parser.add_render_rule("html_block", _render_fold)
     setattr(parser, "validateLink", lambda url: url in images)  # noqa: B010 # nothing else
@@ -133,6 +133,6 @@ def render(markdown: str, images: Mapping[str, bytes]) -> str:
 
 
 def _render_fold(renderer: RendererHTML, tokens: Sequence[Token], index: int, *_: object) -> str:
-    """Keep the HTML of folded sections, and escape all other."""
+    """Keep the HTML of folded sections, and escape all other HTML."""
     text = tokens[index].content
     return text if FOLD.fullmatch(text.strip()) else escapeHtml(text)

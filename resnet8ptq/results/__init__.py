@@ -1,4 +1,4 @@
-"""Results that programs read: a finished run or a sweep as typed values, and as a pandas frame.
+"""Results for programs: a finished run or a sweep as typed values, and as a pandas frame.
 
     from resnet8ptq import results
 

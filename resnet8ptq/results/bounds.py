@@ -1,9 +1,9 @@
 """One-sided 95% bounds of the loss against FP32: the inverted tests of `report.verdicts`.
 
-A test asks whether the loss lies below one limit. The upper bound is the smallest limit that the
-same test accepts, so that it needs no additional statistic. It uses the level that Holm's
-correction leaves to the model: a model passes exactly if its upper bound is at most the limit, and
-fails exactly if its lower bound is at least the limit.
+A test asks whether the loss lies below a limit. The upper bound is the smallest limit for which the
+same test passes. It uses the level that Holm's correction leaves to the model: a model passes
+exactly if its upper bound is at most the limit, and fails exactly if its lower bound is at least
+the limit.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ STEPS = 50  # halvings of an interval
 class Bounds:
     """The loss is at most `upper`, and at least `lower`; each holds with 95% confidence.
 
-    None where the samples bound nothing: without spread, or in groups that were scored one by one.
+    None if there is no bound: without spread, or if samples of groups were scored one by one.
     """
 
     upper: float | None = None
@@ -34,7 +34,7 @@ class Bounds:
 def measure(family: Family, limits: ReportConfig) -> dict[str, Bounds]:
     """Return the bounds of each judged model of a family, by the id of its run.
 
-    Models beside a broken FP32 are not judged. The unit is that of `RunRecord.drop`.
+    With a broken FP32, no model is judged. The unit is that of `RunRecord.drop`.
     """
     metric = family.metric
     cells = [cell for cell in family.measured if not cell.record.doubt]
@@ -48,10 +48,10 @@ def measure(family: Family, limits: ReportConfig) -> dict[str, Bounds]:
 
 
 def levels(p_values: Sequence[float]) -> list[float]:
-    """Return the level at which Holm's procedure (1979) tests each p-value, in the same order.
+    """Return Holm's level (1979) for each p-value, in the same order.
 
-    The k-th smallest of m is tested at 0.05 / (m - k), k = 0, 1, ... The first that is not rejected
-    ends the procedure, and its level is that of all the larger ones.
+    The k-th smallest of m is tested at 0.05 / (m - k), k = 0, 1, ... The first p-value that is not
+    rejected ends the procedure, and its level holds for all larger ones.
 
     >>> [round(level, 4) for level in levels([0.5, 0.001, 0.9])]
     [0.025, 0.0167, 0.025]
@@ -86,7 +86,7 @@ def _edge(holds: Callable[[float], bool], bounded: bool) -> float | None:
     """Return the smallest limit at which a condition holds; None if it holds always or never.
 
     Args:
-        bounded: losses lie between -1 and 1; others are looked for up to `FARTHEST`.
+        bounded: whether losses lie between -1 and 1; otherwise the search goes up to `FARTHEST`.
     """
     low, high = -1.0, 1.0
     while not bounded and high < FARTHEST and not holds(high):

@@ -9,8 +9,8 @@
 
 Exit codes: 0 pass; 3 fail; 4 undecided, void or unsupported; 2 wrong input; 1 an error, such as a
 store that does not answer, or a sweep whose runs all failed.
-The recommendation is what `deploy` takes for the same `use`. A sweep whose models all fail
-recommends none: `choice` is null, and the verdict is fail. A model below `min_accuracy` fails, too.
+The recommendation is that of `deploy` for the same `use`. If all models of a sweep fail, none is
+recommended: `choice` is null, and the verdict is fail. A model below `min_accuracy` fails, too.
 `max_drop=0.05`, `min_sqnr_db=30` and `min_accuracy=0.85` set other limits than the sweep's own.
 `experiment=`, `uri=` and `root=` name the MLflow store. The fields: docs/verdict.md.
 """
@@ -58,7 +58,7 @@ def main(words: list[str]) -> None:
     """Print the verdict.
 
     Raises:
-        ConfigError: a key is wrong, or there is no such run.
+        ConfigError: a key is wrong, or the run does not exist.
         TrackingError: the run failed, or no run of the sweep was measured.
         SystemExit: with the code of a verdict other than pass.
     """
@@ -81,7 +81,7 @@ def _as_text(word: str) -> str:
 
 
 def find(asked: Arguments) -> Answer:
-    """Return the verdict on the requested run or sweep; errors as of `main`."""
+    """Return the verdict on the requested run or sweep; raises the errors of `main`."""
     sources = {key: getattr(asked, key) for key in ("run_id", "sweep", "folder")}
     named = [key for key, value in sources.items() if value is not None]
     if len(named) > 1:
@@ -102,7 +102,7 @@ def judge_run(run: RunSummary) -> Answer:
     """Return the verdict on a run.
 
     Raises:
-        ConfigError: it is of FP32 itself.
+        ConfigError: it is a run of FP32 itself.
         TrackingError: it has not been measured.
     """
     if run.verdict is not None:
@@ -116,7 +116,8 @@ def judge_sweep(sweep: SweepSummary, use: str = "best") -> Answer:
     """Return the verdict on the run that a sweep recommends for a use.
 
     Raises:
-        ConfigError: it recommends FP32 itself for the use, several runs, or knows no such use.
+        ConfigError: the sweep recommends FP32 itself or several runs for the use, or the use is
+            unknown.
         TrackingError: no run was measured, and one failed.
     """
     chosen = [choice for choice in sweep.choices if choice.use == use]
@@ -145,7 +146,7 @@ def judge_sweep(sweep: SweepSummary, use: str = "best") -> Answer:
 def _overall(sweep: SweepSummary) -> str:
     """Return the verdict on a sweep that recommends no run.
 
-    A simulated run cannot be deployed: it proves a loss, and never a pass.
+    A simulated run cannot be deployed, so it can prove a fail but never a pass.
     """
     measured = [run for run in sweep.runs if run.loss_verdict is not None]
     deployable = {run.verdict for run in measured if run.execution != "simulated"}

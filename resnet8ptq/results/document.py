@@ -1,4 +1,4 @@
-"""The verdict in JSON by `docs/verdict.schema.json`, and in Markdown for a pull request."""
+"""The verdict as JSON (`docs/verdict.schema.json`), and as Markdown for a pull request."""
 
 import json
 from collections import Counter
@@ -19,13 +19,13 @@ EXIT_CODES = {**verdicts.EXIT_CODES, UNSUPPORTED: 4}
 
 @dataclass(frozen=True)
 class Answer:
-    """A verdict and the run that it is on.
+    """A verdict and its run.
 
     Attributes:
         run: None if the sweep recommends no run for the use.
-        sweep: None for a run by itself.
-        use: empty for a run that was named.
-        because: why this run was chosen, or why none; empty for a run that was named.
+        sweep: the run's sweep; None for a single run.
+        use: the requested use; empty for a run chosen by id or folder.
+        because: the reason for this run, or for none; empty for a run chosen by id or folder.
     """
 
     verdict: str
@@ -41,7 +41,7 @@ class Answer:
 
 
 def to_json(answer: Answer) -> str:
-    """Return the document: ASCII, so that no name in it steers a terminal, and without NaN."""
+    """Return the document, without NaN and in ASCII, so that no name in it controls a terminal."""
     run = answer.run
     document = {
         "schema": SCHEMA,
@@ -132,7 +132,7 @@ def _as_good(sweep: SweepSummary) -> dict[str, Any] | None:
 
 
 def to_markdown(answer: Answer) -> str:
-    """Return a sentence and a short table; texts from outside are escaped."""
+    """Return a sentence and a short table; untrusted texts are escaped."""
     run = answer.run
     lines = [f"**Quantization: {answer.verdict}.** {describe(answer, _escape)}", ""]
     if run is not None:
@@ -145,10 +145,10 @@ def to_markdown(answer: Answer) -> str:
 
 
 def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
-    """Return the verdict in a sentence or two.
+    """Return the verdict as one or two sentences.
 
     Args:
-        show: makes texts from outside harmless.
+        show: escapes untrusted texts.
     """
     run = answer.run
     if run is None:
@@ -158,7 +158,7 @@ def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
     if run.loss is None or run.loss_verdict is None:
         return f"{begin}: {show(run.reason)}"
     if answer.verdict == VOID:
-        return f"{begin}: a loss against this FP32 network means nothing ({show(run.reason)})."
+        return f"{begin}: a loss against this FP32 network has no meaning ({show(run.reason)})."
     metric, limit = run.metric, _say_loss(run.metric, run.limit)
     name, loss = metric.loss_title.partition(",")[0], _say_loss(metric, run.loss)
     text = f"{begin}: {show(name)} is {loss}{_say_bounds(run)}; the limit is {limit}."
@@ -180,7 +180,7 @@ def _say_bounds(run: RunSummary) -> str:
 
 
 def _say_loss(metric: Metric, loss: float) -> str:
-    """Return a loss in a sentence: in points, in the metric's unit, or in percent of FP32's."""
+    """Return a loss for a sentence: in points, in the metric's unit, or in percent of FP32's."""
     return metric.say_change(loss) if metric.bounded else metric.show_lost(loss)
 
 
@@ -210,5 +210,5 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape Markdown, and part an @ from its name: a pull request would notify that person."""
+    """Escape Markdown, and separate an @ from its name, which a pull request would notify."""
     return escape_markdown(text).replace("@", "@<!-- -->")

@@ -1,6 +1,6 @@
-"""Finds a run or a sweep: by its id, its folder, its tags, or the newest; and reads it.
+"""Finds and reads a run or a sweep: by id, folder or tags, or the newest.
 
-A folder is read without the store, as long as it holds all runs of the sweep.
+A folder is read without the store if it holds all runs of the sweep.
 """
 
 import re
@@ -37,12 +37,12 @@ Asked = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class _Source:
-    """A sweep, or a run by itself, as it was read.
+    """The records of a sweep or of a single run.
 
     Attributes:
-        parent: the sweep's own run; None for a run by itself.
+        parent: the sweep's parent run; None for a single run.
         records: the runs to compare.
-        run_id: of the run that was looked for; empty for a sweep.
+        run_id: the id of the requested run; empty for a sweep.
     """
 
     store: Store
@@ -67,12 +67,12 @@ def load_sweep(
         load_sweep(tags={"release": "1.2"})  # the newest with these tags
 
     Args:
-        run_id: of the sweep's parent run.
+        run_id: the id of the sweep's parent run.
         limits: `max_drop`, `min_sqnr_db` and `min_accuracy`; by default the sweep's own.
         tracking: the store; by default `MLFLOW_TRACKING_URI`, or `mlruns` in the current folder.
 
     Raises:
-        ConfigError: there is no such sweep.
+        ConfigError: the sweep does not exist.
         TrackingError: the store does not answer, or a file of a run is missing or damaged.
     """
     source = _find_sweep(run_id, folder, tags, tracking or TrackingConfig())
@@ -92,7 +92,7 @@ def load_run(
     limits: Asked | None = None,
     tracking: TrackingConfig | None = None,
 ) -> RunSummary:
-    """Return a run, judged among the runs of its sweep; arguments and errors as of `load_sweep`.
+    """Return a run, judged among the runs of its sweep; see `load_sweep` for arguments and errors.
 
         load_run("0123...").verdict
         load_run(folder="runs/2026-01-31/12-00-00_onnx-int8-minmax-per_tensor")
@@ -113,12 +113,12 @@ def load_run(
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether a folder is a sweep's, not a run's; raises ConfigError if it is neither."""
+    """Return True for a sweep's folder and False for a run's; raise ConfigError for others."""
     return _read_journal(folder).tags.get("kind") == "sweep"
 
 
 def _select(source: _Source, asked: Asked) -> list[ModelSelection]:
-    """Judge the runs as the report does, by the requested limits, else by those of the sweep."""
+    """Judge the runs as in the report, by the requested limits or else the sweep's."""
     limits = _limits(source.records, asked)
     if source.parent is not None:
         return page.load_selections(source.store, source.parent, source.records, limits)
@@ -132,7 +132,7 @@ def _limits(records: Sequence[RunRecord], asked: Asked) -> ReportConfig:
         config = facts.limits_of(records, asked)
         check(config)
     except (ValueError, TypeError, OverflowError, RecursionError):  # a store is untrusted
-        raise TrackingError("report.max_drop: the runs have logged limits that are none") from None
+        raise TrackingError("report.max_drop: the runs have logged invalid limits") from None
     return config
 
 
@@ -191,7 +191,7 @@ def _find_run(
 
 
 def _load_run(store: Store, record: RunRecord) -> _Source:
-    """Return a run among the others of its sweep; by itself if the sweep has a newer run."""
+    """Return a run with its sweep; without the sweep if a newer run has replaced it."""
     if record.kind == "sweep":
         raise ConfigError(f"run_id: {record.run_id} is a sweep; try sweep={record.run_id}")
     if record.parent_id:
@@ -202,7 +202,7 @@ def _load_run(store: Store, record: RunRecord) -> _Source:
 
 
 def _read_sweep(folder: Path, tracking: TrackingConfig) -> _Source:
-    """Read a sweep from its folder; from the store if it shares runs of another sweep."""
+    """Read a sweep from its folder; from the store if it includes runs of another sweep."""
     kept = _read_journal(folder)
     if not is_sweep(folder):
         raise ConfigError(f"folder: got {folder}, a run's folder, expected the folder of a sweep")
@@ -272,7 +272,7 @@ def _find_artifact(store: Store, record: RunRecord) -> str | None:
 
 
 def _find_file(store: Store, record: RunRecord, name: re.Pattern[str]) -> str | None:
-    """Return the path of a run's file: in its own folder, else the store's; or its address."""
+    """Return the path of a run's file in its folder, or else its path or address in the store."""
     address = urlsplit(record.artifact_uri)
     local = address.scheme in ("", "file")
     folders = [origin.own_folder(record)] + [Path(url2pathname(address.path))] * local

@@ -1,7 +1,7 @@
 """A run and a sweep as typed values, with the report's verdicts, for programs.
 
 Nothing is measured or tested here: records come from `tracking.record`, verdicts and choices from
-`report`. Texts are printable, since a store is untrusted. Numbers are finite, or None where they
+`report`. Texts are printable, because a store is untrusted. Numbers are finite, or None if they
 were not measured.
 """
 
@@ -36,30 +36,30 @@ class RunSummary:
     """A run, judged among the runs of its sweep.
 
     Attributes:
-        label: the combination in words, with the settings that vary in the sweep.
+        label: the combination as text, with the settings that vary in the sweep.
         status: ok, unsupported, failed, killed or running.
-        reason: why the run is unsupported, has failed, or is void.
-        settings: those that vary in the sweep, beyond the four columns before them.
-        verdict: pass, fail, undecided, void or unsupported; fail also if the metric is below its
-            own limit, such as `report.min_accuracy`. None for FP32 and for a run that has failed.
-        loss_verdict: the verdict on the loss alone, as in the report; `verdict_text` in its words.
-        samples_needed: where undecided, about the sample size for 80% power at the measured loss;
-            None beyond a million, or without spread.
+        reason: the reason if the run is unsupported, failed or void.
+        settings: the settings that vary in the sweep, besides the four columns before them.
+        verdict: pass, fail, undecided, void or unsupported; also fail if the metric is below its
+            own limit, such as `report.min_accuracy`. None for FP32 and for failed runs.
+        loss_verdict: the verdict on the loss alone; `verdict_text` is the report's text.
+        samples_needed: if undecided, the approximate sample size for 80% power at the measured
+            loss; None beyond a million, or without spread.
         least: the metric's own limit.
-        loss: against FP32, positive if the model is worse: a difference of the metric, or for
-            metrics without bounds a fraction of FP32's value, see `Metric.drop`.
+        loss: the loss against FP32, positive if the model is worse: a difference of the metric, or
+            for unbounded metrics a fraction of FP32's value, see `Metric.drop`.
         loss_upper_bound, loss_lower_bound: one-sided 95% bounds, see `bounds`.
         limit: the largest loss that passes.
-        p_value: of the difference from FP32, corrected for the runs of the sweep.
+        p_value: p-value of the difference from FP32, corrected for the runs of the sweep.
         samples: the number of scored samples; `samples_from` is test, selection or
             held-out training.
-        samples_planned: those of a run that stopped when it was decided; else None.
-        latency_ms: the median of one sample at a time; `batch_latency_ms` of a batch.
+        samples_planned: planned samples of a run that stopped when decided; else None.
+        latency_ms: median latency of one sample; `batch_latency_ms` of a batch.
         artifact: path or address of the quantized file.
-        deploy_command: writes the file with its model card.
-        reproduce_command: makes the run of a sweep again; None for other runs.
+        deploy_command: the command that exports the file with a model card.
+        reproduce_command: the command that repeats a sweep's run; None for other runs.
 
-    A summary comes from `load_run` or `load_sweep`.
+    `load_run` and `load_sweep` return summaries.
     """
 
     run_id: str
@@ -112,12 +112,12 @@ class Choice:
     Attributes:
         use: best, balanced, smallest, fastest, fastest_batch, or best_NAME for a backend.
         run_id: None for FP32 itself, which only the uses for speed recommend.
-        because: the reason in words.
-        equals: ids of the alternatives: for best and balanced, of the runs shown to be within the
-            margin of the best; for other uses, of runs close in size or speed.
-        unknown: ids of the runs that may be within the margin, undecided by the samples.
-        run: the run's summary, with the verdict on it as a recommended run: not corrected for the
-            runs that were not chosen, if other samples chose it. None for FP32 itself.
+        because: the reason as text.
+        equals: ids of the alternatives: for best and balanced, the runs proven to be within the
+            margin of the best; for other uses, runs close in size or speed.
+        unknown: ids of the runs that may be within the margin; the samples do not decide.
+        run: the run's summary, with its verdict as a recommended run: if other samples chose it,
+            not corrected for the runs that were not chosen. None for FP32 itself.
         margin: half of the limit; None for uses other than best, balanced and best_NAME.
     """
 
@@ -137,8 +137,8 @@ class SweepSummary:
 
     Attributes:
         status: ok, failed, killed or running.
-        choices: by use; one for each set of scored samples.
-        why_none: why nothing is recommended, in words; empty if something is.
+        choices: the choices by use; one for each set of scored samples.
+        why_none: the reason if nothing is recommended; else empty.
         report: path or address of the report's page.
     """
 
@@ -155,10 +155,9 @@ class SweepSummary:
         return {run.run_id: run for run in self.runs}[run_id]
 
     def choice(self, use: str = "best") -> RunSummary | None:
-        """Return the run that is recommended for a use; None without one, or for FP32 itself.
+        """Return the recommended run for a use; None if there is none, or for FP32 itself.
 
-        Its verdict is that on a recommended run, see `Choice.run`. Of several sets of scored
-        samples, the first set's.
+        See `Choice.run` for its verdict. With several sets of scored samples, the first set counts.
         """
         return next((choice.run for choice in self.choices if choice.use == use), None)
 
@@ -168,10 +167,10 @@ class SweepSummary:
 
 
 def to_frame(runs: Iterable[RunSummary]) -> "pandas.DataFrame":
-    """Return a frame with a row for each run, by `run_id`, and a column for each attribute.
+    """Return a frame with a row for each run, indexed by `run_id`, and a column for each attribute.
 
-    `metric` is the metric's name. Each setting of `settings` is a column of its own. A number that
-    was not measured is NaN, as in every frame.
+    `metric` is the metric's name. Each setting of `settings` is a separate column. A number that
+    was not measured is NaN.
 
         frame = load_sweep().to_frame()
         frame[frame.loss_upper_bound <= 0.01].sort_values("size_bytes")
@@ -205,7 +204,7 @@ def summarize_sweep(
     """Return the summary of a sweep.
 
     Args:
-        selections: of each set of scored samples.
+        selections: one for each set of scored samples.
         artifacts: path or address of each run's quantized file, by the run's id.
     """
     runs = [run for selected in selections for run in summarize_runs(selected, artifacts)]
@@ -245,7 +244,7 @@ def _recommended(
     """Return the summary of a recommended run, with the verdict and bounds of `own_family`.
 
     Args:
-        own: bounds of the models of `own_family`, by the run's id.
+        own: bounds of the models of `own_family`, by run id.
     """
     cell = recommended.choice
     if cell is None:
@@ -377,19 +376,19 @@ def _whole(value: float | None) -> int | None:
 
 
 def _needed(count: float) -> int | None:
-    """Return a sample size; None for 0 (decided), NaN, or more than anybody has."""
+    """Return a sample size; None for 0 (decided), NaN, or an unrealistically large one."""
     return math.ceil(count) if 0 < count <= MOST_NEEDED else None
 
 
 def _deploy(cell: Cell) -> str | None:
-    """Return the command that deploys a run; None if a store gave it an id for another command."""
+    """Return the deploy command of a run; None if its id, from an untrusted store, is not plain."""
     if not re.fullmatch(r"\w+", cell.record.run_id):
         return None
     return _printable_or_none(Recommendation("", cell.label, "", cell).command)
 
 
 def _reproduce(record: RunRecord) -> str | None:
-    """Return the command for one job of a sweep, from the words that Hydra gave the job."""
+    """Return the command for one job of a sweep, from the job's overrides."""
     try:
         words = shlex.split(record.job_overrides)
     except ValueError:  # an open quote
@@ -408,5 +407,5 @@ def _reproduce(record: RunRecord) -> str | None:
 
 
 def _printable_or_none(command: str) -> str | None:
-    """Return a command if it is one printable line: a changed one would do something else."""
+    """Return a command if it is one printable line, because an escaped one would differ."""
     return command if command and command.isprintable() else None

@@ -1,4 +1,4 @@
-"""Access to the tracking server: its names, its users, and a warning if it is open."""
+"""Access to the tracking server: host names, users, and a warning if it is open."""
 
 import ipaddress
 import os
@@ -47,10 +47,10 @@ def _bracket(host: str) -> str:
 
 
 def name_variables(host: str, port: int, others: str | None) -> dict[str, str]:
-    """Return the variables with which MLflow answers only to its own names and `others`.
+    """Return the variables that make MLflow answer only to its own host names and `others`.
 
-    Otherwise a web page could let its own name resolve to this server, and read the runs. Commas
-    separate `others`.
+    Otherwise a web page could make its own host name resolve to this server, and read the runs.
+    `others` is separated by commas.
     """
     hosts = [host, "127.0.0.1", "localhost"]
     if not is_loopback(host):
@@ -66,7 +66,7 @@ def name_variables(host: str, port: int, others: str | None) -> dict[str, str]:
 
 
 def user_variables(folder: Path, database_uri: str) -> dict[str, str]:
-    """Write the settings of users into `folder`, readable by this user only; return variables."""
+    """Write the user settings into `folder`, readable by this user only; return the variables."""
     path = folder / "auth.ini"
     files.write_text(path, _AUTH.format(database=database_uri.replace("%", "%%")), mode=0o600)
     variables = {"MLFLOW_AUTH_CONFIG_PATH": str(path)}

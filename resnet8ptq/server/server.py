@@ -2,8 +2,8 @@
 
     resnet8ptq server database=postgresql://user@host/name
 
-The server listens on `host=127.0.0.1` and `port=5000`. `hosts=name,name:port` adds names by which
-clients reach it. `auth=true` asks for a password. `workers=4` sets the number of processes,
+The server listens on `host=127.0.0.1` and `port=5000`. `hosts=name,name:port` adds host names for
+clients. `auth=true` asks for a password. `workers=4` sets the number of processes,
 `folder=mlruns/server` the folder of the artifacts. Put the database's password into ~/.pgpass or
 PGPASSWORD. MLFLOW_BACKEND_STORE_URI may replace `database`. Ctrl-C ends the server. See
 docs/server.md.
@@ -60,7 +60,7 @@ class Arguments:
 
 @contextmanager
 def run(asked: Arguments) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """Run the server during the block, which starts when it answers; yield its URL and process.
+    """Run the server during the block, which starts when the server answers; yield URL and process.
 
     Raises:
         ConfigError: a setting is wrong, or the port is taken.
@@ -86,10 +86,10 @@ def run(asked: Arguments) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
 
 
 def find_database(setting: str | None) -> URL:
-    """Return the URL of the database that the setting or the environment names.
+    """Return the URL of the database in the setting or the environment.
 
     Raises:
-        ConfigError: none is named, it is not PostgreSQL, or the setting holds a password.
+        ConfigError: there is none, it is not PostgreSQL, or the setting holds a password.
     """
     named = setting or os.environ.get("MLFLOW_BACKEND_STORE_URI")
     takes = "postgresql://user@host/name"
@@ -111,7 +111,7 @@ def find_database(setting: str | None) -> URL:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Check that an address is free: another process there would answer instead of the server."""
+    """Check that an address is free, because another process there would answer instead."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
         try:
@@ -140,7 +140,7 @@ def _check_database(url: URL) -> None:
 
 @contextmanager
 def _mlflow(asked: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run `mlflow server` during the block, which starts when it answers."""
+    """Run `mlflow server` during the block, which starts when the server answers."""
     command = [sys.executable, "-m", "mlflow", "server", "--host", asked.host]
     command += ["--port", str(asked.port), "--workers", str(asked.workers), "--serve-artifacts"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
@@ -160,7 +160,7 @@ def _mlflow(asked: Arguments, folder: Path, url: URL) -> Iterator["subprocess.Po
 def start(
     words: list[str], variables: dict[str, str], output: IO[bytes] | None
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a process during the block, which writes to `output`, or as this one does."""
+    """Run a process during the block; its output goes to `output`, or to this process's output."""
     process = subprocess.Popen(
         words,
         env=variables,
@@ -201,7 +201,7 @@ def _wait(asked: Arguments, server: "subprocess.Popen[bytes]", log: Path) -> Non
 
 
 def answers(url: str, process: "subprocess.Popen[bytes]", within_s: float = math.inf) -> bool:
-    """Wait until the server answers; False if it ends before, or takes longer."""
+    """Wait until the server answers; return False if it ends before or takes too long."""
     end = time.monotonic() + within_s
     while process.poll() is None and time.monotonic() < end:
         try:
@@ -221,7 +221,7 @@ def main(words: list[str]) -> None:
 
 
 def serve(asked: Arguments) -> None:
-    """Run a server until it is interrupted, and print the settings of its clients.
+    """Run a server until it is interrupted, and print the settings for clients.
 
     Raises:
         TrackingError: the server ended without an interruption.

@@ -5,9 +5,9 @@
     resnet8ptq ui uri=sqlite:///PATH/mlflow.db
     resnet8ptq ui port=5001        5000 if it is not set
 
-`uri=` takes a database, `experiment=NAME` opens another experiment. Without them,
-MLFLOW_TRACKING_URI names the store. The address of a tracking server is printed, and nothing is
-started. Ctrl-C ends it.
+`uri=` names a database, `experiment=NAME` opens another experiment. Without `uri=`,
+MLFLOW_TRACKING_URI names the store. If it is a tracking server, the command only prints its
+address. Ctrl-C ends the command.
 """
 
 import os
@@ -46,8 +46,8 @@ def main(words: list[str]) -> None:
     """Show the runs until Ctrl-C.
 
     Raises:
-        ConfigError: a key is wrong, there is no store, or the port is in use.
-        TrackingError: MLflow does not start, or ends by itself.
+        ConfigError: a key is wrong, the store does not exist, or the port is in use.
+        TrackingError: MLflow does not start, or stops without being interrupted.
     """
     asked = command.parse_words(words, Arguments, __doc__)
     named = asked.uri or os.environ.get(address.VARIABLE) or ""
@@ -105,7 +105,7 @@ def serve(uri: str, port: int, page: str) -> None:
     """Run MLflow until it is interrupted, and print the address once it answers.
 
     Raises:
-        TrackingError: it has ended by itself.
+        TrackingError: it stopped without being interrupted.
     """
     words = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port)]
     words += ["--workers", "1", "--uvicorn-opts", "--log-level warning"]

@@ -1,1 +1,1 @@
-"""The network as a torch module that simulates integer kernels in float."""
+"""Simulates integer kernels in float, with the network as a torch module."""

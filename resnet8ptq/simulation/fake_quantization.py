@@ -1,4 +1,4 @@
-"""Fake quantization in torch: float values that lie on the grid of the integers.
+"""Fake quantization in torch: rounds float values to the grid of the integers.
 
 The gradient of rounding is zero almost everywhere; it is replaced by 1 (straight-through: Bengio et
 al., "Estimating or Propagating Gradients Through Stochastic Neurons for Conditional Computation",
@@ -15,11 +15,12 @@ from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 
 
 class FakeQuantize(nn.Module):  # type: ignore[misc]
-    """Round activations to the levels of a learned range.
+    """Rounds activations to the levels of a learned range.
 
-    It learns the logarithms of both ends' growth, as in Jain et al., "Trained Quantization
+    It learns the logarithm of each end's growth factor, as in Jain et al., "Trained Quantization
     Thresholds for Accurate and Efficient Fixed-Point Inference of Deep Neural Networks", MLSys
-    2020: one learning rate fits ranges of any size, and no end crosses zero, which stays a level.
+    2020. So one learning rate fits ranges of any size, and no end crosses zero, which stays a
+    level.
 
     Attributes:
         drop: probability that a value is not rounded, see `corrections.reconstruction`.
@@ -58,18 +59,18 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
 
 
 def drop_rounding(rounded: torch.Tensor, exact: torch.Tensor, probability: float) -> torch.Tensor:
-    """Return rounded values, each replaced by its exact value with a probability below 1."""
+    """Return rounded values; each is replaced by its exact value with probability `drop`."""
     # 1 or 0 by value. In torch 2.13 this takes half the time of torch.where and a comparison.
     kept = torch.rand_like(exact).add_(probability).floor_()
     return rounded.lerp(exact, kept)
 
 
 class Round(torch.autograd.Function):  # type: ignore[misc]
-    """Round to `steps + 1` levels, with gradients for the values and both ends of the range.
+    """Rounds to `steps + 1` levels, with gradients for the values and both ends of the range.
 
-    The gradients of the ends follow Esser et al., "Learned Step Size Quantization", ICLR 2020:
-    within the range d(rounded)/d(scale) is the rounding error in steps, beyond it the rounded value
-    is the end.
+    The gradients of the ends follow Esser et al., "Learned Step Size Quantization", ICLR 2020.
+    Within the range, d(rounded)/d(scale) is the rounding error in steps; beyond it, the rounded
+    value equals the end.
     """
 
     @staticmethod
@@ -101,7 +102,7 @@ class Round(torch.autograd.Function):  # type: ignore[misc]
 
 
 class FakeQuantizeWeight(nn.Module):  # type: ignore[misc]
-    """Round weights [out, ...] to the grid of their current range."""
+    """Rounds weights [out, ...] to the grid of their current range."""
 
     def __init__(self, scheme: WeightScheme) -> None:
         super().__init__()
@@ -115,11 +116,11 @@ class FakeQuantizeWeight(nn.Module):  # type: ignore[misc]
 
 
 class FakeQuantizeNarrowWeight(nn.Module):  # type: ignore[misc]
-    """Round weights [out, ...] to the few levels of a learned step: Esser et al., see `Round`.
+    """Rounds weights [out, ...] to few levels with a learned step: Esser et al., see `Round`.
 
-    It learns the logarithm of the step's growth, as `FakeQuantize` does. A step is limited so that
-    the largest weight gets the last level: from such weights `WeightScheme.grid` finds the same
-    step again.
+    It learns the logarithm of the step's growth factor, like `FakeQuantize`. The step is limited so
+    that the largest weight gets the last level; then `WeightScheme.grid` derives the same step from
+    the rounded weights.
     """
 
     def __init__(self, scheme: WeightScheme, weights: torch.Tensor) -> None:

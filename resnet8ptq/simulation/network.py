@@ -1,4 +1,4 @@
-"""Puts fake quantization into a network where the backends quantize."""
+"""Inserts fake quantization into a network at the places where the backends quantize."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class _Quantized(nn.Module):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Student:
-    """The network in training: raw pixels [n, H, W, C] to logits [n, classes].
+    """The trained network: maps raw pixels [n, H, W, C] to logits [n, classes].
 
     Attributes:
         quantizers: fake quantization by ONNX tensor name; some tensors share one.
@@ -81,12 +81,12 @@ def prepare(
     activations: ActivationScheme,
     float_output: bool,
 ) -> Student:
-    """Load the network and put fake quantization into it.
+    """Load the network and insert fake quantization.
 
     Args:
         skipped: names of nodes that stay in float.
         ranges: initial ranges of every tensor around quantized nodes.
-        float_output: the last layer's output stays in float.
+        float_output: whether the last layer's output stays in float.
 
     Raises:
         UnsupportedError: no softmax at the end, or a layer's weights cannot be trained.
@@ -114,9 +114,9 @@ def quantize_activations(
     scheme: ActivationScheme,
     float_output: bool,
 ) -> dict[str, FakeQuantize]:
-    """Put fake quantization of activations into `body`; return it by ONNX tensor name.
+    """Insert fake quantization of activations into `body`; return it by ONNX tensor name.
 
-    That of the network's input is only returned. A final softmax stays in float.
+    The fake quantization of the network's input is only returned. A final softmax stays in float.
     """
     source = graph.input[0].name
     quantizers = {source: FakeQuantize(ranges[source], scheme)} if source in ranges else {}
@@ -142,7 +142,7 @@ def quantize_activations(
 
 
 def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
-    """Return the network with the student's weights and biases; all names stay.
+    """Return the network with the student's weights and biases and unchanged names.
 
     Only weights with a learned grid are rounded.
     """
@@ -171,7 +171,7 @@ def _layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 
 def find_layer(body: Any, node: onnx.NodeProto) -> Any:
-    """Return the torch module with a layer's weights; onnx2torch may wrap it with a padding.
+    """Return the torch module with a layer's weights, which onnx2torch may wrap with a padding.
 
     Raises:
         UnsupportedError: no module has the weights.

@@ -1,1 +1,1 @@
-"""The first files of a project of one's own."""
+"""The first files of a user's project."""

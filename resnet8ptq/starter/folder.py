@@ -51,10 +51,10 @@ def main(words: list[str]) -> None:
 
 
 def write(folder: Path) -> None:
-    """Write the files into a folder, which is made if necessary.
+    """Write the files into a folder, which is created if necessary.
 
     Raises:
-        ConfigError: one of the files exists, and none is written; or the folder cannot be written.
+        ConfigError: one of the files exists, so none is written; or the folder cannot be written.
     """
     if there := [name for name in FILES if (folder / name).exists()]:
         raise ConfigError(

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunningSweep:
-    """A sweep whose jobs run; this process closes it."""
+    """A running sweep, which this process closes."""
 
     open: "Callable[[], Sweep]"  # waits for the store, and returns the sweep with its run
     worker: "Worker | None"  # of the sweep, known before it is open
@@ -53,9 +53,9 @@ class RunningSweep:
     begun_s: float = field(default_factory=time.monotonic)
 
     def seconds_left(self, job: int) -> float | None:
-        """Return the time that the jobs from number `job` on will take; None if unknown.
+        """Return the expected time of the jobs from number `job` on; None if unknown.
 
-        The jobs before took as long, on average.
+        It is based on the mean time of the earlier jobs.
         """
         if not job or self.jobs is None or self.worker is not None:
             return None
@@ -63,24 +63,24 @@ class RunningSweep:
 
     @cached_property
     def sweep(self) -> "Sweep":
-        """The sweep, with its run in the store and its file written; see `open_current`."""
+        """The sweep, after its run was created and its file was written; see `open_current`."""
         opened = self.open()
         opened.save()
         background.name_store(opened.store.words)
         return opened
 
     def close(self, status: str) -> str:
-        """Print the comparison, write it to the folder and the parent run, close the parent.
+        """Print the comparison, write it to the folder and the parent run, and close that run.
 
         Args:
-            status: `ok`, `failed` or `killed`, as the sweep ended.
+            status: the status of the sweep's end: `ok`, `failed` or `killed`.
 
         Returns:
-            The status of the sweep's run: `failed` if a job failed.
+            The status of the sweep's run, which is `failed` if a job failed.
 
         Raises:
-            TrackingError: the store is unavailable, and the runs are in the sweep's folder; or the
-                report failed, and the sweep's run is closed.
+            TrackingError: the store is unavailable (the runs are in the sweep's folder), or the
+                report failed (the sweep's run is closed).
             SystemExit: with the code of a verdict other than pass on a ladder's winner.
         """
         # matplotlib is imported here, while the last runs are uploaded.
@@ -179,7 +179,7 @@ def _how_far(records: "Sequence[RunRecord]", jobs: int | None) -> str:
 
 
 def _collect(sweep: "Sweep") -> "list[RunRecord]":
-    """Log the runs that the store lacks; return the runs to compare."""
+    """Log the runs that are missing in the store; return the runs to compare."""
     from resnet8ptq.tracking import history, sync
     from resnet8ptq.tracking.store import check_answers
 
@@ -209,7 +209,7 @@ _current: RunningSweep | None = None  # of this process
 
 
 def find_current() -> RunningSweep | None:
-    """Return the sweep that this process has started; it is closed after a failure too."""
+    """Return the sweep that this process has started, which is closed even after a failure."""
     return _current
 
 
@@ -217,8 +217,8 @@ def open_current() -> "Sweep":
     """Return the sweep that this process has started, once it is open.
 
     Raises:
-        SystemExit: it cannot be opened; the error is printed. Hydra would run the next job without
-            a record.
+        SystemExit: it cannot be opened, after the error is printed; otherwise Hydra would run the
+            next job without a record.
     """
     global _current
     assert _current is not None
@@ -241,7 +241,7 @@ class SweepCallback(Callback):
             raise SystemExit(command.report(error)) from None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Start to open the store and the parent run, or end the program."""
+        """Start opening the store and the parent run; end the program on an error."""
         global _current
         self.on_run_start(config)
         folder = Path(config.hydra.sweep.dir).absolute()
@@ -256,7 +256,7 @@ class SweepCallback(Callback):
 
 
 def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> RunningSweep:
-    """Check the settings before the first job, and start to open the store."""
+    """Check the settings before the first job, and start opening the store."""
     from resnet8ptq.report import reference
     from resnet8ptq.sweep import identity, ladder
     from resnet8ptq.tracking import sender
@@ -301,14 +301,14 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
 
 
 def _say_jobs(sweeper: DictConfig, count: int | None) -> str:
-    """Return the number of jobs in words; of a ladder, its goal and its time."""
+    """Return the number of jobs as text; for a ladder, its goal and its time limit."""
     if is_ladder(sweeper):
         return f"goal={sweeper.goal}, at most {sweeper.minutes:g} minutes"
     return f"{count or 'unknown number of'} jobs"
 
 
 def is_ladder(sweeper: Any) -> bool:
-    """Whether jobs are the steps of a ladder, which takes the records of the ones before."""
+    """Whether the jobs are steps of a ladder, which needs the records of earlier steps."""
     return str(sweeper.get("_target_", "")).endswith(".LadderSweeper")
 
 
@@ -318,7 +318,7 @@ def _find_swept(sweeper: DictConfig) -> list[Override]:
 
 
 def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | None:
-    """Return the number of jobs; None if only Hydra knows it, as for `glob(*)`.
+    """Return the number of jobs; None if only Hydra knows it, such as for `glob(*)`.
 
     The last override of a key wins.
     """
@@ -346,7 +346,7 @@ def _begin(settings: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "
 def _continue(
     settings: TrackingConfig, folder: Path, tags: Mapping[str, str]
 ) -> "Future[tuple[Store, str]]":
-    """Reopen the newest sweep of the same overrides; without one, start a new sweep."""
+    """Reopen the newest sweep with the same overrides, or start a new sweep."""
     from resnet8ptq.sweep import resume
     from resnet8ptq.tracking import sync
     from resnet8ptq.tracking.run import restart_parent

@@ -1,4 +1,4 @@
-"""Times a sweep's best models against each other and against FP32, after its last run."""
+"""Times a sweep's best models against each other and FP32, after its last run."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ def run(chosen: Sequence[ModelSelection], folder: Path) -> list[PairedLatency | 
     """Time the finalists of each family, and write the latencies to `folder`.
 
     Returns:
-        None for a family without latencies, or with latencies of another machine.
+        The timing of each family; None if it has no latencies, or latencies of another machine.
     """
     timings = [_time(selected, folder) for selected in chosen]
     if any(timings):
@@ -57,7 +57,7 @@ def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
 
 
 def _folder(cell: Cell, sweep: Path) -> Path:
-    """Return the folder of a run made here; refuse others, whose files would run as code."""
+    """Return the folder of a run made here; refuse other runs, whose files would run as code."""
     own = origin.own_folder(cell.record, sweep) or origin.own_folder(cell.record)
     if own is None:
         raise TrackingError(
@@ -70,8 +70,8 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
     """Load models from the folders of their runs, and time them in turns.
 
     Args:
-        models: the folders by name; all of the same network and data.
-        baselines: by name, the folder of one run of each framework, for its FP32 network.
+        models: the folders of runs by name, all with the same network and data.
+        baselines: the folder of one run for each framework, by name, for its FP32 network.
 
     Raises:
         PtqError: a file of a run is missing or damaged.

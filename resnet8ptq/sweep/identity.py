@@ -22,13 +22,13 @@ _ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=", "max_seconds=")
 
 
 def find(settings: Settings) -> str:
-    """Return a hexadecimal hash that two runs share only if their results would be equal.
+    """Return a hexadecimal hash, equal for two runs only if their results would be equal.
 
-    It covers settings, code of this package, versions of the frameworks, network, training and
-    test images. The CPU is not part of it: the jobs of a sweep may run on several kinds.
+    It covers settings, code of this package, versions of the frameworks, network, training and test
+    images. It does not cover the CPU, because the jobs of a sweep may run on several kinds.
 
     Raises:
-        PtqError: the images or the network are not available.
+        PtqError: the images or the network are missing.
     """
     config = settings.config
     images = registry.read(

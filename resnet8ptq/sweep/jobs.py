@@ -1,6 +1,6 @@
 """Jobs of a sweep in separate processes, here or on other machines.
 
-Every job takes its share of the cores. Its result or error must survive pickling.
+Every job uses its share of the cores. Its result or error must be picklable.
 """
 
 import logging
@@ -49,11 +49,11 @@ def enter(worker: Worker) -> None:
 
 
 def plan(launcher: DictConfig) -> Worker | None:
-    """Return the settings of the launcher's processes.
+    """Return the settings for the launcher's processes.
 
-    None if the jobs run one after another in this process.
+    None if the jobs run serially in this process.
 
-    This package's launchers have their own `plan`.
+    The launchers of this package define their own `plan`.
 
     Raises:
         ConfigError: a setting leaves no cores for a job.
@@ -74,10 +74,10 @@ def plan(launcher: DictConfig) -> Worker | None:
 
 
 def fit(key: str, cpus: object, cores: int) -> int:
-    """Return how many jobs of `cpus` cores fit on `cores`.
+    """Return the number of parallel jobs of `cpus` cores on `cores`.
 
     Raises:
-        ConfigError: none fits.
+        ConfigError: not even one job fits.
     """
     if not isinstance(cpus, int) or not 1 <= cpus <= cores:
         limit = "or more" if cores == sys.maxsize else f"to {cores}, the cores of this machine"
@@ -86,7 +86,7 @@ def fit(key: str, cpus: object, cores: int) -> int:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables that jobs need, without paths that do not exist."""
+    """Return the environment variables for jobs, without nonexistent paths."""
     kept = {key: value for key, value in os.environ.items() if key.startswith(_PREFIXES) and value}
     kept.pop("MLFLOW_TRACKING_URI", None)  # the sweep's file has the store
     for key in _PATHS:
@@ -96,14 +96,14 @@ def variables() -> dict[str, str]:
 
 
 def prepare_workers() -> None:
-    """Set the environment that the workers and their child processes inherit."""
+    """Set the environment for the workers and their child processes."""
     os.environ["TTY_INTERACTIVE"] = "0"  # rich's: the progress bars of several jobs would mix
     # Python would warn of the semaphores of interrupted workers, which it cleans up.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
 
 
 def to_picklable(error: Exception) -> Exception:
-    """Return an error that the parent process can load: the error or its text, with the traceback.
+    """Return an error that the parent process can unpickle: itself or its text, with the traceback.
 
     An error that cannot be pickled would end the whole sweep.
     """

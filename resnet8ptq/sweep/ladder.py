@@ -1,7 +1,7 @@
-"""Climbs the ladder of `experiment=auto`: runs its steps within the time, then confirms the best.
+"""Runs the ladder of `experiment=auto`: its steps within the time limit, then the confirmation.
 
-`experiment.ladder.climbing` chooses the steps. This module runs them through Hydra's launcher, and
-turns their records into the input of the next choice.
+`experiment.ladder.climbing` chooses the steps. This module runs them with Hydra's launcher, and
+converts their records into the input of the next choice.
 """
 
 import math
@@ -32,15 +32,15 @@ LEAST_S = 1.0  # for a job: learned layers come from the cache
 
 @dataclass
 class Ladder:
-    """A ladder that is climbed once.
+    """One run of the ladder.
 
     Attributes:
-        launch: runs steps as jobs, whose searches and learned rounding end in time; returns the
-            record of each, or its error, in the same order.
-        allowed: the limits of a model that passes.
-        seconds: for all jobs together.
-        at_once: the largest number of jobs at the same time.
-        clock: the time in seconds.
+        launch: runs steps as jobs with a time limit for searches and learned rounding; returns the
+            record or the error of each, in the same order.
+        allowed: the limits for a pass.
+        seconds: the time limit of all jobs together.
+        at_once: the largest number of parallel jobs.
+        clock: returns the time in seconds.
     """
 
     asked: Asked
@@ -53,10 +53,10 @@ class Ladder:
     confirmed: list[Tried] = field(default_factory=list)
 
     def climb(self) -> None:
-        """Try steps until the goal is met, none is left or the time is up; confirm the best.
+        """Try steps until the goal is met, no step is left or the time is up; confirm the best.
 
         Raises:
-            Exception: of the first job, if no step could be measured.
+            Exception: the error of the first job, if no step could be measured.
         """
         begun_s = self.clock()
 
@@ -77,9 +77,9 @@ class Ladder:
                 return
 
     def _fits(self, step: Step, left_s: float) -> bool:
-        """Whether a step and a confirmation fit into the time; if not, it counts as skipped.
+        """Return whether a step and a confirmation fit into the remaining time; else skip the step.
 
-        Of a step that ends in time with the best so far, a part has to fit.
+        For a step that can end early with the best so far, it is enough if a part fits.
         """
         expected_s, confirm_s = self._expect(step), self._confirm_s()
         expected_s *= climbing.ENDS_IN_TIME.get(step.rung, 1)
@@ -98,7 +98,7 @@ class Ladder:
         return _again_s(ranked[0]) if ranked else 0.0
 
     def _expect(self, step: Step) -> float:
-        """Return the expected seconds of a step, from those measured."""
+        """Return the expected seconds of a step, based on measured steps."""
         measured = [trial for trial in self.tried if trial.status == "ok"]
         own = [trial for trial in measured if trial.step.backend == step.backend] or measured
         if alike := [_warm_s(trial) for trial in own if trial.step.rung == step.rung]:
@@ -160,7 +160,7 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
     """Check the settings of the ladder, before the store is opened.
 
     Raises:
-        ConfigError: a wrong goal or time, several values, or a setting that the ladder makes.
+        ConfigError: a wrong goal or time, several values, or a setting that the ladder itself sets.
     """
     limits.require("goal", sweeper.goal, sweeper.goal in climbing.GOALS, " | ".join(climbing.GOALS))
     minutes = sweeper.minutes
@@ -189,9 +189,9 @@ _LADDERS = ("evaluate.split", "evaluate.choice", "evaluate.stop", "analysis")
 
 
 def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
-    """Return the measurements of a step's run, for the next choice.
+    """Return a step's measurements for the next choice.
 
-    A step that an earlier sweep has run returns at once: the time that it took then counts.
+    A step that an earlier sweep has run returns at once; the time of that earlier run counts.
     """
     shared = Tried(step, record.status, record.reason, seconds=seconds)
     if record.is_analysis:
@@ -226,9 +226,9 @@ def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
 
 
 def noise(record: RunRecord) -> float:
-    """Return the distance of a model's outputs from FP32's: the criterion between equal losses.
+    """Return the distance of a model's outputs from FP32's, the criterion between equal losses.
 
-    The Kullback-Leibler divergence where outputs are classes, else noise divided by signal.
+    It is the KL divergence if outputs are classes, else noise divided by signal.
     """
     if (divergence := record.metrics.get("kl_divergence")) is not None:
         return divergence
@@ -237,21 +237,21 @@ def noise(record: RunRecord) -> float:
 
 
 def _warm_s(tried: Tried) -> float:
-    """Return the seconds of a step that another of its kind would take.
+    """Return the seconds that another step of the same kind would take.
 
-    The first job also converts the network and measures FP32: of its time, twice the seconds of
-    quantization and evaluation count.
+    The first job also converts the network and measures FP32, so its time is estimated as twice the
+    seconds of quantization and evaluation.
     """
     return _again_s(tried) if tried.step.rung == climbing.START else tried.seconds
 
 
 def _again_s(tried: Tried) -> float:
-    """Return the seconds of a step on other samples: the cache has the learned layers."""
+    """Return the seconds of a step on other samples, with learned layers from the cache."""
     return min(tried.seconds, 2 * tried.own_seconds or tried.seconds)
 
 
 def _error(record: RunRecord, metric: Metric) -> float:
-    """Return half of the loss's 95% interval, in the unit of the loss; 0 where it is unknown."""
+    """Return half of the loss's 95% interval, in the unit of the loss; 0 if unknown."""
     ends, baseline = record.interval("delta"), record.value(metric, BASELINE)
     if ends is None and metric.bounded:  # FP32 is the reference itself
         ends = record.interval("value")

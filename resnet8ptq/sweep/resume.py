@@ -1,7 +1,7 @@
 """`sweep.resume=true`: continue a sweep without repeating its finished jobs.
 
-A run has finished if its status in MLflow is FINISHED, which is set last. A job repeats a run that
-has the same `identity`.
+A run has finished if its status in MLflow is FINISHED, which is set last. A job repeats a run if
+both have the same `identity`.
 """
 
 import logging
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 def find_sweep(store: Store, key: str) -> RunRecord | None:
-    """Return the newest sweep of that key, or None.
+    """Return the newest sweep with this key, or None.
 
     Raises:
-        TrackingError: it is still running.
+        TrackingError: the sweep is still running.
     """
     sweep = history.find_parent(store, f"tags.sweep_key = '{key}'")
     if sweep is not None and journal.is_alive(Path(sweep.folder)):
@@ -36,9 +36,9 @@ def find_finished(
 ) -> RunRecord | None:
     """Return the finished run that a job would repeat, or None.
 
-    That is the job's own run if a launcher starts a finished job again. With `sweep.resume` it may
-    be a run of any sweep; the run of another sweep is tagged on this one as the job's. With
-    `again` it may be a run of any job of this sweep.
+    It is the job's own run if a launcher restarts a finished job. With `sweep.resume` it may be a
+    run of any sweep; this sweep then adopts the run by a tag. With `again` it may be a run of any
+    job of this sweep.
     """
     if identity is None or not (again or _may_repeat(sweep)):
         return None
@@ -60,7 +60,7 @@ def find_finished(
 def find_attempts(sweep: Sweep, number: int) -> list[RunRecord]:
     """Return a job's earlier runs in this sweep that did not finish.
 
-    Such runs exist after `sweep.resume`, or if the launcher restarts a job after its process died.
+    Such runs exist after `sweep.resume`, or if the launcher restarts a job whose process died.
 
     Raises:
         TrackingError: one of them is still running.
@@ -79,14 +79,14 @@ def find_attempts(sweep: Sweep, number: int) -> list[RunRecord]:
 
 
 def _may_repeat(sweep: Sweep) -> bool:
-    """Whether a job of the sweep may have run before: resumed, or started again by a launcher."""
+    """Whether a job may have run before: the sweep was resumed, or a launcher restarted the job."""
     return sweep.resume or sweep.worker is not None
 
 
 def _find(store: Store, filters: str) -> list[RunRecord]:
     """Return the runs that match the filter; none, with a warning, if the store is unavailable.
 
-    The job then runs, and its folder keeps the result.
+    In that case the job runs, and its folder keeps the result.
     """
     if store.answers:
         try:

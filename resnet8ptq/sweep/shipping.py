@@ -1,4 +1,4 @@
-"""One command to a model that passes the limit on its loss, in at most some minutes.
+"""Finds, with one command and within a time limit, a model whose loss passes the limit.
 
     resnet8ptq ship                                    ResNet8 on CIFAR-10, in ONNX Runtime
     resnet8ptq ship model.path=FILE data=folder data.root=DIR preprocess=unit
@@ -7,17 +7,17 @@
 
 goal=fastest (default): the first model of each backend that passes, by latency
 goal=smallest: by bytes, with fewer than 8 bits where they pass
-goal=best: the least loss
+goal=best: the smallest loss
 minutes=10: for all jobs; a job that is not expected to fit is not started
 
 It starts with plain 8 bits, finds the causes of the loss, tries settings against them, and confirms
-the best model on the test samples. These samples choose nothing. It prints each step with its
-reason, and the winner as one `resnet8ptq run` line. All settings of `resnet8ptq run` hold in every
+the best model on the test samples, which are not used for choices. It prints each step with its
+reason, and the winner as one `resnet8ptq run` line. All settings of `resnet8ptq run` apply to every
 step, see `resnet8ptq run --help`; the command is short for `resnet8ptq run experiment=auto`. Ctrl-C
 prints the command to continue.
 
-Exit codes: 0 the winner passes; 3 no model passes: the closest fails; 4 undecided, nothing is
-proven; 2 wrong input; 1 an error; 130 interrupted. More: docs/ship.md.
+Exit codes: 0 the winner passes; 3 no model passes, and the closest fails; 4 undecided; 2 wrong
+input; 1 an error; 130 interrupted. More: docs/ship.md.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _NPU = ("dtype=w8a16", "attention=all", "latency.enabled=false")  # of conf/expe
 
 
 def to_run(words: Sequence[str]) -> list[str]:
-    """Return the words of `resnet8ptq run` for those of `resnet8ptq ship`.
+    """Return the words of `resnet8ptq run` for the words of `resnet8ptq ship`.
 
     Raises:
         SystemExit: after `--help` is printed, or another experiment is refused.

@@ -1,4 +1,4 @@
-"""The winner of a ladder: its verdict, the command that makes it again, and the same as a file."""
+"""The winner of a ladder: its verdict, and the command and the config that reproduce it."""
 
 import shlex
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _LEFT_OUT = ("experiment", "evaluate.split", "sweep.resume", "max_seconds")
 
 @dataclass(frozen=True)
 class Winner:
-    """The model that a ladder has confirmed.
+    """The confirmed model of a ladder.
 
     Attributes:
         cell: its run on the reported samples.
@@ -35,7 +35,7 @@ class Winner:
 
     @property
     def outcome(self) -> str:
-        """The verdict on the reported samples; fail also below `report.min_accuracy`."""
+        """The verdict on the reported samples; also fail below `report.min_accuracy`."""
         outcome, selected = self.selected.outcome(self.cell), self.selected
         reaches = reaches_least(selected.family.metric, self.cell, selected.limits)
         return outcome if reaches or outcome == VOID else FAIL
@@ -47,7 +47,7 @@ class Winner:
 
     @property
     def settings(self) -> list[str]:
-        """The settings that make the model again, in one run."""
+        """The settings that reproduce the model in one run."""
         record = self.cell.record
         kept = [word for word in shlex.split(record.job_overrides) if not _is_ladders(word)]
         if "of the test samples" in record.chosen_by:  # report on the same half
@@ -56,7 +56,7 @@ class Winner:
 
 
 def find(chosen: Sequence[ModelSelection]) -> Winner | None:
-    """Return the last confirmed model that passes, else the first confirmed; None without any.
+    """Return the last confirmed model that passes, else the first confirmed one, else None.
 
     Models are confirmed one after the other, until one passes.
     """
@@ -71,7 +71,7 @@ def find(chosen: Sequence[ModelSelection]) -> Winner | None:
 
 
 def announce(chosen: Sequence[ModelSelection], folder: Path) -> int:
-    """Print the winner, write its settings as a config; return the exit code, as of `verdict`."""
+    """Print the winner, write its settings as a config; return the exit code of its verdict."""
     console, winner = stdout(None, 240), find(chosen)
     if winner is None:
         say(console, "\nNo model was confirmed: no step could be measured.")
@@ -81,10 +81,10 @@ def announce(chosen: Sequence[ModelSelection], folder: Path) -> int:
     files.write_text(folder / FILE, to_yaml(winner.settings))
     say(console, f"\n{title}: {winner.cell.label}. {winner.verdict}")
     say(console, f"  {'; '.join(say_facts(winner.selected, winner.cell))}")
-    say(console, f"  make it again: {again}")
+    say(console, f"  reproduce it: {again}")
     if cut := winner.cell.record.params.get("cut_short"):
-        say(console, f"  the time was up ({cut}): made again without a limit, it may differ")
-    say(console, f"  the same as a config, for conf/experiment/: {folder / FILE}")
+        say(console, f"  the time limit cut work short ({cut}): without it, the result may differ")
+    say(console, f"  its settings, for conf/experiment/: {folder / FILE}")
     say(console, f"  {Recommendation('', winner.cell.label, '', winner.cell).command}")
     return EXIT_CODES[winner.outcome]
 

@@ -1,4 +1,4 @@
-"""`task=agreement`: without labels, the top-1 classes that stay those of FP32."""
+"""`task=agreement`: without labels, the share of samples with FP32's top-1 class."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,13 +37,13 @@ TEST = PairedTest(
 
 @dataclass(frozen=True)
 class AgreementScores(Scores):
-    """The classes of one model, with those of FP32 as labels."""
+    """The classes of one model, with FP32's classes as labels."""
 
     classes: ClassScores
 
     @property
     def per_sample(self) -> Hits:
-        """The class of each sample; it is right where it agrees."""
+        """The class of each sample; right if it agrees with FP32's."""
         return self.classes.hits
 
     @property
@@ -62,7 +62,7 @@ class AgreementScores(Scores):
 
 
 def _score(outputs: Outputs, targets: Targets) -> AgreementScores:
-    """Take the classes as their own labels; `_relate` replaces these by FP32's."""
+    """Use the classes as their own labels; `_relate` replaces the labels by FP32's classes."""
     classes = classification.score(outputs, Targets(np.zeros(len(outputs), np.int64)))
     return AgreementScores(replace(classes, labels=classes.hits.predictions))
 

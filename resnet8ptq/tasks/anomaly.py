@@ -1,7 +1,7 @@
 """`task=anomaly`: the network reconstructs normal samples better than anomalies.
 
-As in MLPerf Tiny and DCASE: the mean squared error of each window, their mean for each clip, and
-the AUC of ranking anomalies above normal clips.
+As in MLPerf Tiny and DCASE, the score of a clip is the mean over its windows of the mean squared
+error. The metric is the AUC of ranking anomalies above normal clips.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class AnomalyScores(Scores):
     """The anomaly score of each clip [n], and labels [n], where 1 is an anomaly.
 
     Attributes:
-        max_fpr: the partial AUC counts up to this false positive rate.
+        max_fpr: the largest false positive rate of the partial AUC.
     """
 
     scores: NDArray[np.float64]
@@ -108,7 +108,7 @@ def _score(max_fpr: float, outputs: Outputs, targets: Targets) -> AnomalyScores:
 
 
 def _errors(values: Array, inputs: Callable[[slice], NDArray[np.float32]]) -> NDArray[np.float64]:
-    """Return the mean squared error of each window [n]; a single output value is the score."""
+    """Return the mean squared error of each window [n], or the single output value."""
     if values[:1].size == 1:
         return values.reshape(-1).astype(np.float64)
     errors = np.empty(len(values))

@@ -80,7 +80,7 @@ def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
     """Return the task for two classes; the network has an output for each, or one for the second.
 
     Args:
-        threshold: of the second class's probability.
+        threshold: the threshold of the second class's probability.
     """
     return Task(
         "binary",
@@ -100,7 +100,7 @@ def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
 
 
 def _score(threshold: float, outputs: Outputs, targets: Targets) -> BinaryScores:
-    """Score one output (before or after a sigmoid) or two."""
+    """Score one output value (before or after a sigmoid), or two."""
     if outputs.values[0].shape[1] == 1:
         outputs = _as_two(outputs)
     scores = classification.score(outputs, targets)
@@ -108,7 +108,7 @@ def _score(threshold: float, outputs: Outputs, targets: Targets) -> BinaryScores
 
 
 def _as_two(outputs: Outputs) -> Outputs:
-    """Return one output [n, 1] as that of two classes."""
+    """Return one output value [n, 1] as values of two classes."""
     [second] = outputs.values
     first = np.zeros_like(second) if outputs.final == LOGITS else 1 - second
     return Outputs((np.concatenate([first, second], axis=1),), None, outputs.final)

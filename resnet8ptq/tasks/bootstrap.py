@@ -1,7 +1,7 @@
 """A paired bootstrap over the items, shared by tasks whose metric lacks its own test.
 
-Every run with the same number of items draws the same samples of them (`statistics.resample`).
-So the replicates of two runs are paired, even if nothing else of the runs was kept.
+Every run with the same number of items draws the same bootstrap samples (`statistics.resample`). So
+the replicates of two runs are paired, even if nothing else of the runs was kept.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Replicates(SampleValues):
     """The metric of one model on each bootstrap sample [resamples].
 
     Attributes:
-        values: the value of each item [n], where the metric has one.
+        values: the value of each item [n], if the metric is a mean of them.
     """
 
     replicates: Values
@@ -68,7 +68,7 @@ class Replicates(SampleValues):
         return bootstrap_interval(differences), bootstrap_p(differences)
 
     def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return the margin by the spread of the replicates."""
+        """Return the margin, from the spread of the replicates."""
         before = baseline.replicates
         # A limit that is a fraction of the baseline's value is as uncertain as that value.
         limits = drop if metric.bounded else drop * np.abs(before)
@@ -87,11 +87,11 @@ class BootstrapScores(Scores):
     """A metric that is computed on all items and on bootstrap samples of them.
 
     Attributes:
-        statistic: the metric of the items with these indices.
+        statistic: returns the metric of the items with the given indices.
         resamples: number of bootstrap samples.
-        per_item: the value of each item [n], where the metric has one.
+        per_item: the value of each item [n], if the metric is a mean of them.
         others: further metrics, by MLflow name.
-        of_mean: `per_item` [n] of a network that always predicts the mean of the targets.
+        of_mean: `per_item` [n] for a network that always predicts the mean of the targets.
         items: number of items; None: one for each sample.
     """
 

@@ -17,7 +17,7 @@ SHOWN = 20  # classes at most: those that changed most
 
 
 def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str) -> Figure:
-    """Accuracy of each class beside FP32's, with 95% Wilson intervals."""
+    """Draw each class's accuracy and FP32's, with 95% Wilson intervals."""
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes = figure.subplots()
     shown = _changed_most(model, baseline, len(class_names))
@@ -50,7 +50,7 @@ def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str)
 
 
 def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: str) -> Figure:
-    """Counts of images by true and predicted class, and beside them their change from FP32's."""
+    """Draw the counts of images by true and predicted class, and their change from FP32."""
     figure = Figure(figsize=(14.5, 7.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     shown = _changed_most(model, baseline, len(class_names))
@@ -71,7 +71,7 @@ def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: st
 
 
 def _changed_most(model: Hits, baseline: Hits, classes: int) -> NDArray[np.int64]:
-    """Return the classes to show in their order: of many, those whose images changed most."""
+    """Return the classes to show, in order; of many classes, those with most changed images."""
     if classes <= SHOWN:
         return np.arange(classes)
     moved = model.predictions != baseline.predictions

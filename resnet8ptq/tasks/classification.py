@@ -52,12 +52,12 @@ CONFUSION_CAPTION = "Confusion matrix and its change from FP32"
 
 
 def metric_names(class_names: Sequence[str]) -> tuple[str, ...]:
-    """Return a unique name for each class that MLflow takes within the name of a metric.
+    """Return a unique name for each class, valid inside an MLflow metric name.
 
-    As in `class/{name}/accuracy`. A character that MLflow refuses becomes `_`, and so does a slash,
-    which its pages show as a folder. `.`, `..` and an empty name, which no folder has, become `_`.
-    Long names are cut, and equal names are numbered: `c++`, `c--` and `c##` are `c__`, `c--` and
-    `c___2`. Depends on the names and their order alone.
+    An example is `class/{name}/accuracy`. Characters that MLflow refuses become `_`; so do slashes,
+    which MLflow shows as folders, and the names `.`, `..` and "", which are not valid folders. Long
+    names are cut, and equal names are numbered: `c++`, `c--` and `c##` become `c__`, `c--` and
+    `c___2`. The result depends only on the names and their order.
     """
     names: list[str] = []
     for name in class_names:
@@ -72,9 +72,10 @@ class ClassScores(Scores):
     """Probabilities [n, classes] of one model, and labels [n].
 
     Attributes:
-        logits: the input of the final softmax for the first m <= n images [m, classes]; None where
-            the model does not end in a softmax.
-        threshold: of two classes, the second is predicted above it; None predicts the largest.
+        logits: the input of the final softmax for the first m <= n images [m, classes]; None if the
+            model does not end in a softmax.
+        threshold: with two classes, the second is predicted above it; None: the largest probability
+            decides.
     """
 
     probabilities: Probabilities
@@ -84,7 +85,7 @@ class ClassScores(Scores):
 
     @cached_property
     def hits(self) -> Hits:
-        """The class of each image; of tied classes the first, as argmax has it."""
+        """The class of each image; of tied classes the first, as in argmax."""
         if self.threshold is None:
             predictions = self.probabilities.argmax(axis=1)
         else:
@@ -113,7 +114,7 @@ class ClassScores(Scores):
 
     @property
     def fair(self) -> float:
-        """Expected accuracy if ties at the top were broken at random."""
+        """Expected accuracy with random tie-breaking."""
         return self.expected_correct / self.total
 
     def fair_gain(self, baseline: Self) -> float:
@@ -122,13 +123,13 @@ class ClassScores(Scores):
 
     @property
     def top5_accuracy(self) -> float:
-        """Fraction of samples whose class is among the five best; of tied ones the first count."""
+        """Fraction of samples whose class is among the top 5; of tied classes the first count."""
         best = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :TOP]
         return float((best == self.labels[:, np.newaxis]).any(axis=1).mean())
 
     @property
     def macro_f1(self) -> float:
-        """Mean of 2 TP / (2 TP + FP + FN) over the classes that are true or predicted anywhere."""
+        """Mean of 2 TP / (2 TP + FP + FN) over the classes that occur in labels or predictions."""
         counts = self.confusion()
         sizes = counts.sum(axis=0) + counts.sum(axis=1)
         return float(np.mean(2 * counts.diagonal()[sizes > 0] / sizes[sizes > 0]))
@@ -149,9 +150,9 @@ class ClassScores(Scores):
 
     @property
     def expected_correct(self) -> float:
-        """Expected number of right images if ties at the top were broken at random.
+        """Expected number of right images with random tie-breaking.
 
-        An 8-bit softmax ties often, and argmax then favours low class indices.
+        An 8-bit softmax often has ties, and argmax then favours low class indices.
         """
         label_at_top = self._at_top[np.arange(self.total), self.labels]
         return float((label_at_top / self._at_top.sum(axis=1)).sum())
@@ -178,8 +179,8 @@ class ClassScores(Scores):
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the logits in dB; None without logits on both sides.
 
-        Over all images and classes. The logits of each image are centred first, since a softmax
-        ignores a constant.
+        It covers all images and classes. The logits of each image are centred first, because a
+        softmax ignores a constant.
         """
         if self.logits is None or baseline.logits is None:
             return None
@@ -308,7 +309,7 @@ def check_classes(task: str, setting: TaskContext) -> tuple[str, ...]:
     """Return the names of the classes.
 
     Raises:
-        ConfigError: the labels are no classes.
+        ConfigError: the labels are not classes.
         ModelError: the network does not return one value for each class.
     """
     check_labels(task, setting, "iu", "classes, integers from 0")

@@ -45,15 +45,15 @@ Reduction = Callable[[Sequence[Array]], tuple[Array, ...]]
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that models are compared by.
+    """A number for comparing models.
 
     Attributes:
-        name: in MLflow; the baseline's is `baseline/{name}`.
-        title: the name in tables and figures.
+        name: its name in MLflow; the baseline's is `baseline/{name}`.
+        title: its name in tables and figures.
         maximize: higher is better.
-        percent: a fraction that is shown in percent, its differences in points.
-        bounded: a drop is a difference; else a fraction of the baseline's value.
-        fair: name of the tie-adjusted metric that ranks models; empty without one.
+        percent: whether it is a fraction, shown in percent and its differences in points.
+        bounded: whether a drop is a difference; else it is a fraction of the baseline's value.
+        fair: name of the tie-adjusted metric that ranks models; empty if there is none.
         least: the key of `report` with the smallest accepted value.
         limit_key: the key of `report` with the largest accepted drop.
     """
@@ -74,29 +74,29 @@ class Metric:
 
     @property
     def direction(self) -> str:
-        """`maximize` or `minimize`, as sweepers spell it."""
+        """`maximize` or `minimize`, as Hydra's sweepers write it."""
         return "maximize" if self.maximize else "minimize"
 
     @property
     def scale(self) -> int:
-        """The factor of values in figures."""
+        """The factor for values in figures."""
         return 100 if self.percent else 1
 
     def cost(self, value: float) -> float:
-        """Return the value with its sign such that lower is better."""
+        """Return the value, negated if higher is better, so that lower is better."""
         return -value if self.maximize else value
 
     def drop(self, change: float, baseline: float) -> float:
-        """Return the loss that a change of the baseline's value is; negative for a gain.
+        """Return the loss for a change of the baseline's value; negative for a gain.
 
-        Rounded: the difference of two fractions has an error of float64.
+        It is rounded, because the difference of two fractions has a float64 error.
         """
         worse = self.cost(change)
         loss = worse / abs(baseline) if not self.bounded and baseline else worse
         return round(loss, DIGITS) + 0.0  # no -0.0
 
     def allowed(self, drop: float, baseline: float) -> float:
-        """Return a drop in the metric's units."""
+        """Return a drop converted to the metric's unit."""
         return drop if self.bounded or not baseline else drop * abs(baseline)
 
     def limit(self, limits: ReportConfig) -> float:
@@ -104,11 +104,11 @@ class Metric:
         return limits.max_drop
 
     def say_limit(self, limits: ReportConfig) -> str:
-        """Return the limit in words."""
+        """Return the limit as text."""
         return f"at most {self.show_drop(limits.max_drop)} worse than FP32"
 
     def say_margin(self, margin: float) -> str:
-        """Return the margin of a model against the best one in words."""
+        """Return the margin against the best model as text."""
         return f"at most {self.show_drop(margin)} worse than the best"
 
     def show_limit(self, limits: ReportConfig) -> str:
@@ -117,16 +117,16 @@ class Metric:
 
     @property
     def loss_title(self) -> str:
-        """The drop, as a figure names it."""
+        """The name of the drop in figures."""
         unit = ", points" if self.percent else ""
         return f"loss of {self.title} against FP32{unit}"
 
     def show(self, value: float) -> str:
-        """Return a value in a cell of a table."""
+        """Return a value as text for a table."""
         return f"{value:.2%}" if self.percent else f"{value:{self._digits}}"
 
     def show_change(self, change: float) -> str:
-        """Return a difference of two values in a cell: in points where they are percent."""
+        """Return a difference of two values as text for a table; in points if they are percent."""
         return f"{100 * change:+z.2f}" if self.percent else f"{change:+z{self._digits}}"
 
     @property
@@ -134,15 +134,15 @@ class Metric:
         return ".4f" if self.bounded else ".4g"
 
     def say_change(self, change: float) -> str:
-        """Return a difference in a sentence."""
+        """Return a difference as text for a sentence."""
         return self.show_change(change) + (" points" if self.percent else "")
 
     def show_lost(self, drop: float) -> str:
-        """Return a drop in a cell of a table."""
+        """Return a drop as text for a table."""
         return f"{drop:+z.4f}" if self.bounded and not self.percent else f"{drop:+z.2%}"
 
     def show_drop(self, drop: float) -> str:
-        """Return a drop: in points, in percent of the baseline's value, or plain."""
+        """Return a drop as text: in points, in percent of the baseline's value, or as a number."""
         if self.percent:
             return f"{100 * drop:g} point{'' if drop == 0.01 else 's'}"
         return f"{drop:g}" if self.bounded else f"{100 * drop:g}%"
@@ -154,10 +154,10 @@ class Outputs:
 
     Attributes:
         values: every output [n, ...] in the network's order, after the task's reduction.
-        logits: the input of the final softmax for the first m <= n samples [m, ...]; None where the
+        logits: the input of the final softmax for the first m <= n samples [m, ...]; None if the
             model does not end in a softmax, or logits were not collected.
         final: the kind of `values`: `PROBABILITIES`, `LOGITS` or `VALUES`.
-        raw: with a reduction, the outputs before it for the first batches, in their order.
+        raw: with a reduction, the outputs of the first batches before it, in the network's order.
     """
 
     values: tuple[Array, ...]
@@ -169,7 +169,7 @@ class Outputs:
         return len(self.values[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out `raw`: the process that draws does not read it, and a copy takes memory."""
+        """Leave out `raw`: the drawing process does not need it, and a copy takes memory."""
         return {**self.__dict__, "raw": ()}
 
     def first(self, count: int) -> "Outputs":
@@ -184,10 +184,10 @@ class Targets:
 
     Attributes:
         labels: classes [n], values [n, ...] or boxes (see `data.boxes`); None without labels.
-        groups: [n], the same number for samples that belong together; None without groups.
-        inputs: the network inputs of a slice of the samples.
-        pictures: pictures by their indices [k, H, W, C], in the size of the network input and
-            before arithmetic; None where samples are no pictures.
+        groups: group numbers [n], equal for samples that belong together; None without groups.
+        inputs: returns the network inputs of a slice of the samples.
+        pictures: returns the pictures with given indices [k, H, W, C], in the size of the network
+            input and before arithmetic; None if samples are not pictures.
     """
 
     labels: Array | None = None
@@ -198,14 +198,14 @@ class Targets:
 
 @dataclass(frozen=True)
 class TaskContext:
-    """The data and the outputs of the network that a task is made for.
+    """The data and the network outputs for which a task is made.
 
     Attributes:
         data: the name of the data set.
-        labels: of the scored samples.
-        class_names, named, class_ids: as `Dataset` has them.
-        input_shape: of one network input.
-        outputs: the shape of each output by its name, without the batch axis.
+        labels: labels of the scored samples.
+        class_names, named, class_ids: see `Dataset`.
+        input_shape: shape of one network input.
+        outputs: the shape of each output by name, without the batch axis.
         final: see `Outputs`.
     """
 
@@ -229,7 +229,7 @@ class TaskContext:
 class SampleValues(ABC):
     """Values of one model on all samples, enough for an interval and a paired test.
 
-    `predictions.npz` keeps them, so that a later report can test any two runs.
+    `predictions.npz` keeps these values, so that a later report can test any two runs.
     """
 
     shared: ClassVar[tuple[str, ...]] = ()  # arrays that exist once for model and baseline
@@ -245,18 +245,18 @@ class SampleValues(ABC):
 
     @abstractmethod
     def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return how far the loss against the baseline lies above `drop`, see `Metric.drop`.
+        """Return the margin of the loss against the baseline above `drop`, see `Metric.drop`.
 
         Args:
             items: number of scored items.
         """
 
     def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return how far the loss against another quantized model lies above `drop`."""
+        """Return the margin of the loss against another quantized model above `drop`."""
         return self.margin(other, metric, drop, items)
 
     def until(self, plan: StoppingPlan) -> Self:
-        """Return the values as those at a look of a sequential test, see `PairedTest.sequential`.
+        """Return the values at an interim look of a sequential test, see `PairedTest.sequential`.
 
         Raises:
             TypeError: these values have no sequential test.
@@ -264,7 +264,7 @@ class SampleValues(ABC):
         raise TypeError(f"{type(self).__name__} has no sequential test")
 
     def outcome(self, baseline: Self) -> str:
-        """Return why scoring ends at this look, see `StoppingPlan.outcome`; empty if it goes on."""
+        """Return the reason to stop scoring, see `StoppingPlan.outcome`; empty to continue."""
         return ""
 
     def estimate(self, baseline: Self) -> tuple[float, Interval] | None:
@@ -280,7 +280,7 @@ class SampleValues(ABC):
         """Return the arrays to keep, by name."""
 
     def losses(self, baseline: Self) -> Values | None:
-        """Return the loss of each sample against the baseline; None if the metric is no mean."""
+        """Return the loss of each sample against the baseline; None if the metric is not a mean."""
         return None
 
     def by_class(self, baseline: Self, classes: int) -> list[float]:
@@ -288,7 +288,7 @@ class SampleValues(ABC):
         return []
 
     def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
-        """Return the loss on each class that a test at this level would find with 80% power."""
+        """Return the loss on each class that a test at this level detects with 80% power."""
         return []
 
 
@@ -297,7 +297,7 @@ class Paired:
     """The values of a model and of its FP32 baseline on the same samples.
 
     Attributes:
-        samples: the number of each sample, see `Split.sample_ids`; None of older runs.
+        samples: the id of each sample, see `Split.sample_ids`; None for older runs.
     """
 
     model: SampleValues
@@ -310,7 +310,7 @@ class Paired:
         return None if model is None or baseline is None else Paired(model, baseline)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays of both, the baseline's as `baseline_{name}`."""
+        """Return the arrays of both, those of the baseline as `baseline_{name}`."""
         baseline = self.baseline.arrays().items()
         shared = self.baseline.shared
         named = {f"baseline_{name}": array for name, array in baseline if name not in shared}
@@ -322,11 +322,11 @@ class Paired:
         return all(np.array_equal(ours[name], theirs[name]) for name in self.baseline.shared)
 
     def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return how far the loss against another run on the same samples lies above `drop`."""
+        """Return the margin of the loss against another run on the same samples above `drop`."""
         return self.model.margin_over(other.model, metric, drop, items)
 
     def margin(self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return how far the loss lies above `drop`, see `SampleValues.margin`."""
+        """Return the margin of the loss above `drop`, see `SampleValues.margin`."""
         return self.model.margin(self.baseline, metric, drop, items)
 
     def losses(self) -> Values | None:
@@ -338,7 +338,7 @@ class Paired:
         return self.model.by_class(self.baseline, classes)
 
     def found_by_class(self, classes: int, level: float) -> list[float]:
-        """Return the loss on each class that a test would find, see `SampleValues`."""
+        """Return the loss on each class that a test detects, see `SampleValues.found_by_class`."""
         return self.model.found_by_class(self.baseline, classes, level)
 
 
@@ -347,11 +347,11 @@ class PairedTest:
     """The paired test of a task.
 
     Attributes:
-        name: the test in words.
-        intervals: the method of the intervals in words.
+        name: the name of the test in texts.
+        intervals: the name of the interval method in texts.
         read_values: reads the values of a model (prefix "") or its baseline ("baseline_") from
             the arrays of `Paired.arrays`; raises KeyError or ValueError on other arrays.
-        sequential: whether `evaluate.stop=decided` can end it early.
+        sequential: whether `evaluate.stop=decided` can stop it early.
     """
 
     name: str
@@ -368,7 +368,7 @@ class PairedTest:
 
 
 class Scores(ABC):
-    """The scored outputs of one model; figures are computed on demand."""
+    """The scored outputs of one model; metrics are computed on demand."""
 
     @property
     @abstractmethod
@@ -383,7 +383,7 @@ class Scores(ABC):
     @property
     @abstractmethod
     def per_sample(self) -> SampleValues:
-        """The values that the paired test takes."""
+        """The values for the paired test."""
 
     @abstractmethod
     def sqnr_db(self, baseline: Self) -> float | None:
@@ -409,8 +409,8 @@ class Comparison:
 
     Attributes:
         model, baseline: the `Scores` of the task.
-        tested: whether a paired test compares both; not where FP32 itself is the reference.
-        plan: of the sequential test that looks at these samples; None if all are scored at once.
+        tested: whether a paired test compares both; False if FP32 itself is the reference.
+        plan: the plan of the sequential test; None if all samples are scored.
     """
 
     model: Any
@@ -425,7 +425,7 @@ class Comparison:
         return float(self.model.value - self.baseline.value)
 
     def p_within(self, limit: float) -> float:
-        """Return the one-sided p-value of a loss at the limit or above."""
+        """Return the one-sided p-value of "the loss is at the limit or above"."""
         return self.paired.margin(self.metric, limit, self.model.total).p_within
 
     @property
@@ -460,7 +460,7 @@ class Comparison:
 
     @cached_property
     def sqnr_db(self) -> float | None:
-        """SQNR of the outputs in dB; None where it is not finite."""
+        """SQNR of the outputs in dB; None if it is not finite."""
         return self.model.sqnr_db(self.baseline)
 
     @property
@@ -475,12 +475,12 @@ class Comparison:
 
     @property
     def outcome(self) -> str:
-        """Reason to end scoring at these samples, see `StoppingPlan.outcome`; empty to go on."""
+        """The reason to stop scoring here, see `StoppingPlan.outcome`; empty to continue."""
         return str(self._values.outcome(self.baseline.per_sample))
 
     @property
     def stopping(self) -> Metrics:
-        """The planned samples, and the loss corrected for the looks; empty without a plan."""
+        """Planned samples, and the loss corrected for the interim looks; empty without a plan."""
         if self.plan is None:
             return {}
         loss, interval = self._values.estimate(self.baseline.per_sample)
@@ -512,34 +512,34 @@ def summarize(comparison: Comparison) -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """A way to score outputs and to compare two models, composed of its parts.
+    """Scores outputs and compares two models; composed of its parts.
 
-    Its parts are functions of a module, or `partial`s of them: a task is pickled.
+    The parts are module-level functions or `partial`s of them, because a task is pickled.
 
     Attributes:
         metric: the primary metric.
         score: scores the outputs of a model.
         test: the paired test.
-        criterion: a metric of `pair_metrics` that differs less from sample to sample than the
-            primary one. A sweep chooses by it among the models near the best; None: by the primary
-            metric alone.
+        criterion: a metric of `pair_metrics` with less variance over samples than the primary one.
+            A sweep uses it to choose among the models near the best; None: only the primary metric
+            counts.
         beside: further metrics with a column of the table.
-        class_names: of the labels; empty where labels are no classes.
+        class_names: names of the labels' classes; empty if labels are not classes.
         note: a line below every table.
         joins_groups: whether samples of a group are scored as one.
-        relate: rescores a model with FP32 as the reference; None where labels are the reference.
-        reduction: keeps a part of the outputs of a batch; None keeps all.
+        relate: rescores a model with FP32 as the reference; None if labels are the reference.
+        reduction: reduces the outputs of a batch to the needed part; None keeps all.
         params: further MLflow params.
         figure_files: caption of each figure by its file name.
-        figures: draws the figures by file name, given a title.
+        figures: draws the figures, by file name, with a title.
         pair_metrics: metrics of a comparison by MLflow name.
         arrays: the content of `predictions.npz`, with the arrays of the paired test.
         tables: CSV files by name.
         documents: other files by name.
-        doubt: the reason why no verdict holds beside a baseline with these scores, or None. The
-            network, the data or the preprocessing is wrong where FP32 is not proven better than
-            chance, or is clearly below the expected value of the primary metric.
-        summary: a comparison in a few words.
+        doubt: the reason why no verdict is valid for a baseline with these scores, or None. If FP32
+            is not proven better than chance, or is clearly below the expected value, the network,
+            the data or the preprocessing is wrong.
+        summary: a comparison as a short text.
     """
 
     name: str
@@ -572,7 +572,7 @@ class Task:
         """Compare the scores of a model with those of its baseline on the same samples.
 
         Args:
-            plan: of the sequential test that looks at them, if any.
+            plan: the plan of the sequential test, if any.
         """
         if self.relate is None:
             return Comparison(model, baseline, self.metric, plan=plan)
@@ -609,14 +609,14 @@ class Task:
 
 @dataclass(frozen=True)
 class TaskType:
-    """An entry of the registry: how a task is made.
+    """An entry of the registry, which makes a task.
 
     Attributes:
-        make: makes the task for a network and data. Raises ConfigError where the data lack
-            something that it needs, ModelError where the outputs do not fit.
+        make: makes the task for a network and data. Raises ConfigError if the data are not
+            sufficient, ModelError if the outputs do not fit.
         recall: makes the task from the settings and class names of a finished run.
         schema: its settings.
-        fingerprint: hashes scoring code of the user; empty without any.
+        fingerprint: returns a hash of the user's scoring code; empty if there is none.
     """
 
     make: Callable[[Any, TaskContext], Task]
@@ -631,20 +631,20 @@ def _ends(name: str, interval: Interval | None) -> Metrics:
 
 
 def check_columns(columns: Sequence[Array], kind: str) -> None:
-    """Raise `ValueError` unless all arrays are 1-d, equally long and of this NumPy kind."""
+    """Raise `ValueError` unless all arrays are 1-d, of equal length and of this NumPy kind."""
     shape = columns[0].shape
     if any(c.ndim != 1 or c.shape != shape or c.dtype.kind != kind for c in columns):
         raise ValueError("not one number for each item")
 
 
 def doubt_below(shown: str, interval: Interval, expected: float | None) -> str | None:
-    """Return a doubt where FP32 is significantly worse than expected."""
+    """Return a doubt if FP32 is significantly worse than expected; else None."""
     below = expected is not None and interval[1] < expected
     return f"BELOW report.expected_accuracy={expected:g}, {shown}" if below else None
 
 
 def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> None:
-    """Raise `ConfigError` where the labels are missing, or not of these NumPy kinds."""
+    """Raise `ConfigError` if the labels are missing, or not of these NumPy kinds."""
     labels = setting.labels
     if labels is None or labels.dtype.kind not in kinds:
         got = "none" if labels is None else f"{labels.dtype} {list(labels.shape)}"

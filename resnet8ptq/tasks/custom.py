@@ -1,4 +1,4 @@
-"""`task=custom`: a metric of the user, a callable that `task.metric._target_` names."""
+"""`task=custom`: the user's metric, the callable in `task.metric._target_`."""
 
 import inspect
 from collections.abc import Callable
@@ -25,10 +25,10 @@ UserMetric = Callable[[Any, Any], Any]
 
 
 def build(config: CustomConfig, call: UserMetric | None) -> Task:
-    """Return the task that scores by a metric of the user.
+    """Return the task with the user's metric.
 
     Args:
-        call: the metric; None to read a finished run, which imports nothing that a store names.
+        call: the metric; None for a finished run, because a store must not name code to import.
     """
     title = str((config.metric or {}).get("_target_", "metric")).rpartition(".")[2]
     percent = config.percent
@@ -41,7 +41,7 @@ def build(config: CustomConfig, call: UserMetric | None) -> Task:
 def _score(
     call: UserMetric | None, title: str, resamples: int, outputs: Outputs, targets: Targets
 ) -> BootstrapScores:
-    """Call the metric on all samples; on bootstrap samples too if it returns a single number.
+    """Call the metric on all samples; if it returns a single number, also on bootstrap samples.
 
     Raises:
         ConfigError: it returns neither a number nor one for each sample, or fails.
@@ -71,7 +71,7 @@ def _score(
 def _without_check(call: UserMetric) -> UserMetric:
     """Return the metric without Hydra's check of each call, which is slower than most metrics.
 
-    Valid after one checked call, since the target and its arguments stay the same.
+    This is valid after one checked call, because the target and its arguments stay the same.
     """
     if isinstance(call, partial):
         return partial(call.func, *call.args, **call.keywords)
@@ -79,7 +79,7 @@ def _without_check(call: UserMetric) -> UserMetric:
 
 
 def _load(settings: Any) -> UserMetric:
-    """Import the function that `_target_` names, or make an instance of the class."""
+    """Import the function in `_target_`, or make an instance of the class."""
     target = (settings or {}).get("_target_")
     if not target:
         raise ConfigError(f"task.metric._target_: got null, {TAKES}")

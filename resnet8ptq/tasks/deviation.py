@@ -39,7 +39,7 @@ SQNR = Metric("sqnr_db", "SQNR dB", bounded=False)
 def powers(values: Array, reference: Array) -> tuple[Values, Values]:
     """Return the noise [n] and the signal [n] of each sample, relative to FP32's mean signal.
 
-    Both are sums of squares. They are absolute if FP32 returns only zeros.
+    Both are sums of squares. If FP32 returns only zeros, they are absolute.
     """
     noise, signal = np.empty(len(reference)), np.empty(len(reference))
     for part in distortion.parts(reference):
@@ -52,7 +52,7 @@ def powers(values: Array, reference: Array) -> tuple[Values, Values]:
 
 @dataclass(frozen=True)
 class RelativeError(Metric):
-    """The metric of this task. Its limit is an SQNR, its drop the noise over the signal."""
+    """The metric of this task. Its limit is an SQNR; its drop is the noise over the signal."""
 
     limit_key: str = "min_sqnr_db"
 
@@ -61,16 +61,16 @@ class RelativeError(Metric):
         return float(10 ** (-limits.min_sqnr_db / 10))
 
     def say_limit(self, limits: ReportConfig) -> str:
-        """Return the limit in words."""
+        """Return the limit as text."""
         return f"SQNR of at least {limits.min_sqnr_db:g} dB against FP32"
 
     def say_margin(self, margin: float) -> str:
-        """Return the margin of a model against the best one in words."""
+        """Return the margin against the best model as text."""
         return f"with at most {margin:.2%} more noise than the best"
 
     @property
     def loss_title(self) -> str:
-        """The drop, as a figure names it."""
+        """The name of the drop in figures."""
         return "noise over signal of the outputs, %"
 
 
@@ -98,7 +98,7 @@ class DeviationValues(Replicates):
     def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
         """Return the margin of noise over signal: the mean excess of the samples over the limit.
 
-        FP32's outputs are the reference, so that each sample's share of the signal is certain.
+        FP32's outputs are the reference, so each sample's share of the signal has no error.
         """
         return Margin.of_mean(self.noise - drop * self.signal)
 
@@ -111,8 +111,8 @@ class DeviationValues(Replicates):
 class DeviationScores(Scores):
     """Outputs of one model, compared with reference outputs.
 
-    A sample's error is the norm of its noise over the root mean square norm of the reference; of
-    several outputs the mean.
+    A sample's error is the norm of its noise divided by the root mean square norm of the reference;
+    with several outputs, the mean of these errors.
     """
 
     outputs: Outputs
@@ -163,7 +163,7 @@ def summarize(comparison: Comparison) -> str:
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    """Return the SQNR of all outputs and of each of several; the drop is noise over signal."""
+    """Return the SQNR of all outputs together and, if there are several, of each."""
     ratios = comparison.model.ratios()
     by_output = zip(metric_names(names), ratios, strict=True) if len(names) > 1 else ()
     return {
@@ -180,7 +180,7 @@ def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
 
 
 def _score(outputs: Outputs, targets: Targets) -> DeviationScores:
-    """Take the outputs as their own reference; comparing replaces it by FP32's."""
+    """Use the outputs as their own reference; the comparison replaces it by FP32's."""
     return DeviationScores(outputs, outputs)
 
 
@@ -189,7 +189,7 @@ def _relate(model: DeviationScores, baseline: DeviationScores) -> DeviationScore
 
 
 def build(outputs: Sequence[str] = ()) -> Task:
-    """Return the task for a network with these outputs, of any kind."""
+    """Return the task for a network with outputs of any kind."""
     return Task(
         "deviation",
         RELATIVE_ERROR,

@@ -25,8 +25,8 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
     """Return sum (signal - values)**2 / sum signal**2; NaN for a signal of zero.
 
     Args:
-        signal, values: [n, ...], of the baseline and of the model.
-        transform: applied to a batch of either first.
+        signal, values: outputs [n, ...] of the baseline and of the model.
+        transform: applied first to the batches of both.
     """
     power = noise = 0.0
     for part in parts(signal):
@@ -39,10 +39,10 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
 
 
 def to_db(ratios: Sequence[float]) -> float | None:
-    """Return the SQNR in dB of one or several outputs, of the mean of their noise ratios.
+    """Return the SQNR in dB for one or several outputs, from the mean of their noise ratios.
 
     -10 * log10(noise / signal) (Jayant and Noll, Digital Coding of Waveforms, 1984: signal variance
-    over error variance). None where it is not finite: without noise, or with a signal of zero.
+    over error variance). None if it is not finite: without noise, or with a signal of zero.
     """
     ratio = float(np.mean(ratios))
     return -10 * math.log10(ratio) if 0 < ratio < math.inf else None
@@ -65,15 +65,15 @@ def kl_divergence(
     """Return the mean over the samples of KL(baseline || model) in nats (Kullback, Leibler, 1951).
 
     Args:
-        probabilities, baseline: [n, classes]; both are raised to at least `smallest` and normalized
-            first, since an 8-bit softmax has exact zeros, and rows that do not sum to 1. The result
-            is 0 for equal probabilities and never negative.
+        probabilities, baseline: [n, classes]; both are first raised to at least `smallest` and
+            normalized, because an 8-bit softmax has exact zeros, and rows that do not sum to 1. The
+            result is 0 for equal probabilities and never negative.
     """
     p, q = (raise_to(rows, smallest) for rows in (baseline, probabilities))
     return float((p * np.log(p / q)).sum(axis=1).mean())
 
 
 def raise_to(probabilities: NDArray[np.floating], smallest: float) -> NDArray[np.float64]:
-    """Return probabilities [n, classes] of at least `smallest` before they are normalized."""
+    """Return probabilities [n, classes], raised to at least `smallest` and normalized."""
     raised = np.maximum(probabilities.astype(np.float64), smallest)
     return np.asarray(raised / raised.sum(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Predicted classes: their hits are compared by McNemar's test."""
+"""Predicted classes, whose hits are compared by McNemar's test."""
 
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
@@ -44,7 +44,8 @@ class Hits(SampleValues):
     """Predicted classes [n] of one model, and labels [n].
 
     Attributes:
-        plan: of the sequential test that ended with these samples; None if all were scored.
+        plan: the plan of the sequential test that ended with these samples; None if all were
+            scored.
     """
 
     predictions: Labels
@@ -75,7 +76,7 @@ class Hits(SampleValues):
     def against(self, other: Self) -> tuple[Interval, float]:
         """Return Tango's interval of the difference and the p-value of the exact McNemar test.
 
-        With a plan, both by its stage-wise ordering: corrected for the looks.
+        With a plan, both use its stage-wise ordering, which corrects for the interim looks.
         """
         if self.plan is not None:
             low, high = self.plan.interval(*self.changes(other))
@@ -84,39 +85,39 @@ class Hits(SampleValues):
         return tango_interval(self.right, other.right), mcnemar(self.right, other.right)
 
     def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return Tango's margin of the accuracy, with a plan corrected for the looks."""
+        """Return Tango's margin of the accuracy; with a plan, corrected for the interim looks."""
         changes = self.changes(baseline)
         return tango(*changes, drop) if self.plan is None else self.plan.margin(*changes, drop)
 
     def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return Tango's margin; unknown with a plan, which corrects the loss against FP32 only."""
+        """Return Tango's margin; unknown with a plan, which only corrects the loss against FP32."""
         if self.plan is not None or other.plan is not None:
             return UNKNOWN
         return self.margin(other, metric, drop, items)
 
     def select(self, rows: NDArray[np.bool_]) -> Self | None:
-        """Return the hits of some samples; None with a plan, which looked at all of them."""
+        """Return the hits of some samples; None with a plan, whose looks covered all of them."""
         if self.plan is not None or len(rows) != len(self.labels):
             return None
         return replace(self, predictions=self.predictions[rows], labels=self.labels[rows])
 
     def until(self, plan: StoppingPlan) -> Self:
-        """Return the values as those at a look of a sequential test."""
+        """Return the values at an interim look of a sequential test."""
         return replace(self, plan=plan)
 
     def outcome(self, baseline: Self) -> str:
-        """Return why scoring ends, see `StoppingPlan.outcome`."""
+        """Return the reason to stop scoring, see `StoppingPlan.outcome`."""
         return "" if self.plan is None else self.plan.outcome(*self.changes(baseline))
 
     def estimate(self, baseline: Self) -> tuple[float, Interval] | None:
-        """Return the loss and its 95% interval, corrected for the looks; None without a plan."""
+        """Return loss and 95% interval, corrected for the interim looks; None without a plan."""
         if self.plan is None:
             return None
         changes = self.changes(baseline)
         return self.plan.estimate(*changes), self.plan.interval(*changes)
 
     def changes(self, baseline: Self) -> tuple[int, int, int]:
-        """Return the numbers of lost, of won and of all samples."""
+        """Return the numbers of lost, won and all samples."""
         won, lost = flips(self.right, baseline.right)
         return lost, won, len(self.right)
 
@@ -127,7 +128,7 @@ class Hits(SampleValues):
     def by_class(self, baseline: Self, classes: int) -> list[float]:
         """Return the p-value of the exact McNemar test on the samples of each class.
 
-        With a plan 1: the looks of the whole do not correct tests of classes.
+        With a plan it is 1, because the plan does not correct tests of single classes.
         """
         if self.plan is not None:
             return [1.0] * classes
@@ -135,7 +136,7 @@ class Hits(SampleValues):
         return [mcnemar(self.right[m], baseline.right[m]) for m in members]
 
     def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
-        """Return the loss on each class that the test would find, see `least_found`."""
+        """Return the loss on each class that the test detects, see `least_found`."""
         members = [members for label in range(classes) if (members := self.labels == label).any()]
         flipped = self.right != baseline.right
         return [least_found(int(flipped[m].sum()), int(m.sum()), level) for m in members]
@@ -165,7 +166,7 @@ def _read_plan(array: Array, seen: int) -> StoppingPlan:
 
 MCNEMAR = PairedTest(
     "exact McNemar test",
-    "95% Wilson score intervals; of a difference, Tango's score intervals (1998), corrected for "
+    "95% Wilson score intervals; for differences, Tango's score intervals (1998), corrected for "
     "continuity",
     Hits.read,
     sequential=True,

@@ -1,4 +1,4 @@
-"""Scores that rank positives above negatives: their AUC is compared by DeLong's test."""
+"""Scores that rank positives above negatives, whose AUCs are compared by DeLong's test."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +31,7 @@ class Ranking(SampleValues):
     """Scores [n] of one model, and labels [n], where 1 is the positive.
 
     Attributes:
-        hits: classes by a threshold; None without one.
+        hits: classes by a threshold; None without a threshold.
     """
 
     scores: NDArray[np.floating]
@@ -61,11 +61,11 @@ class Ranking(SampleValues):
         return self.auc.interval
 
     def against(self, other: Self) -> tuple[Interval, float]:
-        """Return the interval of the difference of the AUCs and the p-value of DeLong's test."""
+        """Return the interval of the difference in AUC, and the p-value of DeLong's test."""
         return delong(self.auc, other.auc)
 
     def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return the margin of the AUC by DeLong's covariance."""
+        """Return the margin of the AUC, from DeLong's covariance."""
         excess = baseline.auc.value - self.auc.value - drop
         rarer = min(len(self.auc.of_positives), len(self.auc.of_negatives))
         return Margin.student(excess, delong_error(self.auc, baseline.auc), rarer)
@@ -83,7 +83,7 @@ class Ranking(SampleValues):
         return self.hits.by_class(baseline.hits, classes)
 
     def arrays(self) -> dict[str, Array]:
-        """Return scores and labels, and predictions where there are some."""
+        """Return scores and labels, and predictions if there are any."""
         predictions = {} if self.hits is None else self.hits.arrays()
         return {**predictions, "scores": self.scores, "labels": self.labels}
 
@@ -92,7 +92,7 @@ DELONG = PairedTest("DeLong's test (1988)", "95%, by DeLong's variance", Ranking
 
 
 def doubt_auc(baseline: Scores, expected: float | None) -> str | None:
-    """Return the reason if an AUC is not significantly above chance, or is below `expected`."""
+    """Return a doubt if an AUC is not significantly above chance, or is below `expected`."""
     ranking = baseline.per_sample
     assert isinstance(ranking, Ranking)  # of both tasks that have an AUC
     shown = f"AUC {baseline.value:.4f}"

@@ -46,10 +46,10 @@ BECAUSE = {
 
 
 def make(config: TaskConfig, setting: TaskContext) -> Task:
-    """Return the task that `task` names, or that fits the data, for a network and data.
+    """Return the task for a network and data: the one in `task`, or the one that fits the data.
 
     Raises:
-        ConfigError: an unknown name, or data that lack something that the task needs.
+        ConfigError: an unknown name, or insufficient data for the task.
         ModelError: the outputs of the network do not fit.
     """
     name = choose(setting) if config.name == AUTO else config.name
@@ -63,7 +63,7 @@ def make(config: TaskConfig, setting: TaskContext) -> Task:
 
 
 def fingerprint(config: TaskConfig) -> str:
-    """Return a hash of scoring code of the user; empty without any.
+    """Return a hash of the user's scoring code; empty if there is none.
 
     Raises:
         ConfigError: an unknown task, or code that cannot be found.
@@ -77,10 +77,10 @@ def _log_choice(name: str) -> None:
 
 
 def choose(setting: TaskContext) -> str:
-    """Return the name of the task that fits the labels; without labels, the outputs.
+    """Return the name of the task that fits the labels or, without labels, the outputs.
 
-    Numbers that are not known to be probabilities may be logits of classes, or values. The largest
-    of several values means nothing, but their distance from FP32's holds for logits too.
+    Outputs that are not probabilities may be logits or other values. The deviation from FP32 is
+    meaningful for both, the top-1 class only for logits.
     """
     if setting.labels is not None and setting.labels.dtype.kind == "V":
         return "detection"
@@ -97,10 +97,10 @@ def choose(setting: TaskContext) -> str:
 def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task:
     """Return the task that scored a run, from its MLflow params.
 
-    A run that ended before it was scored names no task, and counts as a classification.
+    A run that ended before scoring has no task in its params, and counts as a classification.
 
     Raises:
-        TrackingError: the params are not those of a run.
+        TrackingError: the params are not valid for a run.
     """
     try:
         scored_as = params.get("scored_as", "classification")

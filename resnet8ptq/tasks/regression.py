@@ -1,4 +1,4 @@
-"""`task=regression`: values to predict; the mean absolute error, or the root mean squared error."""
+"""`task=regression`: values, scored by mean absolute error or root mean squared error."""
 
 import math
 from functools import partial
@@ -29,7 +29,7 @@ def build(primary: str = "mae", resamples: int = 9999) -> Task:
     """Return the task for a network with one output value for each target value.
 
     Args:
-        primary: `mae` or `rmse`: the mean of a sample's values, then over the samples.
+        primary: `mae` or `rmse`; averaged over a sample's values, then over the samples.
         resamples: see `BootstrapScores`.
     """
     return Task(
@@ -70,7 +70,7 @@ def _flat(values: Array) -> NDArray[np.float64]:
 
 
 def _doubt(primary: str, baseline: BootstrapScores, expected: float | None) -> str | None:
-    """Return a doubt if the error is not significantly below that of predicting the mean."""
+    """Return a doubt if the error is not significantly below the error of predicting the mean."""
     errors, of_mean = baseline.per_item, baseline.of_mean
     assert errors is not None and of_mean is not None  # `_score` sets both
     if not of_mean.any() or Margin.of_mean(errors - of_mean).p_within <= SIGNIFICANCE:

@@ -10,7 +10,7 @@ from resnet8ptq.tasks.ranking import Ranking
 
 
 def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:
-    """Draw the ROC curve of a model and that of its baseline."""
+    """Draw the ROC curves of a model and its baseline."""
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")
     axes = figure.subplots()
     series = (("FP32", baseline, "0.5", "--"), ("quantized", model, "C0", "-"))
@@ -26,7 +26,7 @@ def draw(model: Ranking, baseline: Ranking, title: str) -> Figure:
 
 
 def _rates(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Return false and true positive rates at each threshold, from the highest score down."""
+    """Return false and true positive rates at each threshold, in descending order of scores."""
     order = np.argsort(-scores, kind="stable")
     last = np.append(np.diff(scores[order]) != 0, True)  # of equal scores
     rates = [np.cumsum(kind[order])[last] / kind.sum() for kind in (~positive, positive)]

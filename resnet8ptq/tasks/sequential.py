@@ -1,13 +1,13 @@
 """A group-sequential test of the loss of hits: samples are scored in blocks until it decides.
 
-After each block two one-sided tests look at the paired loss against a limit, by Tango's score
-statistic (`statistics.tango`). One shows that the loss is within the limit, the other that it is
-beyond. Each test spends its level over the looks by the function of Lan and DeMets, "Discrete
-sequential boundaries for clinical trials", Biometrika 70, 1983, of the O'Brien-Fleming type: little
-at the first looks. The bounds follow by the recursive integration of Armitage, McPherson and Rowe,
-"Repeated significance tests on accumulating data", JRSS A 132, 1969. They assume
-neither the stop for the other side nor the stop for futility. So each error stays below its level,
-even if such a stop is ignored.
+After each block, at an interim look, two one-sided tests compare the paired loss with a limit, by
+Tango's score statistic (`statistics.tango`). One proves that the loss is within the limit, the
+other that it is beyond. The level of each test is spent over the looks by the O'Brien-Fleming type
+function of Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70,
+1983, which spends little at the first looks. The bounds are computed by the recursive integration
+of Armitage, McPherson and Rowe, "Repeated significance tests on accumulating data", JRSS A 132,
+1969. They do not assume a stop by the other test or for futility, so each error rate stays below
+its level even if such a stop is ignored.
 
 P-values, intervals and estimates after the stop use the stage-wise ordering of Tsiatis, Rosner and
 Mehta, "Exact confidence intervals following a group sequential test", Biometrics 40, 1984: an
@@ -49,7 +49,7 @@ def find_bounds(fractions: tuple[float, ...], level: float) -> tuple[float, ...]
     """Return the critical value of a one-sided test at each look, in standard errors.
 
     Args:
-        fractions: of the planned samples at each look, ascending; the last is 1.
+        fractions: the fraction of the planned samples at each look, ascending; the last is 1.
     """
     paths, bounds, spent = _Paths.start(), [], 0.0
     for fraction in fractions:
@@ -62,7 +62,7 @@ def find_bounds(fractions: tuple[float, ...], level: float) -> tuple[float, ...]
 
 
 def _solve(paths: "_Paths", fraction: float, share: float) -> float:
-    """Return the bound that a share of the paths crosses at this look."""
+    """Return the bound that a given share of the paths crosses at this look."""
     low, high, root = 0.0, 40.0, math.sqrt(fraction)
     for _ in range(60):
         middle = (low + high) / 2
@@ -72,11 +72,11 @@ def _solve(paths: "_Paths", fraction: float, share: float) -> float:
 
 
 class _Paths(NamedTuple):
-    """Paths of a Brownian motion that no bound has stopped before a look.
+    """Paths of a Brownian motion that crossed no bound before a look.
 
     Attributes:
-        time: of the look; variance 1 at time 1.
-        places, mass: nodes [n] of the integral over the paths, and their probability mass.
+        time: the time of the look; the variance is 1 at time 1.
+        places, mass: integration nodes [n] and their probability mass.
     """
 
     time: float
@@ -89,15 +89,15 @@ class _Paths(NamedTuple):
         return cls(0.0, np.zeros(1), np.ones(1))
 
     def above(self, time: float, value: float) -> float:
-        """Return the probability that these paths are above a value at a later time."""
+        """Return the probability of being above a value at a later time."""
         return float(self.mass @ ndtr((self.places - value) / math.sqrt(time - self.time)))
 
     def below(self, time: float, value: float) -> float:
-        """Return the probability to be below a place at a later time."""
+        """Return the probability of being below a value at a later time."""
         return float(self.mass @ ndtr((value - self.places) / math.sqrt(time - self.time)))
 
     def step(self, time: float, low: float, high: float) -> Self:
-        """Return the paths that are between both places at a later time."""
+        """Return the paths between two values at a later time."""
         reach = FARTHEST * math.sqrt(time)
         low, high = max(low, -reach), min(high, reach)
         half, deviation = max(high - low, 0.0) / 2, math.sqrt(time - self.time)
@@ -109,12 +109,12 @@ class _Paths(NamedTuple):
 
 @dataclass(frozen=True)
 class StoppingPlan:
-    """A sequential test, planned before a sample is scored.
+    """A sequential test, planned before the first sample is scored.
 
     Attributes:
-        total: planned samples, in random order.
+        total: number of planned samples, which are in random order.
         limit: the largest accepted loss.
-        level: of each one-sided test.
+        level: the level of each one-sided test.
     """
 
     total: int
@@ -133,10 +133,11 @@ class StoppingPlan:
         return find_bounds(tuple(end / self.total for end in self.ends), self.level)
 
     def outcome(self, lost: int, won: int, seen: int) -> str:
-        """Return why scoring ends at this look: `PASS`, `FAIL` or `FUTILE`; empty if it goes on.
+        """Return the reason to stop scoring: `PASS`, `FAIL` or `FUTILE`; empty to continue.
 
         Args:
-            lost, won: samples that only the baseline gets right, and only the model, of `seen`.
+            lost, won: numbers of samples, out of `seen`, that only the baseline or only the model
+                gets right.
         """
         margin = tango(lost, won, seen, self.limit)
         level = float(ndtr(-self.bounds[self.ends.index(seen)]))
@@ -147,10 +148,11 @@ class StoppingPlan:
         return FUTILE if seen == self.total or self._hope(margin.z, seen) < HOPE else ""
 
     def _hope(self, z: float, seen: int) -> float:
-        """Return the predicted probability that all planned samples decide.
+        """Return the predicted probability of a decision after all planned samples.
 
-        The predictive power of Spiegelhalter, Freedman and Blackburn, "Monitoring clinical trials:
-        conditional or predictive power?", Controlled Clinical Trials 7, 1986, with a flat prior.
+        This is the predictive power of Spiegelhalter, Freedman and Blackburn, "Monitoring clinical
+        trials: conditional or predictive power?", Controlled Clinical Trials 7, 1986, with a flat
+        prior.
         """
         time, last = seen / self.total, self.bounds[-1]
         expected, deviation = z / math.sqrt(time), math.sqrt((1 - time) / time)
@@ -159,7 +161,7 @@ class StoppingPlan:
         )
 
     def margin(self, lost: int, won: int, seen: int, loss: float) -> Margin:
-        """Return the margin of `tango` for a loss, corrected for the looks before the stop."""
+        """Return the margin of `tango` for a loss, corrected for the interim looks."""
         now, at_limit = (tango(lost, won, seen, value) for value in (loss, self.limit))
         if UNKNOWN in (now, at_limit):
             return UNKNOWN

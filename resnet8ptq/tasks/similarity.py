@@ -1,7 +1,7 @@
-"""`task=similarity`: pairs of texts and how alike they are; Spearman's correlation, and Pearson's.
+"""`task=similarity`: similarity of pairs of texts, scored by Spearman's and Pearson's correlation.
 
-A network scores a pair itself (a cross-encoder: one sample, one output value), or embeds each text
-(a bi-encoder: two samples of one group, whose score is the cosine of their embeddings).
+A cross-encoder scores a pair: one sample, one output value. A bi-encoder embeds each text: two
+samples of one group, whose score is the cosine of their embeddings.
 """
 
 import math
@@ -39,7 +39,7 @@ def build(resamples: int = 9999, output: int = 0, embeds: bool = False) -> Task:
     Args:
         resamples: see `BootstrapScores`.
         output: the index of the output that is scored.
-        embeds: it is the embedding of one text; else the score of a pair.
+        embeds: whether the output is the embedding of one text; else it is the score of a pair.
     """
     return Task(
         "similarity",
@@ -75,14 +75,14 @@ def _score(
 
 
 def _pair(groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Return the samples of each pair [pairs, 2]; a sample is left out where its partner is.
+    """Return the samples of each pair [pairs, 2]; samples without their partner are left out.
 
-    Samples that choose a model are drawn without copies of others, which may part a pair.
+    Selection samples leave out copies of other samples, which may separate a pair.
     """
     if groups is None:
         raise ConfigError(
             "data.groups: got null, and the network embeds single texts; takes equal numbers for "
-            "the two texts of a pair; of a table: data.pairs=apart"
+            "the two texts of a pair; for a table, try data.pairs=apart"
         )
     order = np.argsort(groups, kind="stable")
     _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
@@ -93,22 +93,22 @@ def _pair(groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
 
 
 def _cosine(one: Array, other: Array) -> NDArray[np.float64]:
-    """Return the cosine of the angle between rows [n, d]; 0 beside a row of zeros."""
+    """Return the cosine of the angle between rows [n, d]; 0 if a row is zero."""
     lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     return (one * other).sum(axis=1) / np.where(lengths == 0, 1, lengths)
 
 
 def correlate(one: Array, other: Array) -> float:
-    """Return Pearson's correlation of two arrays [n]; 0 where one of them is constant."""
+    """Return Pearson's correlation of two arrays [n]; 0 if one of them is constant."""
     left, right = (values - values.mean() for values in (one, other))
     spread = math.sqrt((left @ left) * (right @ right))
     return float(left @ right) / spread if spread else 0.0
 
 
 def _correlate_ranks(one: Values, other: Values) -> Callable[[NDArray[np.int64]], float]:
-    """Return Spearman's correlation as a function of the chosen items; ties share their mean rank.
+    """Return a function from item indices to Spearman's correlation; ties share their mean rank.
 
-    Values are sorted once, so that a bootstrap sample only counts.
+    Values are sorted only once, so a bootstrap sample needs only counts.
     """
     ranks = [np.unique(values, return_inverse=True)[1] for values in (one, other)]
 

@@ -43,15 +43,15 @@ def wilson(correct: int, total: int) -> Interval:
 def mcnemar(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> float:
     """Return the p-value of the exact two-sided McNemar test (McNemar, 1947); 1 without flips.
 
-    Two models on the same images [n]: under equal accuracy, an image that only one of them gets
-    right falls to either with probability 1/2. Both tails of that binomial distribution are
-    P(X <= k) = I_1/2(flips - k, k + 1) (Abramowitz and Stegun, 1964, 26.5.24).
+    If two models are equally accurate, an image that only one of them gets right belongs to either
+    with probability 1/2. Both tails of that binomial distribution are P(X <= k) = I_1/2(flips - k,
+    k + 1) (Abramowitz and Stegun, 1964, 26.5.24).
     """
     return mcnemar_of(*flips(hits, other_hits))
 
 
 def mcnemar_of(ours: int, theirs: int) -> float:
-    """Return the p-value of `mcnemar` from the images that only one of both gets right."""
+    """Return the p-value of `mcnemar` from the numbers of images that only one model gets right."""
     if abs(ours - theirs) <= 1:
         return 1.0  # the tails meet
     fewer = min(ours, theirs)
@@ -59,13 +59,13 @@ def mcnemar_of(ours: int, theirs: int) -> float:
 
 
 def least_found(flips: int, total: int, level: float) -> float:
-    """Return the smallest loss, a fraction, that McNemar's test finds with `POWER` among the flips.
+    """Return the smallest loss, a fraction, that McNemar's test detects with `POWER`.
 
-    At least the smallest number of lost items that is significant if no item is won.
+    It is at least the smallest number of lost items that is significant if no item is won.
 
     Args:
-        flips: items of `total` that only one of two models gets right.
-        level: of the two-sided test.
+        flips: number of items, out of `total`, that only one of two models gets right.
+        level: the level of the two-sided test.
     """
     needed = float(ndtri(1 - level / 2) + ndtri(POWER)) * math.sqrt(flips)
     fewest = math.floor(math.log2(2 / level)) + 1
@@ -73,17 +73,18 @@ def least_found(flips: int, total: int, level: float) -> float:
 
 
 def flips(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> tuple[int, int]:
-    """Return how many images [n] only the first of two models gets right, and only the second."""
+    """Return the numbers of images [n] that only the first or only the second model gets right."""
     return int((hits & ~other_hits).sum()), int((other_hits & ~hits).sum())
 
 
 @dataclass(frozen=True)
 class Margin:
-    """The distance of a paired loss above a limit.
+    """The distance of a paired loss from a limit; positive above it.
 
     Attributes:
-        z: in standard errors at the limit; negative below it.
-        correction: half a step of a counted loss, in standard errors; infinite without spread.
+        z: the distance in standard errors under a true loss at the limit.
+        correction: the continuity correction, half a step of a counted loss in standard errors;
+            infinite without spread.
     """
 
     z: float
@@ -100,13 +101,13 @@ class Margin:
         return float(ndtr(self.correction - self.z))
 
     def items_needed(self, items: int, level: float) -> float:
-        """Return the sample size that decides between both sides of the limit with `POWER`.
+        """Return the sample size at which the test decides with `POWER`, at the measured loss.
 
         NaN without spread.
 
         Args:
             items: the current sample size.
-            level: of the one-sided test.
+            level: the level of the one-sided test.
         """
         if math.isinf(self.correction):
             return math.nan
@@ -114,9 +115,9 @@ class Margin:
         return items * (needed / self.z) ** 2 if self.z else math.inf
 
     def items_range(self, items: int, level: float) -> Interval:
-        """Return the sample sizes of `items_needed` if the loss is one standard error off.
+        """Return the sample sizes of `items_needed` for losses one standard error lower and higher.
 
-        The upper one is infinite if the limit is within that standard error.
+        The larger one is infinite if the limit lies within that standard error.
         """
         nearer, farther = abs(self.z) - 1, abs(self.z) + 1
         low, high = (
@@ -129,8 +130,8 @@ class Margin:
     def student(cls, excess: float, error: float, items: float) -> Self:
         """Return the margin of a mean loss with an estimated standard error.
 
-        Its z has the probability of Student's distribution with items - 1 degrees of freedom.
-        Items without spread say nothing about others.
+        Its z has the same probability as Student's t with items - 1 degrees of freedom. Without
+        spread the margin is unknown, because the items give no information about others.
         """
         if not error > ROUNDING * abs(excess) or items < 2:  # also NaN
             return cls(0.0, math.inf)
@@ -152,12 +153,13 @@ def tango(lost: float, won: float, total: int, limit: float) -> Margin:
     """Return the margin of a paired loss of hits, by the score test.
 
     Tango, "Equivalence test and confidence interval for the difference in proportions for the
-    paired-sample design", Statistics in Medicine 17, 1998. Corrected for continuity: without that,
-    a good model with few flips fails up to twice as often as the level allows.
+    paired-sample design", Statistics in Medicine 17, 1998. It is corrected for continuity:
+    otherwise a good model with few flips fails up to twice as often as the level allows.
 
     Args:
-        lost, won: items that only the other model gets right, and only this one, of `total`.
-        limit: of the loss, a fraction between -1 and 1.
+        lost, won: numbers of items, out of `total`, that only the other model or only this one gets
+            right.
+        limit: the limit of the loss, a fraction between -1 and 1.
     """
     # The most likely probability of a won item if the loss is the limit.
     linear = (2 * total - lost + won) * limit - lost - won
@@ -172,7 +174,7 @@ def tango(lost: float, won: float, total: int, limit: float) -> Margin:
 def tango_interval(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> Interval:
     """Return the 95% interval of the paired difference of two proportions, first minus second.
 
-    The differences that the score test of `tango` does not reject.
+    It contains the differences that the score test of `tango` does not reject.
     """
     ours, theirs = flips(hits, other_hits)
     low = find_edge(lambda limit: tango(ours, theirs, len(hits), limit).p_beyond > PART)
@@ -182,7 +184,7 @@ def tango_interval(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> In
 
 
 def find_edge(above: Callable[[float], bool]) -> float:
-    """Return the loss between -1 and 1 above which a condition holds."""
+    """Return the loss between -1 and 1 from which on a condition holds."""
     low, high = -1.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2
@@ -192,14 +194,14 @@ def find_edge(above: Callable[[float], bool]) -> float:
 
 @dataclass(frozen=True)
 class CrossedMean:
-    """The mean of values that samples and draws share, such as losses by image and calibration.
+    """The mean of values by sample and draw, such as losses by image and calibration draw.
 
     Attributes:
-        error: standard error for other samples and other draws.
-        sample_error, draw_error: standard errors for other samples and the same draws, and for
-            other draws and the same samples.
-        freedom: its degrees of freedom.
-        samples: their number.
+        error: standard error over samples and draws.
+        sample_error, draw_error: standard errors over samples with fixed draws, and over draws with
+            fixed samples.
+        freedom: degrees of freedom of `error`.
+        samples: number of samples.
     """
 
     mean: float
@@ -218,7 +220,8 @@ class CrossedMean:
     def margin(self, limit: float) -> Margin:
         """Return the margin of the mean, corrected for continuity by half a sample.
 
-        Without that, 6% of the recipes at the limit pass: few losses also mean a small error.
+        Without the correction, 6% of the recipes at the limit pass, because few losses also mean a
+        small error.
         """
         margin = Margin.student(self.mean - limit, self.error, self.freedom + 1)
         half = 0.5 / self.samples / self.error if self.error else math.inf
@@ -226,13 +229,13 @@ class CrossedMean:
 
 
 def crossed_mean(values: Values) -> CrossedMean:
-    """Return the mean of values [draws, samples] with its crossed standard error; >= 2 of both.
+    """Return the mean of values [draws, samples] with its crossed error; both are at least 2.
 
-    Two-way random effects without replication: the variance of the mean is that of the sample
-    means, plus that of the draw means, minus the rest that both contain (Searle, Casella and
-    McCulloch, Variance Components, 1992, ch. 4); at least the larger of the two. Degrees of freedom
-    by Satterthwaite ("An Approximate Distribution of Estimates of Variance Components", Biometrics
-    Bulletin 2, 1946).
+    Model: two-way random effects without replication. The variance of the mean is the variance of
+    the sample means, plus that of the draw means, minus the residual that both contain (Searle,
+    Casella and McCulloch, Variance Components, 1992, ch. 4), but at least the larger of the two.
+    The degrees of freedom follow Satterthwaite ("An Approximate Distribution of Estimates of
+    Variance Components", Biometrics Bulletin 2, 1946).
     """
     draws, samples = values.shape
     mean, by_sample, by_draw = float(values.mean()), values.mean(axis=0), values.mean(axis=1)
@@ -257,8 +260,8 @@ class Auc:
 
     Attributes:
         value: the probability that a positive scores above a negative; ties count half.
-        of_positives, of_negatives: the same for a single positive [p] against all negatives, and
-            for a single negative [n] against all positives: the structural components.
+        of_positives, of_negatives: the structural components: the same probability for each
+            positive [p] against all negatives, and for each negative [n] against all positives.
     """
 
     value: float
@@ -287,7 +290,7 @@ def auc(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> Auc:
     IEEE Signal Processing Letters 21, 2014.
 
     Args:
-        positive: [n]; has samples of both kinds.
+        positive: [n], with samples of both kinds.
     """
     positives, negatives = scores[positive], scores[~positive]
     both = _midranks(np.concatenate([positives, negatives]))
@@ -297,13 +300,13 @@ def auc(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> Auc:
 
 
 def _midranks(values: NDArray[np.floating]) -> Values:
-    """Return the ranks from 1; equal values share the mean of theirs."""
+    """Return the ranks from 1; equal values share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
 def _variance(components: Values) -> float:
-    """Return the variance of a mean; 0 for a single value."""
+    """Return the variance of the mean of some values; 0 for a single value."""
     return float(components.var(ddof=1)) / len(components) if len(components) > 1 else 0.0
 
 
@@ -328,9 +331,9 @@ def delong_error(ours: Auc, theirs: Auc) -> float:
 
 
 def resample(items: int, times: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the items [items] of each bootstrap sample, drawn with replacement.
+    """Yield the item indices [items] of each bootstrap sample, drawn with replacement.
 
-    Equal for every run with this number of items, so that replicates of two models are paired.
+    They are equal for every run with this number of items, so replicates of two models are paired.
     """
     random = np.random.default_rng(RESAMPLING_SEED)
     for _ in range(times):
@@ -352,8 +355,8 @@ def bootstrap_margin(excess: Values, items: int) -> Margin:
     """Return the margin of a loss, with the bootstrap standard error (Efron, 1979).
 
     Args:
-        excess: the loss above the limit on every bootstrap sample [times] of `items`; NaN for
-            samples without a value, at most 1%.
+        excess: the loss minus the limit on every bootstrap sample [times] of `items`; NaN for
+            samples without a value, which are at most 1%.
     """
     finite = excess[np.isfinite(excess)]
     if len(finite) < KNOWN * len(excess):
@@ -367,9 +370,9 @@ def bootstrap_p(differences: Values) -> float:
 
     Counts and their total are raised by one, so that no p-value is 0 (Davison and Hinkley,
     Bootstrap Methods and their Application, 1997, 4.11). With fewer than `COUNTABLE` replicates
-    beyond 0 the count is imprecise, and cannot fall below 2 / (replicates + 1), which Holm's
-    correction multiplies. There the normal distribution continues the tail from the replicate of
-    that rank, with the standard error of the replicates.
+    beyond 0, the count is imprecise and cannot fall below 2 / (replicates + 1), which Holm's
+    correction multiplies. Then the normal distribution continues the tail from the replicate of
+    that rank on, with the standard error of the replicates.
     """
     finite = differences[np.isfinite(differences)]
     below, above = int((finite <= 0).sum()), int((finite >= 0).sum())
@@ -386,8 +389,8 @@ def bootstrap_p(differences: Values) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number m, in the same order.
 
-    The k-th smallest (k = 0, 1, ...) times m - k, at least its predecessor and at most 1 (Holm,
-    1979, in the adjusted form of Wright, 1992).
+    The k-th smallest (k = 0, 1, ...) is multiplied by m - k, raised to at least its predecessor,
+    and limited to 1 (Holm, 1979, in the adjusted form of Wright, 1992).
     """
     order = np.argsort(p_values)
     scaled = np.asarray(p_values)[order] * np.arange(len(order), 0, -1)
@@ -397,13 +400,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int) -> float:
-    """Return the one-sided p-value of the hits [n] if predictions are independent of the labels.
+    """Return the one-sided p-value of "the predictions are independent of the labels".
 
-    Chance is the number of hits of the same predictions in random order, as in Cohen's kappa
-    ("A coefficient of agreement for nominal scales", 1960): the share of the largest class for a
-    network that always predicts that class, 1 / classes for one that guesses. The test uses the
-    normal distribution with the mean and variance over all orders, corrected for continuity. If all
-    labels are equal, no order differs, and chance is guessing among equal classes.
+    Chance is the number of hits of the same predictions in random order, as in Cohen's kappa ("A
+    coefficient of agreement for nominal scales", 1960). For a network that always predicts the
+    largest class, it is the share of that class; for one that guesses, 1 / classes. The test uses
+    the normal distribution with the mean and variance over all orders, corrected for continuity. If
+    all labels are equal, the order has no effect, and chance is guessing among equally likely
+    classes.
     """
     total, hits = len(labels), int((labels == predictions).sum())
     true, said = (np.bincount(c, minlength=classes) / 1.0 for c in (labels, predictions))
@@ -418,7 +422,7 @@ def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], clas
 
 
 def binomial_tail(hits: int, total: int, chance: float) -> float:
-    """Return the probability of at least this many hits of equal chance.
+    """Return the probability of at least this many hits with equal probabilities.
 
     P(X >= k) of a binomial distribution is I_p(k, n - k + 1) (Abramowitz and Stegun, 1964,
     26.5.24).
@@ -427,7 +431,7 @@ def binomial_tail(hits: int, total: int, chance: float) -> float:
 
 
 def round_size(count: float) -> int:
-    """Round a sample size to two leading digits, as precise as an estimate is.
+    """Round a sample size to two leading digits, the precision of the estimate.
 
     >>> round_size(12_345)
     12000

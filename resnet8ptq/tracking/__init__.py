@@ -1,1 +1,1 @@
-"""A run's journal in its own folder, and its run in MLflow."""
+"""A run's journal in its folder, and its run in MLflow."""

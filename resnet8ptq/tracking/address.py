@@ -1,7 +1,8 @@
-"""Checks the address of an MLflow store: no password may be written to a file.
+"""Checks the address of an MLflow store, so that no password is written to a file.
 
 Hydra writes settings to `.hydra/`, MLflow logs them, errors quote them. `core.text.redact` hides
-user names and passwords in printed text. Addresses for which it could fail are refused here.
+user names and passwords in printed text. This module refuses addresses that `redact` could fail to
+hide.
 """
 
 import re
@@ -54,11 +55,12 @@ def check(uri: str, written: bool) -> None:
     """Check an address.
 
     Args:
-        written: True for a setting, which is written to files; False for the environment.
+        written: whether the address is a setting, which is written to files, or from the
+            environment.
 
     Raises:
-        ConfigError: a setting holds a password, the environment one that an error could print, or
-            the address cannot be parsed. The message quotes no part of it.
+        ConfigError: a setting holds a password, the environment holds one that an error could
+            print, or the address cannot be parsed. The message quotes no part of the address.
     """
     key = KEY if written else VARIABLE
     _check_user(uri, written)

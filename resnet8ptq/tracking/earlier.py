@@ -1,4 +1,4 @@
-"""Reads the metrics of runs that were logged before metrics had groups."""
+"""Reads metrics that were logged before metrics had groups."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _GROUPS = {
 
 
 def rename(metrics: Mapping[str, float], tags: Mapping[str, str]) -> dict[str, float]:
-    """Return the metrics by their present names; metrics with groups stay as they are."""
+    """Return the metrics by their current names; metrics with groups stay unchanged."""
     if TOTAL in metrics or "total" not in metrics:
         return dict(metrics)
     renamed = {_rename(key): value for key, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""Runs read back from the store."""
+"""Reads runs back from the store."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ def load_run(store: Store, run_id: str) -> RunRecord:
 
 
 def load_named(store: Store, key: str, run_id: str) -> RunRecord:
-    """Read back the run that the user names by the setting `key`.
+    """Read back the run in the user's setting `key`.
 
     Raises:
         ConfigError: the store has no such run, or it was deleted.
@@ -40,7 +40,7 @@ def load_named(store: Store, key: str, run_id: str) -> RunRecord:
 
 
 def load_runs(store: Store, run_ids: Sequence[str]) -> dict[str, RunRecord]:
-    """Read runs back by their ids, also deleted ones; missing ones are left out."""
+    """Read runs back by their ids, including deleted runs; missing runs are left out."""
     runs: dict[str, RunRecord] = {}
     for start in range(0, len(run_ids), _AT_ONCE):
         listed = ", ".join(f"'{run_id}'" for run_id in run_ids[start : start + _AT_ONCE])
@@ -74,7 +74,7 @@ def find_runs(
 
 
 def find_logged(store: Store, key: str) -> RunRecord | None:
-    """Return the run that has a journal's key, also if it was deleted."""
+    """Return the run with a journal's key, even if it was deleted."""
     runs = find_runs(store, f"tags.record = '{key}'", most=1, deleted=True)
     return runs[0] if runs else None
 
@@ -87,8 +87,8 @@ def under(parent_id: str) -> str:
 def load_children(store: Store, parent_id: str) -> list[RunRecord]:
     """Read the runs of a sweep back, in the order of its jobs.
 
-    A repeated job has its newest run, and a job that another sweep had finished has that sweep's
-    run. No run is returned twice.
+    A repeated job has its newest run; a job that another sweep had finished has the run of that
+    sweep. No run is returned twice.
 
     Raises:
         TrackingError: a run of another sweep is no longer in the store.
@@ -130,7 +130,7 @@ def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> RunRecord
 
 @contextmanager
 def artifact(store: Store, record: RunRecord, name: str) -> Iterator[Path]:
-    """Yield the path of a run's file: the file itself on this machine, else a temporary copy.
+    """Yield the path of a run's file, or of a temporary copy if the file is on another machine.
 
     Raises:
         TrackingError: the run has no such file, or its folder has moved.

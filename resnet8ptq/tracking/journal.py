@@ -1,7 +1,7 @@
-"""The journal of a run in its own folder, for the time when the store is unavailable.
+"""The journal of a run in its folder, so that no data is lost while the store is unavailable.
 
-`record.json` is written when the run starts and when it ends. The process holds `.lock` in between,
-so that a killed run differs from one that still runs.
+`record.json` is written when the run starts and when it ends. Meanwhile the process holds `.lock`,
+which distinguishes a running run from a killed one.
 """
 
 import json
@@ -31,7 +31,7 @@ ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's words
 
 @dataclass
 class Journal:
-    """One run, as MLflow has it or will have it."""
+    """The data of one run for MLflow."""
 
     name: str
     experiment: str
@@ -66,12 +66,12 @@ class Journal:
         return added
 
     def end(self, status: str, tags: Mapping[str, str] | None = None) -> None:
-        """Close the record as one of `ENDED`, with `tags`."""
+        """Close the journal with a status of `ENDED`, and add `tags`."""
         self.status, self.end_ms = status, int(1000 * time.time())
         self.tags |= tags or {}
 
     def save(self, folder: Path) -> None:
-        """Write the journal, and wait until the disk has it."""
+        """Write the journal, and wait until it is on disk."""
         with files.atomic(folder / FILE) as temporary:
             temporary.write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
             with temporary.open("rb") as file:
@@ -99,7 +99,7 @@ class Journal:
 
 
 def lock(folder: Path) -> FileLock:
-    """Take the lock of a run's folder, until `release` or the end of the object.
+    """Lock a run's folder until `release` is called or the object is deleted.
 
     Raises:
         TrackingError: another run works in the folder.

@@ -1,9 +1,10 @@
-"""The earlier runs that were scored on the same test samples, or on some of them.
+"""Counts the earlier runs that were scored on the same test samples, or on some of them.
 
-Each run is one more chance of a wrong pass, and the correction of a sweep counts its own runs only.
-Samples that were added after an undecided verdict are found by a sketch of each run's samples: the
-smallest of their numbers (bottom-k sketch; Cohen and Kaplan, "Summarizing Data using Bottom-k
-Sketches", PODC 2007). A run that shares a twentieth of its samples shows one in 96% of the cases.
+Each run is another chance of a wrong pass, and the correction of a sweep counts only its own runs.
+To find samples that were added after an undecided verdict, each run logs a sketch of its samples:
+the smallest sample ids (bottom-k sketch; Cohen and Kaplan, "Summarizing Data using Bottom-k
+Sketches", PODC 2007). If two runs share a twentieth of their samples, their sketches share an id in
+96% of the cases.
 """
 
 import logging
@@ -32,8 +33,8 @@ class Looks:
     """The earlier runs of the experiment on the same test samples.
 
     Attributes:
-        count: their number; `more`: at least.
-        others: those of them that were scored on other samples too, or not on all of these.
+        count: their number; `more`: whether there may be more.
+        others: those that were also scored on other samples, or not on all of these.
     """
 
     count: int = 0
@@ -45,12 +46,12 @@ NO_LOOKS = Looks()
 
 
 def sketch(ids: Ids) -> str:
-    """Return the smallest of the numbers of a run's samples, as a tag."""
+    """Return the smallest sample ids of a run, as a tag."""
     return "".join(f"{number:016x}" for number in np.unique(ids)[:KEPT].tolist())
 
 
 def read_sketch(tag: str) -> Ids:
-    """Return the numbers of a tag; none of a damaged one."""
+    """Return the sample ids in a tag; empty if it is damaged."""
     valid = re.fullmatch(f"([0-9a-f]{{16}}){{0,{KEPT}}}", tag)
     return (
         np.frombuffer(bytes.fromhex(tag), ">u8").astype(np.uint64) if valid else np.zeros(0, "u8")
@@ -58,14 +59,14 @@ def read_sketch(tag: str) -> Ids:
 
 
 def count_earlier(store: Store, records: Sequence[RunRecord], ids: Ids | None = None) -> Looks:
-    """Count the quantized runs that were scored on samples of `records` before their sweep.
+    """Count the quantized runs that were scored on the samples of `records` before their sweep.
 
-    Deleted ones count too: somebody has seen their results. Analyses and FP32 do not. A store that
-    is away counts none, with a warning.
+    Deleted runs count, because somebody has seen their results; analyses and FP32 do not. If the
+    store is unavailable, it warns and counts none.
 
     Args:
-        records: the runs of one family: of one sweep, or a single run that has just ended.
-        ids: numbers of their samples; None counts the runs on exactly these samples.
+        records: the runs of one family of a sweep, or a single run that has just ended.
+        ids: ids of their samples; None: only runs on exactly the same samples count.
     """
     scored = next((record for record in records if record.test_digest), None)
     if scored is None or not re.fullmatch("[0-9a-f]{64}", scored.test_digest):
@@ -96,7 +97,7 @@ def _counts(record: RunRecord) -> bool:
 
 
 def _find(store: Store, scored: RunRecord, digest: str) -> list[RunRecord]:
-    """Return the newest runs whose samples have such a digest; of a sweep, those from before it."""
+    """Return the newest runs on samples with these digests; for a sweep, only those before it."""
     filters = f"tags.test_digest {digest}"
     if scored.parent_id:
         begun = store.client.get_run(scored.parent_id).info.start_time

@@ -1,7 +1,7 @@
 """A run's artifact as an MLflow model: signature, input example, pinned requirements.
 
-ONNX files have MLflow's own flavor. Files of TFLite, torch, ExecuTorch and OpenVINO have a small
-pyfunc. MLflow copies its code (`serving_code`) beside the file, so that a server needs only the
+ONNX files use MLflow's onnx flavor. Files of TFLite, torch, ExecuTorch and OpenVINO use a small
+pyfunc. MLflow copies its code (`serving_code`) beside the file, so a server needs only the
 framework, not this package.
 """
 
@@ -35,12 +35,12 @@ _SERVED = {
 class _Unchecked:
     """MLflow's pyfunc without the check that loads the file.
 
-    The check imports torch for two seconds, after the run has loaded and measured the file.
+    The check takes two seconds to import torch, although the run has already loaded the file.
     """
 
     @staticmethod
     def save_model(validate_serving_input: bool, **arguments: Any) -> None:
-        """Save the model; `Model.log` passes its own first argument on."""
+        """Save the model; called by `Model.log`."""
         from mlflow import pyfunc
 
         pyfunc.save_model(**arguments)
@@ -55,9 +55,9 @@ def find_model(store: Store, run_id: str) -> str | None:
 
 @interrupts.deferred()
 def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None:
-    """Log the run's artifact as an MLflow model, once, under the run's name.
+    """Log the run's artifact as an MLflow model, under the run's name; do nothing if it exists.
 
-    Its folder holds `EXAMPLE` too.
+    The artifact's folder must hold `EXAMPLE`.
     """
     described = journal.model
     if described is None or find_model(store, run_id) is not None:
@@ -115,7 +115,7 @@ def _pyfunc(path: Path, code: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shapes(example: NDArray[Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each input, with -1 for the batch and for the length of texts."""
+    """Return the shape of each input, with -1 for the batch and the length of texts."""
     names, masked = names_of(example.dtype), find_masked(example.dtype)
     if not names:
         return {"input": (-1, *example.shape[1:])}

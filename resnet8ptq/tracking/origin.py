@@ -1,4 +1,4 @@
-"""Recognizes runs that were made here: a store is untrusted, and may name any folder."""
+"""Recognizes runs that were made here, because an untrusted store may name any folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ RUNS = Path("runs")  # in the folder where the program is called; see `conf/conf
 def own_folder(record: RunRecord, root: Path = RUNS) -> Path | None:
     """Return a run's folder if it is below `root` and holds the run's record; else None.
 
-    Only this user's runs write below `root`. The owner of the files is no proof: a server that the
-    user runs owns the files that others upload.
+    Only this user's runs write below `root`. The file owner proves nothing: a server run by this
+    user owns the files that others upload.
     """
     folder = Path(record.folder).resolve()
     if not folder.is_relative_to(root.resolve()):
@@ -27,7 +27,7 @@ def own_folder(record: RunRecord, root: Path = RUNS) -> Path | None:
 
 
 def made_here(record: RunRecord, copies: Sequence[Path]) -> bool:
-    """Return whether files of a store equal, byte for byte, those of a run made here."""
+    """Return whether a store's files are byte-identical to those of a run made here."""
     folder = own_folder(record)
     if folder is None:
         return False

@@ -1,7 +1,7 @@
 """The params of a run in MLflow: its main settings, and those that differ from their defaults.
 
-Of a hundred settings of a run, only a few were chosen. The config artifact
-and the run's folder have all of them; `complete` adds the defaults again when a run is read.
+A run has a hundred settings, and the user chose only a few. The config artifact and the run's
+folder have all of them; `complete` adds the defaults when a run is read.
 """
 
 import json
@@ -33,7 +33,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def select(journal: Journal) -> dict[str, str]:
-    """Return the params that MLflow shows: also those that the sweep sets for this job."""
+    """Return the params that MLflow shows, including those that the sweep sets for this job."""
     try:
         words = shlex.split(journal.tags.get("job_overrides", ""))
     except ValueError:  # an open quote: not what a sweep writes
@@ -52,7 +52,7 @@ def select(journal: Journal) -> dict[str, str]:
 def complete(params: Mapping[str, str]) -> dict[str, str]:
     """Return the params of a run with the settings that `select` left out.
 
-    A run without settings, such as that of a sweep, stays as it is.
+    A run without settings, such as a sweep's parent run, stays unchanged.
     """
     return _implied(params) | dict(params) if "backend" in params else dict(params)
 

@@ -1,4 +1,4 @@
-"""A run read back as a typed record: the only module that names params, metrics and tags."""
+"""Typed records of runs; the only module that names params, metrics and tags."""
 
 import json
 from dataclasses import dataclass, field
@@ -43,8 +43,8 @@ def _tag(key: str, default: str = "") -> _Value[str]:
 class RunRecord:
     """One run: finished, in progress, or the parent run of a sweep.
 
-    A store is untrusted: a text may hold anything. A missing text is empty, or `?` if it is shown;
-    a metric that was not measured is None.
+    A store is untrusted, so a text may hold anything. A missing text is empty, or `?` if it is
+    shown; a metric that was not measured is None.
     """
 
     run_id: str
@@ -133,12 +133,12 @@ class RunRecord:
 
     @property
     def is_for_npu(self) -> bool:
-        """Whether the file is meant for kernels of another device, and simulated on this one."""
+        """Whether the file is meant for an NPU, and only simulated on this machine."""
         return self.execution == "simulated" and self.dtype == "w8a16"
 
     @property
     def dataset(self) -> str:
-        """The name of the data set, or of its source if the run did not read it."""
+        """The name of the data set; if the run did not read it, the name of its source."""
         return self.params.get("dataset", self.params.get("data", "?"))
 
     @property
@@ -161,7 +161,7 @@ class RunRecord:
         """The task that scored the run.
 
         Raises:
-            TrackingError: the params or class names are not those of a run.
+            TrackingError: the params or class names are not valid for a run.
         """
         return registry.recall(self.params, self.class_names)
 
@@ -170,7 +170,7 @@ class RunRecord:
         """The class names.
 
         Raises:
-            TrackingError: the tag is no list of names.
+            TrackingError: the tag is not a list of names.
         """
         text = self.tags.get("class_names", "[]")
         try:
@@ -192,7 +192,7 @@ class RunRecord:
 
     @property
     def size_reduction(self) -> float | None:
-        """The fraction of the FP32 file that the model saves."""
+        """The fraction of the FP32 file's bytes that the model saves."""
         size, baseline = self.size_bytes, self.baseline_size_bytes
         return None if size is None or not baseline else 1 - size / baseline
 

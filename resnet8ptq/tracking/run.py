@@ -59,7 +59,7 @@ class Run:
         self._log_settings(asdict(config))
 
     def log_composed(self) -> None:
-        """Log the config as composed, for settings that are wrong."""
+        """Log the composed config of a run with wrong settings."""
         self._log_settings(self._composed)
 
     def _log_settings(self, settings: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Run:
         self._send(upload.log_batch, (), params.select(self.journal))
 
     def log_params(self, resolved: Mapping[str, str]) -> None:
-        """Log params that the run determines, besides the config."""
+        """Log params that the run determines, in addition to the config."""
         self.journal.params |= resolved
         self._send(upload.log_batch, (), resolved)
 
@@ -103,13 +103,13 @@ class Run:
     def log_model(
         self, path: Path, outputs: Mapping[str, Sequence[int]], engine: str | None = None
     ) -> None:
-        """Log a file of the run's folder also as an MLflow model; see `Recorder`."""
+        """Log a file of the run's folder additionally as an MLflow model; see `Recorder`."""
         shapes = {name: list(shape) for name, shape in outputs.items()}
         self.journal.model = {"file": path.name, "outputs": shapes, "engine": engine}
         self._send(mlflow_model.log_model, self.journal, path.parent)
 
     def log_result(self, result: RunResult) -> None:
-        """Log the metrics and the resolved settings; the status follows when the run ends."""
+        """Log the metrics and the resolved settings; the status is logged when the run ends."""
         points = self.journal.note(result.to_metrics())
         self.journal.params |= result.resolved
         self.journal.tags["status"] = result.status
@@ -132,7 +132,7 @@ class Run:
         self._send(upload.log_folder, self.folder)
 
     def fail(self, error: BaseException) -> None:
-        """Log the config as far as known, the reason in one line, and the traceback."""
+        """Log the config if known, the reason in one line, and the traceback."""
         reason = redact(" ".join(str(error).split())) or type(error).__name__
         self.journal.tags |= {"status": "failed", "reason": reason[:4000]}
         self.log_composed()
@@ -158,7 +158,7 @@ def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, A
 
 
 def _kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    """Return dtype and shape of samples; of records those of each input, by name."""
+    """Return dtype and shape of samples; for records, of each input by name."""
     if names := names_of(dtype):
         return {name: _kind(dtype[name].base, (*shape, *dtype[name].shape)) for name in names}
     return str(dtype), list(shape)
@@ -178,7 +178,7 @@ def start_run(
     Args:
         config: the composed config (nested dicts), logged if the run fails before `log_config`.
         folder: the run's own folder; its files are uploaded when the run closes.
-        tags: besides those of every run.
+        tags: tags in addition to those of every run.
 
     Raises:
         TrackingError: another run works in the folder.
@@ -232,8 +232,8 @@ def start_parent(store: Store, name: str, folder: Path, tags: Mapping[str, str])
 def restart_parent(store: Store, earlier: RunRecord, folder: Path) -> str:
     """Reopen a sweep's run to continue it in another folder; return its id.
 
-    The earlier record is removed last. If this process is killed before that, the store names a
-    folder that has a record, and `sync` takes the newer of the two.
+    The earlier record is removed last. If this process is killed before that, the folder named in
+    the store still has a record, and `sync` uses the newer of the two.
     """
     before = Path(earlier.folder)
     kept = _load_parent(store, earlier, before)
@@ -273,7 +273,7 @@ def _try_to_save(kept: Journal, folder: Path) -> None:
 
 
 def replace_runs(store: Store, earlier: Sequence[RunRecord], run: Run) -> None:
-    """Delete a job's unfinished runs, which `run` repeats."""
+    """Delete a job's unfinished runs, which `run` replaces."""
     if earlier:
         background.rest()  # until the run has an id
         again = [record.run_id for record in earlier]

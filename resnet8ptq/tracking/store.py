@@ -1,4 +1,4 @@
-"""The MLflow store: opened once, known to answer, with one experiment in it."""
+"""Opens the MLflow store and its experiment."""
 
 import logging
 import os
@@ -77,14 +77,14 @@ class Store:
 
     @property
     def words(self) -> list[str]:
-        """The settings by which a command in this folder finds the store; none by default."""
+        """The settings with which a command in this folder finds the store; empty by default."""
         return _name(self.uri, self.experiment_name)
 
 
 def _name(uri: str, experiment: str) -> list[str]:
-    """Return the settings `uri` or `root`, and `experiment`, if they are not the defaults.
+    """Return the settings `uri` or `root`, and `experiment`, without default values.
 
-    An address with a password comes from the environment, and is not written down.
+    An address with a password comes from the environment, and is left out.
     """
     words = []
     database = Path(uri.removeprefix(_LOCAL))
@@ -103,15 +103,15 @@ def _name(uri: str, experiment: str) -> list[str]:
 
 
 def import_mlflow() -> None:
-    """Import the modules that opening a store needs, ahead of it."""
+    """Import the modules for opening a store, ahead of their use."""
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 
 
 def find_store(config: TrackingConfig) -> Store | None:
-    """Return the local store if its database has the experiment; None for any other store.
+    """Return the local store if its database has the experiment; else None.
 
-    Takes milliseconds, so that a run can begin while `open_store` imports MLflow for seconds and
-    checks the store.
+    This takes milliseconds, so a run can begin while `open_store`, which takes seconds, imports
+    MLflow and checks the store.
     """
     path = Path(config.root).absolute() / DATABASE
     if config.uri or os.environ.get(address.VARIABLE) or _is_misread(path):
@@ -128,13 +128,13 @@ def find_store(config: TrackingConfig) -> Store | None:
 
 
 def open_store(config: TrackingConfig) -> Store:
-    """Open or create the store and the experiment, under a lock, so that errors come early.
+    """Open or create the store and the experiment, under a lock, so that errors occur early.
 
-    A URI in the config wins, then `$MLFLOW_TRACKING_URI`, then `<root>/mlflow.db`.
+    The order of precedence is: URI in the config, `$MLFLOW_TRACKING_URI`, `<root>/mlflow.db`.
 
     Raises:
-        ConfigError: `tracking.uri` holds a password, `MLFLOW_TRACKING_URI` one that an error could
-            print, or `tracking.root` characters that MLflow misreads.
+        ConfigError: `tracking.uri` holds a password, `MLFLOW_TRACKING_URI` holds one that an error
+            could print, or `tracking.root` holds characters that MLflow misreads.
         TrackingError: the folder cannot be written, or the server does not answer.
     """
     uri = config.uri or os.environ.get(address.VARIABLE)
@@ -165,10 +165,10 @@ def _is_misread(path: Path) -> bool:
 
 
 def _make_database(path: Path) -> None:
-    """Create MLflow's tables in a scratch file, and move it into place when it is complete.
+    """Create MLflow's tables in a temporary file, and move it into place when complete.
 
     MLflow migrates an empty database through all its versions. Each of the dozens of steps waits
-    for the disk, which takes seconds, unless the file is in memory.
+    for the disk, which takes seconds in total, unless the file is in memory.
     """
     import mlflow
 
@@ -214,10 +214,10 @@ def _unusable(uri: str, experiment: str, error: Exception) -> TrackingError:
 
 @contextmanager
 def in_one_line(store: Store) -> Iterator[None]:
-    """Turn the error of an unavailable store, dozens of lines, into one line.
+    """Turn errors of an unavailable store, which have dozens of lines, into one line.
 
     Raises:
-        TrackingError: instead of that error.
+        TrackingError: the one-line error.
     """
     try:
         yield
@@ -230,7 +230,7 @@ def in_one_line(store: Store) -> Iterator[None]:
 
 
 def check_answers(uri: str) -> None:
-    """Check that a server answers within `HEALTH_S`; a database is taken to answer.
+    """Check that a server answers within `HEALTH_S`; databases are not checked.
 
     Raises:
         TrackingError: it does not answer.
@@ -277,8 +277,8 @@ def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
 def is_away(error: Exception) -> bool:
     """Return whether an error means that the store is unavailable now.
 
-    That is an error of a connection, database, disk or permission. The others, with which MLflow
-    refuses a value, would come again.
+    These are errors of a connection, database, disk or permission. In all other errors MLflow
+    refuses a value, so a retry would fail again.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError

@@ -1,4 +1,4 @@
-"""The file in a sweep's folder from which its jobs read the store, the parent run and settings.
+"""The file in a sweep's folder with the store, the parent run and settings for its jobs.
 
 Jobs on another machine see a shared folder, but not environment variables.
 """
@@ -35,7 +35,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The running sweep as its jobs know it: its store, its parent run, its folder."""
+    """The data of a running sweep for its jobs: store, parent run, folder."""
 
     store: "Store"
     parent_id: str
@@ -77,7 +77,7 @@ class Sweep:
 
 
 def is_sweep_folder(folder: Path, parent_id: str) -> bool:
-    """Return whether a folder is a sweep's own: a store is untrusted and may name any folder."""
+    """Return whether a folder belongs to a sweep; an untrusted store may name any folder."""
     try:
         return Sweep.load(folder).parent_id == parent_id
     except PtqError:  # missing, or not a sweep's

@@ -1,12 +1,11 @@
-"""Log runs that are missing in MLflow: the store was unavailable, or the run was killed.
+"""Logs runs that are missing in MLflow, because the store was unavailable or the run was killed.
 
     resnet8ptq sync                   every run below runs/
     resnet8ptq sync folder=PATH       every run below that folder
 
-A run that has ended, and is missing or open in the store, is logged from its folder. A killed run
-is closed as killed. A run that still runs is skipped. A second call changes nothing. An empty
-store gets all runs with their sweeps. `uri=`, `root=` and `experiment=` name the store, as for
-`resnet8ptq report`.
+An ended run that is missing or open in the store is logged from its folder. A killed run is closed
+as killed. A running run is skipped. A second call changes nothing. An empty store gets all runs
+with their sweeps. `uri=`, `root=` and `experiment=` name the store, as for `resnet8ptq report`.
 """
 
 import logging
@@ -79,7 +78,7 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
 
 
 def _find_known(store: Store, journals: Sequence[Journal]) -> dict[str, RunRecord]:
-    """Return the runs that the store has, by the keys of their journals."""
+    """Return the runs in the store, by the keys of their journals."""
     by_id = history.load_runs(store, [kept.run_id for kept in journals if kept.run_id])
     known = {record.key: record for record in by_id.values() if record.key}
     for kept in journals:
@@ -100,7 +99,8 @@ def load_records(root: Path) -> list[RunRecord]:
 def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Journal]]:
     """Return folders with their journals, sweeps before their runs.
 
-    The newer of two journals of one run counts: a resumed and killed sweep may have left both.
+    If one run has two journals, the newer counts; a sweep that was resumed and killed may leave
+    both.
     """
     pairs: dict[str, tuple[Path, Journal]] = {}
     for path in sorted(root.rglob(journal.FILE), key=lambda path: path.stat().st_mtime_ns):

@@ -1,6 +1,6 @@
-"""Log a run's journal to MLflow. Each call may be repeated.
+"""Logs a run's journal to MLflow. Each call may be repeated.
 
-Ctrl-C and SIGTERM take effect after a write to the database, not during it.
+Ctrl-C and SIGTERM are delayed until a write to the database is complete.
 """
 
 import logging
@@ -45,7 +45,7 @@ def log_batch(
     """Log metrics, params and tags, in as many calls as MLflow's limits require.
 
     Args:
-        links: the model and the data set of the metrics that lead MLflow's table.
+        links: the model and the data set to link to the leading metrics.
     """
     from mlflow.entities import Metric, Param, RunTag
 
@@ -58,7 +58,7 @@ def log_batch(
 
 
 def _leads(point: Point) -> bool:
-    """Return whether a metric is without a group and no point of a curve."""
+    """Return whether a metric is a leading one: without a group, and not a point of a curve."""
     key, _, _, step = point
     return step == 0 and "/" not in key
 
@@ -71,14 +71,14 @@ def log_result(
     params: Mapping[str, str] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Log a run's result; MLflow's page of models compares the leading metrics."""
+    """Log a run's result; MLflow's models page compares the leading metrics."""
     model_id = mlflow_model.find_model(store, run_id) if any(map(_leads, points)) else None
     links = {} if model_id is None else {"model_id": model_id, **_scored(journal)}
     log_batch(store, run_id, points, params, tags, links)
 
 
 def _scored(journal: Journal) -> dict[str, str]:
-    """Return the name and the digest of the data set that a run was scored on."""
+    """Return the name and the digest of the scored data set."""
     for described in journal.datasets:
         if described["context"] == "test":
             digest = described["digest"][:DIGEST]
@@ -88,7 +88,7 @@ def _scored(journal: Journal) -> dict[str, str]:
 
 @interrupts.deferred()
 def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, Any]]) -> None:
-    """Log the data sets of a run, as its journal describes them."""
+    """Log the data sets described in a run's journal."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
     from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
@@ -107,7 +107,7 @@ def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, Any]
 
 
 def _to_fields(described: Mapping[str, Any]) -> dict[str, str]:
-    """Return a data set as MLflow's fields, all of them text."""
+    """Return a data set as MLflow's fields, all as text."""
     from mlflow.data.numpy_dataset import NumpyDataset
     from mlflow.data.sources import LocalArtifactDatasetSource
 
@@ -122,9 +122,9 @@ def _to_fields(described: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _zeros(kind: Any) -> Any:
-    """Return an array of dtype and shape, or several by name.
+    """Return an array of a dtype and shape, or several arrays by name.
 
-    MLflow reads only these: one zero, broadcast, stands for all samples.
+    MLflow only reads dtype and shape, so a single broadcast zero is enough.
     """
     if isinstance(kind, dict):
         return {name: _zeros(values) for name, values in kind.items()}
@@ -144,7 +144,7 @@ def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:
 
 
 def log_folder(store: Store, run_id: str, folder: Path) -> None:
-    """Add the files of a run's folder to it, without hidden files and the package's own."""
+    """Add the files of a run's folder, without hidden files and internal ones."""
     private = (FILE, SWEEP_FILE)  # the second may hold a database's password
     paths = (path for path in sorted(folder.iterdir()) if path.is_file())
     shared = (p for p in paths if not p.name.startswith(".") and p.name not in private)
@@ -152,7 +152,7 @@ def log_folder(store: Store, run_id: str, folder: Path) -> None:
 
 
 def replace_runs(store: Store, earlier: Sequence[str], run_id: str) -> None:
-    """Delete runs, by their ids, that run `run_id` repeats.
+    """Delete the runs, by id, that run `run_id` replaces.
 
     MLflow keeps deleted runs and shows them on request; their folders stay.
     """
@@ -165,12 +165,14 @@ def replace_runs(store: Store, earlier: Sequence[str], run_id: str) -> None:
             if not is_away(error):
                 raise
             # Reports take a job's newest run. A server may let only its owner delete a run.
-            log.warning("run %s stays beside %s: %s", old, run_id, one_line(error))
+            log.warning(
+                "run %s, which %s replaces, cannot be deleted: %s", old, run_id, one_line(error)
+            )
 
 
 @interrupts.deferred()
 def finish(store: Store, run_id: str, journal: Journal) -> None:
-    """Close the run with its journal's status: the last call, so that a closed run is complete."""
+    """Close the run with its journal's status; the last call, so that a closed run is complete."""
     named = ("status", "reason")
     status = {key: value for key, value in journal.tags.items() if key in named}
     log_batch(store, run_id, tags=status)
@@ -178,7 +180,7 @@ def finish(store: Store, run_id: str, journal: Journal) -> None:
 
 
 def push(store: Store, journal: Journal, folder: Path) -> str:
-    """Log an ended run of which the store may have parts; return the run's id."""
+    """Log an ended run, which may be in the store in part; return its id."""
     record = history.find_logged(store, journal.key)
     run_id = create(store, journal) if record is None else record.run_id
     tags = {key: value for key, value in journal.tags.items() if key != "status"}

@@ -1,8 +1,8 @@
-"""A saved view for MLflow's UI: the runs as a flat table with the columns that matter.
+"""A saved view for MLflow's UI: the runs as a flat table with the main columns.
 
-By default the UI shows a sweep as one folded row without figures. It stores saved views as tags of
-the experiment: JSON with a `state` that is JSON again. Missing entries keep their defaults. A later
-MLflow that cannot read the tag opens its default page.
+By default the UI shows a sweep as one folded row without metrics. It stores saved views as tags of
+the experiment: JSON with a `state` that is itself JSON. Missing entries keep their defaults. A
+later MLflow that cannot read the tag opens its default page.
 """
 
 import hashlib
@@ -61,10 +61,10 @@ VALUE = _value(json.dumps(_STATE))  # of TAG
 
 
 def is_outdated(value: str | None) -> bool:
-    """Return whether a stored view is an earlier one of this module, or missing.
+    """Return whether a stored view is missing or from an earlier version of this module.
 
-    A view that somebody changed no longer has the digest of its state, and stays. The first views
-    had no digest.
+    A view that a user changed stays, because its digest no longer matches its state. The first
+    views had no digest.
     """
     if value is None:
         return True
@@ -77,9 +77,9 @@ def is_outdated(value: str | None) -> bool:
 
 
 def path(experiment_id: str) -> str:
-    """Return the path of the view's page, to append to the server's address.
+    """Return the path of the view's page, relative to the server's address.
 
-    MLflow opens its pages for agents unless the address or an earlier visit selects training.
+    MLflow opens its pages for GenAI unless the address or an earlier visit selects model training.
     """
     return (
         f"/#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}&workflowType=machine_learning"

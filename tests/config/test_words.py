@@ -68,7 +68,7 @@ LIST = "got a list, [{0}], takes one option; to run each: -m {1}={0}"
         ("data.root=", "data.root: got nothing (not there), takes a file or folder"),
         ("backend:torch", "; try backend=torch"),
         ("model.path=a b(.h5", "model.path: got 'a b(.h5', which Hydra's grammar does not take; "
-         "text with spaces or signs takes quotes inside of the shell's: \"model.path='a b(.h5'\""),
+         "put text with spaces or signs into two pairs of quotes: \"model.path='a b(.h5'\""),
     ],
 )  # fmt: skip
 def test_a_mistyped_word_is_refused(typed, said):

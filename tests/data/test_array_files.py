@@ -229,7 +229,7 @@ def wrong_files(folder):
         packed.writestr("y.npy", header.getvalue())
     yield folder / "lies.npz", "lies.npz: x: cannot be read"
     (folder / "text.txt").write_text("no array")
-    yield folder / "text.txt", "is no array; takes an .npz, .npy or idx file"
+    yield folder / "text.txt", "is not an array; takes an .npz, .npy or idx file"
     (folder / "packed.npy").write_bytes(content)
     yield folder / "packed.npy", "packed.npy: cannot be read (ValueError: it is an archive"
     with zipfile.ZipFile(folder / "inner.npz", "w") as packed:

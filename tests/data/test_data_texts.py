@@ -272,7 +272,7 @@ def test_a_length_that_special_tokens_fill_is_refused(read, tmp_path, pairs, add
 def test_without_the_package_the_line_says_how_to_install_it(read, tmp_path, monkeypatch):
     root = write_rows(tmp_path / "rows.csv", ROWS)
     monkeypatch.setattr(texts, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"with the package tokenizers; try .*\[text\]'$"):
+    with pytest.raises(ConfigError, match=r"which needs the package tokenizers; try .*\[text\]'$"):
         read(root)
 
 

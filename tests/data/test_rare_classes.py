@@ -45,7 +45,7 @@ def test_a_thousand_classes_of_few_samples(table, caplog):
     assert lone > 300
     names = [f"c{n}" for n in range(CLASSES)]
     data = read(path, classes=names, test_fraction=0.2)
-    assert f"{lone} of 1000 classes have one different sample, such as 'c" in caplog.text
+    assert f"{lone} of 1000 classes have one distinct sample, such as 'c" in caplog.text
     assert f"{(counts == 0).sum()} of 1000 classes have no samples, such as 'c" in caplog.text
     sides = [np.bincount(side.labels, minlength=CLASSES) for side in (data.train, data.test)]
     assert (sum(sides) == counts).all()

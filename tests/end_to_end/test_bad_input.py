@@ -78,7 +78,8 @@ CASES = {
     "a size that is not settled": (free_network, "own.onnx: "),
     "a module that does not import": (
         lambda p: (*arrays(p), *module(p)),
-        "model.module: got 'nowhere.Net', which is not found; takes package.module.Class, on",
+        "model.module: got 'nowhere.Net', which is not found; takes package.module.Class in "
+        "the current folder or on PYTHONPATH",
     ),
     "labels that do not fit": (
         three_for_two,

@@ -269,15 +269,16 @@ def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("reads", "its operator 'ReadFile' is none of inference"),
-        ("writes", "its operator 'WriteFile' is none of inference"),
+        ("reads", "its operator 'ReadFile' is not an operator of inference"),
+        ("writes", "its operator 'WriteFile' is not an operator of inference"),
         (
             "trains",
-            "its operator 'AssignAddVariableOp' is none of inference; takes what computes outputs "
-            "from inputs and variables; in training mode? try Keras's model.save('NAME.keras')",
+            "its operator 'AssignAddVariableOp' is not an operator of inference; takes operators "
+            "that compute outputs from inputs and variables; in training mode? try Keras's "
+            "model.save('NAME.keras')",
         ),
-        ("python", "its operator 'EagerPyFunc' is none of inference"),
-        ("restores", "its operator 'WriteFile' is none of inference"),
+        ("python", "its operator 'EagerPyFunc' is not an operator of inference"),
+        ("restores", "its operator 'WriteFile' is not an operator of inference"),
         ("other", "restores variables from another path"),
         ("other_by_call", "restores variables from another path"),
         ("other_by_name", "restores variables from another path"),

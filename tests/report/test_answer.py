@@ -33,7 +33,7 @@ def test_a_better_result_of_another_model_is_explained():
     family = sweep(*cells, choices=[predictions(won=1), predictions()])
     (selected,) = page.select([family], LIMITS)
     assert answer.explain(selected)[0].verdict.endswith(
-        " Chosen on other samples; another model has a better accuracy here, perhaps by luck."
+        " Chosen on other samples. Another model has a better accuracy here, possibly by chance."
     )
 
 
@@ -52,7 +52,7 @@ def test_a_model_that_is_neither_smaller_nor_faster_is_told(size, ms, gains):
     timing = PairedLatency({"a": [ms, ms], "onnx fp32": [2.0, 2.0]}, {}, 32, 1)
     family = sweep(("a", predictions(won=2), {"size_bytes": float(size)}))
     (selected,) = page.select([family], LIMITS, [timing])
-    assert ("It gains nothing over FP32" in answer.explain(selected)[0].verdict) != gains
+    assert ("It is neither smaller than FP32 nor" in answer.explain(selected)[0].verdict) != gains
 
 
 def test_one_model_for_several_uses_is_one_answer():

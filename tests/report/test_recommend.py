@@ -245,7 +245,9 @@ def test_samples_that_fp32_knows_are_told():
         family = sweep(("a", predictions(), {}), choices=[predictions()])
         family.measured[0].record.metrics["choice/baseline/accuracy"] = known
         said = other_choice(select(family))
-        assert (" FP32 has 99.00% on them and 90.00% on the reported samples" in said) is told
+        assert (
+            " FP32 has 99.00% on the selection samples and 90.00% on the reported ones" in said
+        ) is told
 
 
 def test_the_other_choice_is_the_best_on_the_reported_samples_wherever_it_stands():

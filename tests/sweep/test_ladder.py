@@ -202,7 +202,7 @@ def test_ship_ends_with_a_verdict_and_a_line_that_makes_the_winner_again(tmp_pat
     assert done.code == 0, done.err
     assert [run.data.params["evaluate.split"] for run in done.children] == ["choice", "test"]
     assert "Winner: onnx u8s8 minmax per channel." in done.out
-    [line] = [line for line in done.out.splitlines() if "make it again" in line]
+    [line] = [line for line in done.out.splitlines() if "reproduce it" in line]
     again = shlex.split(line.partition(": ")[2])[2:]  # python run.py
     assert make_config(*again).calib.samples_per_class == 20
     winner = OmegaConf.load(tmp_path / "sweep" / "winner.yaml")

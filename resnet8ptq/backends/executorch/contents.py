@@ -1,4 +1,4 @@
-"""Reads a .pte file: which operators XNNPACK runs, on 8-bit tensors or in float."""
+"""Reads a .pte file: its operators, and whether XNNPACK runs them in 8 bits or in float."""
 
 import json
 import re
@@ -23,9 +23,9 @@ class Operator:
     """An operator of a program.
 
     Attributes:
-        kind: XNNPACK's name of it, or of one that is not delegated, torch's.
-        delegated: XNNPACK runs it.
-        integer: it takes and returns tensors of 8 bits only.
+        kind: XNNPACK's name of a delegated operator; torch's name of any other.
+        delegated: whether XNNPACK runs it.
+        integer: whether all its inputs and outputs have 8 bits.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Operator:
 
 
 def read(content: bytes) -> list[Operator]:
-    """Return the operators of a program, without conversions between float and 8 bits."""
+    """Return the operators of a program, except conversions between float and 8 bits."""
     with silenced():
         from executorch.exir._serialize._program import deserialize_pte_binary
         from executorch.exir.schema import DelegateCall, KernelCall

@@ -29,11 +29,11 @@ def lower(module: Any, example: Example, most: int) -> bytes:
     """Return the content of a .pte file; XNNPACK gets the operators that it supports.
 
     Args:
-        example: to trace with.
-        most: samples; the runtime plans memory for so many at once, and refuses more.
+        example: the inputs for tracing.
+        most: the largest batch; the runtime plans its memory for it and refuses larger ones.
 
     Raises:
-        UnsupportedError: a layer is in float, and its input in 8 bits.
+        UnsupportedError: a float layer takes an 8-bit input.
         QuantizationError: torch cannot export the network, or ExecuTorch cannot lower it.
     """
     with errors_as(QuantizationError, "backend=executorch: cannot lower the network"), silenced():
@@ -52,7 +52,7 @@ def lower(module: Any, example: Example, most: int) -> bytes:
 
 
 def _make_partitioner() -> Any:
-    """Return XNNPACK's partitioner, without the Concats that XNNPACK refuses to load.
+    """Return XNNPACK's partitioner, which leaves out the Concats that XNNPACK cannot load.
 
     XNNPACK concatenates 8-bit tensors of one scale only; its partitioner does not compare scales.
     """
@@ -72,7 +72,7 @@ def _make_partitioner() -> Any:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Silence ExecuTorch's and torchao's warnings: of other processors, and of their own calls."""
+    """Silence ExecuTorch's and torchao's warnings about other processors and their own calls."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -24,19 +24,19 @@ def load(path: Path, threads: int) -> Predictor:
 class _Pool:
     """XNNPACK's threads, which all programs of a process share.
 
-    A new number of threads replaces the pool, to which loaded programs keep a pointer: they have to
+    A new number of threads replaces the pool. Loaded programs point to the old pool, so they must
     be loaded again.
 
     Attributes:
-        threads: of the pool; 0 before the runtime is imported.
-        replaced: how often another number was set.
+        threads: number of threads; 0 before the runtime is imported.
+        replaced: how often the pool was replaced.
     """
 
     threads: int = 0
     replaced: int = 0
 
     def resize(self, threads: int) -> None:
-        """Set the number of threads, if it is another."""
+        """Replace the pool if it has another number of threads."""
         if threads == self.threads:
             return
         with silenced(), _without_stderr():
@@ -51,7 +51,7 @@ _POOL = _Pool()
 
 @dataclass
 class Network:
-    """A function that runs a program on batches of any size, in parts that its memory holds."""
+    """Runs a program on batches of any size, in parts that fit its planned memory."""
 
     content: bytes
     threads: int
@@ -72,7 +72,7 @@ class Network:
 
     @property
     def metadata(self) -> Any:
-        """ExecuTorch's facts on its inputs and outputs."""
+        """ExecuTorch's description of the inputs and outputs."""
         return self._method.metadata
 
     def _run(self, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
@@ -92,7 +92,7 @@ class Network:
 
 @contextmanager
 def _without_stderr() -> Iterator[None]:
-    """Drop the log of the runtime's C++ code: missing files of CPUs, new threads."""
+    """Drop the log of the runtime's C++ code, about missing CPU files and new threads."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)

@@ -86,7 +86,7 @@ class ExecutorchQuantizer:
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
-        """Quantize by PT2E, lower to XNNPACK and save; count the layers in 8 bits."""
+        """Quantize with PT2E, lower to XNNPACK and save; count the 8-bit layers."""
         from resnet8ptq.backends.executorch import contents, lowering
         from resnet8ptq.backends.torch import pt2e
         from resnet8ptq.backends.torch.preparation import prepare

@@ -1,1 +1,1 @@
-"""Files that other programs have quantized: read with care, matched to the FP32 network, scored."""
+"""Files quantized by other programs: checked, matched to the FP32 network, scored."""

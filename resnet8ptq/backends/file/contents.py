@@ -1,4 +1,4 @@
-"""The facts of a quantized file of any format: inputs, outputs, bits of its layers."""
+"""Describes a quantized file of any format: inputs, outputs, bits of its layers."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,10 +19,10 @@ class Port:
     """An input or output of a file.
 
     Attributes:
-        shape: without the batch axis; a free size is None.
-        scale, zero_point: of an integer port that holds rounded floats; scale None: plain
-            integers, or a file without scales.
-        low, high: the values that an input can hold, where the file rounds it.
+        shape: sizes without the batch axis; a free size is None.
+        scale, zero_point: the quantization of an integer port; scale None: plain integers, or a
+            file without scales.
+        low, high: the range of values that a quantized input can hold.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Port:
 
 
 def rounded(port: Port, scale: float, zero_point: int, levels: str) -> Port:
-    """Return a port whose values are rounded to levels of this dtype.
+    """Return a port that is quantized to this dtype.
 
     >>> rounded(Port("x", (2,), "uint8"), 0.5, 0, "uint8").high
     127.5
@@ -56,8 +56,8 @@ class Layer:
     """A convolution or matrix product with weights.
 
     Attributes:
-        weights: dtype in which they are stored, such as `int4`.
-        activations: dtype that the layer computes with, such as `uint8`.
+        weights: the stored dtype, such as `int4`.
+        activations: the dtype of the layer's input, such as `uint8`.
     """
 
     operator: str
@@ -73,14 +73,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Contents:
-    """The facts of a file.
+    """The description of a file.
 
     Attributes:
-        format: with its version, such as `ONNX opset 13`.
-        producer: the program that wrote the file, as the file says; may be empty.
-        layers: in order of execution.
+        format: the format with its version, such as `ONNX opset 13`.
+        producer: the program that the file names as its writer; may be empty.
+        layers: the layers in order of execution.
         operators: number of each operator.
-        batch: samples that the file takes at once; None: any number.
+        batch: the fixed batch size; None: any size.
         dynamic: activation ranges are measured while the file runs.
         simulated: the file computes integers in float.
     """
@@ -102,7 +102,7 @@ class Contents:
 
     @property
     def narrowed(self) -> list[Layer]:
-        """The quantized layers; without any, those in float16 or bfloat16."""
+        """The quantized layers; if there are none, those in float16 or bfloat16."""
         return self.quantized or [
             layer for layer in self.layers if layer.weights in ("float16", "bfloat16")
         ]
@@ -114,7 +114,7 @@ class Contents:
 
     @property
     def activation_dtype(self) -> str:
-        """The dtypes that the layers of `narrowed` compute with."""
+        """The dtypes of the activations of `narrowed`."""
         return _listed(layer.activations for layer in self.narrowed)
 
     @property
@@ -128,7 +128,7 @@ class Contents:
         return "weights only, computed in float" if in_float else "integer"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, for `of_json`."""
+        """Return a JSON document for `of_json`."""
         return asdict(self)
 
     @classmethod

@@ -30,7 +30,7 @@ def fetch(path: Path) -> bytes:
 
 
 def read(content: bytes, path: Path) -> Contents:
-    """Return the facts of a program.
+    """Return the description of a program.
 
     Raises:
         ModelError: damaged, or with operators that are neither torch's nor XNNPACK's.

@@ -23,7 +23,7 @@ def match_inputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, p
     """Return the input of the file for each input of the FP32 network that the file takes.
 
     Raises:
-        ConfigError: a name, a layout or a scale is open; names the setting.
+        ConfigError: a name, a layout or a scale is ambiguous; names the setting.
     """
     matched = _pair("backend.inputs", tensors, ports, asked, path)
     taken = {one["name"] for one in matched.values()}
@@ -36,7 +36,7 @@ def match_inputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, p
 
 
 def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, path: Any) -> Match:
-    """Return the output of the file for each output of the FP32 network; errors as of inputs."""
+    """Return the output of the file for each output of the FP32 network; see `match_inputs`."""
     matched = _pair("backend.outputs", tensors, ports, asked, path)
     if missing := [tensor for tensor in tensors if tensor.name not in matched]:
         raise _open("backend.outputs", tensors, ports, path, f"nothing is {missing[0]}")
@@ -48,9 +48,7 @@ def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, 
 def _pair(
     key: str, tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, path: Any
 ) -> Match:
-    """Return the pairs in the network's order: first those that are set, then equal names, then
-    shapes that fit, then a single pair.
-    """
+    """Return the pairs in the network's order: by setting, name, shape, or as the last pair."""
     matched = {name: _read(key, name, value) for name, value in (asked or {}).items()}
     names = [tensor.name for tensor in tensors]
     for name, one in matched.items():
@@ -92,7 +90,7 @@ def _read(key: str, name: str, value: Any) -> dict[str, Any]:
 
 
 def _is_plain(value: Mapping[str, Any]) -> bool:
-    """Return whether the axes are an order of all axes, and the scale a positive number."""
+    """Return whether `axes` is a permutation of all axes, and the scale a positive number."""
     axes, scale = value.get("axes"), value.get("scale")
     ordered = axes is None or (
         isinstance(axes, list) and {*axes} == {*range(len(axes))} and len({*axes}) == len(axes)
@@ -143,9 +141,9 @@ def _settle(
 
 
 def _ways(have: Shape, takes: Shape) -> list[tuple[int, ...] | None]:
-    """Return the orders of axes that turn one shape into another; None: the order stays.
+    """Return the permutations of axes that turn one shape into another; None: unchanged.
 
-    A free size fits every size. An order that fits by known sizes alone excludes the others.
+    A free size fits every size. A permutation that fits by known sizes alone excludes the others.
     """
     if have == takes:
         return [None]

@@ -37,12 +37,12 @@ _MOVES = ("Identity", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
 
 
 def fetch(path: Path) -> bytes:
-    """Return the file with its external data inside; unchanged without external data."""
+    """Return the file with its external data inlined."""
     return gate.read_quantized(path)
 
 
 def read(content: bytes, path: Path) -> Contents:
-    """Return the facts of a file's content."""
+    """Return the description of a file's content."""
     proto = onnx.ModelProto.FromString(content)
     graph = _Graph.of(proto.graph)
     main = max((o.version for o in proto.opset_import if o.domain in gate.ONNX_DOMAINS), default=0)
@@ -67,7 +67,7 @@ def open_run(content: bytes, threads: int) -> RawRun:
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
-    """Load a copy that ends before its softmax; None without one."""
+    """Load a copy that ends before its softmax; None if it has no softmax."""
     proto = onnx.ModelProto.FromString(content)
     return open_run(proto.SerializeToString(), threads) if end_at_logits(proto) else None
 
@@ -83,7 +83,7 @@ def _dims(value: onnx.ValueInfoProto) -> Any:
 
 @dataclass(frozen=True)
 class _Graph:
-    """The constants of a graph, and who makes and takes each tensor."""
+    """The constants of a graph, and the producer and the consumers of each tensor."""
 
     constants: dict[str, onnx.TensorProto]
     producers: dict[str, onnx.NodeProto]
@@ -103,13 +103,13 @@ class _Graph:
         return cls(constants, producers, consumers)
 
     def input(self, value: onnx.ValueInfoProto) -> Port:
-        """Return an input, with the scale that its only kind of consumer has for it."""
+        """Return an input, with the scale that its consumers give it, if all are of one kind."""
         around = self._takers(value.name)
         triples = {self._scale(node, _SCALES.get(node.op_type)) for node in around}
         return _port(value, triples.pop() if len(triples) == 1 else None)
 
     def _takers(self, name: str) -> list[onnx.NodeProto]:
-        """Return the nodes that take a tensor, also in another order of its axes."""
+        """Return the consumers of a tensor, including those of its transpositions."""
         takers: list[onnx.NodeProto] = []
         for node in self.consumers.get(name, []):
             moved = node.op_type in _MOVES and node.op_type != "Cast"
@@ -117,7 +117,7 @@ class _Graph:
         return takers
 
     def output(self, value: onnx.ValueInfoProto) -> Port:
-        """Return an output, with the scale that its producer has for it."""
+        """Return an output, with the scale that its producer gives it."""
         node = self.producers.get(value.name)
         while node is not None and node.op_type in _MOVES and node.op_type != "Cast":
             node = self.producers.get(node.input[0])
@@ -140,7 +140,7 @@ class _Graph:
                 yield Layer(node.op_type, name, stored, self._computed(node, zero, stored))
 
     def _stored(self, name: str) -> str:
-        """Return the dtype of the constant behind weights; empty if they are computed."""
+        """Return the stored dtype of weights; empty if they are computed."""
         for _ in range(10):
             if name in self.constants:
                 return _dtype(self.constants[name].data_type)
@@ -155,7 +155,7 @@ class _Graph:
         return ""
 
     def _computed(self, node: onnx.NodeProto, zero: int, stored: str) -> str:
-        """Return the dtype of the data that a layer computes with."""
+        """Return the dtype of the data input of a layer."""
         floats = stored if stored in FLOATS else "float32"
         if node.op_type.startswith("DynamicQuantize"):
             return "uint8"
@@ -179,7 +179,7 @@ class _Graph:
     def _scale(
         self, node: onnx.NodeProto, places: tuple[int, int] | None
     ) -> tuple[float, int, str] | None:
-        """Return scale, zero point and its dtype of a whole tensor at these inputs of a node."""
+        """Return scale, zero point and its dtype at these inputs of a node, if per tensor."""
         if places is None or len(node.input) <= places[0]:
             return None
         scale = self._scalar(node.input[places[0]])

@@ -24,10 +24,10 @@ _NAMES |= {f"{sign}{bits}": f"{word}{bits}" for sign, word in (("i", "int"), ("u
 
 
 def fetch(path: Path) -> bytes:
-    """Return an archive of the .xml file and the .bin file of the same name; or such an archive.
+    """Return an archive of the .xml and .bin files; return an existing archive unchanged.
 
     Raises:
-        ModelError: one is missing.
+        ModelError: one of the two files is missing.
     """
     if path.suffix == archive.SUFFIX:
         return files.read_bytes(path, _MAX_BYTES)
@@ -67,13 +67,13 @@ def open_run(content: bytes, threads: int) -> RawRun:
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
-    """Load a copy that ends before its softmax; None without one."""
+    """Load a copy that ends before its softmax; None if it has no softmax."""
     cut = archive.end_at_logits(archive.read(content))
     return None if cut is None else _open(cut, threads)
 
 
 def _open(graph: Any, threads: int) -> RawRun:
-    """Compile a graph as that of an FP32 network is, so that both are timed alike."""
+    """Compile a graph as the FP32 network is compiled, so that latencies are comparable."""
     network = make_network(graph, threads)
     if len(network.names) == 1:
         return lambda values: network(values[0])
@@ -102,7 +102,7 @@ def _layers(graph: Any) -> Iterator[Layer]:
 
 
 def _stored(value: Any) -> str:
-    """Return the dtype of the constant behind weights; empty if they are computed."""
+    """Return the stored dtype of weights; empty if they are computed."""
     for _ in range(10):
         node = value.get_node()
         kind = node.get_type_name()
@@ -118,7 +118,7 @@ def _stored(value: Any) -> str:
 
 
 def _computed(value: Any, stored: str) -> str:
-    """Return the dtype of the data of a layer: integers behind FakeQuantize."""
+    """Return the dtype of a layer's data input: an integer type after FakeQuantize."""
     for _ in range(10):
         node = value.get_node()
         if node.get_type_name() == "FakeQuantize":

@@ -33,7 +33,7 @@ class _Network:
     """A function from network inputs to network outputs.
 
     Attributes:
-        outputs: empty: all outputs, unchanged.
+        outputs: how to select the network's outputs; empty: all outputs, unchanged.
     """
 
     run: RawRun
@@ -42,7 +42,7 @@ class _Network:
     outputs: Match
 
     def __call__(self, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
-        """Return each output [n, ...]; a file of a fixed batch runs in parts of its size."""
+        """Return each output [n, ...]; with a fixed batch size, run in parts of that size."""
         arrays, size = self._prepare(batch), self.contents.batch or len(batch)
         parts = []
         for start in range(0, len(batch), size):
@@ -97,7 +97,7 @@ def _to_dtype(values: NDArray[Any], port: Port, one: dict[str, Any]) -> NDArray[
 
 
 def _to_network(values: NDArray[Any], one: dict[str, Any]) -> NDArray[np.float32]:
-    """Return an output as the network gives it."""
+    """Return an output in the network's layout."""
     if one.get("scale") is not None:
         shifted = values.astype(np.float32) - np.float32(one.get("zero_point") or 0)
         values = shifted * np.float32(one["scale"])

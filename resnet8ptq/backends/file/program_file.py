@@ -18,12 +18,12 @@ from resnet8ptq.models.gates import torch_archive
 
 
 def fetch(path: Path) -> bytes:
-    """Return the checked records of a program: torch reads nothing else."""
+    """Return the checked records of a program; torch reads only these."""
     return torch_archive.pack(gate.read_network(path)).getvalue()
 
 
 def read(content: bytes, path: Path) -> Contents:
-    """Return the facts of a file's content."""
+    """Return the description of a file's content."""
     program = _load(content)
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     signature = program.graph_signature
@@ -55,7 +55,7 @@ def open_run(content: bytes, threads: int) -> RawRun:
 
 
 def open_logits(content: bytes, threads: int) -> None:
-    """Return None: programs of others are not cut."""
+    """Return None: programs of other tools are not cut."""
 
 
 def _load(content: bytes) -> Any:
@@ -76,7 +76,7 @@ def _layers(nodes: Any) -> Iterator[Layer]:
 
 
 def _dtype(value: Any) -> str:
-    """Return the integers that a tensor is rounded to; float32 without rounding."""
+    """Return the integer dtype that a tensor is rounded to; float32 if it is not rounded."""
     if value.target not in ROUNDED:
         return "float32"
     return str(value.args[-1]).removeprefix("torch.")

@@ -1,7 +1,7 @@
-"""A file that another program has quantized, scored unchanged beside its FP32 network.
+"""A file quantized by another program, scored unchanged and compared with its FP32 network.
 
 The file is untrusted: `reading` checks it. `matching` maps its inputs and outputs to those of the
-FP32 network, which runs in the framework of the file if that framework supports it.
+FP32 network, which runs in the file's framework if that framework supports it.
 """
 
 import logging
@@ -63,11 +63,11 @@ class FileQuantizer:
 
     @property
     def runs_torch(self) -> bool:
-        """Return whether FP32 runs in the file's framework, and torch makes its files."""
+        """Return whether FP32 runs in torch, or in ExecuTorch, whose files torch exports."""
         return (self._options.fp32 or self._engine) in ("torch", "executorch")
 
     def resolve(self) -> Resolved:
-        """Return the dtypes that the file holds."""
+        """Return the dtypes of the file."""
         refuse_others(self.config, _TAKES)
         contents = self._admitted.contents
         return Resolved(
@@ -97,7 +97,7 @@ class FileQuantizer:
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
-        """Copy the file in one piece; see `contract.Quantizer`."""
+        """Copy the file as a single file; see `contract.Quantizer`."""
         self.resolve()
         admitted = self._admitted
         contents, path = admitted.contents, folder / admitted.path.name
@@ -120,7 +120,7 @@ class FileQuantizer:
         return predictor.load(admitted, options.inputs or {}, options.outputs or {}, threads)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count the kernels of ONNX Runtime and OpenVINO; of others, layers stored as integers."""
+        """Count kernels in ONNX Runtime and OpenVINO; elsewhere, layers stored as integers."""
         if counter := _COUNTERS.get(self._engine):
             counts: tuple[int, int] = resolve_name(counter)(path)
             return counts
@@ -129,7 +129,7 @@ class FileQuantizer:
         return integer, len(contents.layers) - integer
 
     def profile(self, path: Path, threads: int) -> NoReturn:
-        """Raise `UnsupportedError`: profiles are of networks that are quantized here."""
+        """Raise `UnsupportedError`: only networks quantized by this package are profiled."""
         raise UnsupportedError(f"+analysis=profile: {_UNCHANGED}; takes other backends")
 
     @property

@@ -1,6 +1,6 @@
-"""Checks a file of others, describes it and tries it, in a separate process.
+"""Checks, describes and test-runs an untrusted file, in a separate process.
 
-The cache keeps the file in one piece, with its description. Then this process may load it.
+The cache keeps it as a single file, with its description. Then this process may load it.
 """
 
 import json
@@ -35,7 +35,7 @@ _CODE = (".pt", ".pth", ".jit", ".ptl")
 
 @dataclass(frozen=True)
 class Admitted:
-    """A checked copy of a file, in one piece, and its description."""
+    """A checked copy of a file, as a single file, and its description."""
 
     path: Path
     contents: Contents
@@ -55,7 +55,7 @@ def find_path(options: FileConfig) -> Path:
     """Return the file that the settings name.
 
     Raises:
-        ConfigError: they name none.
+        ConfigError: they name no file.
     """
     if options.path is None:
         raise ConfigError(f"backend.path: got null, takes a quantized file: {_SUFFIXES}")
@@ -66,7 +66,7 @@ def find_suffix(path: Path) -> str:
     """Return the suffix of a file that can be scored.
 
     Raises:
-        ConfigError: its format is unknown, or code.
+        ConfigError: its format is unknown, or holds code.
     """
     suffix = path.suffix.lower()
     takes = f"takes {_SUFFIXES}"
@@ -106,12 +106,12 @@ def admit(path: Path, cache_root: Path) -> Admitted:
 
 
 def _kept(suffix: str) -> str:
-    """Return the suffix of a file in one piece."""
+    """Return the suffix of the single file."""
     return ".zip" if suffix == ".xml" else suffix
 
 
 def digest(path: Path) -> str:
-    """Return a hash of a file and of those beside it that hold its data.
+    """Return a hash of a file and of its external data files.
 
     Raises:
         ConfigError: there is no such file.
@@ -128,7 +128,7 @@ def _reader(path: Path) -> Any:
 
 
 def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """Return the content of a file in one piece, and its facts; runs in its own process."""
+    """Return the content as a single file, and its description; runs in its own process."""
     reader = _reader(path)
     with errors_as(ModelError, f"{path}: cannot be read"):
         content: bytes = reader.fetch(path)
@@ -144,7 +144,7 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 def _try(contents: Contents, opened: Any) -> Contents:
-    """Run zeros; return the description with the batch and the output shapes that were seen."""
+    """Run the file on zeros; add the measured batch size and output shapes to the description."""
     free = any(None in port.shape for port in contents.inputs)
     sizes = (2, 1) if contents.batch in (None, 1) else (contents.batch,)
     failure: Exception | None = None

@@ -34,7 +34,7 @@ def fetch(path: Path) -> bytes:
 
 
 def read(content: bytes, path: Path) -> Contents:
-    """Return the facts of a file's content."""
+    """Return the description of a file's content."""
     model = tflite.read(content)
     graph = model.subgraphs[0]
     names = [name for name, _ in tflite.operators(model)]
@@ -77,13 +77,13 @@ def _open(content: bytes, threads: int, read_one: Callable[[Any, Any], Any]) -> 
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
-    """Load a copy that ends before its softmax; None without one."""
+    """Load a copy that ends before its softmax; None if it has no softmax."""
     cut = end_at_logits(content)
     return None if cut is None else _open(cut, threads, read_output)
 
 
 def _ports(model: Any, indices: Any, kind: str) -> tuple[Port, ...]:
-    """Return inputs or outputs, by the names of the first signature where it names them."""
+    """Return inputs or outputs, with the names in the first signature, if any."""
     signed = getattr(model.signatureDefs[0], kind) if model.signatureDefs else None
     names = {item.tensorIndex: item.name.decode() for item in signed or []}
     return tuple(_port(model.subgraphs[0].tensors[i], names.get(i, "")) for i in map(int, indices))
@@ -106,7 +106,7 @@ def _layer(layer: tflite.Layer) -> Layer:
 
 
 def _at_inference(layer: Layer) -> Layer:
-    """Return a layer of integer weights and float data: LiteRT rounds the data as it runs."""
+    """Return a layer with integer weights and float data, which LiteRT rounds at inference."""
     if not layer.is_quantized or layer.activations != "float32":
         return layer
     return Layer(layer.operator, layer.name, layer.weights, "int8")

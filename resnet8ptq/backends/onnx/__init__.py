@@ -1,1 +1,1 @@
-"""ONNX Runtime: quantizer, predictor, and changes to its files."""
+"""ONNX Runtime: quantizer, predictor, and rewriting of its files."""

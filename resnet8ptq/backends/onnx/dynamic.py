@@ -24,8 +24,8 @@ def check(config: QuantizationConfig, weights: WeightScheme) -> None:
     """Check that this build of ONNX Runtime can run the file that `quantize` would write.
 
     Raises:
-        UnsupportedError: it has no integer convolution for these weights, or a setting applies to
-            static quantization only.
+        UnsupportedError: the build has no integer convolution for these weights, or a setting
+            applies to static quantization only.
     """
     static = "has no meaning with method=dynamic"
     unset = ([None], static)

@@ -35,7 +35,7 @@ def profile(path: Path, threads: int) -> Iterator[Profiler]:
 
 
 def count_kernels(path: Path) -> tuple[int, int]:
-    """Return how many layers run on integers, and how many in float, after optimization."""
+    """Return the numbers of layers that run on integers and in float, after optimization."""
     with tempfile.TemporaryDirectory() as folder:
         session = open_session(str(path), 1, Path(folder))
         session.end_profiling()
@@ -66,10 +66,10 @@ def read_trace(events: Sequence[Event], unfused: Collection[str], runs: int) -> 
     """Return the nodes of a trace, in their order of execution.
 
     Args:
-        events: in ONNX Runtime's format, times in whole microseconds; an event `model_run` starts
-            each run, and its nodes follow.
+        events: events in ONNX Runtime's format, with times in whole microseconds; an event
+            `model_run` starts each run, and its nodes follow.
         unfused: names of nodes, see `find_unfused`.
-        runs: number of runs to take the times of: the last ones.
+        runs: only the last `runs` runs count.
     """
     selected = [e for e in events if e["name"] == "model_run" or e["name"].endswith(_KERNEL)]
     # A run and its first node may begin in the same microsecond.

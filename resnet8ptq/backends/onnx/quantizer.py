@@ -137,7 +137,7 @@ class OnnxQuantizer:
         return config
 
     def _why_qdq(self, graph: onnx.GraphProto, skipped: Collection[str]) -> str:
-        """Return why format=qoperator is not possible; empty if it is: its files are smaller."""
+        """Return the reason against the smaller format=qoperator; empty if it is possible."""
         plan = Plan.of(self.config.precision, WeightScheme.of(self.config))
         if plan.is_narrow:
             return "weights are below 8 bits"
@@ -158,7 +158,7 @@ class OnnxQuantizer:
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
-        """Quantize by ONNX Runtime's functions, then change the file where they have no option."""
+        """Quantize with ONNX Runtime, then rewrite the file where ONNX Runtime lacks an option."""
         if self.config.format == "auto" and (fitted := self.fit(model)) is not self.config:
             return OnnxQuantizer(fitted, self.runtime).quantize(model, calibration, folder, ranges)
         path, config = folder / MODEL_FILE, self.config
@@ -220,7 +220,7 @@ class OnnxQuantizer:
     def _find_narrow(
         self, graph: onnx.GraphProto, skipped: Collection[str]
     ) -> dict[str, WeightScheme]:
-        """Return the schemes of layers below 8 bits; none with method=weight_only, see there."""
+        """Return the schemes of layers below 8 bits; none with method=weight_only."""
         if self.config.method == "weight_only":
             return {}
         layers, products = weight_layers(graph), attention_products(graph)
@@ -229,7 +229,7 @@ class OnnxQuantizer:
         return {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
 
     def _find_tables(self, graph: onnx.GraphProto, skipped: Collection[str]) -> list[str]:
-        """Return the nodes whose embedding tables have 8 bits, with a scale for each row.
+        """Return the nodes whose embedding tables are stored in 8 bits, with a scale for each row.
 
         With `method=weight_only` and `Gather` in `op_types`, the tables have 4 bits in blocks.
         """
@@ -249,7 +249,7 @@ class OnnxQuantizer:
         ranges: dict[str, Range],
         float_outputs: bool,
     ) -> None:
-        """Quantize `source`, in a folder where files may be written, into `path`."""
+        """Quantize `source` into `path`; temporary files are written beside `source`."""
         config = self.config
         activations = dynamic.INTEGERS[DTYPES[config.dtype.name][0]]
         # Weights below 8 bits are written afterwards.
@@ -283,7 +283,7 @@ class OnnxQuantizer:
 
 @contextmanager
 def _lines_counted() -> Iterator[None]:
-    """Log in one line how many biases exceed 32 bits; ONNX Runtime logs a line for each.
+    """Log one line with the number of biases beyond 32 bits; ONNX Runtime logs a line for each.
 
     Its lines about copies of shared biases, and about scales without a channel axis, are dropped.
     """

@@ -1,12 +1,12 @@
-"""Changes the graphs that ONNX Runtime's quantizer writes, where it has no option.
+"""Rewrites the graphs of ONNX Runtime's quantizer, where the quantizer lacks an option.
 
-- Weights below 8 bits: ONNX has int4, and 16-bit activations, since opset 21, and int2 since 25.
+- Weights below 8 bits: ONNX has int4 and 16-bit activations since opset 21, int2 since opset 25.
 - `float_output`: the outputs of the last layers, and the nodes after them, stay in float. An 8-bit
-  softmax gives tied top scores, and 8-bit logits lose precision that the last layer's 32-bit sums
-  have. Both formats of ONNX Runtime can return those sums as float.
+  softmax gives tied top scores, and 8-bit logits are coarser than the last layer's 32-bit sums.
+  Both formats of ONNX Runtime can return those sums as float.
 - Float layers between quantized ones, and sums before normalizations, are protected from ONNX
   Runtime's optimizer.
-- Nodes with inner graphs follow the makers of all tensors that these take.
+- Nodes with inner graphs are moved after the producers of all tensors that the inner graphs use.
 """
 
 from collections.abc import Collection, Mapping
@@ -33,7 +33,7 @@ _EIGHT_BITS = (
 
 
 def raise_opset(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
-    """Return the network in an opset that has these weight bits and 16-bit activations.
+    """Return the network in an opset that supports these weight bits and 16-bit activations.
 
     Raises:
         UnsupportedError: an operator cannot be converted.
@@ -55,9 +55,9 @@ def write_narrow_weights(
     """Replace the weights of layers in a QDQ graph, in place.
 
     Args:
-        written: the network as quantized by ONNX Runtime in 8 bits.
-        network: has the float weights.
-        schemes: by the layers' short names.
+        written: the network that ONNX Runtime has quantized to 8 bits.
+        network: the network with the float weights.
+        schemes: the weight schemes, by the layers' short names.
     """
     graph = written.graph
     nodes = {node.name: node for node in graph.node}
@@ -93,7 +93,7 @@ def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the nodes after the last layers of an FP32 graph.
 
     Raises:
-        UnsupportedError: an activation follows one of them, which is fused into its kernel.
+        UnsupportedError: a last layer has an activation, which is fused into its kernel.
     """
     last, behind = find_tail(graph)
     outputs = {layer.output[0] for layer in last}
@@ -105,7 +105,7 @@ def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
 
 
 def check_float_output(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
-    """Check, on an FP32 graph, that format=qoperator can return its last layers' sums as float.
+    """Check an FP32 graph: format=qoperator must be able to return the last layers' sums as float.
 
     Args:
         skipped: names of the nodes that stay in float.
@@ -152,12 +152,12 @@ def _bypass(graph: onnx.GraphProto, node: onnx.NodeProto, name: str) -> None:
 
 
 def protect_float_layers(proto: onnx.ModelProto) -> bool:
-    """Put a Sum of one input before each float layer, in place; True if the graph changed.
+    """Insert a Sum of one input before each float layer, in place; return whether any exists.
 
     On loading, ONNX Runtime's WeightBiasQuantization (since 1.21) rounds the weights of a float
     Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear, per tensor, and runs it
     on integers: https://github.com/microsoft/onnxruntime/pull/22969. Only a session option turns
-    this off, which everyone who deploys the file would need to set. No optimizer removes the Sum.
+    this off, and everyone who deploys the file would need to set it. No optimizer removes the Sum.
     Layers with weights below 8 bits need the same: they compute in float, their biases would be
     rounded, and 2-bit weights would reach integer kernels that do not take them (1.31).
     """
@@ -182,7 +182,7 @@ def protect_float_layers(proto: onnx.ModelProto) -> bool:
 
 
 def keep_sums_apart(proto: onnx.ModelProto) -> bool:
-    """Make each Add before a layer normalization a Sum, in place; True if the graph changed.
+    """Replace each Add before a layer normalization by a Sum, in place; return whether any exists.
 
     On loading, ONNX Runtime fuses such an Add with the normalization into a SkipLayerNormalization,
     which is slower on a CPU than both (docs/design.md). No optimizer fuses a Sum.
@@ -199,9 +199,9 @@ def keep_sums_apart(proto: onnx.ModelProto) -> bool:
 
 
 def sort_nodes(graph: onnx.GraphProto) -> bool:
-    """Put each node behind the makers of its tensors; return whether any node has an inner graph.
+    """Sort the nodes topologically; return whether any node has an inner graph.
 
-    ONNX Runtime's quantizer ignores the tensors that inner graphs take.
+    ONNX Runtime's quantizer ignores the tensors that inner graphs use.
     """
     nodes = list(graph.node)
     if not any(any(find_all(node, onnx.GraphProto)) for node in nodes):

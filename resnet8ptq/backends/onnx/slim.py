@@ -13,9 +13,9 @@ _WINDOW_DEFAULTS = {"strides": 1, "dilations": 1, "pads": 0}
 
 
 def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy without descriptions, long names, unused opsets, defaults, duplicate constants.
+    """Return a copy without descriptions, long names, unused opsets, defaults and duplicates.
 
-    Names of inputs and outputs stay. `contract.check_same` checks that the results are the same.
+    Inputs and outputs keep their names. `contract.check_same` checks that the results are the same.
     """
     parts = {
         name: getattr(proto.graph, name) for name in ("node", "initializer", "input", "output")
@@ -32,7 +32,7 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _merge_constants(graph: onnx.GraphProto) -> None:
-    """Merge equal constants, in the compact encoding, and equal zero points of all channels.
+    """Merge equal constants, in the compact encoding, and reduce equal zero points to one.
 
     QLinearConv takes one zero point for all channels, or one for each.
     """

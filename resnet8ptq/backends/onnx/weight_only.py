@@ -78,13 +78,13 @@ def resolve(config: QuantizationConfig) -> Resolved:
 
 
 def find_operators(config: QuantizationConfig) -> list[str]:
-    """Return the operators that the settings quantize; embedding tables only if they are named."""
+    """Return the operators that the settings quantize; Gather only if `op_types` names it."""
     taken = LAYERS if config.op_types is None else (*LAYERS, _EMBEDDING)
     return [name for name in taken if name in (config.op_types or taken)]
 
 
 def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
-    """Return the matrix products that `quantize` takes.
+    """Return the matrix products that `quantize` can quantize.
 
     Args:
         graph: the FP32 network.
@@ -104,10 +104,10 @@ def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[o
 
 
 def find_embeddings(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
-    """Return the lookups in a constant table of floats [words, values]; see `find_layers`.
+    """Return the lookups in a constant float table [words, values]; see `find_layers`.
 
-    A table that is also the weights of a MatMul is not among them: its blocks would have the
-    same name.
+    A table that a MatMul uses as its weights is left out: the blocks of both would have the same
+    name.
     """
     tables = {
         t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT and len(t.dims) == 2
@@ -117,10 +117,10 @@ def find_embeddings(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> li
 
 
 def check(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
-    """Check that there is a layer to quantize; warn of the layers that stay in float.
+    """Check that there is a layer to quantize; warn about the layers that stay in float.
 
     Raises:
-        UnsupportedError: there is none.
+        UnsupportedError: there is no layer to quantize.
     """
     left = count_left(graph, skipped)
     if not find_layers(graph, skipped):
@@ -134,7 +134,7 @@ def check(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
 
 
 def describe_left(graph: onnx.GraphProto, skipped: Collection[str]) -> dict[str, str]:
-    """Return the layers that stay in float, with their number, as a param; empty without any."""
+    """Return the number of float layers by operator, as a param; empty if there are none."""
     left = count_left(graph, skipped)
     return {"float_operators": _list(left)} if left else {}
 
@@ -146,7 +146,7 @@ def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]
 
 
 def quantize(source: Path, path: Path, skipped: Sequence[str], config: QuantizationConfig) -> None:
-    """Write the model with weights in blocks to `path`."""
+    """Write the model with block-quantized weights to `path`."""
     # It sets up logging as it is imported; under a run, this has no effect.
     from onnxruntime.quantization import matmul_nbits_quantizer as library
 
@@ -213,7 +213,7 @@ def _split(graph: onnx.GraphProto, gemm: onnx.NodeProto) -> list[onnx.NodeProto]
 
 
 def _algorithm(library: Any, config: QuantizationConfig, embeddings: bool) -> Any:
-    """Return the settings in the library's words."""
+    """Return the settings as the library's configuration."""
     chosen, bits = config.weight_only, _bits(config)
     if chosen.algorithm == "hqq":
         return library.HQQWeightOnlyQuantConfig(block_size=chosen.block_size, bits=bits)

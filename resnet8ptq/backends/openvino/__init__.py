@@ -1,1 +1,1 @@
-"""OpenVINO: runs the QDQ files of `backends.onnx`, with its own fusions and kernels."""
+"""OpenVINO: runs the QDQ files of `backends.onnx` with OpenVINO's fusions and kernels."""

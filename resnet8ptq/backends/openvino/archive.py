@@ -12,7 +12,7 @@ _GRAPH, _WEIGHTS = "model.xml", "model.bin"
 
 
 def pack(graph: bytes, weights: bytes) -> bytes:
-    """Return the archive of both files, which it stores unchanged."""
+    """Return an archive with both files, stored unchanged."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as packed:
         for name, content in ((_GRAPH, graph), (_WEIGHTS, weights)):
@@ -21,7 +21,7 @@ def pack(graph: bytes, weights: bytes) -> bytes:
 
 
 def read(content: bytes) -> Any:
-    """Return the graph of an archive; each of its inputs has a name."""
+    """Return the graph of an archive; each input has a name."""
     with zipfile.ZipFile(io.BytesIO(content)) as packed:
         graph = core().read_model(packed.read(_GRAPH), packed.read(_WEIGHTS))
     for value in graph.inputs:
@@ -31,7 +31,7 @@ def read(content: bytes) -> Any:
 
 
 def end_at_logits(graph: Any) -> Any | None:
-    """Return the graph without its final softmax; None without one."""
+    """Return the graph without its final softmax; None if it has no softmax."""
     if len(graph.outputs) != 1:
         return None
     last = graph.get_results()[0].input_value(0).get_node()

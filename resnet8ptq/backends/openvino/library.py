@@ -20,8 +20,8 @@ def is_installed() -> bool:
 def library() -> Any:
     """Return the module `openvino`.
 
-    Importing it reports to Intel, unless `openvino_telemetry` cannot be imported: then a stub that
-    sends nothing replaces it. An entry None in `sys.modules` makes that import fail.
+    Importing it sends telemetry to Intel, unless `openvino_telemetry` cannot be imported: then a
+    stub replaces the telemetry. An entry None in `sys.modules` makes that import fail.
 
     Raises:
         UnsupportedError: it is not installed.
@@ -36,7 +36,7 @@ def library() -> Any:
 
 @cache
 def core() -> Any:
-    """Return OpenVINO's plugins, one set for this process."""
+    """Return OpenVINO's `Core`, the same object for the whole process."""
     return library().Core()
 
 
@@ -46,12 +46,12 @@ def read(model: Path | bytes) -> Any:
 
 
 def compile_graph(graph: Any, threads: int, timed: bool = False, on_integers: bool = True) -> Any:
-    """Return a graph compiled for the CPU, in 8 bits where it says so and in float32 elsewhere.
+    """Return a graph compiled for the CPU; layers that are not quantized run in float32.
 
     Args:
-        threads: 0: every core.
-        timed: measure each node.
-        on_integers: False: compute what is rounded in float too, as the graph defines it.
+        threads: number of threads; 0: every core.
+        timed: whether each node is timed.
+        on_integers: whether integer kernels run; otherwise QDQ is computed in float.
     """
     settings = {
         "LP_TRANSFORMS_MODE": on_integers,

@@ -1,8 +1,7 @@
-"""NNCF, OpenVINO's own quantizer, as the reference beside our files of `openvino`.
+"""NNCF, OpenVINO's own quantizer, as a reference for the files of `backend=openvino`.
 
-NNCF calibrates, corrects and places scales itself, so that it supports few of the settings;
-`resolve` names the others with a reason. It runs in a separate process: it imports torch, and
-prints on stdout.
+NNCF itself calibrates, corrects and places scales, so few settings apply; `resolve` refuses the
+others with a reason. It runs in a separate process, because it imports torch and prints on stdout.
 """
 
 import logging
@@ -81,7 +80,7 @@ class NncfQuantizer:
     level_pools: ClassVar[tuple[str, ...]] = ()
 
     def resolve(self) -> Resolved:
-        """Return the types of OpenVINO's integer kernels."""
+        """Return the dtypes of OpenVINO's integer kernels."""
         library()
         if self.config.dtype.name == "fp32":
             return Resolved(engine=ENGINE)
@@ -103,7 +102,7 @@ class NncfQuantizer:
         )
 
     def fit(self, model: Fp32Model) -> QuantizationConfig:
-        """Check that OpenVINO has all operators; see `contract.Quantizer`."""
+        """Check that OpenVINO supports all operators; see `contract.Quantizer`."""
         with errors_as(UnsupportedError, "backend=openvino_nncf: OpenVINO cannot read the network"):
             read(model.onnx_path)
         return self.config
@@ -157,10 +156,10 @@ def quantize(
 ) -> bytes:
     """Return an ONNX file, quantized by NNCF, as an archive of OpenVINO's files.
 
-    Runs in a separate process, whose stdout it closes.
+    Runs in a separate process, and closes its stdout.
 
     Args:
-        reduce_range: weights of 7 bits; None: those of the first convolutions alone.
+        reduce_range: whether weights have 7 bits; None: only in the first convolutions.
     """
     openvino = library()  # before NNCF, which would report to Intel too
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -198,9 +197,9 @@ def quantize(
 
 
 def renumber(graph: Any) -> None:
-    """Number the operators without a name of their own by their position.
+    """Name the unnamed operators by their position.
 
-    OpenVINO numbers them by a counter of the process: equal settings would give unequal files.
+    OpenVINO names them by a counter of the process, so equal settings would give different files.
     """
     for position, operator in enumerate(graph.get_ordered_ops()):
         kind = operator.get_type_name()

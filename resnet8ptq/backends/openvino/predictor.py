@@ -46,15 +46,15 @@ def _open_logits(path: Path, threads: int) -> Run | None:
 
 @dataclass(frozen=True)
 class Network:
-    """A graph that is compiled for each batch size if nothing else is free.
+    """A graph that is compiled for each batch size if no other size is free.
 
-    A graph of fixed sizes takes a seventh less time on a small network. Texts have too many
-    lengths: their graph is compiled once, with free sizes.
+    With fixed sizes, a small network takes a seventh less time. Texts have too many lengths, so
+    their graph is compiled once, with free sizes.
 
     Attributes:
-        names: of its inputs.
-        by_size: the batch size is all that is free.
-        options: of `compile_graph`.
+        names: the names of the inputs.
+        by_size: whether only the batch size is free.
+        options: options of `compile_graph`.
     """
 
     graph: Any

@@ -1,4 +1,4 @@
-"""Counts and times the kernels that OpenVINO chose, by its own information on a loaded file."""
+"""Counts and times the kernels that OpenVINO chose, from its runtime information."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -28,11 +28,11 @@ def profile(path: Path, threads: int) -> Iterator[Profiler]:
 
 
 def count_kernels(path: Path) -> tuple[int, int]:
-    """Return how many layers of a file run on integers, and how many in float.
+    """Return the numbers of a file's layers that run on integers and in float.
 
-    The name of the kernel decides: `runtimePrecision`, the type of the input, is also u8 for
-    layers that convert it and compute in float. Products that OpenVINO fuses with others into one
-    kernel, as those of attention, have no kernel of their own and count as float.
+    The name of the kernel decides, not `runtimePrecision`, the dtype of the input: a layer can take
+    u8 and compute in float. A product that OpenVINO fuses into a larger kernel, such as one of
+    attention, counts as float.
     """
     network = open_network(path, 1)
     compiled = network.request(1).get_compiled_model()

@@ -4,8 +4,8 @@ OpenVINO's own format has two files for each network, and holds the same graph. 
 `backends.onnx` writes the file, so that ranges, corrections and plans are the same in both.
 
 Activations are u8, also with dtype=int8. OpenVINO 2026.4 moves the rounding of a Concat's output
-before the Concat, and from s8 its next convolution then gets wrong zero points: YOLOX-nano had an
-AP of 0.004 so, and 0.111 in ONNX Runtime. In u8 the levels are the same.
+before the Concat. In s8, the next convolution then gets wrong zero points: YOLOX-nano had an AP of
+0.004, and 0.111 in ONNX Runtime. In u8 the levels are the same.
 """
 
 from dataclasses import dataclass, replace
@@ -50,11 +50,11 @@ class OpenvinoQuantizer:
 
     @property
     def level_pools(self) -> tuple[str, ...]:
-        """Return those of QDQ files."""
+        """Return the average pools of QDQ files, see `contract.Quantizer`."""
         return self._writer.level_pools
 
     def resolve(self) -> Resolved:
-        """Return dtypes and schemes of the QDQ file, and OpenVINO as its engine."""
+        """Return dtypes and schemes of the QDQ file, with OpenVINO as the engine."""
         library()
         if self.config.dtype.name == "fp32":
             return Resolved(engine=ENGINE)
@@ -66,7 +66,7 @@ class OpenvinoQuantizer:
         return replace(resolved, engine=ENGINE)
 
     def fit(self, model: Fp32Model) -> QuantizationConfig:
-        """Check that OpenVINO has all operators; see `contract.Quantizer`."""
+        """Check that OpenVINO supports all operators; see `contract.Quantizer`."""
         with errors_as(UnsupportedError, "backend=openvino: OpenVINO cannot read the network"):
             read(model.onnx_path)
         self._writer.fit(model)

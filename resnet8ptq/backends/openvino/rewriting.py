@@ -1,6 +1,6 @@
-"""Changes QDQ graphs where OpenVINO would compute something else, or in float.
+"""Rewrites QDQ graphs where OpenVINO's result would be wrong or computed in float.
 
-All was found with OpenVINO 2026.4.1, beside ONNX Runtime on the same file and samples.
+Each fault was measured with OpenVINO 2026.4.1 against ONNX Runtime, on the same file and samples.
 """
 
 import math
@@ -23,17 +23,17 @@ Step = tuple[str, ArrayLike]  # an operator and its constant operand
 
 
 def rewrite(proto: onnx.ModelProto) -> bool:
-    """Change a graph in place, with the same results elsewhere; return whether it changed."""
+    """Rewrite a graph in place, with unchanged results elsewhere; return whether it changed."""
     graph = proto.graph
     changed = [_avoid_unit_scales(graph), _sum_signals(proto)]
     return any([*changed, _keep_reduced_axes(graph), _pad_with_zeros(graph)])
 
 
 def _avoid_unit_scales(graph: onnx.GraphProto) -> bool:
-    """Raise activation scales of exactly 1 to the next float, in place; return whether any is.
+    """Raise activation scales of exactly 1 to the next float, in place; return whether any was.
 
-    OpenVINO removes a multiplication by 1, then no longer recognizes the dequantization, and
-    computes the next layer in float. Pixels 0..255 in dtype=u8s8 have that scale.
+    OpenVINO removes a multiplication by 1, so it does not recognize the dequantization and computes
+    the next layer in float. Pixels 0..255 in dtype=u8s8 have that scale.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     scales = {
@@ -53,10 +53,10 @@ def _avoid_unit_scales(graph: onnx.GraphProto) -> bool:
 
 
 def _keep_reduced_axes(graph: onnx.GraphProto) -> bool:
-    """Squeeze behind reductions of values that are not rounded; return whether there are any.
+    """Keep the axes of float reductions and squeeze them afterwards; return whether there are any.
 
-    OpenVINO moves the scales of a matrix product behind the reduction. If that drops an axis, the
-    outputs are wrong by up to all 8 bits: the mean of a text's tokens.
+    OpenVINO moves the scales of a matrix product to after the reduction. If the reduction drops an
+    axis, such as in the mean over a text's tokens, outputs are wrong by up to all 8 bits.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     rounded = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
@@ -76,12 +76,11 @@ def _keep_reduced_axes(graph: onnx.GraphProto) -> bool:
 
 
 def _sum_signals(proto: onnx.ModelProto) -> bool:
-    """Write each mean of a tensor with three axes as a sum; return whether there is any.
+    """Replace each mean of a tensor with three axes by a sum; return whether there is any.
 
     Global pools of signals [N, channels, steps] and means of tokens are wrong by up to 145 of 256
-    steps: behind a convolution, and in 8 bits where the batch is larger than the second axis. Sums
-    are right if they drop the axis before they are divided. Pools of pictures, with four axes, are
-    right.
+    steps: after a convolution, and in 8 bits if the batch is larger than the second axis. Sums are
+    right if they drop the axis before the division. Pools of pictures, with four axes, are right.
     """
     graph = proto.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -105,7 +104,7 @@ def _sum_signals(proto: onnx.ModelProto) -> bool:
 
 
 def _find_axes(node: onnx.NodeProto, constants: Constants) -> list[int]:
-    """Return the axes of a reduction; none if they are not constant, or all."""
+    """Return the axes of a reduction; none if they are not constant, or if all axes are reduced."""
     if len(node.input) > 1:  # since opset 18, of ReduceSum since 13
         axes = constants.get(node.input[1])
         return [] if axes is None else list(numpy_helper.to_array(axes))
@@ -113,11 +112,11 @@ def _find_axes(node: onnx.NodeProto, constants: Constants) -> list[int]:
 
 
 def _pad_with_zeros(graph: onnx.GraphProto) -> bool:
-    """Change Pads of rounded values, such as before causal convolutions; return whether there are.
+    """Rewrite Pads of rounded values, such as before causal convolutions; return whether any exist.
 
-    Where zero is not level 0, OpenVINO pads with another value, up to 129 steps off, in two cases:
-    the second axis, as of [N, steps, channels]; and tensors before and behind the Pad whose scales
-    are one constant.
+    If zero is not level 0, OpenVINO pads with a wrong value, up to 129 steps off, in two cases: on
+    the second axis, as in [N, steps, channels]; and if the tensors before and after the Pad share
+    the constant of their scale.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     rounded = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
@@ -142,7 +141,7 @@ def _pad_with_zeros(graph: onnx.GraphProto) -> bool:
 
 
 def _copy_scales(graph: onnx.GraphProto, constants: Constants) -> None:
-    """Give each rounded tensor a scale and a zero point of its own."""
+    """Give each rounded tensor its own constants for scale and zero point."""
     for quantize in [node for node in graph.node if node.op_type == "QuantizeLinear"]:
         back = [node for node in graph.node if quantize.output[0] in node.input]
         for index, name in enumerate(quantize.input[1:], 1):
@@ -158,7 +157,7 @@ def _copy_scales(graph: onnx.GraphProto, constants: Constants) -> None:
 def _enclose(
     graph: onnx.GraphProto, node: onnx.NodeProto, before: Sequence[Step], after: Sequence[Step]
 ) -> None:
-    """Put operators with a constant operand before and behind a node."""
+    """Insert operators with a constant operand before and after a node."""
     [output], index = node.output, list(graph.node).index(node)
     for kind, values in before:
         added = _make(graph, kind, node.input[0], values, f"{output}__{kind}")

@@ -1,4 +1,4 @@
-"""Reads a .tflite file as an object, gives its layers and tensors, and writes it."""
+"""Reads a .tflite file as an object, returns its layers and tensors, and writes it."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ class Layer:
 
     Attributes:
         code: the operator's name, one of `LAYERS`.
-        bias: None without a bias.
+        bias: None if the layer has no bias.
     """
 
     operator: Any
@@ -52,9 +52,9 @@ class Layer:
 
 
 def read(content: bytes) -> Any:
-    """Return the `ModelT` of a file's content; this module uses its first graph only.
+    """Return the `ModelT` of a file's content; only its first graph is used.
 
-    ai-edge-quantizer may write the data of large buffers behind the graph, by offset and size.
+    ai-edge-quantizer may write the data of large buffers after the graph, by offset and size.
     """
     model = flatbuffer.convert_bytearray_to_object(content)
     for buffer in model.buffers:
@@ -66,11 +66,11 @@ def read(content: bytes) -> Any:
 
 
 def write(model: Any, share: bool = False) -> bytes:
-    """Return the content of a file, without unused buffers.
+    """Return the file's content, without unused buffers.
 
     Args:
-        model: its `buffers` are replaced.
-        share: write equal buffers, vectors and strings once.
+        model: the file as an object; its `buffers` are replaced.
+        share: whether equal buffers, vectors and strings are written once.
     """
     _drop_unused_buffers(model, share)
     builder = _Builder(share)
@@ -103,7 +103,7 @@ def is_integer(model: Any, operator: Any) -> bool:
 
 
 def count_integer(model: Any) -> str:
-    """Return how many operators compute in integers, without conversions, such as `20 of 31`."""
+    """Return the number of integer operators, such as `20 of 31`, without conversions."""
     kinds = [
         is_integer(model, operator)
         for code, operator in operators(model)
@@ -113,7 +113,7 @@ def count_integer(model: Any) -> str:
 
 
 def name_of(tensor: Any) -> str:
-    """Return a tensor's name; empty without a name."""
+    """Return a tensor's name; empty if it has none."""
     return (tensor.name or b"").decode()
 
 
@@ -171,7 +171,7 @@ def to_mean(model: Any, operator: Any) -> None:
 
 
 def transpose_output(model: Any, number: int, axes: Sequence[int]) -> None:
-    """Put a transposition behind an output of a float file."""
+    """Insert a transposition after an output of a float file."""
     graph = model.subgraphs[0]
     old = int(graph.outputs[number])
     tensor = copy.copy(graph.tensors[old])
@@ -210,7 +210,7 @@ def _add_integers(model: Any, name: str, values: Sequence[int]) -> int:
 
 
 class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types
-    """Aligns the data of buffers, and can write equal data once."""
+    """Aligns the data of buffers, and optionally writes equal data once."""
 
     def __init__(self, share: bool) -> None:
         super().__init__(1024)

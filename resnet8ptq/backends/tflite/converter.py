@@ -36,16 +36,16 @@ def convert(
 
     Args:
         source: a Keras .h5 or .keras file, or a SavedModel folder.
-        samples: calibrate full-integer quantization; None for float and dynamic range.
-        quantized: False for float.
+        samples: calibration samples for full-integer quantization; None for float and dynamic
+            range.
+        quantized: False: a float file.
         per_channel: one scale of the weights per output channel instead of one per tensor.
-        integer_io: with `samples`: inputs and outputs are integers, else floats.
+        integer_io: with `samples`: whether inputs and outputs are integers.
         wide: with `samples`: activations have 16 bits instead of 8.
 
     Raises:
-        ModelError: Keras refuses the file, or the folder holds operators that inference does not
-            need.
-        UnsupportedError: the converter lacks one of its operators.
+        ModelError: Keras refuses the file, or the folder holds operators beyond inference.
+        UnsupportedError: the converter lacks an operator of the network.
     """
     prepare_tensorflow()
     warnings.simplefilter("ignore")  # TensorFlow's own deprecations

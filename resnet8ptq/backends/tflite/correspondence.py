@@ -1,7 +1,7 @@
 """Maps the tensors of a converted .tflite file to those of the ONNX graph, by their values.
 
 Converters rename, transpose, reshape and fuse. The range of a tensor does not depend on the order
-of its values, so that tensors with the same values in any order are the same here.
+of its values, so tensors with the same values in any order count as the same.
 """
 
 from collections.abc import Iterable
@@ -29,11 +29,11 @@ Sketches = dict[Any, list[NDArray[np.float64]]]
 def find(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dict[int, list[str]]:
     """Return the ONNX names of a file's float activations, by their index in the file.
 
-    Several names, in the order of the graph, are tensors of the same values, such as those before
-    and after a Reshape. An activation that the graph lacks is missing.
+    An activation has several names if several ONNX tensors have its values, such as before and
+    after a Reshape. An activation without an ONNX tensor is left out.
 
     Args:
-        content: of a float file that takes one sample.
+        content: a float file for one sample at a time.
         batch: network inputs [n, ...]; more samples distinguish more tensors.
     """
     graph, file = _of_graph(onnx_path, batch), _of_file(content, batch)

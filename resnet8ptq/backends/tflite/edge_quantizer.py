@@ -1,6 +1,6 @@
 """Quantizes a float .tflite file by ai-edge-quantizer, with this package's ranges and float layers.
 
-Its own calibration averages over the samples, so that the result depends on their order.
+The library's own calibration averages over the samples, so its result depends on their order.
 """
 
 import io
@@ -41,8 +41,9 @@ class Scheme:
     Attributes:
         per_channel: one scale of the weights per output channel instead of one per tensor.
         symmetric: activations have no zero point.
-        integer_io: whether inputs and outputs are integers; None: those of quantized operators are.
-        wide: activations have 16 bits instead of 8; TFLite's are symmetric.
+        integer_io: whether inputs and outputs are integers; None: only those at quantized
+            operators.
+        wide: activations have 16 bits instead of 8, which are symmetric in TFLite.
     """
 
     per_channel: bool
@@ -54,7 +55,7 @@ class Scheme:
 def find_quantized(
     model: Any, names: Mapping[int, list[str]], graph: onnx.GraphProto, skipped: Collection[str]
 ) -> list[Any]:
-    """Return the operators of a file that come from quantized nodes of the graph.
+    """Return the file's operators that correspond to quantized nodes of the graph.
 
     Args:
         names: see `correspondence.find`.
@@ -79,7 +80,7 @@ def find_quantized(
 
 
 def _layer_before(name: str, makers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | None:
-    """Return the layer that makes a tensor, behind nodes of one computed input, such as a bias."""
+    """Return the layer before a tensor, past nodes with one computed input, such as a bias."""
     node = makers.get(name)
     while node is not None and node.op_type not in LAYERS:
         computed = [makers[name] for name in node.input if name in makers]
@@ -88,7 +89,7 @@ def _layer_before(name: str, makers: Mapping[str, onnx.NodeProto]) -> onnx.NodeP
 
 
 def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
-    """Return the tensors, by index, whose ranges these operators of a file need."""
+    """Return the indices of the tensors whose ranges these operators need."""
     around = {int(i) for operator in operators for i in (*operator.inputs, *operator.outputs)}
     for code, operator in reversed([*contents.operators(model)]):
         if code in MOVES and not around.isdisjoint(operator.outputs):
@@ -97,7 +98,7 @@ def tensors_around(model: Any, operators: Iterable[Any]) -> set[int]:
 
 
 def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
-    """Return the ranges with those of tensors behind operators that only move values."""
+    """Return the ranges, extended to tensors after operators that only move values."""
     known = dict(ranges)
     for code, operator in contents.operators(model):
         if code in MOVES and int(operator.inputs[0]) in known:
@@ -109,11 +110,12 @@ def _spread(model: Any, ranges: Mapping[int, Range]) -> dict[int, Range]:
 def quantize(
     model: Any, operators: Sequence[Any], ranges: Mapping[int, Range], scheme: Scheme
 ) -> bytes:
-    """Return a float file with some operators in integers, as far as TFLite has integer kernels.
+    """Return a float file with these operators in integers, where TFLite has integer kernels.
 
     Args:
-        operators: of the file.
-        ranges: of the file's activations, by index. An operator without a range stays in float.
+        operators: the file's operators to quantize.
+        ranges: the ranges of the file's activations, by index. An operator without a range stays in
+            float.
 
     Raises:
         QuantizationError: ai-edge-quantizer failed, or there is nothing to quantize.
@@ -139,7 +141,7 @@ def quantize(
 
 
 def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:
-    """Call ai-edge-quantizer, without its bars and lines."""
+    """Call ai-edge-quantizer without its progress bars and log."""
     from ai_edge_quantizer import quantizer
 
     logging.disable(logging.WARNING)
@@ -155,7 +157,7 @@ def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:
 
 
 def _config(scheme: Scheme) -> dict[str, Any]:
-    """Return the scheme in the words of ai-edge-quantizer."""
+    """Return the scheme as ai-edge-quantizer's configuration."""
     weights = "CHANNELWISE" if scheme.per_channel else "TENSORWISE"
     activations = (16 if scheme.wide else 8, scheme.symmetric, "TENSORWISE")
     tensors = {"activation": activations, "weight": (8, True, weights)}
@@ -174,7 +176,7 @@ def _config(scheme: Scheme) -> dict[str, Any]:
 
 
 def _rule(scopes: Iterable[str], operation: str, config: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a rule of a recipe for operators, by their scopes; without `config`, for float."""
+    """Return a recipe's rule for operators, by their scopes; `config` None: they stay in float."""
     return {
         "regex": f"^(?:{'|'.join(map(re.escape, scopes))})$",
         "operation": operation,
@@ -198,7 +200,7 @@ def _is_known(model: Any, operator: Any, ranges: Mapping[int, Range]) -> bool:
 def _integer_ends(
     model: Any, operators: Sequence[Any], asked: bool | None
 ) -> list[tuple[list[int], bool]]:
-    """Return the inputs and the outputs, each with whether they are integers."""
+    """Return the tensors of inputs and of outputs, each with whether they are integers."""
     graph = model.subgraphs[0]
     made = {int(index) for operator in operators for index in operator.outputs}
     taken = {int(index) for operator in operators for index in operator.inputs}
@@ -209,13 +211,13 @@ def _integer_ends(
 
 
 def _scope(model: Any, indices: Iterable[int]) -> str:
-    """Return the text by which ai-edge-quantizer names an operator."""
+    """Return ai-edge-quantizer's name of an operator."""
     tensors = model.subgraphs[0].tensors
     return "".join(f"{contents.name_of(tensors[index])};" for index in indices)
 
 
 def _statistics(model: Any, ranges: Mapping[int, Range]) -> dict[str, dict[str, Any]]:
-    """Return ranges as ai-edge-quantizer's calibration does."""
+    """Return ranges in the form of ai-edge-quantizer's calibration result."""
     tensors = [(model.subgraphs[0].tensors[index], limits) for index, limits in ranges.items()]
     return {
         contents.name_of(tensor): {

@@ -78,8 +78,8 @@ def interpreter_of(folder: Path) -> Path:
 def find(cache_root: Path) -> Path:
     """Return the environment's interpreter; make the environment if it is missing.
 
-    It is made beside its folder and renamed: a killed process leaves no half of it. Processes that
-    need it wait for each other.
+    It is made under a temporary name and renamed, so a killed process leaves no partial
+    environment. Processes that need it wait for each other.
 
     Raises:
         UnsupportedError: there is no suitable Python, or the packages cannot be installed.
@@ -129,7 +129,7 @@ def _ways() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
 
 
 def _interpreters() -> Iterator[str]:
-    """Yield this interpreter, those on PATH and pyenv's that have a suitable version."""
+    """Yield the interpreters of a suitable version: this one, those on PATH, pyenv's."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
     listed = [str(p) for v in VERSIONS for p in sorted(pyenv.glob(f"{v}.*/bin/python"))]
     for candidate in [sys.executable, *(f"python{version}" for version in VERSIONS), *listed]:
@@ -158,8 +158,8 @@ def run(
     """Run a program without the variables of this interpreter; its output is kept.
 
     Args:
-        env: variables besides those of this process.
-        before: called in the new process, where this one has a single thread.
+        env: variables in addition to those of this process.
+        before: called in the new process; safe only while this process has a single thread.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     return subprocess.run(
@@ -174,6 +174,6 @@ def run(
 
 
 def last_line(done: "subprocess.CompletedProcess[str]") -> str:
-    """Return the last line that a program wrote, which is its error."""
+    """Return the last line of a program's output, which is its error."""
     lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
     return printable(lines[-1])[:300] if lines else f"exit code {done.returncode}"

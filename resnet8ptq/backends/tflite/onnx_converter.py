@@ -46,7 +46,7 @@ _CODE = (
 
 
 def check(model: Fp32Model) -> None:
-    """Raise `UnsupportedError` for a network whose inputs a converted file cannot have."""
+    """Raise `UnsupportedError` if a converted file cannot have the network's inputs."""
     contract = model.contract
     [tensor] = contract.inputs
     if None in tensor.shape:
@@ -66,11 +66,11 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
     """Return the network as the content of a float .tflite file; the cache keeps it.
 
     Args:
-        samples: the file must return the same for the first of them.
+        samples: the file must return the network's outputs for the first of these samples.
 
     Raises:
         UnsupportedError: see `check` and `environment.find`; or onnx2tf cannot convert the
-            network, or its file returns something else.
+            network, or its file returns different outputs.
     """
     check(model)
     key: cache.Key = {"network": files.sha256(model.onnx_path), **cache.made_with(__name__)}
@@ -92,7 +92,7 @@ def convert(model: Fp32Model, samples: Split, runtime: Runtime) -> bytes:
 
 
 def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph for one sample, with names and operators that onnx2tf takes, in place."""
+    """Change the graph in place for one sample, with names and operators that onnx2tf supports."""
     graph = proto.graph
     default = [entry for entry in proto.opset_import if not entry.domain]
     del proto.opset_import[:]
@@ -107,7 +107,7 @@ def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _rename(graph: onnx.GraphProto, value: onnx.ValueInfoProto, name: str) -> None:
-    """Rename an input or output: onnx2tf changes other names, and then lays the input out anew."""
+    """Rename an input or output: onnx2tf changes unsuitable names, and then the input's layout."""
     old = value.name
     taken = {name for node in graph.node for name in (*node.input, *node.output)} - {old}
     while name in taken:
@@ -119,10 +119,10 @@ def _rename(graph: onnx.GraphProto, value: onnx.ValueInfoProto, name: str) -> No
 
 
 def _to_dense_layers(graph: onnx.GraphProto) -> None:
-    """Turn each MatMul with weights, and a bias added to it, into a Gemm, in place.
+    """Turn each MatMul with weights, and an added bias, into a Gemm, in place.
 
-    TFLite's product of matrices has one scale for all channels and no bias; its dense layer, which
-    a Gemm becomes, has both.
+    TFLite's matrix product has one scale for all channels and no bias. A Gemm becomes TFLite's
+    dense layer, which has a scale for each channel and a bias.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     values = (*graph.input, *graph.value_info, *graph.output)
@@ -166,7 +166,7 @@ def _dense_layer(
 
 
 def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
-    """Return the file that onnx2tf makes of a graph, in a process without network."""
+    """Return onnx2tf's file of a graph, converted in a process without network access."""
     python = environment.find(cache_root)
     if not confinement.limits_writes():
         log.warning("the converter can write files elsewhere: the kernel has no Landlock")
@@ -204,10 +204,10 @@ def _run(python: Path, content: bytes, inputs: Sequence[str]) -> bytes:
 def _check(
     content: bytes, expected: Sequence[NDArray[Any]], batch: NDArray[Any], final: str
 ) -> bytes:
-    """Return the file with its outputs as the network has them.
+    """Return the file with its outputs in the network's order of axes.
 
     Raises:
-        ParityError: it returns something else.
+        ParityError: the file returns different outputs.
     """
     label, run = environment.CONVERTER, predictor.open_run(content, 1)
     some = run(batch[:1])
@@ -225,7 +225,7 @@ def _check(
 
 
 def _find_axes(output: NDArray[Any], wanted: NDArray[Any]) -> tuple[int, ...] | None:
-    """Return the order of the axes in which an output is nearest to the wanted one, if any fits."""
+    """Return the permutation of axes that brings an output closest to `wanted`, if any fits."""
     orders = itertools.permutations(range(output.ndim))
     fitting = [axes for axes in orders if output.transpose(axes).shape == wanted.shape]
     distances = [float(np.abs(output.transpose(axes) - wanted).max(initial=0)) for axes in fitting]

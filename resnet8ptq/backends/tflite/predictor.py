@@ -15,7 +15,7 @@ from resnet8ptq.models.batch_axis import in_batches
 
 
 def load(path: Path, threads: int) -> Predictor:
-    """Load a file; it runs on `threads` threads, with XNNPACK's kernels where they exist."""
+    """Load a file; it runs on `threads` threads, with XNNPACK's kernels if they exist."""
     content = path.read_bytes()
     return Predictor(open_run(content, threads), partial(_open_logits, content, threads))
 
@@ -50,7 +50,7 @@ class Network:
         self._describe()
 
     def _describe(self) -> None:
-        """Keep the details of the tensors: asking for them takes 7 microseconds."""
+        """Keep the details of the tensors: reading them again takes 7 microseconds."""
         [self._input] = self.interpreter.get_input_details()
         self._outputs = self.interpreter.get_output_details()
 
@@ -69,7 +69,7 @@ class Network:
 
 
 def to_input(batch: NDArray[np.float32], details: dict[str, Any]) -> NDArray[Any]:
-    """Return samples in the dtype of an interpreter's input: quantized if those are integers."""
+    """Return samples in the dtype of an interpreter's input, quantized for an integer input."""
     if details["dtype"] not in (np.int8, np.int16):
         return batch
     ends = np.iinfo(details["dtype"])
@@ -88,7 +88,7 @@ def read_output(interpreter: Any, details: dict[str, Any]) -> NDArray[np.float32
 
 
 def end_at_logits(content: bytes) -> bytes | None:
-    """Make the final softmax's input the only output; None if the graph ends otherwise."""
+    """Make the final softmax's input the only output; return None without a final softmax."""
     model = contents.read(content)
     graph = model.subgraphs[0]
     code, last = list(contents.operators(model))[-1]

@@ -1,17 +1,17 @@
 """TensorFlow Lite: a .tflite file of 8-bit weights, run by LiteRT's interpreter.
 
-`backend.flow` names its maker. By default, TensorFlow's converter takes Keras files and SavedModels
-(`convert`); every other network is converted by onnx2tf and quantized by ai-edge-quantizer
+`backend.flow` names the converter. By default, TensorFlow's converter converts Keras files and
+SavedModels (`convert`); onnx2tf converts all other networks, and ai-edge-quantizer quantizes them
 (`onnx2tf`). A float .tflite file is an FP32 baseline without conversion.
 
-TensorFlow's is the deployment path of MLPerf Tiny. The converter folds, calibrates and places
-scales itself, so that it supports few of the settings; `resolve` names the others with a reason.
-Changed weights or ranges (corrections, fine-tuning, fewer bits, another calibration) are written
-into the converter's file afterwards (`rewriting`), with all ranges from `calibration.activations`.
+TensorFlow's converter is the deployment path of MLPerf Tiny. It folds, calibrates and places scales
+itself, so few settings apply; `resolve` refuses the others with a reason. Changed weights or ranges
+(corrections, fine-tuning, fewer bits, another calibration) are written into the converter's file
+afterwards (`rewriting`), with all ranges from `calibration.activations`.
 
-A fault of its calibrator (2.21): it observes an operator's inputs again after the operator ran. An
-addition overwrites its first input, whose range then includes that of the sum: this costs half of
-the levels of a residual network's shortcut convolutions. Rewritten files have the true ranges.
+Its calibrator (2.21) has a fault: it observes an operator's inputs again after the operator ran. An
+addition overwrites its first input, whose range then includes the range of the sum. The shortcut
+convolutions of a residual network lose half of their levels. Rewritten files have the true ranges.
 """
 
 import logging
@@ -150,7 +150,7 @@ class TfliteQuantizer:
         )
 
     def fit(self, model: Fp32Model) -> QuantizationConfig:
-        """Check that the converter takes the network's file; see `contract.Quantizer`."""
+        """Check that the converter supports the network's file; see `contract.Quantizer`."""
         if not model.fold:
             raise UnsupportedError(
                 "model.fold=false: backend=tflite always folds; try model.fold=true"
@@ -201,7 +201,7 @@ class TfliteQuantizer:
     load = staticmethod(predictor.load)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
-        """Count in the file, which LiteRT runs unchanged; products of computed tensors too."""
+        """Count in the file, which LiteRT runs unchanged; include products of computed tensors."""
         model = contents.read(path.read_bytes())
         quantized, in_float = self._split(model)
         products = [
@@ -244,7 +244,7 @@ class TfliteQuantizer:
         return self._options.flow or "convert"
 
     def _check_format(self, model: Fp32Model) -> None:
-        """Raise `UnsupportedError` for formats that TensorFlow's converter does not take."""
+        """Raise `UnsupportedError` for formats that TensorFlow's converter does not support."""
         if not is_tflites(model.format, self.config.dtype.name == "fp32"):
             raise UnsupportedError(
                 f"{model.source.name}: backend.flow=convert takes a Keras file or a "
@@ -262,7 +262,7 @@ class TfliteQuantizer:
     def _quantize_converted(
         self, model: Fp32Model, calibration: Split, preset: Ranges
     ) -> tuple[bytes, dict[str, Range]]:
-        """Return the converted network in 8 bits, and the ranges by ONNX tensor name."""
+        """Return the converted network, quantized, and the ranges by ONNX tensor name."""
         config, network = self.config, model.onnx_path
         content = onnx_converter.convert(model, calibration, self.runtime)
         count = min(correspondence.SAMPLES, len(calibration))
@@ -316,7 +316,7 @@ class TfliteQuantizer:
         return rewriting.rewrite(content, fp32, corrected, plan, activations.find_around([]))
 
     def _read(self, content: bytes, path: Path) -> Artifact:
-        """Return the artifact that the file's content describes."""
+        """Return the artifact with the facts read from the file."""
         model = contents.read(content)
         quantized, in_float = self._split(model)
         if not quantized:
@@ -344,7 +344,7 @@ class TfliteQuantizer:
 def _activation_ranges(model: Any) -> dict[str, Range]:
     """Return the range that each integer activation can hold, by the name of its tensor.
 
-    A fused tensor bears the names of all its parts; the first is its Keras name.
+    The name of a fused tensor lists all its parts; the first is its Keras name.
     """
     ranges: dict[str, Range] = {}
     for tensor in model.subgraphs[0].tensors:

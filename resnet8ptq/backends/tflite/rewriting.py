@@ -43,7 +43,7 @@ class Rounded:
     """A layer's integers for the file, with their scales [1 or channels].
 
     Attributes:
-        weights: in the file's layout.
+        weights: the integers in the file's layout.
         bias: None if the layer has no bias.
     """
 
@@ -58,13 +58,13 @@ def rewrite(
 ) -> bytes:
     """Return the file with the weights and biases of `corrected`, rounded by `plan`.
 
-    Weights of less than 8 bits are stored in 4.
+    Weights below 8 bits are stored in 4 bits.
 
     Args:
-        content: of a full-integer file from TensorFlow's converter.
-        fp32: the network that the converter read.
+        content: a full-integer file from TensorFlow's converter.
+        fp32: the network that was converted.
         corrected: the same graph with other weights and biases.
-        ranges: of the activations of `corrected`, by ONNX tensor name.
+        ranges: activation ranges of `corrected`, by ONNX tensor name.
 
     Raises:
         ConfigError: the plan names an unknown layer.
@@ -96,7 +96,7 @@ def match(model: Any, fp32: onnx.GraphProto) -> list[str]:
     """Return, for each layer of the file, the short name of its node in the graph.
 
     Raises:
-        UnsupportedError: no node of the graph has the weights of a layer.
+        UnsupportedError: a layer of the file matches no node of the graph.
     """
     nodes, left = weight_layers(fp32), list(weight_layers(fp32))
     names: list[str] = []
@@ -123,7 +123,7 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
         names: see `match`.
 
     Raises:
-        UnsupportedError: the graph lacks an activation.
+        UnsupportedError: an activation has no ONNX tensor.
     """
     tensors = model.subgraphs[0].tensors
     activations = _name_activations(model, names, graph)
@@ -142,7 +142,7 @@ def scale_activations(model: Any, names: list[str], graph: onnx.GraphProto, rang
 
 
 def check(content: bytes, chosen: Mapping[str, Rounded]) -> None:
-    """Raise `QuantizationError` if a file's layers lack the chosen integers and scales."""
+    """Raise `QuantizationError` unless a file's layers hold the chosen integers and scales."""
     model = contents.read(content)
     for layer, (name, rounded) in zip(contents.layers(model), chosen.items(), strict=True):
         pairs = [(layer.weights, rounded.weights, rounded.scale)]
@@ -214,7 +214,7 @@ def _round(
 
 
 def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scale: float) -> Grid:
-    """Return a grid whose scales are large enough for a 32-bit bias."""
+    """Return a grid with scales large enough for a 32-bit bias."""
     shape = (-1,) + (1,) * (weights.ndim - 1)
     needed = np.abs(bias) / (input_scale * _BIAS_LIMIT)
     scale = grid.scale.copy()
@@ -226,7 +226,7 @@ def _with_room(grid: Grid, weights: Array, bias: NDArray[np.float64], input_scal
 
 
 def _name_activations(model: Any, names: list[str], graph: onnx.GraphProto) -> dict[int, str]:
-    """Return the ONNX name of each activation that can be matched, by its index in the file.
+    """Return the ONNX name of each matched activation, by its index in the file.
 
     These are the inputs and outputs of layers, and sums and products of matched activations.
     """
@@ -259,7 +259,7 @@ def _pools_to_means(
 ) -> None:
     """Turn average pools over whole maps into means, whose outputs can have their own range.
 
-    TFLite gives an average pool the range of its input, which is several times that of its output.
+    TFLite gives the output of an average pool the range of its input, which is several times wider.
 
     Args:
         activations: see `_name_activations`; the outputs of the means are added.
@@ -285,7 +285,7 @@ def _whole_pools(model: Any) -> list[Any]:
 
 
 def _covers(operator: Any, taken: Any, made: Any) -> bool:
-    """Return whether a pool only averages each channel of [N, H, W, C] over the whole map."""
+    """Return whether a pool averages each channel of [N, H, W, C] over the whole map."""
     options = operator.builtinOptions
     size, single = [options.filterHeight, options.filterWidth], [*made.shape[1:3]] == [1, 1]
     plain = options.fusedActivationFunction == ActivationFunctionType.NONE

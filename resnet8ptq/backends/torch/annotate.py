@@ -53,8 +53,8 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
 
     Attributes:
         float_nodes: names of nodes that stay in float.
-        float_output: leave the last layer's output, and the softmax after it, in float.
-        ranges: of the observed tensors, by the node that makes them; needed by `annotate`.
+        float_output: whether the last layer's output and the softmax after it stay in float.
+        ranges: ranges of the observed tensors, by their producing node; needed by `annotate`.
     """
 
     float_nodes: Collection[str]
@@ -64,7 +64,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
     ranges: Mapping[str, Range] = field(default_factory=dict)
 
     def observed(self, module: GraphModule) -> list[str]:
-        """Return the nodes whose output must be calibrated, in the order of the graph."""
+        """Return the nodes whose outputs must be calibrated, in graph order."""
         roots: dict[Node, None] = {}
         for node in module.graph.nodes:
             if self._is_chosen(node):
@@ -96,7 +96,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return node.target in targets and node.name not in self.float_nodes
 
     def _is_fused(self, node: Node) -> bool:
-        """Return whether a Relu takes the output before it is rounded."""
+        """Return whether a Relu follows, so that only its output is rounded."""
         users = list(node.users)
         return (
             node.target in (*LAYERS, *_ARITHMETIC)
@@ -120,7 +120,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         return not self._is_fused(node)
 
     def _root(self, node: Node) -> Node:
-        """Return the tensor whose scale `node` takes."""
+        """Return the tensor whose scale `node` shares."""
         while node.target in _PASSING and self._is_chosen(node):
             node = node.args[0]
         return node

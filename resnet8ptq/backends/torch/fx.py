@@ -56,7 +56,7 @@ TAKES: Takes = {
 
 
 class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
-    """An FX observer with a preset range, or one that the calibration method chooses."""
+    """An FX observer whose range is preset or chosen by the calibration method."""
 
     def __init__(self, config: CalibConfig, scheme: WeightScheme, **kwargs: Any) -> None:
         qscheme = torch.per_tensor_symmetric if scheme.symmetric else torch.per_tensor_affine
@@ -73,7 +73,7 @@ class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
         return values
 
     def chosen_range(self) -> Range:
-        """Return the preset range, or the one that the calibration method chooses."""
+        """Return the preset range, or the range chosen by the calibration method."""
         return self.preset or find_range(self.observer.stats(self.config.num_bins), self.config)
 
     def calculate_qparams(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,9 +107,9 @@ def quantize(
         module: the float network, [N, H, W, C] to [N, classes]; consumed.
         graph: the ONNX graph that `module` was made from.
         skipped: names of its nodes that stay in float.
-        activations: gives ranges by ONNX tensor name.
-        weights: their scheme.
-        scheme: of the activations.
+        activations: the source of ranges by ONNX tensor name.
+        weights: the weight scheme.
+        scheme: the activation scheme.
 
     Returns:
         The quantized module, and the range of each observed tensor by ONNX tensor name.
@@ -123,7 +123,9 @@ def quantize(
     mapping = get_default_qconfig_mapping(torch.backends.quantized.engine).set_global(qconfig)
     # Constants are quantized only with the node that takes them.
     if any(isinstance(layer, _TRANSPOSED) for layer in module.modules()):
-        log.warning("transposed convolutions stay in float: torch's 8-bit kernels compute wrongly")
+        log.warning(
+            "transposed convolutions stay in float: torch's 8-bit kernels compute them wrongly"
+        )
         for kind in _TRANSPOSED:
             mapping.set_object_type(kind, None)
     for name in [*skipped, "initializers"] if skipped else []:
@@ -160,10 +162,11 @@ def quantize(
 
 
 def _find_mixed(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of Concat nodes over an output with a fixed scale, such as a Sigmoid's.
+    """Return the names of the Concat nodes with a fixed-scale input, such as a Sigmoid's output.
 
-    torch joins quantized tensors in the scale of the first. Next to a Sigmoid, whose scale covers
-    0 to 1, that cuts the others off, or leaves it a few levels. They stay in float.
+    torch concatenates quantized tensors in the scale of the first. A Sigmoid's scale covers 0 to 1:
+    if it comes first, the others are clipped; otherwise it keeps few levels. So these nodes stay in
+    float.
     """
     makers = {name: node for node in graph.node for name in node.output}
 
@@ -177,7 +180,7 @@ def _find_mixed(graph: onnx.GraphProto) -> list[str]:
 
 
 def _free_inputs(prepared: Any, observer: Any) -> None:
-    """Observe inputs of a Softmax and its like to which FX gave the scale of their output.
+    """Observe inputs of fixed-scale operators, such as Softmax, that FX gave the output's scale.
 
     FX does so after an operator without a quantized kernel, such as a Reshape.
     """
@@ -200,10 +203,10 @@ def _activation_observer(calib: CalibConfig, scheme: WeightScheme) -> Any:
 
 
 def weight_observer(config: QuantizationConfig, scheme: WeightScheme) -> Any:
-    """Return a factory of weight observers, on torch's own grid or on that of `precision.grid`.
+    """Return a factory of weight observers, on torch's grid or on the grid of `precision.grid`.
 
-    torch's int8 grid has 255 steps from -128, half a level more. Weights of 7 bits, and those from
-    AdaRound or fine-tuning, lie exactly on the grid of `precision.grid`.
+    torch's int8 grid has 255 steps from -128, which extends half a level further. Weights of 7
+    bits, and weights from AdaRound or fine-tuning, lie exactly on the grid of `precision.grid`.
     """
     on_grid = config.corrections.adaround or config.method == "qat" or scheme.reduce_range
     lowest, highest = scheme.levels if on_grid else (-128, 127)
@@ -214,11 +217,11 @@ def weight_observer(config: QuantizationConfig, scheme: WeightScheme) -> Any:
 
 
 def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
-    """Return each observer with the ONNX name of its tensor, in the order of the graph.
+    """Return each observer with the ONNX name of its tensor, in graph order.
 
     Several tensors may share an observer, whose range covers all: the inputs and the output of a
     Concat, or of an operator that only moves values. If only a Clip takes a tensor, its observer
-    covers the clipped values.
+    covers only the clipped values.
     """
     modules = dict(prepared.named_modules(remove_duplicate=False))
     scopes = prepared.meta["_observed_graph_module_attrs"].node_name_to_scope

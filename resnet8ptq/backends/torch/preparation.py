@@ -1,4 +1,4 @@
-"""Prepares a network for every quantizer of torch modules, before its tensors are calibrated."""
+"""Prepares a network for torch's quantizers, before calibration."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ from resnet8ptq.precision.plan import Selection, find_float_nodes
 
 
 def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[str]:
-    """Store the embeddings of a module in 8 bits, and return the nodes that are not quantized.
+    """Store a module's embeddings in 8 bits, and return the nodes to leave unquantized.
 
-    These are the nodes that stay in float, the embeddings, whose rows would be rounded a second
-    time with one scale for all, those that take or make integers, whose tensors torch's
-    observers would quantize as if they were floats, and Pads with another value than 0: torch gives
-    a padded tensor the scale of the tensor before, which clips the value.
+    These are: nodes that stay in float; embeddings, whose rows would be rounded twice; nodes with
+    integer inputs or outputs, which torch's observers would quantize like floats; and Pads with a
+    value other than 0, because torch gives the padded tensor the scale of its input, which clips
+    the value.
 
     Args:
-        module: of `load_torch_module`; changed in place.
-        proto: the model that it comes from.
+        module: result of `load_torch_module`; changed in place.
+        proto: the ONNX model of the module.
 
     Returns:
         Names of the ONNX nodes.

@@ -48,8 +48,8 @@ def read_events(events: Sequence[Any]) -> dict[Key, float]:
     """Return the milliseconds of a run's operators, by index and name.
 
     Args:
-        events: torch's `FunctionEvent`s. An operator includes those that it calls; operators
-            outside the network are left out.
+        events: torch's `FunctionEvent`s. The time of an operator includes the operators that it
+            calls; operators outside the network are left out.
     """
     outer = [
         event

@@ -30,11 +30,11 @@ ROUNDED = (
 
 
 def export(module: Any, example: Example, most: int | None = None) -> ExportedProgram:
-    """Export a network for any batch size, and any length where the example says so.
+    """Export a network for any batch size, and for any length if `example` has free lengths.
 
     Args:
-        most: samples in a batch, which then are as long as the example at most. The trace takes so
-            many: it may exclude larger batches than the one that it sees.
+        most: the largest batch, of samples at most as long as the example. The trace uses a batch
+            of this size, because it may exclude batches larger than the traced one.
 
     Raises:
         UnsupportedError: torch.export cannot trace the network.
@@ -70,7 +70,7 @@ def save(module: Any, example: Example, path: Path, *_: bool) -> None:
 
 
 def load(path: Path) -> Predictor:
-    """Load a program of `save`; raise `QuantizationError` for other content."""
+    """Load a program that `save` wrote; raise `QuantizationError` for other content."""
     module = _open(path)
     return Predictor(partial(infer, module), partial(_end_at_logits, module))
 
@@ -98,7 +98,7 @@ def _end_at_logits(module: Any) -> Run | None:
 
 
 def count_layers(path: Path) -> tuple[int, int]:
-    """Count the convolutions and matrix products with dequantized data and weights, and others."""
+    """Count convolutions and matrix products: with dequantized data and weights, and others."""
     layers = [node for node in _open(path).graph.nodes if node.target in LAYERS]
     quantized = sum(all(i.target in ROUNDED for i in layer.args[:2]) for layer in layers)
     return quantized, len(layers) - quantized

@@ -38,7 +38,7 @@ def quantize(
     weights: WeightScheme,
     scheme: WeightScheme,
 ) -> tuple[torch.fx.GraphModule, dict[str, Range]]:
-    """Export, calibrate, and let torchao place the quantize and dequantize operators.
+    """Export, calibrate, and insert quantize and dequantize operators with torchao.
 
     For arguments and result see `fx.quantize`.
     """
@@ -69,10 +69,10 @@ def quantize(
 
 
 def _spell_out_norms(prepared: Any) -> None:
-    """Write each batch normalization as a product and a sum.
+    """Replace each batch normalization by a product and a sum.
 
-    Beside one, torchao traces 96 patterns of trained convolutions, for minutes; and XNNPACK has no
-    operator for it.
+    With a batch normalization, torchao traces 96 patterns of trained convolutions, which takes
+    minutes; and XNNPACK lacks the operator.
     """
     graph, aten = prepared.graph, torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=aten.batch_norm.default):

@@ -2,7 +2,7 @@
 
 FX graph mode runs on integer kernels, which take uint8 activations and int8 weights only; with
 other dtypes it silently quantizes nothing. PT2E simulates every dtype in float. Its modules import
-torchao, which takes two seconds, so that only its flow imports them.
+torchao, which takes two seconds, so only the PT2E flow imports them.
 """
 
 from contextlib import AbstractContextManager
@@ -166,7 +166,7 @@ class TorchQuantizer:
 
     @property
     def _engine(self) -> str:
-        """Resolve `auto`: oneDNN is exact in 8 bits with VNNI."""
+        """Resolve `auto`: oneDNN on a CPU with VNNI, where its 8-bit sums are exact."""
         if self._options.engine != "auto":
             return self._options.engine
         if machine.has_vnni() and "onednn" in torch.backends.quantized.supported_engines:

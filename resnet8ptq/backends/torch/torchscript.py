@@ -29,11 +29,11 @@ MODEL_FILE, FORMAT = "model.pt", "TorchScript"
 
 @dataclass(frozen=True)
 class Example:
-    """The inputs of a network for one sample, with which it is traced.
+    """The inputs of a network for one sample, for tracing.
 
     Attributes:
         inputs: [1, ...] each.
-        any_length: whether each input's first axis behind the batch has any size.
+        any_length: whether the first axis after the batch is free, for each input.
     """
 
     inputs: tuple[torch.Tensor, ...]
@@ -41,7 +41,7 @@ class Example:
 
     @classmethod
     def of(cls, samples: Split) -> "Example":
-        """Return zeros in the shape of samples."""
+        """Return an example of zeros in the samples' shape."""
         zeros, fields = samples.zeros, samples.fields
         free = () if fields is None else fields.any_length
         return cls(as_tensors(zeros), tuple(n in free for n in names_of(zeros.dtype) or ("",)))
@@ -61,7 +61,7 @@ def infer(module: Any, batch: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
 
 
 def _open_logits(path: Path) -> Run | None:
-    """Return a copy that ends before the softmax; freezing makes one flat graph to cut."""
+    """Return a copy that ends before the softmax; freezing gives one flat graph that can be cut."""
     frozen = _load(path)
     if hasattr(frozen, "training"):  # a module that was saved frozen lacks the attribute
         with known_warnings():
@@ -86,8 +86,8 @@ def save(module: Any, example: Example, path: Path, freeze: bool, debug: bool = 
     """Trace `module` and write it to `path` atomically.
 
     Args:
-        example: to trace with.
-        freeze: one class with the weights as constants, instead of one for each layer.
+        example: the inputs for tracing.
+        freeze: write one class with the weights as constants, instead of one class for each layer.
         debug: keep the records of the traced Python code.
     """
     archive = io.BytesIO()
@@ -116,11 +116,11 @@ class _Network(torch.nn.Module):  # type: ignore[misc]
 
 
 def copy_reproducibly(archive: io.BytesIO, path: Path, compressed: tuple[str, ...] = ()) -> None:
-    """Copy an archive without the records that differ from process to process.
+    """Copy an archive without the records that differ between processes.
 
-    Debug records hold the Python origin of each operation: a quarter of a small quantized file,
-    with the length of the call stack and of the installation's path. Class names bear a counter of
-    the process; here it starts at 0. The serialization id is a hash of all records.
+    Debug records hold the Python origin of each operation. They are a quarter of a small quantized
+    file, and depend on the call stack and on the installation's path. Class names contain a counter
+    of the process; here it starts at 0. The serialization id is a hash of all records.
 
     Args:
         compressed: suffixes of the records to compress.

@@ -5,7 +5,7 @@
 
 An epoch has 16,000 new phrases; training takes about a minute on one core. The default arguments
 made the network of this package. The seeds are fixed, but sums may differ in the last digit on
-another processor, so that a second run may give slightly different weights.
+another processor, so a second run may give slightly different weights.
 """
 
 import sys
@@ -52,7 +52,7 @@ class Layer(nn.Module):  # type: ignore[misc]  # torch has no types here
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Return [N, L, width] from the same; `mask` [N, 1, 1, L] is added to the scores."""
+        """Map [N, L, width] to [N, L, width]; `mask` [N, 1, 1, L] is added to the scores."""
         samples, length, width = x.shape
         size = width // self.heads
         query, key, value = (
@@ -67,10 +67,10 @@ class Layer(nn.Module):  # type: ignore[misc]  # torch has no types here
 
 
 class Encoder(nn.Module):  # type: ignore[misc]  # torch has no types here
-    """Tokens to logits of the classes, read off the first token.
+    """Maps tokens to class logits, which are computed from the first token.
 
     Args:
-        width: of the embeddings; `hidden`: of the inner layers.
+        width: the width of the embeddings; `hidden`: the width of the inner layers.
     """
 
     def __init__(self, width: int = 64, heads: int = 4, hidden: int = 128, depth: int = 2) -> None:
@@ -82,7 +82,7 @@ class Encoder(nn.Module):  # type: ignore[misc]  # torch has no types here
         self.head = nn.Linear(width, len(CLASS_NAMES))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return logits [N, classes] from two int64 [N, L]; the mask is 0 on padding."""
+        """Return logits [N, classes] from ids and mask, int64 [N, L]; the mask is 0 at padding."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = self.norm(self.words(input_ids) + self.positions(positions))
         mask = (1 - attention_mask[:, None, None, :].to(x.dtype)) * _MASKED

@@ -1,9 +1,9 @@
 """Embedded data set `phrases`: requests in 2 to 23 words, in eight classes of topics.
 
-A request names words of its topic, and words that it shares with a neighbouring topic. Half of the
-longer phrases also exclude another topic ("not about ..."), before or after the request, so that a
-network must read the order of the words. Some words have a letter twice, which the vocabulary
-lacks. A small transformer is right on about 19 phrases in 20.
+A request contains words of its topic, and words that a neighbouring topic shares. Half of the
+longer phrases also exclude another topic ("not about ..."), before or after the request, so a
+network must use the order of the words. Some words have a doubled letter, so they are not in the
+vocabulary. A small transformer is right on about 19 phrases in 20.
 
 The phrases are the same everywhere: each random number comes from `numpy.random.RandomState`,
 whose stream is frozen.
@@ -119,7 +119,8 @@ def write_seeded(
     """Write `per_class` phrases of each class from a seed.
 
     Args:
-        tested: these are the test phrases; else a phrase with the tokens of one is written anew.
+        tested: whether these are the test phrases. Otherwise, a phrase with the tokens of a test
+            phrase is drawn again.
 
     Returns:
         Phrases, and labels [N], which index CLASS_NAMES. The classes are balanced and in shuffled
@@ -160,7 +161,7 @@ def _write_one(rng: np.random.RandomState, topic: int) -> str:
 
 
 def _mention(rng: np.random.RandomState, topic: int, count: int) -> list[str]:
-    """Return words of a topic, some of which a neighbouring topic shares."""
+    """Return words of a topic; a neighbouring topic shares some of them."""
     shared = rng.random_sample(count) < _SHARED
     return [_pick(rng, (_JOINT if some else _OWN)[topic]) for some in shared]
 
@@ -170,7 +171,7 @@ def _pick(rng: np.random.RandomState, words: Sequence[str]) -> str:
 
 
 def _misspell(rng: np.random.RandomState, word: str) -> str:
-    """Return a word, or rarely the word with one letter twice."""
+    """Return a word, rarely with one letter doubled."""
     if rng.random_sample() >= _MISSPELT:
         return word
     position = rng.randint(len(word))

@@ -5,7 +5,7 @@
 
 An epoch has 20,000 new pictures; training takes about six minutes on two cores. The default
 arguments made the weights of this package. The seeds are fixed, but sums in several threads may
-differ in the last digit, so that a second run may give slightly different weights.
+differ in the last digit, so a second run may give slightly different weights.
 """
 
 import sys

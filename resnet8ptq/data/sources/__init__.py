@@ -13,9 +13,9 @@ class Source:
     Attributes:
         load: the function that loads it, `module:name`.
         takes: the accepted files or folders, as text; empty if the source reads none.
-        file, folder: whether it is a file, or a folder.
+        file, folder: whether the source reads a file, or a folder.
         key: the key of `data` that names the file or folder.
-        schema: the type of its settings.
+        schema: the dataclass of its settings.
         decodes: whether `load` itself decodes and resizes pictures.
     """
 

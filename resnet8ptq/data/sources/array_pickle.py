@@ -1,6 +1,6 @@
 """Reads untrusted pickles of uint8 arrays, such as CIFAR-10's files (Python 2, numpy 1).
 
-The unpickler knows only the parts of a uint8 array, so that it refuses a file with code before the
+The unpickler accepts only the parts of a uint8 array, so it refuses a file with code before the
 code runs.
 """
 

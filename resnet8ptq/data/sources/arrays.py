@@ -1,4 +1,4 @@
-"""`data=arrays`: .npz, .npy and idx files, whose usual names tell inputs, labels and groups.
+"""`data=arrays`: .npz, .npy and idx files; usual names identify inputs, labels and groups.
 
 No file is unpickled or read into memory as a whole. Packed arrays are unpacked once into the cache
 and mapped from there.
@@ -129,7 +129,7 @@ def _opener(path: Path, cache_root: Path) -> Callable[[], Array]:
     if path.suffix.lower() == ".npy":
         return partial(_map, path, path)
     if not _is_idx(path):
-        raise DataError(f"{path}: is no array; {TAKES}")
+        raise DataError(f"{path}: is not an array; {TAKES}")
     return lambda: _unpacked(path, files.sha256(path), "", _copy_idx, cache_root)
 
 
@@ -167,7 +167,7 @@ def unpack_idx(file: BinaryIO, packed: int, to: Path) -> None:
         packed: size of the file in bytes, gzipped or not.
 
     Raises:
-        ValueError: not an idx file, less or more data than its header says, or too large unpacked.
+        ValueError: not an idx file, its size differs from its header, or too large unpacked.
     """
     dtype, shape = _read_idx_header(file)
     size = math.prod(shape) * dtype.itemsize
@@ -182,7 +182,7 @@ def unpack_idx(file: BinaryIO, packed: int, to: Path) -> None:
 
 
 def _check_room(size: int, packed: int, to: Path) -> None:
-    """Raise `ValueError` for a size in a header that is implausible, or larger than the disk."""
+    """Raise `ValueError` if a header's size is implausible or exceeds the free disk space."""
     most = max(PACKED_BYTES, packed * PACKED_RATIO)
     if size > most:
         raise ValueError(f"it unpacks to {size:,} bytes, takes {most:,} at most from {packed:,}")
@@ -213,7 +213,7 @@ def _read_idx_header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def _exactly(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield `size` bytes in parts, because a header may promise more than fits into memory."""
+    """Yield `size` bytes in parts, because a header may claim more than fits into memory."""
     missing = size
     while missing and (part := file.read(min(missing, 2**24))):
         yield part
@@ -250,7 +250,7 @@ def _reading(path: Path, member: str = "") -> Iterator[None]:
 def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen] | None:
     """Return the names for `KEYS` on both sides of a split; None if there is no split.
 
-    Training samples may lack labels, because a detector of anomalies trains on normal samples only.
+    Training samples may lack labels, because an anomaly detector trains on normal samples only.
     """
     if isinstance(config.inputs, str) or config.labels not in (None, NO_LABELS):
         return None
@@ -272,7 +272,7 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
 
 
 def _of_own_names(arrays: Arrays, side: str, others: Collection[str | None]) -> dict[str, str]:
-    """Return arrays of one side of a split by their name without that side, in its order."""
+    """Return the names of one side's arrays, by their names without `train` or `test`."""
     known = {n: n.removesuffix(f"_{side}").removeprefix(f"{side}_") for n in arrays}
     own = {base: name for name, base in known.items() if base != name and name not in others}
     return dict(sorted(own.items()))
@@ -332,10 +332,10 @@ def list_names(names: Iterable[str], separator: str = ", ") -> str:
 
 
 def pick(names: Iterable[str], usual: Collection[str], source: object) -> str | None:
-    """Return the one of `names` that is a usual name, in any case; None if none is.
+    """Return the only usual name among `names`, ignoring case; None if there is none.
 
     Raises:
-        ConfigError: several are.
+        ConfigError: there are several.
     """
     known = [name for name in names if _simple(name) in usual]
     if len(known) > 1:
@@ -347,7 +347,7 @@ def pick(names: Iterable[str], usual: Collection[str], source: object) -> str | 
 
 
 def _simple(name: str) -> str:
-    """Return a name in lower case; `train_images` and the like for the names of MNIST's files."""
+    """Return a name in lower case; names of MNIST's files become `train_images` and so on."""
     mnist = _MNIST.fullmatch(name.lower())
     return f"{mnist[1]}_{mnist[2]}".replace("t10k", "test") if mnist else name.lower()
 
@@ -370,7 +370,7 @@ def _find_array(
 def _find_inputs(
     find: Callable[[str, str | None], _Sourced | None], inputs: Any, cache_root: Path
 ) -> _Sourced:
-    """Return the array of the inputs; several are packed into records, once into the cache."""
+    """Return the array of the inputs; several arrays are packed into records in the cache."""
     if not isinstance(inputs, dict):
         array = find(KEYS[0], inputs)
         assert array is not None  # its name is never None
@@ -447,7 +447,7 @@ def _check_finite(array: _Sourced) -> None:
 
 
 def _read_labels(labels: _Sourced) -> Array:
-    """Return classes [N] as int64, also of one-hot rows, or values [N, ...] unchanged."""
+    """Return classes [N] as int64, including one-hot rows; or values [N, ...] unchanged."""
     stored = labels.values
     if stored.ndim == 2 and stored.shape[1] > 1 and _is_one_hot(stored):
         log.info("%s: one-hot, taken as %d classes", labels, stored.shape[1])

@@ -37,7 +37,7 @@ BATCHES: dict[Side, tuple[str, ...]] = {
 
 
 def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Return the data set, which is read once into the cache.
+    """Return the data set, which the cache keeps.
 
     Raises:
         DataError: a batch is missing, or does not fit; names the file.
@@ -66,7 +66,7 @@ def fetch(folder: Path) -> Path:
 
 
 def digests(folder: Path, split: Side, cache_root: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a split by name; it is computed again if a file changes.
+    """Return the SHA-256 of each file of a split by name, computed again if a file changes.
 
     Raises:
         DataError: a batch is missing, or cannot be read; names the file.
@@ -145,7 +145,7 @@ def _read_dict(path: Path) -> dict[str, Any]:
 
 
 def _read_state(path: Path) -> str:
-    """Return a text that changes with the file's content: programs cannot set `st_ctime_ns`."""
+    """Return a text that changes with the file: programs cannot set `st_ctime_ns`."""
     with _named(path):
         state = path.stat()
     return f"{state.st_ino} {state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"

@@ -41,8 +41,8 @@ class Annotations:
 
     Attributes:
         images: file name, width and height of each picture, by its id.
-        boxes: of each picture, by its id, with the fields of `boxes.BOX`.
-        class_ids: of the categories, in the order of the classes.
+        boxes: the boxes of each picture, by its id, with the fields of `boxes.BOX`.
+        class_ids: the categories' ids, in the order of the classes.
     """
 
     images: Mapping[int, tuple[str, int, int]]
@@ -52,10 +52,10 @@ class Annotations:
 
 
 def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Read the annotations, and the pictures below `data.images` that they name.
+    """Read the annotations, and their pictures below `data.images`.
 
     Raises:
-        ConfigError: `data.annotations` is null or no file, or the pictures differ in size and
+        ConfigError: `data.annotations` is null or not a file, or the pictures differ in size and
             `preprocess.size` is null.
         DataError: the file is not in COCO's format, or a picture is missing or of another size.
     """
@@ -83,8 +83,8 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
     """Read an annotation file.
 
     Args:
-        classes: the names of all categories, and maybe of more, in the order of the network's
-            outputs; None: the categories in the order of their ids.
+        classes: class names in the order of the network's outputs, including all categories; None:
+            the categories in the order of their ids.
 
     Raises:
         DataError: it is not in COCO's format; names the entry.
@@ -120,7 +120,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
 
 
 def _read_list(path: Path, content: Any, key: str, read: Callable[[Entry], Any]) -> list[Any]:
-    """Return the entries of a list in the file; name the entry in any error."""
+    """Return the entries of a list in the file; an error names the entry."""
     entries = content.get(key) if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise DataError(

@@ -1,6 +1,6 @@
 """Columns of an Arrow table: numbers are samples, text is paths of pictures or classes.
 
-Rows are counted from 1, without the line of names.
+Rows are counted from 1, without the header.
 """
 
 import logging
@@ -45,7 +45,7 @@ class Table:
 
     @cached_property
     def _positions(self) -> dict[str, list[int]]:
-        """The positions of the columns of each name, from 0."""
+        """The positions of the columns with each name, from 0."""
         positions: dict[str, list[int]] = {}
         for position, name in enumerate(self.names):
             positions.setdefault(name, []).append(position)
@@ -78,7 +78,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a table. A larger one would take minutes and the machine's memory."""
+    """The limits of a table; a larger table would take minutes and all memory."""
 
     columns: int = 100_000
     rows: int = MAX_SAMPLES
@@ -88,10 +88,10 @@ class Limits:
         """Check a table.
 
         Args:
-            size: bytes of the rows so far.
+            size: the number of bytes read so far.
 
         Raises:
-            DataError: it has more columns, rows or bytes.
+            DataError: the table exceeds a limit.
         """
         if columns > self.columns:
             raise DataError(
@@ -116,7 +116,7 @@ def is_text(column: Column) -> bool:
 
 
 def is_packed(column: Column) -> bool:
-    """Return whether a column holds pictures as their bytes, alone or beside a path."""
+    """Return whether a column holds the bytes of pictures, with or without a path."""
     if pa.types.is_struct(column.type):
         return {"bytes", "path"} == {field.name for field in column.type}
     return pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
@@ -162,7 +162,7 @@ def pictures_at(table: Table, name: str, folder: Path) -> list[Picture]:
 
 
 def packed_pictures(table: Table, name: str, folder: Path) -> list[Picture]:
-    """Return the pictures that a column holds as bytes, or as paths if all bytes are null.
+    """Return the pictures in a column: their bytes, or their paths if all bytes are null.
 
     Raises:
         DataError: a picture has neither, or its path leads out of `folder`; names the row.
@@ -183,16 +183,16 @@ def write_numbers(
 ) -> None:
     """Write samples [N, ...] from columns of numbers, or from one column of lists of numbers.
 
-    They are written in groups of rows, so that memory never holds samples and columns together.
+    Rows are written in groups, so that memory never holds samples and columns together.
     Integers from 0 to 255 become uint8, because CSV files have no types.
 
     Args:
         to: the .npy file to write.
-        shape: of a sample; None: the number of columns, or the shape of the lists.
+        shape: the shape of a sample; None: the number of columns, or the shape of the lists.
 
     Raises:
-        ConfigError: the numbers of a row do not fill this shape.
-        DataError: a cell is no finite number; names the row and the column.
+        ConfigError: the numbers of a row do not fit this shape.
+        DataError: a cell is not a finite number; names the row and the column.
     """
     parts = [_numbers(table, name) for name in names]
     if len(parts) > 1 and any(part.ndim > 1 for part in parts):
@@ -259,7 +259,7 @@ def check_filled(column: Column, source: str, per_row: int = 1) -> None:
 
     Args:
         source: the table and the column, for the message.
-        per_row: cells that belong to a row of the table.
+        per_row: number of cells for each row of the table.
 
     Raises:
         DataError: a cell is empty; names the row.
@@ -287,11 +287,11 @@ def labels(
 ) -> tuple[NDArray[Any], tuple[str, ...], bool]:
     """Return the labels [N] of a column, the class names, and whether the classes have names.
 
-    Integers are labels from 0. Each different text is a class, in the order of `classes` or by
-    default of the alphabet. Floats are values to predict, without classes.
+    Integers are labels from 0. Each distinct text is a class, in the order of `classes`, or by
+    default in alphabetical order. Floats are regression targets, without classes.
 
     Raises:
-        DataError: a label is missing, or none of these; names the row.
+        DataError: a label is missing or has another type; names the row.
     """
     column, source = table.column("data.labels", name), f"{table.source}: column {name!r}"
     if pa.types.is_boolean(column.type):

@@ -24,9 +24,10 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     """Read the pictures below `data.root`.
 
     Raises:
-        ConfigError: they differ in size, and `preprocess.size` is null; or `data.classes` differs
-            from the class folders.
-        DataError: no class folders, one without pictures, or a picture that cannot be read.
+        ConfigError: the pictures differ in size, and `preprocess.size` is null; or `data.classes`
+            differs from the class folders.
+        DataError: there are no class folders, a class folder has no pictures, or a picture cannot
+            be read.
     """
     root = Path(str(config.root))
     tests = [root / name for name in TEST if (root / name).is_dir()]
@@ -55,7 +56,7 @@ def read_unlabelled(root: Path, preprocess: PreprocessConfig, cache_root: Path) 
 
 
 def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
-    """Return the names of the class folders in the set order; empty without labels."""
+    """Return the class folders in the order of `data.classes`; empty without labels."""
     if config.labels == NO_LABELS:
         return ()
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))

@@ -1,4 +1,4 @@
-"""`data=huggingface`: a data set that Hugging Face's `datasets` has saved (`save_to_disk`).
+"""`data=huggingface`: a data set saved by Hugging Face's `datasets` (`save_to_disk`).
 
 Only its Arrow and JSON files are read: nothing is downloaded, and no script of a data set is run.
 """
@@ -30,12 +30,12 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
 
     Raises:
         ConfigError: `datasets` is not installed, or the inputs or labels are not recognized.
-        DataError: it is damaged, names files elsewhere, or a cell does not fit; names the row and
-            the column.
+        DataError: it is damaged, names files outside of the folder, or a cell is unsuitable; names
+            the row and the column.
     """
     if find_spec("datasets") is None:
         raise ConfigError(
-            "data.name: got 'huggingface', takes it with the package datasets; "
+            "data.name: got 'huggingface', which needs the package datasets; "
             f"try {invocation.install('huggingface')}"
         )
     root = Path(str(config.root))

@@ -45,7 +45,7 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
 
     Raises:
         ConfigError: the columns of inputs or labels are not recognized.
-        DataError: it is damaged, or a cell does not fit; names the row and the column.
+        DataError: it is damaged, or a cell is unsuitable; names the row and the column.
     """
     root = Path(str(config.root))
     sha256 = files.sha256(root)
@@ -87,12 +87,12 @@ def build(
     preprocess: PreprocessConfig,
     cache_root: Path,
 ) -> Dataset:
-    """Return the rows of a table as samples, split by a column or else by class and seed.
+    """Return a table's rows as samples, split by a column if there is one, else by class and seed.
 
     Args:
         root: the file or folder of the table, for messages.
-        folder: start of relative paths of pictures, if `data.folder` is null.
-        sha256: of the table's content.
+        folder: the folder of relative picture paths, if `data.folder` is null.
+        sha256: SHA-256 of the table's content.
 
     Raises:
         ConfigError, DataError: see `load`.
@@ -144,8 +144,8 @@ class _Samples:
 
     Attributes:
         rows: the row of each sample, from 0.
-        names: the sample's name for messages.
-        decoded: they are pictures of the size that the settings ask for.
+        names: the name of each sample in messages.
+        decoded: whether they are pictures that already have the size in the settings.
     """
 
     images: Images
@@ -167,8 +167,8 @@ def _read_inputs(
     """Return pictures or numbers.
 
     Args:
-        others: the columns without labels, split and groups.
-        top: start of relative paths of pictures.
+        others: all columns except labels, split and groups.
+        top: the folder of relative picture paths.
     """
     inputs = _find_inputs(table, config, others)
     first = table.column("data.inputs", inputs[0])
@@ -190,7 +190,7 @@ def _read_texts(
     config: TableConfig,
     cache_root: Path,
 ) -> _Samples:
-    """Return the tokens of texts: a sample for each row, or for each text of its pair."""
+    """Return the tokens of texts: one sample for each row, or for each text of a pair."""
     names = texts.find(table, config, others)
     records = texts.encode(table, names, config, sha256, cache_root)
     rows = np.repeat(np.arange(len(table.columns)), len(records) // len(table.columns))
@@ -202,7 +202,7 @@ def _name_rows(root: Path, rows: NDArray[np.int64]) -> list[str]:
 
 
 def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
-    """Read a Parquet file, which is unpacked into the cache, or else a CSV file.
+    """Read a Parquet file, by unpacking it into the cache, or a CSV file.
 
     The separator of a CSV file is the comma, semicolon or tab, whichever is most frequent in the
     first line. A column holds integers, numbers or text, the narrowest type that fits all cells.
@@ -248,7 +248,7 @@ def _read_csv(path: Path) -> pa.Table:
 def _keep_numbers(
     table: Table, names: Sequence[str], shape: Sequence[int] | None, sha256: str, cache_root: Path
 ) -> NDArray[Any]:
-    """Return the samples that columns of numbers hold, mapped from the cache."""
+    """Return the samples in columns of numbers, mapped from the cache."""
 
     def make(entry: Path) -> None:
         columns.write_numbers(entry / "samples.npy", table, names, shape)
@@ -275,7 +275,7 @@ def _find_labels(table: Table, config: TableConfig) -> str:
 
 
 def _find_inputs(table: Table, config: TableConfig, others: Sequence[str]) -> list[str]:
-    """Return the columns of inputs: `data.inputs`, or one with a usual name, or all of numbers.
+    """Return the input columns: `data.inputs`, or one with a usual name, or all numeric columns.
 
     A column that numbers the rows is left out.
     """
@@ -300,7 +300,7 @@ def _find_inputs(table: Table, config: TableConfig, others: Sequence[str]) -> li
 
 
 def _sides(table: Table, name: str, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the indices in `rows` for training, and for testing (`test`, or else `val`)."""
+    """Return the indices in `rows` for training and for testing (`test`, or else `val`)."""
     column = table.column("data.split", name).to_pylist()
     cells = [str(column[row]).strip().lower() for row in rows]
     takes = (*TRAIN, *TESTS[0], *TESTS[1])

@@ -1,4 +1,4 @@
-"""Texts in columns of a table as tokens: records [N] of three inputs, as BERT names them.
+"""Texts in columns of a table as tokens: records [N] of BERT's three inputs.
 
 A tokenizer file is untrusted, and a short text may become many tokens. So a separate process with
 limited memory reads both, and writes the records to a file, from which they are mapped.
@@ -68,12 +68,12 @@ def encode(
 ) -> Array:
     """Return the texts of each row as a record of tokens [N], mapped from the cache.
 
-    All are as long as the longest. With `data.pairs=apart`, each text is a sample: those of a row
-    follow each other. A warning counts the texts that `data.max_tokens` truncates.
+    All are padded to the longest. With `data.pairs=apart`, each text is a sample; the two texts of
+    a row are adjacent. A warning gives the number of texts that `data.max_tokens` truncates.
 
     Args:
-        names: of one column, or of two with the texts of a pair.
-        sha256: of the table's content.
+        names: one column, or two columns with the texts of a pair.
+        sha256: SHA-256 of the table's content.
 
     Raises:
         ConfigError: the package tokenizers is not installed.
@@ -81,7 +81,7 @@ def encode(
     """
     if find_spec("tokenizers") is None:
         raise ConfigError(
-            f"data.tokenizer: got {config.tokenizer}, takes it with the package tokenizers; "
+            f"data.tokenizer: got {config.tokenizer}, which needs the package tokenizers; "
             f"try {invocation.install('text')}"
         )
     path = Path(str(config.tokenizer))
@@ -158,7 +158,7 @@ Rows = list[NDArray[np.integer]]
 
 
 def _tokenize(tokenizer, samples) -> tuple[Rows, Rows, int]:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    """Return ids and types of the tokens of each sample, and the number of truncated samples."""
+    """Return the token ids and types of each sample, and the number of truncated samples."""
     ids: Rows = []
     types: Rows = []
     truncated = 0

@@ -1,4 +1,4 @@
-"""The result of a diagnosis: the findings that cost something, and the best change."""
+"""The result of a diagnosis: the findings that reduce accuracy, and the best change."""
 
 import json
 import math
@@ -18,21 +18,21 @@ MORE_DB = 3.0  # twice the noise
 
 @dataclass(frozen=True)
 class Halves:
-    """The outcome of rounding the weights alone, and of rounding the activations alone."""
+    """The outcome of rounding only the weights, and of rounding only the activations."""
 
     weights: Outcome = UNCHANGED
     activations: Outcome = UNCHANGED
 
     @property
     def costs_more(self) -> str:
-        """`WEIGHTS` or `ACTIVATIONS`; empty where they cost alike."""
+        """`WEIGHTS` or `ACTIVATIONS`; empty if they cost about the same."""
         apart = self.activations.sqnr_db - self.weights.sqnr_db
         if abs(apart) >= MORE_DB:
             return WEIGHTS if apart > 0 else ACTIVATIONS
         return ""
 
     def say(self) -> str:
-        """Return which half costs more, and the remedies."""
+        """Return a sentence on the larger cost and its remedies."""
         weights, activations = self.weights.sqnr_db, self.activations.sqnr_db
         alone = (
             f"rounding the weights alone leaves {weights:.1f} dB, the activations alone "
@@ -50,16 +50,16 @@ class Halves:
 
 @dataclass(frozen=True)
 class DiagnosisResult(RunResult):
-    """Measurements, findings, and the changes that were tried, the best first.
+    """Measurements, findings, and the tried changes, the best first.
 
     Attributes:
         measured: None if nothing was measured.
-        findings: all of them, also those that cost nothing.
+        findings: all findings, including those without an effect on accuracy.
         before: the outcome of the unchanged settings.
-        halves: the same with the weights alone or the activations alone rounded.
-        metric: of which `fp32_value` is FP32's.
-        images: how many held-out samples were scored.
-        notes: on the diagnosed form of the network.
+        halves: the outcomes with only weights or only activations rounded.
+        metric: the task's metric; `fp32_value` is its value for FP32.
+        images: number of scored held-out samples.
+        notes: notes on the diagnosed form of the network.
     """
 
     measured: TensorMeasurements | None = None
@@ -73,7 +73,7 @@ class DiagnosisResult(RunResult):
     notes: tuple[str, ...] = ()
 
     def answer(self, finding: Finding) -> Outcome | None:
-        """Return the change that helps most against a finding, of those that could be tried."""
+        """Return the tried change that helps most against a finding."""
         words = [change.words for change in finding.changes]
         answers = (
             outcome for outcome in self.outcomes if outcome.words in words and not outcome.reason
@@ -81,13 +81,13 @@ class DiagnosisResult(RunResult):
         return next(answers, None)
 
     def costs(self, finding: Finding) -> bool:
-        """Return whether a finding is certain, or a change against it helps."""
+        """Return whether a finding is certain, or one of its changes helps."""
         answer = self.answer(finding)
         return finding.certain or (answer is not None and answer.helps)
 
     @property
     def reasons(self) -> list[Finding]:
-        """The findings that cost something: certain ones first, then by gain of the change."""
+        """The findings that count, see `costs`: certain ones first, then by gain of the change."""
 
         def rank(finding: Finding) -> float:
             answer = self.answer(finding)

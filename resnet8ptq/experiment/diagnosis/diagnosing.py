@@ -1,6 +1,6 @@
 """`+analysis=diagnose`: causes of a loss against FP32, and the changes that help.
 
-TensorMeasurements on training samples that did not calibrate, never on test samples.
+Measured on training samples that did not calibrate, never on test samples.
 """
 
 import tempfile
@@ -94,7 +94,7 @@ def _diagnose(config: RunConfig, variants: "_Variants") -> DiagnosisResult:
 
 @dataclass(frozen=True)
 class _Variants:
-    """Makes variants of a run as the run itself would, and compares them with FP32."""
+    """Quantizes variants of a run with the run's own steps, and compares them with FP32."""
 
     evaluator: Evaluator
     samples: Samples
@@ -102,12 +102,12 @@ class _Variants:
     run: Recorder
 
     def attempt(self, config: RunConfig) -> Comparison:
-        """Quantize with these settings and as many calibration samples as they set; compare."""
+        """Quantize with these settings, including their number of calibration samples; compare."""
         drawn = self.samples.calibrated_with(config.calib.samples_per_class, config.seed)
         return self.compare(config, self.quantize(config, drawn)[0].path)
 
     def quantize(self, config: RunConfig, samples: Samples) -> tuple[Quantized, Fp32Model]:
-        """Quantize; return the network that was quantized as well."""
+        """Quantize; return the artifact and the network before quantization."""
         folder = Path(tempfile.mkdtemp(dir=self.scratch))
         work = preparation.Workspace(
             config, self.evaluator, samples, self.scratch, self.scratch, self.run
@@ -118,11 +118,11 @@ class _Variants:
     def halves(
         self, config: RunConfig, quantized: Quantized, network: Fp32Model, reference: Comparison
     ) -> Halves:
-        """Run the network with rounded weights alone, and with rounded activations alone.
+        """Run the network with only weights rounded, and with only activations rounded.
 
         Args:
-            quantized: in QDQ format.
-            network: that it was made of: corrected, where corrections are on.
+            quantized: the quantized network in QDQ format.
+            network: the network before quantization, including corrections.
             reference: the artifact, compared with FP32.
         """
         evaluator = self.evaluator

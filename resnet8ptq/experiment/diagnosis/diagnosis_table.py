@@ -31,7 +31,7 @@ def describe(config: RunConfig) -> str:
 
 
 def write(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:
-    """Write `config.yaml` and `diagnosis.csv`, `.md` and `.png`, each whole or not at all."""
+    """Write `config.yaml` and `diagnosis.csv`, `.md` and `.png`, each atomically."""
     assert result.measured is not None  # only measured diagnoses come here
     save_config(config, folder / CONFIG_FILE)
     files.write_text(folder / "diagnosis.csv", to_csv(result.measured))
@@ -40,9 +40,9 @@ def write(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:
 
 
 def to_csv(measured: TensorMeasurements) -> str:
-    """Return one line for each tensor that is rounded, the lowest SQNR first: activations, weights.
+    """Return a line for each rounded tensor: activations, then weights, lowest SQNR first.
 
-    Shares are of the tensor's values.
+    Shares are fractions of the tensor's values.
     """
     columns = ["kind", "tensor", "node", "sqnr_db", "layer_sqnr_db", "rounding_sqnr_db"]
     columns += ["range_low", "range_high", "low", "high", "reach_99", "bulk_sqnr_db"]
@@ -78,7 +78,7 @@ def to_markdown(result: DiagnosisResult, title: str) -> str:
 
 
 def print_tables(result: DiagnosisResult, title: str, console: Console | None = None) -> None:
-    """Print the conclusion, then the measurements behind it, to stdout."""
+    """Print the conclusion, then its measurements, to stdout."""
     assert result.measured is not None
     console = stdout(console, 130)
     console.print(show(title), style="bold", highlight=False, markup=False)
@@ -187,7 +187,7 @@ def _escape(text: str) -> str:
 
 
 def draw(result: DiagnosisResult, title: str) -> Figure:
-    """The SQNR along the network, that of the weights, and the gain of each change."""
+    """Draw the SQNR of activations and weights along the network, and the gain of each change."""
     assert result.measured is not None
     tried = [outcome for outcome in result.outcomes if math.isfinite(outcome.won_db)]
     figure = Figure(figsize=(13, max(4.5, 1.6 + 0.4 * len(tried))), layout="constrained")
@@ -232,5 +232,5 @@ def draw(result: DiagnosisResult, title: str) -> Figure:
 
 
 def _finite(ratio: float) -> float:
-    """Return the ratio, or NaN if it is infinite (exact tensor): the figure leaves a gap there."""
+    """Return the ratio; NaN, a gap in the figure, if it is infinite (exact tensor)."""
     return ratio if math.isfinite(ratio) else math.nan

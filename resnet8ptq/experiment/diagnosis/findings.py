@@ -1,6 +1,6 @@
 """The faults of a quantized network: one function finds each in the measurements.
 
-Each returns a finding in words, with changes against it, or None. A finding counts as a cause only
+Each function returns a finding with changes against it, or None. A finding counts as a cause only
 if one of these changes helps.
 """
 
@@ -31,14 +31,14 @@ OTHER_RANGE = 4
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault, in words.
+    """A fault and the changes against it.
 
     Attributes:
-        name: the finding in a few words.
-        tensors: where, the worst first.
+        name: a short name.
+        tensors: the affected tensors, the worst first.
         meaning: the measurement and its meaning.
-        changes: each alone may fix it.
-        certain: a fault even if no change of the quantization helps.
+        changes: changes of settings, each of which may fix the fault.
+        certain: whether it is a fault even if no change helps.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Finding:
 
 
 def wrong_preprocessing(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
-    """Calibration samples lie in another range than those that are run."""
+    """Calibration samples have another range than the evaluated samples."""
     drawn, fed = measured.calibrated, measured.fed
     ratio = _ratio(drawn, fed)
     if ratio < OTHER_RANGE:
@@ -129,7 +129,7 @@ def saturated_sum(measured: TensorMeasurements, config: RunConfig) -> Finding | 
 
 
 def channels_of_one_scale(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
-    """One scale serves channels of a weight that differ by 100 times."""
+    """One scale is shared by channels of a weight whose ranges differ 100 times."""
     hit = []
     for weight in measured.weights:
         reaches = [channel.reach for channel in weight.channels if channel.reach]
@@ -172,7 +172,7 @@ def outlier_weight(measured: TensorMeasurements, config: RunConfig) -> Finding |
 
 
 def outlier_activation(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
-    """The range of an activation is much larger than where nearly all values lie."""
+    """The range of an activation is much larger than nearly all its values."""
     hit = [
         activation
         for activation in measured.activations
@@ -196,7 +196,7 @@ def outlier_activation(measured: TensorMeasurements, config: RunConfig) -> Findi
 
 
 def unlike_inputs(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
-    """A concatenation or an addition has one scale for inputs that differ much."""
+    """A concatenation or an addition has one scale for inputs with very different ranges."""
     by_name = {activation.tensor.name: activation for activation in measured.activations}
     hit = []
     for activation in measured.activations:
@@ -230,18 +230,18 @@ FINDERS: tuple[Finder, ...] = (
 
 
 def find(measured: TensorMeasurements, config: RunConfig) -> list[Finding]:
-    """Return all findings, each once."""
+    """Return all findings, without duplicates."""
     findings = (finder(measured, config) for finder in FINDERS)
     return [finding for finding in findings if finding is not None]
 
 
 def doubtful_fp32(doubt: str) -> Finding:
-    """Return the finding that FP32 itself is bad, see `preprocessing_check`."""
+    """Return the finding that FP32 itself is broken, see `preprocessing_check`."""
     return Finding("wrong preprocessing", ("FP32",), doubt, certain=True)
 
 
 def worst_layer(measured: TensorMeasurements) -> tuple[str, ...]:
-    """Return the node of the layer that loses most where it alone is quantized, if there is one."""
+    """Return the node of the layer that loses most when only it is quantized, if any."""
     layers = [activation for activation in measured.activations if activation.tensor.layer]
     worst = min(layers, key=lambda activation: activation.layer.sqnr_db, default=None)
     return () if worst is None else (worst.tensor.layer,)

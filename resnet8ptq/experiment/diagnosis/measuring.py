@@ -1,6 +1,6 @@
 """Measures each tensor of the quantized graph beside the FP32 graph.
 
-Powers are summed batch by batch: no activation is kept.
+Powers are summed batch by batch, so no activation is kept.
 """
 
 import copy
@@ -58,7 +58,7 @@ def to_db(signal: float, noise: float) -> float:
 
 @dataclass
 class Spread:
-    """Histogram of nonzero values by magnitude, an octave [2**(n-1), 2**n) a bin."""
+    """Histogram of nonzero values by magnitude; each bin is an octave [2**(n-1), 2**n)."""
 
     counts: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
     signal: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
@@ -68,13 +68,13 @@ class Spread:
 
     @classmethod
     def of(cls, values: Array, rounded: Array) -> "Spread":
-        """Return that of some values."""
+        """Return the histogram of some values."""
         spread = cls()
         spread.add(values, rounded)
         return spread
 
     def add(self, values: Array, rounded: Array) -> None:
-        """Add exact values and the rounded ones."""
+        """Add exact values and their rounded values."""
         values, rounded = values.ravel(), rounded.ravel()
         self.low = min(self.low, float(values.min(initial=math.inf)))
         self.high = max(self.high, float(values.max(initial=-math.inf)))
@@ -95,9 +95,9 @@ class Spread:
 
     @property
     def reach(self) -> float:
-        """The power of two that 99% of the values stay below; at least one value is above.
+        """The smallest power of two above 99% of the values, with at least one value beyond.
 
-        0 if no value is left below.
+        0 if no value lies below it.
         """
         octave = self._last
         return math.ldexp(1.0, octave - _MIDDLE) if octave >= 0 else 0.0
@@ -110,7 +110,7 @@ class Spread:
 
     @property
     def peaks(self) -> float:
-        """`peak` in units of `reach`; 0 where there is none."""
+        """The ratio of `peak` to `reach`; 0 if `reach` is 0."""
         return self.peak / self.reach if self.reach else 0.0
 
     @property
@@ -127,7 +127,7 @@ class Weight:
 
     Attributes:
         name, node, dtype, scales: see `RoundedWeight`.
-        channels: each output channel by itself.
+        channels: measurements of each output channel.
     """
 
     name: str
@@ -155,17 +155,16 @@ class Activation:
     """Measurements of a tensor that is rounded while the network runs.
 
     Attributes:
-        tensor: its name, its range, and the nodes around it.
-        network: FP32's values, and those of the quantized network.
-        layer: the same if only the layer that makes it is quantized, and takes FP32's values.
-        rounding: FP32's values, and the nearest levels.
-        clipped: of these errors, the power of those beyond the range; `beyond` counts such values.
-        kernels: the layer's outputs in float arithmetic, and those of the integer kernels, for the
-            same inputs: QDQ's definition against its execution.
-        off: values of `count` where these differ by more than `OFF_LEVELS` levels.
-        most_off: by how many levels at most.
-        parts: where the tensor joins others (Concat, Add): each of these by its name, and its
-            values in steps of this tensor's levels.
+        tensor: its name, its range, its producer and its consumers.
+        network: noise of the quantized network's values against FP32's.
+        layer: the same if only the producing layer is quantized, with FP32's values as inputs.
+        rounding: noise of the nearest levels against FP32's values.
+        clipped: the part of that noise from values beyond the range; `beyond` counts such values.
+        kernels: noise of the integer kernels against float arithmetic on the same integer inputs.
+        off: number of values, of `count`, where both differ by more than `OFF_LEVELS` levels.
+        most_off: the largest difference in levels.
+        parts: for a Concat or Add, by the name of each input: noise of rounding it with this
+            tensor's scale.
     """
 
     tensor: RoundedActivation
@@ -192,7 +191,7 @@ class Activation:
         self.count += fp32.size
 
     def add_layer(self, fp32: Array, layer: Array) -> None:
-        """Add values of FP32, and of the layer alone, given FP32's values."""
+        """Add values of FP32, and of the quantized layer with FP32's values as inputs."""
         self.layer.add(fp32, layer)
 
     def add_kernel(self, network: Array, kernel: Array) -> None:
@@ -209,21 +208,21 @@ class Activation:
 
     @property
     def rounding_db(self) -> float:
-        """SQNR of FP32's values and the nearest levels."""
+        """SQNR of rounding FP32's values to the nearest levels."""
         return to_db(float(self.spread.signal.sum()), float(self.spread.noise.sum()))
 
 
 @dataclass(frozen=True)
 class TensorMeasurements:
-    """All tensors of a network, in the order of the graph.
+    """The measurements of all tensors of a network, in graph order.
 
     Attributes:
-        arithmetic: the network's first output in FP32, and by QDQ's definition in float arithmetic;
-            logits if the network ends in a softmax.
-        kernels: the latter, and the output of the kernels that run.
-        fed: the magnitudes of the network's input in the held-out samples.
-        calibrated: the same in the calibration samples.
-        samples: how many held-out samples were run.
+        arithmetic: noise of the first output, computed from the QDQ graph in float arithmetic,
+            against FP32; of the logits if the network ends in a softmax.
+        kernels: noise of the executed kernels against that float arithmetic.
+        fed: the magnitudes of the network's input over the held-out samples.
+        calibrated: the same over the calibration samples.
+        samples: number of held-out samples.
     """
 
     weights: tuple[Weight, ...]
@@ -245,8 +244,9 @@ def measure(
     """Run both graphs on some of the held-out samples.
 
     Args:
-        quantized: in QDQ format.
-        calibration: the samples that calibrated; looked at, not run.
+        quantized: the quantized network in QDQ format.
+        calibration: the calibration samples; their values are read, but the network does not run on
+            them.
     """
     weights = qdq.rounded_weights(fp32.graph, quantized.graph)
     tensors = qdq.rounded_activations(fp32.graph, quantized.graph)
@@ -277,7 +277,7 @@ def _add_batch(
     beside: "_Sessions",
     batch: Array,
 ) -> None:
-    """Add a batch to the measurements; two of its four sets of tensors are held at once."""
+    """Add a batch to the measurements; at most two of its four sets of tensors are in memory."""
     wanted = beside.fp32(batch)
     _add(Activation.add_layer, activations, wanted, beside.layers(batch, wanted))
     for number, parts in joined.items():
@@ -294,14 +294,14 @@ def _add_batch(
 def _add(
     method: Callable[..., None], activations: Sequence[Activation], *sets: Sequence[Array]
 ) -> None:
-    """Call a method of each activation with its tensor of each set."""
+    """Call a method of each activation with its tensors from the sets."""
     for activation, *tensors in zip(activations, *sets, strict=True):
         for values in _blocks(*tensors):
             method(activation, *values)
 
 
 def _float_values(batch: Array) -> Iterator[Array]:
-    """Yield a batch's values, some at once; of records those of floats: tokens have no range."""
+    """Yield a batch's values in parts; of records, only float fields: tokens have no range."""
     fields = unpack(batch).values() if names_of(batch.dtype) else [batch]
     for values in fields:
         if values is batch or values.dtype.kind == "f":
@@ -309,14 +309,14 @@ def _float_values(batch: Array) -> Iterator[Array]:
 
 
 def _blocks(*tensors: Array) -> Iterator[list[Array]]:
-    """Yield the values of tensors of one shape side by side, `AT_ONCE` of each."""
+    """Yield the values of tensors of one shape in aligned parts of `AT_ONCE`."""
     flat = [tensor.ravel() for tensor in tensors]
     for start in range(0, flat[0].size, AT_ONCE):
         yield [values[start : start + AT_ONCE] for values in flat]
 
 
 class _Sessions:
-    """The sessions that are run beside each other; each returns the tensors in the same order."""
+    """The compared sessions; each returns the tensors in the same order."""
 
     def __init__(
         self,
@@ -345,22 +345,22 @@ class _Sessions:
         self._ends = [open_(ends[0]), open_(ends[1], optimized=False), open_(ends[1])]
 
     def fp32(self, batch: Array) -> list[Array]:
-        """Return FP32's values."""
+        """Return the values of FP32."""
         feeds = self._feed(batch)
         made = iter(self._fp32.run(None, feeds))
         return [feeds[name] if name in feeds else next(made) for name in self._names]
 
     def quantized(self, batch: Array) -> list[Array]:
-        """Return those of the quantized network, on integer kernels."""
+        """Return the values of the quantized network, on integer kernels."""
         return self._quantized.run(None, self._feed(batch))
 
     def layers(self, batch: Array, inputs: Sequence[Array]) -> list[Array]:
-        """Return the outputs of each layer for given inputs, in float arithmetic."""
+        """Return the outputs of each layer for these inputs, in float arithmetic."""
         feeds = self._feed(batch) | dict(zip(self._dequantized, inputs, strict=True))
         return self._layers.run(None, feeds)
 
     def outputs(self, batch: Array) -> list[Array]:
-        """Return the first output: of FP32, quantized in float arithmetic, and as it runs."""
+        """Return the first output of FP32, of QDQ in float arithmetic, and of the kernels."""
         return [session.run(None, self._feed(batch))[0] for session in self._ends]
 
     def _feed(self, batch: Array) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Outcomes of changed settings on held-out samples, beside the unchanged settings."""
+"""Outcomes of changed settings on held-out samples, compared with the unchanged settings."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,16 +17,17 @@ HELPS_DB = 1.0  # of the output's SQNR: less may be luck
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a variant of the run on the held-out samples.
+    """The result of one variant of the run on the held-out samples.
 
     Attributes:
         words: the change; empty for the unchanged settings.
         value: the task's metric.
         won: the gain in that metric over the unchanged settings, see `Metric.drop`.
-        sqnr_db: of the output; infinite if it equals FP32's.
+        sqnr_db: SQNR of the output; infinite if it equals FP32's.
         won_db: the gain in SQNR over the unchanged settings.
-        p_value: of the task's paired test between the two; None without such a test.
-        reason: why it could not be tried; empty if it was tried.
+        p_value: p-value of the task's paired test against the unchanged settings; None without such
+            a test.
+        reason: the reason if it could not be tried; else empty.
     """
 
     words: str
@@ -39,12 +40,12 @@ class Outcome:
 
     @property
     def helps(self) -> bool:
-        """Whether it wins back more SQNR, or more of the metric, than luck explains."""
+        """Whether it gains `HELPS_DB` of SQNR, or significantly improves the metric."""
         significant = self.p_value is not None and self.p_value < SIGNIFICANCE
         return self.won_db >= HELPS_DB or (significant and self.won > 0)
 
     def say(self, before: "Outcome", metric: Metric) -> str:
-        """Return the metric and the SQNR before and after the change, in words."""
+        """Return the metric and the SQNR before and after the change, as text."""
         return (
             f"{metric.title} {metric.show(before.value)} -> {metric.show(self.value)}, "
             f"SQNR {before.sqnr_db:.1f} -> {self.sqnr_db:.1f} dB"
@@ -77,7 +78,7 @@ def attempt(
 ) -> list[Outcome]:
     """Try each change alone; return the best first, those that could not be tried last.
 
-    Ranked by SQNR, in which a difference of a few samples does not count.
+    The SQNR ranks them, because a metric would depend on a few samples.
 
     Args:
         reference: the unchanged settings, compared with FP32.

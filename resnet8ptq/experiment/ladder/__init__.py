@@ -1,1 +1,1 @@
-"""Changes that help quantized networks, and the order in which they are tried."""
+"""Changes of settings that reduce the quantization loss, and the order of trying them."""

@@ -1,11 +1,11 @@
 """Configurations worth trying on this CPU, before any sweep; nothing is run or quantized.
 
-    resnet8ptq advise                       whatever the network is
+    resnet8ptq advise                       for any network
     resnet8ptq advise FILE                  for this network (or model.path=FILE)
 
-Which configurations to try, which are slow or may be wrong here, which are impossible, each with
-its reason and where it is known from; then the commands of sweeps. `model.path` takes what
-`resnet8ptq run model.path=` takes; `cache_dir=` keeps what it is converted to.
+Lists the configurations to try, and those that are slow, possibly wrong or impossible here, each
+with its reason and source. The commands of sweeps follow. `model.path` takes the same files as in
+`resnet8ptq run`; `cache_dir=` is the folder of converted networks.
 """
 
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ def main(words: list[str]) -> None:
 
     Raises:
         ConfigError: there is no such key.
-        ModelError: the network is missing, no model, unsafe, or nothing to quantize.
+        ModelError: the network is missing, not a model, unsafe, or has nothing to quantize.
     """
     settings = command.parse_words(words, Arguments, __doc__, plain="model.path")
     limits.check(settings)

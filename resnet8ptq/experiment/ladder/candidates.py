@@ -1,6 +1,6 @@
 """Configurations worth trying for a network on a CPU, from its flags and operators alone.
 
-Each candidate names its source. Figures are of the machine that docs/speed.md names.
+Each candidate names its source. Figures were measured on the machine of docs/speed.md.
 """
 
 import shlex
@@ -27,7 +27,7 @@ class Candidate:
     """A configuration with its verdict, the reason and the source.
 
     Attributes:
-        settings: as they are typed.
+        settings: the settings, as typed.
         verdict: `TRY`, `SLOW`, `WRONG` or `CANNOT`.
     """
 
@@ -41,8 +41,8 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Candi
     """Return the known configurations, those to try first.
 
     Args:
-        flags: of the CPU, see `machine.cpu`.
-        network: None: any.
+        flags: the CPU's flags, see `machine.cpu`.
+        network: None: any network.
     """
     order = (TRY, SLOW, WRONG, CANNOT)
     listed = [*_onnx(flags, network), *_dynamic(flags, network), *_torch(flags, network)]
@@ -195,7 +195,7 @@ def _in_float(backend: str, network: Summary | None) -> str:
 
 
 def describe_cpu(name: str, flags: Collection[str]) -> str:
-    """Return the CPU and its deciding features, in one line."""
+    """Return the CPU and its relevant features in one line."""
     if is_arm(flags):
         return f"{name}: ARM, {'dot product' if 'asimddp' in flags else 'no dot product'}"
     if not is_x86(flags):

@@ -1,4 +1,4 @@
-"""Changes of settings that may reduce the loss of quantization, each by its words."""
+"""Changes of settings that may reduce the quantization loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass, replace
@@ -25,7 +25,7 @@ class Change:
         return " ".join(self.settings)
 
     def apply(self, config: RunConfig) -> RunConfig:
-        """Return the changed settings; other calibration does not read `calib.table`."""
+        """Return the changed settings; a change of calibration drops `calib.table`."""
         for setting in self.settings:
             override = words.parse(setting)
             path = override.key_or_group.split(".")
@@ -36,7 +36,7 @@ class Change:
 
 
 def change(words: str) -> Change:
-    """Return the change of settings without spaces, typed in one line.
+    """Return the change for settings in one line, separated by spaces.
 
     >>> change("calib=mse per_channel=true").settings
     ('calib=mse', 'per_channel=true')
@@ -72,26 +72,26 @@ POOLS_IN_FLOAT = change("op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPoo
 
 
 def calibrate(method: str) -> Change:
-    """Return another way to choose ranges from the calibration samples."""
+    """Return the change to another calibration method."""
     return change(f"calib={method}")
 
 
 def calibrate_with(samples_per_class: int) -> Change:
-    """Return another number of calibration samples."""
+    """Return the change to another number of calibration samples."""
     return change(f"calib.samples_per_class={samples_per_class}")
 
 
 def leave_in_float(config: RunConfig, nodes: Sequence[str]) -> Change:
-    """Return more nodes that stay in float, beside those that do already."""
+    """Return the change that leaves more nodes in float."""
     every = list(dict.fromkeys([*config.nodes_to_exclude, *nodes]))
     return Change((f"nodes_to_exclude={words.as_list(every)}",))
 
 
 def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
-    """Return the changes that are worth a trial with any finding.
+    """Return the changes that are worth trying with any finding.
 
     Args:
-        worst: nodes of the layer that loses most by itself; none where no layer is known.
+        worst: nodes of the layer that loses most by itself; empty if unknown.
     """
     changes = [] if config.per_channel else [PER_CHANNEL]
     changes += [calibrate(name) for name in ("percentile", "minmax") if name != config.calib.name]
@@ -107,7 +107,7 @@ def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
 def correct(config: RunConfig) -> list[Change]:
     """Return the corrections to try if weights cost more than activations.
 
-    Nothing where each layer has one scale, or where rounding is learned already.
+    Empty with per-tensor scales, or if rounding is already learned.
     """
     learned = config.corrections.adaround or config.corrections.reconstruction
     return [BIAS, LEARN] if config.per_channel and not learned else []

@@ -1,7 +1,7 @@
-"""The ladder: from the steps that were tried to the ones that are next, without running anything.
+"""The ladder: chooses the next steps from the results of earlier ones; runs nothing itself.
 
-`next_steps` depends on its arguments alone, so that a ladder that was interrupted is climbed again
-from its finished runs.
+`next_steps` depends only on its arguments, so an interrupted ladder continues from its finished
+runs.
 """
 
 import json
@@ -39,10 +39,10 @@ class Asked:
     Attributes:
         goal: `fastest`: the first models that pass, by latency; `smallest`: by bytes, with fewer
             than 8 bits; `best`: the least loss.
-        backends: as chosen by `backend=`.
+        backends: the values of `backend=`.
         limit: the largest loss that passes, in the unit of the loss.
-        fixed: the user's settings by key, each as typed; no step changes them.
-        vnni: this CPU sums 8-bit products exactly.
+        fixed: the user's settings by key, as typed; no step changes them.
+        vnni: whether this CPU sums 8-bit products exactly.
     """
 
     goal: str
@@ -58,10 +58,10 @@ class Step:
 
     Attributes:
         rung: the kind of step.
-        settings: by key, each as typed; without those that the user has set.
-        why: the reason in one line.
-        words: the change against the best configuration so far, to print.
-        cost: expected time in units of the plain run.
+        settings: the step's settings by key, as typed, without the user's settings.
+        why: the reason for the step, in one line.
+        words: the change to the best configuration so far, to print.
+        cost: expected time, relative to the plain run.
     """
 
     backend: str
@@ -73,7 +73,7 @@ class Step:
 
     @property
     def overrides(self) -> list[str]:
-        """The settings of the step's job, beside those of the user."""
+        """The settings of the step's job, in addition to the user's."""
         return list(self.settings.values())
 
 
@@ -82,19 +82,19 @@ class Tried:
     """A step that has run, measured on the selection samples.
 
     Attributes:
-        status: ok, unsupported, failed or skipped; `reason` says why.
-        doubt: why FP32 itself is broken, and every verdict void; empty where it is not.
-        loss: against FP32, in the unit of the limit.
-        error: half of its 95% interval, 0 where unknown.
-        within: the loss is shown to be within the limit.
-        noise: distance of the outputs from FP32's: the criterion between models of equal loss.
-        properties, findings: of the job, see `rungs.Seen`; findings as JSON.
+        status: ok, unsupported, failed or skipped, with `reason`.
+        doubt: the reason if FP32 itself is broken, so that every verdict is void; else empty.
+        loss: loss against FP32, in the unit of the limit.
+        error: half of the loss's 95% interval; 0 if unknown.
+        within: whether the samples prove that the loss is within the limit.
+        noise: distance of the outputs from FP32's, the criterion between models of equal loss.
+        properties, findings: those that the job reported, see `rungs.Seen`; findings as JSON.
         classifies: see `rungs.Seen`.
         named: nodes that `nodes_to_exclude=auto` left in float.
-        seconds: of the job.
-        own_seconds: of its quantization and evaluation alone.
-        weights_db, activations_db: SQNR with only one of them rounded.
-        cut_short: the work that ended early for lack of time, to print.
+        seconds: seconds of the job.
+        own_seconds: seconds of its quantization and evaluation.
+        weights_db, activations_db: SQNR with only weights or only activations rounded.
+        cut_short: the work that the time limit cut short, to print.
         show_loss: returns a loss as text, in the unit of the metric.
     """
 
@@ -131,7 +131,7 @@ class Tried:
 
     @property
     def found(self) -> Step:
-        """The step, with the layers that its search has found by name: nothing searches again."""
+        """The step with the layers that its search found, so that the search does not run again."""
         if not self.searches:
             return self.step
         settings = {**self.step.settings, _EXCLUDE: f"{_EXCLUDE}={self.named or '[]'}"}
@@ -140,22 +140,22 @@ class Tried:
 
     @property
     def distance(self) -> float:
-        """The noise; more with layers in float, which cost speed and have to pay for it."""
+        """The noise, increased for layers in float because they cost speed."""
         in_float = self.found.settings.get(_EXCLUDE, f"{_EXCLUDE}=[]") != f"{_EXCLUDE}=[]"
         return SAME_NOISE * self.noise if in_float else self.noise
 
     @property
     def passes(self) -> bool:
-        """Whether the step has a model that is shown to be within the limit."""
+        """Whether the step has a model that is proven to be within the limit."""
         return self.measured and self.within
 
 
 def closest(tried: Sequence[Tried]) -> Tried:
-    """Return the model whose outputs are nearest to FP32's among those of the least loss.
+    """Return the model with the lowest noise among those with the smallest loss.
 
-    The loss of one model is known to half of its interval. Models whose loss is within that of the
-    least one are told apart by the noise, which varies far less from sample to sample; models of
-    about equal noise by their bytes. Layers in float have to lower the noise clearly.
+    The error of a loss is half of its interval. Among models whose loss is within the error of the
+    smallest loss, the noise decides, because it varies far less from sample to sample. Among models
+    of about equal noise, the smaller file wins. Layers in float must lower the noise clearly.
     """
     least = min(tried, key=lambda trial: trial.loss)
     near = [trial for trial in tried if trial.loss <= least.loss + least.error]
@@ -167,10 +167,10 @@ def closest(tried: Sequence[Tried]) -> Tried:
 
 
 def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
-    """Return the models in the order in which they are confirmed.
+    """Return the models in the order of confirmation.
 
-    First those that pass on the selection samples, by the goal. If none does, the closest to FP32,
-    then the next closest: these samples are too few, or all lose too much.
+    Models that pass on the selection samples come first, ordered by the goal. If none passes,
+    because the samples are too few or all models lose too much, the closest to FP32 come first.
     """
     left = [trial for trial in tried if trial.measured]
     passing = [trial for trial in left if trial.passes]
@@ -192,7 +192,7 @@ def _by_closeness(tried: Sequence[Tried]) -> list[Tried]:
 def next_steps(asked: Asked, tried: Sequence[Tried]) -> list[Step]:
     """Return the steps to run next, of each backend; empty at the end of the ladder.
 
-    No step mends an FP32 network that is in doubt.
+    No step fixes a broken FP32 network.
     """
     steps: list[Step] = []
     if any(trial.doubt for trial in tried):
@@ -213,7 +213,7 @@ def confirm(asked: Asked, step: Step) -> Step:
 
 
 def say(settings: Mapping[str, str]) -> str:
-    """Return settings in one line, without those of the ladder itself."""
+    """Return settings in one line, without the ladder's own settings."""
     hidden = ("backend", "evaluate.split", "latency.enabled")
     return " ".join(word for key, word in settings.items() if key not in hidden)
 
@@ -247,12 +247,12 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
 
 
 def _loses_nothing(asked: Asked, tried: Sequence[Tried]) -> bool:
-    """Whether no loss was measured, or half of the limit where the samples could show none.
+    """Whether no loss was measured, or at most half of the limit on too few samples.
 
-    No step makes samples decide that are too few; the confirmation has others. Then only steps are
-    tried that cost neither bytes nor speed: their noise tells them apart. But noise above the limit
-    is no luck of the samples (a rule of thumb: 100 samples showed no loss of outputs with a KL
-    divergence of 0.02, and 800 others a loss of 1.1 points).
+    No step can make too few samples decide; the confirmation uses others. Then the ladder tries
+    only steps that cost neither bytes nor speed, and compares them by noise. Noise above the limit
+    is not an effect of few samples (a rule of thumb: 100 samples showed no loss for a KL divergence
+    of 0.02, 800 others a loss of 1.1 points).
     """
     best = closest([trial for trial in tried if trial.measured])
     kept = best.loss <= 0 or (best.error >= asked.limit and best.loss <= asked.limit / 2)
@@ -260,7 +260,7 @@ def _loses_nothing(asked: Asked, tried: Sequence[Tried]) -> bool:
 
 
 def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
-    """Return properties and findings from all steps, and the settings from earlier ones."""
+    """Return the state of the ladder below the next rung; `before` determines the settings."""
     first = next(trial for trial in own if trial.measured)
     diagnosed = next((trial for trial in own if trial.step.rung == DIAGNOSIS), None)
     base = closest([trial for trial in before if trial.measured]).found
@@ -277,7 +277,7 @@ def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
 
 
 def _read_findings(text: str) -> tuple[tuple[str, Change], ...]:
-    """Return the first change that answers each finding; other ranges are tried anyway."""
+    """Return the first change for each finding, except other ranges, which are tried anyway."""
     pairs = []
     for finding in json.loads(text):
         for settings in finding["changes"][:1]:
@@ -294,7 +294,7 @@ def _costs_more(diagnosed: Tried) -> str:
 
 
 def _diagnose(own: Sequence[Tried]) -> list[Step]:
-    """Return the diagnosis of the first step; nothing if it has run, or no graph can be read."""
+    """Return the diagnosis of the first step; empty if it has run, or for other backends."""
     first = own[0].step
     if first.backend != "onnx" or any(trial.step.rung == DIAGNOSIS for trial in own):
         return []
@@ -309,7 +309,7 @@ def _diagnose(own: Sequence[Tried]) -> list[Step]:
 def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     """Return a budget of bytes between the smallest model that passes and the largest that fails.
 
-    The bits of each layer follow from the budget; rounding is learned.
+    The budget determines the bits of each layer; rounding is learned.
     """
     eight = [trial for trial in own if trial.passes and trial.step.rung != FEWER_BITS]
     backend = own[0].step.backend
@@ -340,7 +340,7 @@ def _budget(step: Step) -> float:
 
 
 def _base(asked: Asked, backend: str) -> dict[str, str]:
-    """Return the settings of every trial: it runs the selection samples only."""
+    """Return the settings of every trial, which runs on the selection samples only."""
     settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
     compares = asked.goal == "fastest" and len(asked.backends) > 1  # latencies
     if not compares and "latency.enabled" not in asked.fixed:
@@ -358,7 +358,7 @@ def _step(asked: Asked, base: Mapping[str, str], rung: str, proposal: Proposal) 
 
 
 def _is_fixed(asked: Asked, proposal: Proposal) -> bool:
-    """Whether the user has set the main setting of a proposal, which is its first."""
+    """Whether the user has set the first setting of a proposal, its main one."""
     return words.parse(proposal.change.settings[0]).key_or_group in asked.fixed
 
 

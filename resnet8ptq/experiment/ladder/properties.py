@@ -11,7 +11,7 @@ _POOLS = {"GlobalAveragePool", "AveragePool", "ReduceMean"}
 
 
 def find_properties(graph: onnx.GraphProto) -> list[str]:
-    """Return the properties of a converted network that the ladder has steps for."""
+    """Return the properties of a converted network for which the ladder has steps."""
     operators = {node.op_type for node in graph.node}
     attention = bool(find_attention(graph))
     present = {

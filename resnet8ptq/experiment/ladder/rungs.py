@@ -1,8 +1,8 @@
 """The steps of the ladder in their order, each with the reason to try it.
 
 The first rung of each backend is its plain 8-bit configuration. Each later rung changes the best
-configuration of the rungs before it. Costs are times in units of the plain run, for a first guess:
-studies/ship.md.
+configuration of the rungs before it. Costs are first guesses of the time, relative to the plain
+run: studies/ship.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ class Seen:
     """The state of the ladder below a rung.
 
     Attributes:
-        backend: as chosen by `backend=`.
-        vnni: this CPU sums 8-bit products exactly.
-        properties: of the network, see `properties`.
-        settings: of the best configuration so far and of the user, by key.
-        findings: the changes that answer the findings of a diagnosis, by the finding's name.
-        costs_more: `WEIGHTS` or `ACTIVATIONS`; empty where unknown, or where both cost alike.
+        backend: the value of `backend=`.
+        vnni: whether this CPU sums 8-bit products exactly.
+        properties: properties of the network, see `properties`.
+        settings: settings of the user and of the best configuration so far, by key.
+        findings: the changes against the findings of a diagnosis, by the finding's name.
+        costs_more: `WEIGHTS` or `ACTIVATIONS`; empty if unknown, or if both cost about the same.
         limit: the largest loss.
-        classifies: the samples have classes as labels.
+        classifies: whether the labels are classes.
     """
 
     backend: str
@@ -57,7 +57,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A change to try, and why."""
+    """A change to try, and the reason."""
 
     change: Change
     why: str
@@ -70,8 +70,8 @@ Rung = Callable[[Seen], Iterator[Proposal]]
 def start(seen: Seen) -> Change:
     """Return the plain 8-bit configuration of a backend on this CPU, per channel.
 
-    As of `experiment=flagship_quick`, but with 8-bit weights where their sums do not saturate; with
-    `dtype=w8a16` as of `experiment=npu`.
+    It is `experiment=flagship_quick`, with 8-bit weights if their sums do not saturate; with
+    `dtype=w8a16`, `experiment=npu`.
     """
     narrow = () if seen.vnni else ("reduce_range=true",)
     plain = ("calib=minmax", "per_channel=true")
@@ -96,14 +96,14 @@ def calibrations(seen: Seen) -> Iterator[Proposal]:
 
 
 def operators(seen: Seen) -> Iterator[Proposal]:
-    """Operators in float, by properties of the network."""
+    """Operators in float, for networks with certain properties."""
     if seen.backend in ONNX_GRAPHS and seen.has(POOLS) and not seen.is_wide:
         why = "an average pool takes the range of its input, which is too large for its output"
         yield Proposal(changes.POOLS_IN_FLOAT, why)
 
 
 def answers(seen: Seen) -> Iterator[Proposal]:
-    """The changes that answer the findings of the diagnosis."""
+    """The changes against the findings of the diagnosis."""
     for name, answer in seen.findings:
         yield Proposal(answer, f"the diagnosis found: {name}")
 
@@ -120,7 +120,7 @@ def quick_corrections(seen: Seen) -> Iterator[Proposal]:
 
 
 def float_layers(seen: Seen) -> Iterator[Proposal]:
-    """As few layers in float as half of the limit needs."""
+    """The fewest layers in float that keep half of the limit."""
     auto = change(f"nodes_to_exclude=auto max_drop={seen.limit / 2:g}")
     why = "the layers that add most noise may suffice: as few as possible in float"
     if seen.costs_more == ACTIVATIONS:
@@ -142,7 +142,7 @@ def learned_blocks(seen: Seen) -> Iterator[Proposal]:
 
 
 def weights_alone(seen: Seen) -> Iterator[Proposal]:
-    """Weights in blocks, activations in float: for matrix products."""
+    """Weights in blocks, activations in float, for matrix products."""
     if seen.backend == "onnx" and seen.has(ATTENTION):
         for dtype in ("w4", "w8"):
             words = f"method=weight_only dtype={dtype} format=null"
@@ -153,8 +153,8 @@ def weights_alone(seen: Seen) -> Iterator[Proposal]:
 def wide_activations(seen: Seen) -> Iterator[Proposal]:
     """16-bit activations, on TFLite's integer kernels; its converter takes no corrections then.
 
-    In ONNX files this CPU computes them in float, so that they are a step only for a user who asks
-    for an NPU by `dtype=w8a16`.
+    In ONNX files this CPU computes them in float, so they are a step only if the user sets
+    `dtype=w8a16` for an NPU.
     """
     if seen.backend == "tflite" and not seen.is_wide:
         words = ("dtype=w8a16", "calib=minmax", *_without_corrections(seen))
@@ -163,7 +163,7 @@ def wide_activations(seen: Seen) -> Iterator[Proposal]:
 
 
 def fine_tuning(seen: Seen) -> Iterator[Proposal]:
-    """Training with fake quantization, towards FP32's outputs, from the trained weights."""
+    """Fine-tuning with fake quantization, distilled from FP32."""
     weights_alone = seen.is_set("method", "weight_only")
     if seen.classifies and not (seen.is_wide or weights_alone):
         words = ("method=qat", *_without_corrections(seen))
@@ -180,8 +180,9 @@ def _without_corrections(seen: Seen) -> list[str]:
 def order(seen: Seen, goal: str) -> Sequence[Rung]:
     """Return the rungs above the first one, the cheap ones first.
 
-    Learned rounding comes before layers in float, unless the activations cost more: no rounding of
-    weights wins that back. SiLU's activations do, so that layers come before the diagnosis there.
+    Learned rounding comes before layers in float, unless the activations cost more: rounding of
+    weights cannot win that back. In networks with SiLU they do, so layers in float come before the
+    diagnosis there.
     """
     middle: list[Rung] = [answers, quick_corrections]
     if seen.has(SILU):

@@ -2,10 +2,9 @@
 
 As in Cai et al., "ZeroQ: A Novel Zero Shot Quantization Framework", CVPR 2020, section 3.2: the
 error of the output with one layer rounded is measured, and the errors are assumed to add up. If
-rounding will be learned, it is learned for the measurement too. Of the plans that no other one
-beats in both error and bytes, the largest within `max_bytes` is taken, or the smallest within
-`max_drop`; both are found by quantizing. Everything is measured on training images that did not
-calibrate.
+rounding will be learned, it is learned for the measurement too. Of the Pareto-optimal plans in
+error and bytes, the largest within `max_bytes` is chosen, or the smallest within `max_drop`; both
+are found by quantizing. Everything is measured on training images that did not calibrate.
 """
 
 import copy
@@ -41,8 +40,8 @@ class Option:
     """One layer's weights in a number of bits.
 
     Attributes:
-        error: squared error of the outputs with this layer alone rounded, relative to their power.
-        saved_bytes: beside 8 bits, by the weights alone; below 0 in float.
+        error: squared error of the outputs with only this layer rounded, relative to their power.
+        saved_bytes: bytes saved by the weights against 8 bits; negative for float.
     """
 
     layer: str
@@ -57,7 +56,7 @@ class TriedPlan:
 
     Attributes:
         p: one-sided p-value of "the drop is at the limit or above".
-        samples: number of scored samples: a try stops when its test is decided.
+        samples: number of scored samples; a trial stops when its test is decided.
     """
 
     bits: Bits
@@ -76,11 +75,11 @@ def measure_options(
     """Return the error and the saved bytes of each layer in each of the `widths`.
 
     Args:
-        path: of the FP32 network.
-        setting: its images are those to measure on.
-        widths: bits that the backend's files hold; `FLOAT_BITS`: the layer stays in float.
-        learned: weights that nearest rounding takes to learned levels; others are rounded as they
-            are.
+        path: file of the FP32 network.
+        setting: settings of corrections, with the images to measure on.
+        widths: weight bits that the backend supports; `FLOAT_BITS`: the layer stays in float.
+        learned: weights that nearest rounding maps to learned levels; all others are rounded
+            directly.
     """
     proto = onnx.load(path)
     end_at_logits(proto)
@@ -112,7 +111,7 @@ def measure_options(
 
 
 class _Runs:
-    """Batches and a network's outputs, kept as far as a step's budget goes."""
+    """Batches and a network's outputs, kept within a step's memory budget."""
 
     def __init__(self, run: Runner, batches: Batches) -> None:
         self._run, self._batches = run, batches
@@ -134,12 +133,12 @@ class _Runs:
 
 
 def find_plans(options: Sequence[Option]) -> list[Bits]:
-    """Return the plans that no other one beats in both error and bytes: the most bits first.
+    """Return the Pareto-optimal plans in error and bytes, the most bits first.
 
-    Without the one that leaves all layers in float, which quantizes nothing.
+    The plan with all layers in float is left out, because it quantizes nothing.
 
-    Layer by layer, of partial plans that save about the same (`_STEPS` classes of bytes) the one
-    with the least error is kept.
+    Plans are built layer by layer. Of partial plans that save about the same bytes (`_STEPS`
+    classes), the one with the smallest error is kept.
     """
     by_layer: dict[str, list[Option]] = {}
     for option in options:
@@ -166,7 +165,7 @@ def find_plans(options: Sequence[Option]) -> list[Bits]:
 def _undominated(
     plans: Iterable[tuple[int, float, dict[str, int]]],
 ) -> list[tuple[int, float, dict[str, int]]]:
-    """Return the partial plans that no other beats in bytes and error, by bytes saved."""
+    """Return the Pareto-optimal partial plans in bytes and error, by bytes saved."""
     kept: list[tuple[int, float, dict[str, int]]] = []
     least = math.inf
     for plan in sorted(plans, key=lambda plan: (-plan[0], plan[1])):
@@ -177,7 +176,7 @@ def _undominated(
 
 
 def level_of(plans: Sequence[Bits]) -> float:
-    """Return the level of each test of a search, which halves the plans (Bonferroni)."""
+    """Return the level of each test of a binary search over the plans (Bonferroni)."""
     return SIGNIFICANCE / (1 + math.ceil(math.log2(max(len(plans), 2))))
 
 
@@ -188,17 +187,18 @@ def choose(
     max_drop: float | None,
     level: float | None = None,
 ) -> TriedPlan:
-    """Return the first plan within `max_bytes`, or the last within `max_drop`, as it was tried.
+    """Return the first plan within `max_bytes`, or the last within `max_drop`, with its result.
 
-    Plans are taken to shrink, and their drops to grow, in their order.
+    Assumes that plans shrink, and their drops grow, in their order.
 
     Args:
         plans: see `find_plans`.
         attempt: quantizes by a plan, and measures it.
-        level: of a test that the drop is within `max_drop`; None: as measured.
+        level: level of the test that the drop is within `max_drop`; None: the measured drop
+            decides.
 
     Raises:
-        ConfigError: none is; names the least that was found.
+        ConfigError: no plan is within the limit; names the smallest value found.
     """
     tried: dict[int, TriedPlan] = {}
 

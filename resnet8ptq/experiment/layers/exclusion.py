@@ -1,7 +1,7 @@
 """The choice of nodes to leave in float: as few as keep the task's metric within `max_drop`.
 
-Made on training images that did not calibrate, never on test images. Accuracy is the expected one
-with ties at the top broken at random, so that ties do not decide between layers.
+The choice uses training images that did not calibrate, never test images. It uses the expected
+accuracy with random tie-breaking, so that ties do not decide between layers.
 """
 
 import logging
@@ -54,11 +54,11 @@ class Exclusion:
     """The chosen nodes, their cost against all layers quantized, and the trials.
 
     Attributes:
-        nodes: left in float, those with most noise first; for `nodes_to_exclude`.
-        steps: every model that was tried, in order; the first has all layers quantized.
-        seconds: of the search.
-        excluded_ms: median latency at batch 1 minus that of all layers quantized; None where it
-            was not measured.
+        nodes: nodes to leave in float, the noisiest first; for `nodes_to_exclude`.
+        steps: all trials, in order; the first has all layers quantized.
+        seconds: seconds of the search.
+        excluded_ms: median latency at batch 1 minus that with all layers quantized; None if not
+            measured.
     """
 
     nodes: list[str]
@@ -73,7 +73,7 @@ class Exclusion:
 
     @property
     def excluded_bytes(self) -> int:
-        """Size of the file minus that of all layers quantized."""
+        """Size of the file minus that with all layers quantized."""
         return self.chosen.size_bytes - self.steps[0].size_bytes
 
     def to_metrics(self) -> dict[str, float]:
@@ -88,7 +88,7 @@ class Exclusion:
         return {key: float(value) for key, value in metrics.items() if value is not None}
 
     def to_params(self) -> dict[str, str]:
-        """Return the choice as `nodes_to_exclude` takes it on the command line."""
+        """Return the choice in the form of `nodes_to_exclude` on the command line."""
         return {"excluded_nodes": words.as_list(self.nodes)}
 
     def summary(self) -> str:
@@ -113,19 +113,19 @@ def choose(
     ranges: Ranges | None = None,
     correct: Correct | None = None,
 ) -> Exclusion:
-    """Leave the layers that add most noise in float until the drop is within `max_drop`.
+    """Leave the noisiest layers in float until the drop is within `max_drop`.
 
-    Writes `exclusion.csv` into `folder`, also where the search fails. Where no choice keeps
-    `max_drop`, the one with the smallest drop is taken, with a warning.
+    Writes `exclusion.csv` into `folder`, even if the search fails. If no choice keeps `max_drop`,
+    the one with the smallest drop is taken, with a warning.
 
     Args:
-        config: with `nodes_to_exclude: auto` and a quantized dtype.
-        samples: the tuning samples decide.
-        network: to quantize: the FP32 network, or a corrected one.
-        folder: the run's own, existing.
+        config: settings with `nodes_to_exclude: auto` and a quantized dtype.
+        samples: the samples; the tuning samples decide.
+        network: the network to quantize: the FP32 network, or a corrected one.
+        folder: the run's existing folder.
         ranges: see `contract.Quantizer.quantize`.
-        correct: corrects the FP32 network without the layers that a trial leaves in float, which
-            keep their own weights; None: every trial takes `network`.
+        correct: corrects the FP32 network, except the layers that a trial leaves in float; None:
+            every trial takes `network`.
     """
     start = time.perf_counter()
     config = replace(config, nodes_to_exclude=[])
@@ -150,43 +150,43 @@ def choose(
             exclusion = replace(exclusion, excluded_ms=variants.time(exclusion))
     log.info("nodes_to_exclude=auto: %s", exclusion.summary())
     if exclusion.chosen.p > LEVEL:
-        warn_of_luck("nodes_to_exclude=auto", "max_drop", config.max_drop)
+        warn_of_unproven("nodes_to_exclude=auto", "max_drop", config.max_drop)
     return exclusion
 
 
 def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
-    """Return whether the samples could show the limit for a model equal to FP32."""
+    """Return whether the samples suffice to prove the limit for a model equal to FP32."""
     values = fp32.per_sample
     margin = values.margin(values, task.metric, max_drop, fp32.total)
     return margin.p_within <= level or math.isinf(margin.correction)
 
 
-def warn_of_luck(choice: str, key: str, limit: float) -> None:
-    """Warn that a choice keeps its limit as measured only."""
+def warn_of_unproven(choice: str, key: str, limit: float) -> None:
+    """Warn that a choice keeps its limit only as measured."""
     log.warning(
-        "%s: the held-out samples show for no choice, with 95%% confidence, that it loses at most "
-        "%s=%g; this one is chosen by its measured loss, and may lose more on other samples; a "
-        "larger %s or held_out_images helps",
+        "%s: the held-out samples prove for no choice that it loses at most %s=%g; this one is "
+        "chosen by its measured loss, and may lose more on other samples; try a larger %s or "
+        "held_out_images",
         *(choice, key, limit, key),
     )
 
 
 def warn_of_perfection(task: Task, fp32: Scores) -> None:
-    """Warn where FP32 is right on every held-out image."""
+    """Warn if FP32 is right on every held-out image."""
     if {task.metric.name: fp32.value, **fp32.more()}.get("accuracy") == 1:
         log.warning(
             "nodes_to_exclude=auto: FP32 is right on all %d held-out images: it was probably "
-            "trained on them, and they say little about what quantization costs on others",
+            "trained on them, so quantization may cost more on other images",
             fp32.total,
         )
 
 
 @dataclass(frozen=True)
 class _Variants:
-    """Variants of one run; the files stay until the search is over.
+    """Quantizes variants of one run; their files stay until the search ends.
 
     Attributes:
-        level: of the test that accepts a variant; None: the measured drop decides.
+        level: level of the test that accepts a variant; None: the measured drop decides.
         correct: see `choose`.
     """
 
@@ -215,14 +215,14 @@ class _Variants:
         return Trial(nodes, tried.value, tried.drop, size, path, tried.p, tried.samples)
 
     def rank(self) -> Groups:
-        """Return the nodes in groups, the one that adds most noise first; never all layers."""
+        """Return the nodes in groups, the noisiest first; never all layers."""
         groups = self._by_noise() if self.config.method in _STATIC else self._by_layer()
         graph = onnx.load(self.network.onnx_path).graph
         layers = {n.name for n in find_quantized_layers(graph, Selection.of(self.config)).values()}
         return [g for k, g in enumerate(groups) if not layers <= set(join(groups[: k + 1]))]
 
     def _by_noise(self) -> Groups:
-        """Rank by the noise of each tensor, in a QDQ file of ONNX Runtime, for any backend."""
+        """Rank by the noise of each tensor in a QDQ file of ONNX Runtime, for any backend."""
         config, runtime = self.config, self.evaluator.runtime
         if config.backend.name != "onnx":
             calib = find_method(config.calib.name).choose and config.calib
@@ -246,7 +246,7 @@ class _Variants:
         return [[layer.node] for layer in layers.rank()]
 
     def time(self, exclusion: Exclusion) -> float | None:
-        """Return `excluded_ms`; None where the artifact only simulates integer kernels."""
+        """Return `excluded_ms`; None if the artifact only simulates integer kernels."""
         runtime = self.evaluator.runtime
         if make_quantizer(self.config, runtime).resolve().execution == "simulated":
             return None

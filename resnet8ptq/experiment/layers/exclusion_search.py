@@ -1,11 +1,12 @@
-"""The search for few nodes in float that keep `max_drop`.
+"""The search for the fewest nodes in float that keep `max_drop`.
 
 The sources of noise are known in order (`noise`). So 1, 2, 4, ... of them are left in float until
-the drop is small enough; then fewer are tried. By a test, if the samples suffice: the drop of a
-choice that is accepted is shown to be within `max_drop`. A measured drop within it shows nothing:
-of ten choices that all lose more, the luckiest is within it. Otherwise by the measured drop.
+the drop is small enough; then fewer are tried. If the samples suffice, a test decides, and proves
+that the accepted drop is within `max_drop`. The measured drop alone would prove nothing: of ten
+choices that all lose more, one often measures less by chance. If the samples do not suffice, the
+measured drop decides.
 
-Knows nothing of models: a function of the caller measures a choice of nodes.
+This module does not load models: a function of the caller measures a choice of nodes.
 """
 
 import logging
@@ -26,15 +27,15 @@ TESTS = len(COUNTS) + 3  # that decide: none in float, `COUNTS`, two that end at
 
 @dataclass(frozen=True)
 class Trial:
-    """One model that was tried.
+    """One choice of nodes, with its measurements.
 
     Attributes:
-        nodes: left in float, by ONNX name.
-        value: the task's metric on the held-out images, without the luck of ties.
-        drop: how much worse than the FP32 network's that is, see `Metric.drop`.
-        size_bytes, path: of its file.
+        nodes: nodes left in float, by ONNX name.
+        value: the tie-adjusted metric on the held-out images.
+        drop: its loss against the FP32 network, see `Metric.drop`.
+        size_bytes, path: size and path of its file.
         p: one-sided p-value of "the drop is at `max_drop` or above".
-        samples: number of scored samples: a trial stops when its test is decided.
+        samples: number of scored samples; a trial stops when its test is decided.
     """
 
     nodes: tuple[str, ...]
@@ -79,11 +80,11 @@ def select(
     """Return the nodes to leave in float.
 
     Args:
-        rank: returns the groups; called only where it is needed.
-        level: of each test; None: by the measured drop.
-        deadline: no more is tried after it.
+        rank: returns the groups; called only if needed.
+        level: level of each test; None: the measured drop decides.
+        deadline: no trial starts after it.
 
-    Where no choice keeps `max_drop`, the one with the smallest drop is taken, with a warning.
+    If no choice keeps `max_drop`, the one with the smallest drop is taken, with a warning.
     """
 
     def measured(trial: Trial) -> bool:
@@ -117,8 +118,8 @@ def select(
             f"search for layers in float: {len(trials.steps)} trials, none is within max_drop"
         )
     log.warning(
-        "max_drop: got %g, takes at least %.5f here: the smallest drop on held-out images of all "
-        "that was tried, with %s in float; it is taken; without any it is %.5f",
+        "max_drop: got %g, but the smallest drop in the trials is %.5f on the held-out images, "
+        "with %s in float; this choice is used; with all layers quantized the drop is %.5f",
         *(max_drop, best.drop, words.as_list(best.nodes), first.drop),
     )
     return list(best.nodes)
@@ -130,10 +131,10 @@ def join(groups: Groups) -> list[str]:
 
 
 def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
-    """Return the first number of groups that is accepted, and not needed in part; else none.
+    """Return the first groups, in growing numbers, that are accepted; empty if none are.
 
     Args:
-        perfect: whether nothing is lost: then more in float gain nothing.
+        perfect: whether a trial lost nothing, so that more nodes in float cannot help.
     """
     counts = list(dict.fromkeys(min(count, len(groups)) for count in COUNTS if groups))
     steps = list(zip([0, *counts], counts, strict=False))
@@ -146,10 +147,9 @@ def _double(groups: Groups, keeps: Keeps, perfect: Keeps) -> Groups:
 
 
 def _shorten(groups: Groups, low: int, count: int, keeps: Keeps) -> Groups:
-    """Halve the distance to `low`, which was refused, until the first refusal.
+    """Halve the distance to the refused number `low`, until the first refusal.
 
-    In this order a wrong acceptance takes one wrong test, however many are made (fixed-sequence
-    testing).
+    With this order, the error of the whole sequence is that of one test (fixed-sequence testing).
     """
     while count - low > 1 and keeps(groups[: (low + count) // 2]):
         count = (low + count) // 2
@@ -157,7 +157,7 @@ def _shorten(groups: Groups, low: int, count: int, keeps: Keeps) -> Groups:
 
 
 def _take_back(groups: Groups, keeps: Keeps) -> Groups:
-    """Quantize groups again, the one with the least noise first, until the first refusal."""
+    """Quantize groups again, the least noisy first, until the first refusal."""
     kept = list(groups)
     for group in reversed(groups):
         rest = [other for other in kept if other is not group]
@@ -168,7 +168,7 @@ def _take_back(groups: Groups, keeps: Keeps) -> Groups:
 
 
 def to_csv(steps: Sequence[Trial], metric: str) -> str:
-    """Return one line a trial, in order; the metric of that name is of the held-out images."""
+    """Return one line for each trial, in order; the metric is measured on the held-out images."""
     rows: list[list[object]] = [
         ["step", "nodes_in_float", metric, "drop", "p", "samples", "size_bytes", "nodes"]
     ]

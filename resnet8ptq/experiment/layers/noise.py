@@ -1,7 +1,7 @@
 """The noise that each rounded tensor adds to a network's output, estimated from one quantized file.
 
-FP32 runs with some tensors rounded as the file rounds them. The group that adds most noise is
-halved until it is one source: dozens of runs of a few samples, for any number of layers.
+FP32 runs with some tensors rounded as in the file. The noisiest group is halved until it is a
+single source. This takes dozens of runs on a few samples, for any number of layers.
 """
 
 import heapq
@@ -30,11 +30,11 @@ _SAME_LEVELS = {
 
 @dataclass(frozen=True)
 class Source:
-    """Tensors that are rounded, or not, together.
+    """Tensors that can only be rounded together.
 
     Attributes:
-        nodes: all of these in float leave the tensors in float.
-        noise: added to the output, relative to its power.
+        nodes: the tensors stay in float if all these nodes do.
+        noise: noise added to the output, relative to its power.
     """
 
     nodes: tuple[str, ...]
@@ -50,12 +50,12 @@ def rank(
     samples: Split,
     threads: int,
 ) -> list[Source]:
-    """Return the sources of noise, the one that adds most first.
+    """Return the sources of noise, the noisiest first.
 
     Args:
-        fp32: the network that was quantized.
-        quantized: in QDQ format.
-        in_float: nodes that stay in float anyway.
+        fp32: the network before quantization.
+        quantized: the quantized network in QDQ format.
+        in_float: nodes that are in float already.
     """
     fp32 = onnx.ModelProto.FromString(fp32.SerializeToString())
     end_at_logits(fp32)
@@ -90,9 +90,9 @@ def find_sources(
 def halve(
     sources: Sequence[Source], measure: Callable[[Sequence[Source]], float], runs: int = RUNS
 ) -> list[tuple[float, Sequence[Source]]]:
-    """Return the sources in groups, each with its noise; the one with most for a source first.
+    """Return groups of sources with their noise; the highest noise per source first.
 
-    The group with the most noise is halved, while `runs` last.
+    The noisiest group is halved repeatedly, with at most `runs` measurements.
     """
     if not sources:
         return []
@@ -123,7 +123,7 @@ def _join(sources: Sequence[Source], noise: float = 0.0) -> Source:
 def _measurer(
     fp32: onnx.ModelProto, samples: Split, threads: int
 ) -> Callable[[Sequence[Source]], float]:
-    """Return a function from sources to their noise: the outputs' errors, each by its power."""
+    """Return a function from sources to their noise: the outputs' relative squared errors."""
     names = [value.name for value in fp32.graph.input]
     batches = list(samples.batches(1))
 

@@ -1,4 +1,4 @@
-"""The results of a sensitivity analysis: each layer's, and their ranking."""
+"""The results of a sensitivity analysis: the layers and their ranking."""
 
 import math
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from resnet8ptq.tasks.contract import Metric
 
 @dataclass(frozen=True)
 class Layer:
-    """The result with one layer alone quantized, or alone in float.
+    """The result with only one layer quantized, or only one layer in float.
 
     Attributes:
-        name: short; `node` is the name in the ONNX graph, for `nodes_to_exclude`.
-        sqnr_db: of the output, over all images; see `tasks.distortion`.
+        name: the short name; `node` is the name in the ONNX graph, for `nodes_to_exclude`.
+        sqnr_db: SQNR of the output over all images; see `tasks.distortion`.
         value: the task's metric.
         lost: the loss of `value` against FP32, see `Metric.drop`.
         saved_bytes: the FP32 artifact's size minus this one's.
@@ -34,13 +34,13 @@ class SensitivityResult(RunResult):
     """The layers, most sensitive first.
 
     Attributes:
-        layers: lowest SQNR first with one layer quantized; with one in float, highest first,
-            since that layer harms most.
-        metric: of the task.
+        layers: with one layer quantized, lowest SQNR first; with one in float, highest first,
+            because that layer harms most.
+        metric: the task's metric.
         whole: the same metrics with every layer quantized.
-        output: the output of the SQNR: `logits`, `probabilities` or `values`.
+        output: the kind of outputs of the SQNR: `logits`, `probabilities` or `values`.
         images: number of held-out images.
-        fp32_value, fp32_size_bytes: of the same network in FP32, in the same framework.
+        fp32_value, fp32_size_bytes: metric and size of FP32 in the same framework.
     """
 
     mode: str = ""

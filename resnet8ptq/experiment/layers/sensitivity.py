@@ -1,6 +1,7 @@
 """Layer sensitivity: how the output changes when one layer, or all but one, is quantized.
 
-Measured on training samples that did not calibrate, never on test samples: layers are chosen by it.
+Measured on training samples that did not calibrate, never on test samples, because it serves to
+choose layers.
 """
 
 import math
@@ -52,14 +53,14 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
 
 
 def vary(config: RunConfig, node: str) -> RunConfig:
-    """Return the settings that quantize this layer alone, or leave it alone in float."""
+    """Return the settings that quantize only this layer, or leave only this layer in float."""
     if config.analysis.mode == "one_at_a_time":
         return replace(config, nodes_to_quantize=[node])
     return replace(config, nodes_to_exclude=[node])
 
 
 def cut_softmax(network: Fp32Model, path: Path) -> Fp32Model:
-    """Return the network up to its logits, written to `path`; as it is without a final softmax."""
+    """Write the network without its final softmax to `path`; return it unchanged if it has none."""
     proto = onnx.load(network.onnx_path)
     if not end_at_logits(proto):
         return network
@@ -73,11 +74,11 @@ class Layers:
     """Quantizes the layers of a network that ends at its logits, one by one.
 
     Attributes:
-        config: `analysis.mode` says whether one layer is quantized, or all but one.
-        evaluator: of the FP32 network, cut.
-        network: to quantize, cut.
-        samples: the tuning samples are measured.
-        scratch: artifacts land there.
+        config: settings; `analysis.mode` sets whether one layer is quantized, or all but one.
+        evaluator: evaluator of the FP32 network without softmax.
+        network: the network to quantize, without softmax.
+        samples: the samples; the tuning samples are measured.
+        scratch: folder of the artifacts.
         ranges: see `contract.Quantizer.quantize`.
     """
 
@@ -98,7 +99,7 @@ class Layers:
         scratch: Path,
         ranges: Ranges | None = None,
     ) -> Self:
-        """Cut the FP32 network of `evaluator`, and `network` where it is another one."""
+        """Cut the softmax from the FP32 network of `evaluator`, and from `network` if different."""
         fp32 = cut_softmax(evaluator.network, scratch / "fp32_logits.onnx")
         same = network is evaluator.network
         cut = fp32 if same else cut_softmax(network, scratch / "logits.onnx")
@@ -110,8 +111,8 @@ class Layers:
     def nodes(self) -> dict[str, str]:
         """The layers' nodes in the ONNX graph, by short name.
 
-        Products of attention are layers too. `+analysis=sensitivity` quantizes each alone, also
-        those that `attention=weights` leaves in float.
+        They include attention's products. `+analysis=sensitivity` also quantizes those that
+        `attention=weights` leaves in float.
         """
         graph, selection = onnx.load(self.network.onnx_path).graph, Selection.of(self.config)
         wider, analysis = selection, self.config.analysis
@@ -143,7 +144,7 @@ class Layers:
         )
 
     def rank(self) -> list[Layer]:
-        """Quantize each layer alone, or leave it alone in float; the most sensitive comes first."""
+        """Quantize each layer alone, or all others; return the most sensitive first."""
         layers = [
             self._measure(vary(self.config, node), name, node)
             for name, node in track(self.nodes.items(), "Quantizing layer by layer", "layers")

@@ -18,7 +18,7 @@ from resnet8ptq.tasks.contract import Metric
 
 
 def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
-    """Write `config.yaml`, `sensitivity.csv` and `sensitivity.png`, each whole or not at all."""
+    """Write `config.yaml`, `sensitivity.csv` and `sensitivity.png`, each atomically."""
     save_config(config, folder / CONFIG_FILE)
     files.write_text(folder / "sensitivity.csv", to_csv(result))
     assert result.whole is not None  # only measured analyses come here
@@ -36,7 +36,7 @@ def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
 
 
 def to_csv(result: SensitivityResult) -> str:
-    """Return one line a layer, most sensitive first; sizes in bytes."""
+    """Return one line for each layer, most sensitive first; sizes in bytes."""
     name, sqnr = result.metric.name, f"{result.output}_sqnr_db"
     rows: list[list[object]] = [
         ["rank", "layer", "node", sqnr, f"{name}_lost", name, "size_bytes", "saved_bytes", "images"]
@@ -105,9 +105,9 @@ def draw(
     """Draw three bars for each layer, the first layer on top.
 
     Args:
-        losses: of each layer, in the metric that `lost` names with its unit.
-        whole_sqnr_db: with every layer quantized, drawn as a line.
-        output: the output of the SQNR.
+        losses: the loss of each layer; `lost` is the axis title with the unit.
+        whole_sqnr_db: SQNR with every layer quantized, drawn as a line.
+        output: the kind of outputs of the SQNR.
     """
     figure = Figure(figsize=(11, 1.8 + 0.34 * len(layers)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1))

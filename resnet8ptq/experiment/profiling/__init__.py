@@ -1,1 +1,1 @@
-"""The time of each operator of a quantized network, beside FP32."""
+"""The time of each operator of a quantized network and of FP32."""

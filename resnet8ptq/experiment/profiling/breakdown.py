@@ -23,11 +23,11 @@ class Operator:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """A model beside its FP32 baseline, node by node, in the order that they run in.
+    """The node times of a model and of its FP32 baseline, in order of execution.
 
     Attributes:
-        batch_size: samples at once; all times are for a batch, in milliseconds.
-        ms, fp32_ms: medians of whole runs without a profiler, which takes time itself.
+        batch_size: batch size; all times are milliseconds for a batch.
+        ms, fp32_ms: medians of whole runs without the profiler, which itself takes time.
     """
 
     batch_size: int
@@ -48,7 +48,7 @@ class Breakdown:
         return sorted(operators, key=lambda operator: -max(operator.ms, operator.fp32_ms))
 
     def total_ms(self, *kinds: str) -> float:
-        """Return the time of the model's nodes of these kinds; without any: of all."""
+        """Return the time of the model's nodes of these kinds; without arguments, of all nodes."""
         return sum(node.ms for node in self.model if not kinds or node.kind in kinds)
 
     @property
@@ -58,12 +58,12 @@ class Breakdown:
 
     @property
     def saved_ms(self) -> float:
-        """FP32's nodes minus the model's without conversions; below 0 these are slower."""
+        """Time of FP32's nodes minus the model's nodes without conversions; negative if slower."""
         fp32 = sum(node.ms for node in self.fp32 if node.kind != "conversion")
         return fp32 - (self.total_ms() - self.conversions_ms)
 
     def conclude(self) -> str:
-        """Return in two sentences how fast the model is, and why."""
+        """Return two sentences about the model's speed and its causes."""
         ratio = self.fp32_ms / self.ms
         first = (
             f"Batch {self.batch_size}: {self.ms:.3f} ms in 8 bits, {self.fp32_ms:.3f} ms in FP32: "
@@ -92,7 +92,7 @@ class Breakdown:
         return f"{first} {second}."
 
     def to_metrics(self, infix: str) -> dict[str, float]:
-        """Return sums by kind and by operator, by MLflow name."""
+        """Return times summed by kind and by operator, by MLflow name."""
         metrics = {
             f"conversions{infix}_ms": self.conversions_ms,
             f"integer{infix}_ms": self.total_ms("integer"),
@@ -110,10 +110,10 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class ProfileResult(RunResult):
-    """The time of each operator, at batch 1 and, if the network takes one, at a larger batch.
+    """The time of each operator at batch 1 and, if the network allows it, at a larger batch.
 
     Attributes:
-        latency: of whole runs, without a profiler.
+        latency: latency of whole runs, without the profiler.
     """
 
     breakdowns: tuple[Breakdown, ...] = ()

@@ -1,4 +1,4 @@
-"""`+analysis=profile`: the time of each operator, FP32 beside 8 bits."""
+"""`+analysis=profile`: the time of each operator, in FP32 and in 8 bits."""
 
 import tempfile
 from functools import partial
@@ -20,16 +20,16 @@ from resnet8ptq.experiment.settings import Settings
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
-    """Quantize, reload, time whole runs and then every node beside FP32.
+    """Quantize and reload; time whole runs, then every node, of the model and of FP32.
 
     Args:
-        settings: `latency` says how often, and on how many threads.
-        folder: the run's own folder, existing; all its files land there.
-        run: the open MLflow run that records it.
+        settings: the run's settings; `latency` sets repeats and threads.
+        folder: the run's existing folder, for all its files.
+        run: the open MLflow run.
 
     Raises:
         UnsupportedError: the framework does not report times.
-        PtqError: anything that went wrong, in one line.
+        PtqError: any other failure, in one line.
     """
     timing = settings.config.latency
     settings.quantizer.resolve()

@@ -20,14 +20,14 @@ _COLOURED = 9  # operators with a colour of their own
 
 
 def write(folder: Path, config: RunConfig, result: ProfileResult) -> None:
-    """Write `config.yaml`, `profile.csv` and `profile.png`, each whole or not at all."""
+    """Write `config.yaml`, `profile.csv` and `profile.png`, each atomically."""
     save_config(config, folder / CONFIG_FILE)
     files.write_text(folder / "profile.csv", to_csv(result.breakdowns))
     figures.save(draw(result.breakdowns, describe(config)), folder / "profile.png")
 
 
 def to_csv(breakdowns: Sequence[Breakdown]) -> str:
-    """Return one line a node, in the order that they run in; times in milliseconds for a batch."""
+    """Return one line for each node, in order of execution; times in ms for a batch."""
     rows: list[list[object]] = [
         ["batch_size", "model", "place", "node", "operator", "kind", "ms", "share"]
     ]
@@ -119,7 +119,7 @@ def describe(config: RunConfig) -> str:
 
 
 def draw(breakdowns: Sequence[Breakdown], title: str) -> Figure:
-    """Two bars for each batch size, FP32 and 8 bits, stacked by operator, the longest below."""
+    """Draw two bars for each batch size, FP32 and 8 bits, stacked by operator, longest first."""
     longest = {operator.name: 0.0 for breakdown in breakdowns for operator in breakdown.operators()}
     for breakdown in breakdowns:
         for operator in breakdown.operators():

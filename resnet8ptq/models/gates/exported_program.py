@@ -1,6 +1,6 @@
 """Checks an untrusted exported program (.pt2) before torch reads it.
 
-It must hold the records of `torch.export.save`, with operators of inference only.
+It must hold only the records of `torch.export.save`, with operators of inference.
 """
 
 import json
@@ -64,11 +64,11 @@ def read(path: Path) -> dict[str, bytes]:
 def read_network(path: Path) -> dict[str, bytes]:
     """Return the records of a user's program, under the names that this package uses.
 
-    Dropped are the sample inputs, which are pickled, and the operators' origins in Python code and
-    the guards, which torch would look up and evaluate.
+    It drops the pickled sample inputs, and the operators' origins in Python code and the guards,
+    which torch would look up and evaluate.
 
     Raises:
-        ModelError: it holds more than `torch.export.save` writes for a network; names that.
+        ModelError: it holds more than `torch.export.save` writes for a network; names the excess.
     """
     try:
         content = torch_archive.read(path, _OWN_RECORDS)
@@ -129,7 +129,7 @@ def _is_plain(key: str, value: Any) -> bool:
 
 
 def _items(content: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every key and value of nested JSON; the values of a list have the list's key."""
+    """Yield every key and value of nested JSON; list items have the key of the list."""
     waiting = [("", content)]
     while waiting:
         key, value = waiting.pop()

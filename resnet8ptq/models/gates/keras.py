@@ -3,8 +3,9 @@
 A config names classes and functions, which Keras looks up and calls with values from the file. Its
 safe mode guards neither constructors nor functions: `keras.layers.TFSMLayer` loads a SavedModel,
 `keras.datasets.mnist.load_data` uses the network. So the whole config must follow a grammar:
-layers, their parts, functions and words that are listed here, names, numbers and nests of these.
-Keras gets a copy of the checked content: two readers of one file may read different content.
+layers, their parts, functions and words listed here, names, numbers and nested lists and objects of
+these. Keras gets a copy of the checked content, because two readers of one file may read different
+content.
 """
 
 import io
@@ -114,7 +115,7 @@ class KerasFile:
     Attributes:
         config: the JSON that describes the layers, without training settings.
         content: an HDF5 file: the weights of a .keras file, or the whole .h5 file.
-        is_zip: it is a .keras file.
+        is_zip: whether it is a .keras file.
     """
 
     config: dict[str, Any]
@@ -141,7 +142,7 @@ def read(path: Path) -> KerasFile:
     """Read a .h5 or .keras file, and check that it holds only allowed layers and weights.
 
     Raises:
-        ModelError: damaged, no Keras file, with layers, functions or settings that are not
+        ModelError: damaged, not a Keras file, with layers, functions or settings that are not
             allowed, or with weights outside the file.
     """
     with errors_as(ModelError, f"{path}: Keras refuses it"):
@@ -179,7 +180,7 @@ def _open(content: bytes) -> tuple[Any, bytes, str | None]:
 
 
 def _unpack(content: bytes) -> tuple[Any, bytes, str | None]:
-    """Return the config, the weights and the fault of the archive, if any."""
+    """Return the config, the weights, and the archive's fault, if any."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         sizes = {info.filename: info.file_size for info in archive.infolist()}
         if CONFIG not in sizes:
@@ -218,7 +219,7 @@ def _is_one_of(value: Any, known: Collection[str]) -> bool:
 
 
 def _strange_object(value: dict[str, Any], where: str) -> Reasons:
-    """Yield refusals of an object: of its class or function, its settings, and its other keys."""
+    """Yield reasons to refuse an object: its class or function, its settings, or other keys."""
     kind, config = value.get("class_name"), value.get("config")
     if kind == "__tuple__" and value.keys() == {"class_name", "items"}:
         yield from _strange_value(value["items"], where)
@@ -240,7 +241,7 @@ def _strange_object(value: dict[str, Any], where: str) -> Reasons:
 
 
 def _strange_origin(value: dict[str, Any], where: str) -> Reasons:
-    """Yield refusals of an object's keys other than its class and settings."""
+    """Yield reasons to refuse an object's keys other than class and settings."""
     for key in value.keys() - _KEYS:
         yield _refusal(where, f"key {key}", "what Keras writes")
     if value.get("module") is not None and not _is_one_of(value["module"], MODULES):
@@ -272,7 +273,7 @@ def _strange_settings(config: dict[str, Any], where: str) -> Reasons:
 
 
 def _strange_value(value: Any, where: str) -> Reasons:
-    """Yield refusals of values that are no number, allowed word, object, or nest of these."""
+    """Yield reasons to refuse values: allowed are numbers, words, objects and nests of these."""
     if isinstance(value, str) and value not in WORDS:
         yield _refusal(where, value, "words that settings of Keras's layers have")
     elif isinstance(value, list):
@@ -298,7 +299,7 @@ def _strange_name(name: Any, where: str) -> Reasons:
 
 
 def _strange_tensors(value: Any, where: str) -> Reasons:
-    """Yield refusals of values that are no nest of [layer's name, node, output]."""
+    """Yield reasons to refuse values other than nested lists of [layer's name, node, output]."""
     if _is_tensor(value):
         yield from _strange_name(value[0], where)
     elif isinstance(value, list | dict):
@@ -316,7 +317,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _strange_node(node: Any, where: str) -> Reasons:
-    """Yield refusals of arguments: allowed are tensors, numbers, null, slices and nests of these.
+    """Yield reasons to refuse arguments: allowed are tensors, numbers, null, slices and nests.
 
     A node is {"args": ..., "kwargs": ...}; in Keras 2, a list of [name, node, output, kwargs].
     """
@@ -368,7 +369,7 @@ def _strange_keras_tensor(value: dict[str, Any], where: str) -> Reasons:
 
 
 def _strange_weights(file: h5py.File) -> Reasons:
-    """Yield refusals of links to other files, and of more data than weights need."""
+    """Yield reasons to refuse links to other files, and more data than weights need."""
     groups: list[h5py.Group] = [file]
     seen = {file["/"]}
     count = 0

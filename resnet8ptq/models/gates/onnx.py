@@ -1,6 +1,6 @@
 """Parses an untrusted ONNX file, and refuses one that is unsafe or cannot be quantized.
 
-This happens before ONNX Runtime or onnx's version converter reads the file.
+ONNX Runtime and onnx's version converter read the file only afterwards.
 """
 
 import re
@@ -84,7 +84,7 @@ def _parse(content: bytes, path: Path) -> onnx.ModelProto:
 
 
 def _read_outside(proto: onnx.ModelProto, path: Path) -> bool:
-    """Read external data from files beside `path` into the model; return whether it has any."""
+    """Load external data from files beside `path` into the model; return whether it has any."""
     outside = [t for t in find_all(proto, TensorProto) if t.external_data or _is_external(t)]
     contents: dict[str, bytes] = {}  # of the files beside the model
     for tensor in outside:
@@ -96,11 +96,11 @@ def _read_outside(proto: onnx.ModelProto, path: Path) -> bool:
 
 
 def read_quantized(path: Path) -> bytes:
-    """Return the content of a quantized file that is safe to run, its external data inside.
+    """Check a quantized file; return its content with the external data inlined.
 
     Raises:
-        ModelError: too large, damaged, with operators that do more than compute, or with data
-            outside of the file's own folder.
+        ModelError: too large, damaged, with operators other than computations, or with data outside
+            of the file's own folder.
     """
     content = files.read_bytes(path, MAX_BYTES)
     proto = _parse(content, path)
@@ -121,7 +121,7 @@ def _is_external(tensor: TensorProto) -> bool:
 
 
 def _read_inside(tensor: TensorProto, path: Path, contents: dict[str, bytes]) -> None:
-    """Replace a reference to a file beside `path` by the data there."""
+    """Replace a reference to a file beside `path` by its data."""
     where = {entry.key: entry.value for entry in tensor.external_data}
     name = where.get("location", "")
     beside = path.parent / name
@@ -213,7 +213,7 @@ def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
 
 
 def find_inner_layers(graph: onnx.GraphProto) -> list[str]:
-    """Return the operator, such as If, around each layer of an inner graph."""
+    """Return, for each layer in an inner graph, the operator around it, such as If."""
     return [
         node.op_type
         for node in graph.node
@@ -227,7 +227,7 @@ def _counted(names: list[str]) -> str:
 
 
 def find_weights(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
-    """Yield each layer's operator and the constant tensor that its weights come from."""
+    """Yield each layer's operator and the constant of its weights."""
     origin = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":
@@ -254,12 +254,12 @@ def read_constant(node: onnx.NodeProto) -> TensorProto | None:
 
 
 def graph_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
-    """Return the inputs without initializers, which graphs up to IR version 3 list as inputs."""
+    """Return the inputs; leave out initializers, which IR versions up to 3 list as inputs."""
     constants = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in constants]
 
 
 def type_name(code: int) -> str:
-    """Return the name of a tensor's type; an untrusted file may hold an unknown code."""
+    """Return the name of a tensor's type, or of an unknown code in an untrusted file."""
     names = {value: name.lower() for name, value in TensorProto.DataType.items()}
     return names.get(code, f"type {code}")

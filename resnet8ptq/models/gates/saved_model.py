@@ -1,8 +1,8 @@
-"""Cuts an untrusted TensorFlow SavedModel to its inference graph, and checks the operators in it.
+"""Cuts an untrusted TensorFlow SavedModel to its inference graph, and checks its operators.
 
 TensorFlow's operators can read and write files and call Python. Allowed are stateless operators
-that tf2onnx can convert, calls of functions, and variables; to restore variables, the few operators
-that this takes. TensorFlow imports the graph only after the check.
+that tf2onnx can convert, calls of functions, variables, and the few operators that restore
+variables. TensorFlow imports the graph only after the check.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -32,9 +32,9 @@ class Program:
     Attributes:
         graph: a GraphDef that computes the outputs and restores the variables.
         inputs: tensors, such as `serving_default_input_1:0`, by their names in the signature.
-        outputs: likewise.
-        restore: the operation that restores the variables, and the tensor that takes their path;
-            None without variables.
+        outputs: tensors by their names in the signature.
+        restore: the operation that restores the variables, and the tensor for their path; None
+            without variables.
     """
 
     graph: Any
@@ -47,7 +47,7 @@ def read(folder: Path) -> Program:
     """Parse a SavedModel, and check its inference part.
 
     Raises:
-        ModelError: damaged, operators that inference does not need, or variables of another folder.
+        ModelError: damaged, with operators beyond inference, or with variables of another folder.
     """
     path = folder / FILE
     for stored in (folder / "variables").glob("*"):
@@ -87,8 +87,9 @@ def _take(content: bytes, folder: Path) -> Program:
         if roots and (strange := next(_strange(cut(meta.graph_def, roots), allowed), None)):
             trains = "; in training mode? try Keras's model.save('NAME.keras')"
             raise ModelError(
-                f"{folder}: its operator {strange!r} is none of inference; takes what computes "
-                f"outputs from inputs and variables{trains * strange.startswith('Assign')}"
+                f"{folder}: its operator {strange!r} is not an operator of inference; takes "
+                "operators that compute outputs from inputs and variables"
+                f"{trains * strange.startswith('Assign')}"
             )
     graph = cut(meta.graph_def, [*ends, *restores])
     functions = _reachable(graph)
@@ -113,7 +114,7 @@ def _signature(meta: Any, folder: Path) -> Any:
 
 
 def _imported_ops() -> set[str]:
-    """Return the stateless operators that tf2onnx can convert, with calls and variables."""
+    """Return the allowed operators: stateless ones that tf2onnx can convert, calls, variables."""
     import tf2onnx.onnx_opset  # noqa: F401  fills the table
     from tensorflow.python.framework import op_def_registry
     from tf2onnx.handler import tf_op
@@ -134,11 +135,11 @@ def _strange(graph: Any, allowed: Collection[str]) -> Iterator[str]:
 
 
 def _foreign_reads(graph: Any, filename: str) -> Iterator[str]:
-    """Yield the operators that read a checkpoint, or are called with text, of another path.
+    """Yield the operators that read another checkpoint, or pass another text to a function.
 
     Args:
-        filename: the node that takes the path of the folder's own checkpoint. The text that a
-            function is called with is that path, or the call is refused.
+        filename: the node for the path of the folder's own checkpoint. A text argument of a
+            function must be that path.
     """
     from tensorflow import string
 
@@ -155,7 +156,7 @@ def _foreign_reads(graph: Any, filename: str) -> Iterator[str]:
 
 
 def _origin(tensor: str, passed_on: Mapping[str, str]) -> str:
-    """Return the node or argument that a tensor comes from, behind operators that pass it on."""
+    """Return the origin of a tensor, a node or argument, before operators that pass it on."""
     name = tensor.split(":")[0]
     for _ in passed_on:
         name = passed_on.get(name, name).split(":")[0]
@@ -163,7 +164,7 @@ def _origin(tensor: str, passed_on: Mapping[str, str]) -> str:
 
 
 def _reachable(graph: Any) -> dict[str, Any]:
-    """Return the functions that the nodes of a graph call, and those that these call, by name."""
+    """Return the functions that the nodes of a graph call, directly or indirectly, by name."""
     library = {function.signature.name: function for function in graph.library.function}
     reachable: dict[str, Any] = {}
     waiting = list(graph.node)

@@ -1,8 +1,8 @@
 """Checks the zip archive of an exported program before torch reads it.
 
-`torch.export.load` executes what an archive contains. Allowed are the records that `program.save`
-writes. Torch gets a copy of exactly the checked records, because two readers of one zip file may
-read different content.
+`torch.export.load` executes the content of an archive. Only the records of `program.save` are
+allowed. torch gets a copy of the checked records, because two readers of one zip file may read
+different content.
 """
 
 import io
@@ -50,7 +50,7 @@ OPERATORS = {
 
 
 def is_allowed(namespace: str, name: str) -> bool:
-    """Return whether an operator belongs to inference."""
+    """Return whether an operator is allowed in inference."""
     known = OPERATORS.get(namespace, frozenset())
     return name in known or (name.endswith("_") and name[:-1] in known)
 
@@ -59,11 +59,11 @@ def read(path: Path, records: re.Pattern[str]) -> dict[str, bytes]:
     """Return the content of each record by its name; memory is bounded by the file.
 
     Args:
-        path: of the archive.
+        path: path of the archive.
         records: pattern of the allowed names.
 
     Raises:
-        QuantizationError: not a zip archive, damaged, or with other records.
+        QuantizationError: not a zip archive, damaged, or with records that are not allowed.
     """
     with (
         errors_as(QuantizationError, f"{path}: not an archive, or damaged"),
@@ -86,12 +86,12 @@ def pack(records: Mapping[str, bytes]) -> io.BytesIO:
 
 
 def refusal(path: Path, strange: str) -> QuantizationError:
-    """Return the error that names a part no artifact of this package has."""
+    """Return the error for a part that no artifact of this package has."""
     return QuantizationError(f"{path}: not a program that was saved here ({strange[:200]})")
 
 
 def describe(names: Collection[str]) -> str:
-    """Return the kind of an archive that is no .keras file, by its records, and the mend."""
+    """Return the kind of an archive that is not a .keras file, by its records, and the remedy."""
     records = {name.partition("/")[2] for name in names}
     if "archive_format" in records:
         return "an exported program of torch; takes it under a name that ends in .pt2"

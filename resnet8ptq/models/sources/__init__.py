@@ -1,7 +1,8 @@
-"""Readers of the file formats of a network, one module each, and the table of formats.
+"""Readers of network file formats, one module for each, and the table of formats.
 
-Each reader has `read(source, sample) -> Network`. It is imported only in the process that reads one
-file (see `model.load`): some import TensorFlow, and a crash ends that process only.
+Each reader has `read(source, sample) -> Network`. It is imported only in the separate process that
+reads one file (see `model.load`), because some readers import TensorFlow, and a crash ends only
+that process.
 """
 
 import copy
@@ -35,9 +36,10 @@ class Network:
 
     Attributes:
         proto: the graph as ONNX, normalized; its batch size is fixed only if the file fixes it.
-        predict: runs the original in its own framework, on samples in the network's layout.
-        source_opset: of an ONNX file; of other formats, of the export.
-        moved: the file's batch axis of each input and output where the graph has it in front.
+        predict: runs the original in its framework, on network inputs.
+        source_opset: opset of an ONNX file, or of the export from another format.
+        moved: the original batch axis of each input and output whose batch axis was moved to the
+            front.
     """
 
     proto: onnx.ModelProto
@@ -48,7 +50,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Module:
-    """A user's `torch.nn.Module` class, by its dotted path, with its constructor's arguments."""
+    """A user's `torch.nn.Module` class, by dotted path, with constructor arguments."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -59,11 +61,12 @@ class Format:
     """A file format.
 
     Attributes:
-        takes: its name in messages.
-        reader: the function that reads it, `module:name`; spelled out for `core.code`.
-        suffixes: allowed suffixes of the file's name, in lower case; empty: any.
-        magic: the position and the bytes that identify it; None: only the suffix does.
-        contains: a file that identifies a folder of this format; None: the format is a file.
+        takes: its description in messages.
+        reader: the function that reads it, `module:name`, as full text because `core.code` searches
+            for it.
+        suffixes: allowed file suffixes, in lower case; empty: any.
+        magic: position and bytes that identify the format; None: only the suffix identifies it.
+        contains: a file that identifies a folder of this format; None: the format is a single file.
     """
 
     name: str
@@ -74,7 +77,7 @@ class Format:
     contains: str | None = None
 
     def is_of(self, path: Path) -> bool:
-        """Return whether a file or folder has this format, by its name and first bytes."""
+        """Return whether a file or folder has this format, by name and first bytes."""
         if self.contains is not None:
             return (path / self.contains).is_file()
         if not path.is_file() or (self.suffixes and path.suffix.lower() not in self.suffixes):
@@ -128,13 +131,13 @@ def takes_values(path: Path) -> bool:
 
 
 def format_name(path: Path, is_module: bool = False) -> str:
-    """Return the name of a network's format; `module` for weights, which may look like Keras's."""
+    """Return a network's format; `module` marks a weights file, which may look like Keras's."""
     file_format = None if is_module else find_format(path)
     return file_format.name if file_format else "module"
 
 
 def is_tflites(name: str, fp32: bool) -> bool:
-    """Return whether TensorFlow converts a format to .tflite; float .tflite is its own baseline."""
+    """Return whether TensorFlow converts a format to .tflite; for FP32, .tflite itself counts."""
     return name in TFLITE_FORMATS or (fp32 and name == "tflite")
 
 
@@ -147,11 +150,11 @@ def read(
     """Read a network from its file or folder, or from the weights of `module`.
 
     Args:
-        sample: used if the file does not declare the network's inputs; records have several.
+        sample: a sample, for files that do not declare the inputs; records have several inputs.
         inputs: see `onnx.read`.
 
     Raises:
-        ModelError: the file is no network that this package takes.
+        ModelError: the file is not a network of a supported kind.
     """
     if module is not None:
         from resnet8ptq.models.sources import torch_module
@@ -168,10 +171,10 @@ def read(
 
 
 def select_outputs(network: Network, names: Collection[str]) -> Network:
-    """Return the network with the outputs `names` alone, in the order of the file.
+    """Return the network with only the outputs `names`, in the order of the file.
 
     Raises:
-        ModelError: it has no such output.
+        ModelError: an output does not exist.
     """
     every = [value.name for value in network.proto.graph.output]
     if unknown := [name for name in names if name not in every]:
@@ -190,7 +193,7 @@ def select_outputs(network: Network, names: Collection[str]) -> Network:
 
 
 def prepare_tensorflow() -> None:
-    """Silence TensorFlow and tf2onnx, and turn oneDNN off; must precede TensorFlow's import."""
+    """Silence TensorFlow and tf2onnx, and disable oneDNN; call it before importing TensorFlow."""
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, without a banner

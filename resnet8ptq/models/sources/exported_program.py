@@ -27,8 +27,8 @@ def read(source: Path, sample: Sample) -> Network:
     """Read an exported program.
 
     Raises:
-        ModelError: damaged, holds more than a network, has inputs that samples lack, or torch
-            cannot export it.
+        ModelError: damaged, holds more than a network, has inputs without samples, or torch cannot
+            export it.
     """
     packed = torch_archive.pack(gate.read_network(source))
     silent = warnings.catch_warnings(action="ignore")
@@ -41,7 +41,7 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
     """Return a program as a network; errors name `source`.
 
     Raises:
-        ModelError: an input that samples cannot fill, or torch cannot export it.
+        ModelError: samples cannot fill an input, or torch cannot export it.
     """
     silent = warnings.catch_warnings(action="ignore")
     progress = contextlib.redirect_stdout(io.StringIO())

@@ -29,8 +29,8 @@ def read(source: Path, sample: Sample) -> Network:
     """Read a Keras file; its inputs have Keras's names.
 
     Raises:
-        ModelError: see `load_keras`; NaN in its weights, several inputs for samples of one array,
-            or an input of a dtype that samples cannot have.
+        ModelError: see `load_keras`; NaN in the weights, several inputs but samples of one array,
+            or an input dtype that samples cannot have.
     """
     prepare_tensorflow()
     model = load_keras(source)
@@ -69,7 +69,7 @@ def load_keras(source: Path) -> Any:
 
 
 def _input_specs(model: Any, source: Path, sample: Sample) -> list[Any]:
-    """Return the `TensorSpec` of each input; free sizes are those of the samples."""
+    """Return the `TensorSpec` of each input; free sizes are taken from the samples."""
     import tensorflow as tf
 
     inputs = [Tensor(t.name, tuple(t.shape[1:]), t.dtype) for t in model.inputs]
@@ -85,14 +85,14 @@ def _input_specs(model: Any, source: Path, sample: Sample) -> list[Any]:
 
 
 def _shape_of(sample: Sample, name: str) -> tuple[int, ...] | None:
-    """Return the shape of the samples of an input; None where there are none."""
+    """Return the shape of an input's samples; None if there are none."""
     if sample is None or (is_record(sample) and name not in names_of(sample.dtype)):
         return None
     return sample.dtype[name].shape if is_record(sample) else sample.shape[1:]
 
 
 def _export(model: Any, call: Callable[..., Any], specs: Sequence[Any]) -> onnx.ModelProto:
-    """Return the model as exported by tf2onnx, with readable names."""
+    """Return the model exported by tf2onnx, with readable names."""
     import tensorflow as tf
     import tf2onnx
 
@@ -127,10 +127,10 @@ def _export(model: Any, call: Callable[..., Any], specs: Sequence[Any]) -> onnx.
 
 
 def _keep_constants(graph: onnx.GraphProto, captures: Iterable[tuple[Any, Any]]) -> None:
-    """Make constants of the inputs that are values of a layer, such as Normalization's mean.
+    """Turn graph inputs that are values of a layer, such as Normalization's mean, into constants.
 
     Args:
-        captures: the value and the placeholder of each.
+        captures: pairs of value and placeholder.
     """
     values = {inner.name: outer for outer, inner in captures}
     for value in [value for value in graph.input if value.name in values]:

@@ -30,9 +30,9 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
     """Read an ONNX file.
 
     Args:
-        sample: a record where the network may have several inputs.
-        inputs: values of inputs that are the same for every sample, such as the pictures' size, by
-            name, without the batch axis.
+        sample: a sample; a record allows several inputs.
+        inputs: constant values of inputs, such as the pictures' size, by name, without the batch
+            axis.
 
     Raises:
         ModelError: see `gates.onnx.read` and `to_supported`, or wrong `inputs`.
@@ -50,7 +50,7 @@ def read_graph(
 ) -> tuple[onnx.ModelProto, bytes, dict[str, int]]:
     """Return a file's graph, the original, and the batch axes of the inputs that were moved.
 
-    In the graph, the batch axis is the first, and no constant decides an If.
+    In the graph, the batch axis comes first, and every If with a constant condition is resolved.
 
     Raises:
         ModelError: see `gates.onnx.read` and `check_layers`, or wrong `inputs`.
@@ -67,7 +67,7 @@ def read_graph(
 
 
 def _open(original: bytes, axes: Mapping[str, int]) -> Runner:
-    """Load the original, for samples whose batch axis is in front; `axes`: where it has it."""
+    """Load the original for samples with the batch axis in front; `axes`: its original position."""
     session = open_session(original, 0, spins=False)
     names = [value.name for value in session.get_inputs()]
 
@@ -81,7 +81,7 @@ def _open(original: bytes, axes: Mapping[str, int]) -> Runner:
 
 
 def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
-    """Make an input a constant, of one row for all samples."""
+    """Replace an input by a constant, with one row for all samples."""
     inputs = {value.name: value for value in gate.graph_inputs(graph)}
     if name not in inputs:
         names = ", ".join(inputs)
@@ -108,7 +108,7 @@ def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.M
     """Return a normalized copy of a graph, converted to a supported opset.
 
     Raises:
-        ModelError: NaN in weights, an unsupported opset, or an input that samples cannot fill.
+        ModelError: NaN in weights, an unsupported opset, or an input without samples.
     """
     for _, weights in gate.find_weights(proto.graph):
         if not np.isfinite(numpy_helper.to_array(weights)).all():
@@ -128,7 +128,7 @@ def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.M
 
 
 def check_inputs(inputs: Sequence[Tensor], source: Path, sample: Sample) -> None:
-    """Raise `ModelError` for several inputs beside samples of one array, or an unknown dtype."""
+    """Raise `ModelError` for several inputs if samples are one array, or for an unknown dtype."""
     if len(inputs) != 1 and sample is not None and not is_record(sample):
         asked = f", or one, and values for the others: {ask_for_values(inputs[1:])}"
         raise ModelError(

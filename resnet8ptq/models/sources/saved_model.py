@@ -24,8 +24,8 @@ def read(source: Path, sample: Sample) -> Network:
     """Read a SavedModel folder. Its variables become constants.
 
     Raises:
-        ModelError: damaged, with operators that inference does not need, or inputs that samples
-            cannot fill.
+        ModelError: damaged, with operators beyond inference, or with inputs that samples cannot
+            fill.
     """
     prepare_tensorflow()
     import tensorflow as tf

@@ -17,8 +17,8 @@ def read(source: Path, sample: Sample) -> Network:
     """Read a TFLite file; the original runs in LiteRT, one sample at a time.
 
     Raises:
-        ModelError: damaged, already quantized, with custom operators, or inputs that samples cannot
-            fill.
+        ModelError: damaged, already quantized, with custom operators, or with inputs that samples
+            cannot fill.
     """
     prepare_tensorflow()
     import tf2onnx

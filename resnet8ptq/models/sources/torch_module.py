@@ -1,7 +1,7 @@
 """A user's `torch.nn.Module` class, by its dotted path, as the source of the FP32 network.
 
-Importing it runs the user's code, as they ask for by naming it. Its weights are untrusted data:
-safetensors, or a state dict that holds only tensors.
+Importing it runs the user's code, which the user chose by naming it. Its weights are untrusted
+data: safetensors, or a state dict that holds only tensors.
 """
 
 import warnings
@@ -28,11 +28,12 @@ from resnet8ptq.models.sources.exported_program import from_program
 def read(source: Path, sample: Sample, module: Module) -> Network:
     """Build the module, give it the weights in `source`, and export it.
 
-    A module declares no input shape. It is tried with the samples' channels first, as in torch's
-    convolutions, then with the samples' own layout. Records fill the parameters of their names.
+    A module declares no input shape. So it is tried with channels first, as in torch's
+    convolutions, then with the samples' own layout. Records fill the parameters with the same
+    names.
 
     Raises:
-        ModelError: it does not import, the weights do not fit it, or it does not run.
+        ModelError: it cannot be imported, the weights do not fit, or it does not run.
     """
     if sample is None:
         raise ModelError(f"{module.name}: its input shape is unknown; set data=")
@@ -52,7 +53,7 @@ def read(source: Path, sample: Sample, module: Module) -> Network:
 
 
 def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield inputs [2, ...] of zeros, by the name of their parameter."""
+    """Yield inputs [2, ...] of zeros, by parameter name."""
     parameters = list(signature(network.forward).parameters)
     if not names_of(sample.dtype):
         shape = sample.shape[1:]
@@ -70,7 +71,7 @@ def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[s
 
 
 def _export(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any:
-    """Export a module, with a free batch size, and a free length of texts, if torch can."""
+    """Export a module with a free batch size and a free length of texts, if torch can."""
     examples = tuple(inputs.values())
     kinds = np.dtype([(name, "i8", tuple(e.shape[1:])) for name, e in inputs.items()])
     any_length = {*find_masked(kinds)}

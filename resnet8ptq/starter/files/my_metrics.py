@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 def probability_of_the_label(
     outputs: NDArray[np.float32], targets: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Return the probability of the right class, a number for each sample.
+    """Return the probability of the right class for each sample.
 
     A single number for all samples works too. Higher is better, unless task.direction=minimize.
 
     Args:
-        outputs: of the network, [samples, classes].
+        outputs: the network's outputs, [samples, classes].
         targets: the labels, [samples].
     """
     probabilities: NDArray[np.float32] = outputs[np.arange(len(targets)), targets]

@@ -1,7 +1,7 @@
 """AP of bootstrap samples of the pictures, from matches that were computed once.
 
-A sample is a weight for each picture: the number of times it was drawn. The right detections stay
-the same, and count by their weights.
+A bootstrap sample is a weight for each picture: the number of times it was drawn. The right
+detections stay the same, and are counted with these weights.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def draw(pictures: int, times: int) -> NDArray[np.int32]:
 
 
 def by_class(matches: Sequence[Matches], weights: NDArray[np.int32]) -> Values:
-    """Return the AP of each class on each sample [times, classes]; NaN without objects of it."""
+    """Return the AP of each class on each sample [times, classes]; NaN without its objects."""
     classes = np.full((len(weights), len(matches)), np.nan)
     for label, match in enumerate(matches):
         rows = max(1, _AT_ONCE // max(1, len(match.picture)))
@@ -39,7 +39,7 @@ def by_class(matches: Sequence[Matches], weights: NDArray[np.int32]) -> Values:
 
 
 def mean_of(classes: Values) -> Values:
-    """Return AP [times], the mean over the classes with objects, from [times, classes]."""
+    """Return AP [times] from [times, classes], the mean over the classes with objects."""
     defined = ~np.isnan(classes)
     total = np.where(defined, classes, 0).sum(axis=1)
     return np.divide(
@@ -48,10 +48,10 @@ def mean_of(classes: Values) -> Values:
 
 
 def _average_precision(match: Matches, weights: NDArray[np.int32]) -> Values:
-    """Return the AP of one class on each sample [times], as pycocotools accumulates it.
+    """Return the AP of one class on each sample [times], accumulated as in pycocotools.
 
-    The precision at a recall is the highest at this recall or above, so that only right detections
-    matter.
+    The precision at a recall is the highest precision at this recall or above, so only the
+    positions of right detections matter.
     """
     objects = weights @ match.objects  # [times]
     drawn = weights[:, match.picture]  # [times, D]

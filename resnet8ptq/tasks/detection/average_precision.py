@@ -23,12 +23,12 @@ _MOST = 100  # detections for each class and picture, pycocotools' own
 
 @dataclass(frozen=True)
 class Matches:
-    """The detections of one class, the highest scores first, and its objects.
+    """The detections of one class, highest scores first, and its objects.
 
     Attributes:
         picture: [D], the index of the picture.
-        right: [thresholds, D], whether it matches an object.
-        ignored: [thresholds, D], whether it does not count, such as within a crowd.
+        right: [thresholds, D], whether the detection matches an object.
+        ignored: [thresholds, D], whether the detection does not count, such as within a crowd.
         objects: [pictures], the number of objects.
     """
 
@@ -44,10 +44,10 @@ class Evaluation:
 
     Attributes:
         pictures: number of scored pictures.
-        precision: [10 thresholds, 101 recalls, classes, 4 areas], pycocotools' own, with the
+        precision: pycocotools' array [10 thresholds, 101 recalls, classes, 4 areas], with the
             classes in the order of the annotations' categories.
         recall: [10 thresholds, classes, 4 areas].
-        matches: of every class, over all areas.
+        matches: the matches of every class, over all areas.
     """
 
     pictures: int
@@ -57,7 +57,7 @@ class Evaluation:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """AP and related numbers by name: the first six and the last four of pycocotools."""
+        """AP and related metrics by name: the first six and the last four of pycocotools."""
         areas = ("small", "medium", "large")
         return {
             "ap": _mean(self.precision[..., 0]),
@@ -84,11 +84,11 @@ def evaluate(results: Results, annotations: Mapping[str, Any]) -> Evaluation:
     """Score detections against annotations, over all pictures of the annotations.
 
     Args:
-        results: in COCO's results format: image_id, category_id, bbox and score of each.
-        annotations: in COCO's format, with images, annotations and categories.
+        results: detections in COCO's results format: image_id, category_id, bbox and score.
+        annotations: annotations in COCO's format, with images, annotations and categories.
 
     Raises:
-        ValueError: a detection of a picture that the annotations lack.
+        ValueError: a detection belongs to a picture without annotations.
     """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval

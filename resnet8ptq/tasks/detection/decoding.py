@@ -1,4 +1,4 @@
-"""From the outputs of a detector to detections: decode, suppress, keep the best."""
+"""Turns a detector's outputs into detections: decodes, suppresses, keeps the best."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ def make_decoder(
     """Return the decoder of a network.
 
     Args:
-        input_shape: of one picture, channels first or last.
+        input_shape: shape of one picture, channels first or last.
         outputs: see `heads.Frame`.
 
     Raises:
@@ -45,10 +45,10 @@ def make_decoder(
 
 @dataclass(frozen=True)
 class Decoder:
-    """Makes detections of a batch's outputs.
+    """Turns a batch's outputs into detections.
 
     Attributes:
-        head: of `HEADS`.
+        head: a key of `HEADS`.
         frame: see `heads.Frame`.
         class_ids: the categories' ids, in the order of the classes.
     """
@@ -60,11 +60,11 @@ class Decoder:
     def __call__(self, outputs: Sequence[Array]) -> tuple[Floats]:
         """Return detections [n, max_detections, 6], the highest scores first.
 
-        Each is left, top, right and bottom in pixels of the network's input, score and class; of
-        rows without a detection the class is `NOTHING`.
+        Each row has left, top, right and bottom in pixels of the network's input, score and class.
+        Rows without a detection have the class `NOTHING`.
 
         Args:
-            outputs: of the network [n, ...].
+            outputs: the network's outputs [n, ...].
         """
         config = self.frame.config
         pictures, decoded = len(outputs[0]), HEADS[self.head].decode(outputs, self.frame)
@@ -99,7 +99,7 @@ def _above_threshold(candidates: Candidates, config: DetectionConfig) -> Detecti
 
 
 def _as_candidates(detections: Detections, pictures: int, classes: int) -> Candidates:
-    """Return detections as boxes with a score for one class and 0 for the others."""
+    """Return detections as boxes with a score for their class and 0 for all others."""
     ordered = detections.select(np.argsort(detections.picture, kind="stable"))
     row = _number(ordered.picture)
     boxes = np.zeros((pictures, row.max(initial=-1) + 1, 4), np.float32)
@@ -110,7 +110,7 @@ def _as_candidates(detections: Detections, pictures: int, classes: int) -> Candi
 
 
 def _keep_best(detections: Detections, pictures: int, config: DetectionConfig) -> Floats:
-    """Return the highest scores of each picture, see `Decoder.__call__`."""
+    """Return the detections with the highest scores of each picture, see `Decoder.__call__`."""
     most = config.max_detections
     kept = detections.select(detections.scores > config.score_threshold)
     kept = kept.select(np.lexsort((-kept.scores, kept.picture)))  # stable: of equals the first
@@ -123,7 +123,7 @@ def _keep_best(detections: Detections, pictures: int, config: DetectionConfig) -
 
 
 def _number(pictures: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the index of each detection within its picture [D], from sorted pictures [D]."""
+    """Return each detection's index within its picture [D], from sorted picture indices [D]."""
     return np.arange(len(pictures)) - np.searchsorted(pictures, pictures)
 
 

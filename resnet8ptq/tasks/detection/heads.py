@@ -1,4 +1,4 @@
-"""The usual heads of detectors by name: decoding of their outputs.
+"""The usual heads of detectors by name, and the decoding of their outputs.
 
 A head decodes outputs to boxes and scores, or to detections. Boxes are left, top, right and bottom
 in pixels of the network's input. A further head is two functions and an entry in `HEADS`.
@@ -30,13 +30,13 @@ COCO_ANCHORS = {
 
 @dataclass(frozen=True)
 class Frame:
-    """The properties of a network and its data that a head is decoded by.
+    """The properties of a network and its data that decoding needs.
 
     Attributes:
-        height, width: of the network's input, in pixels.
+        height, width: size of the network's input in pixels.
         classes: number of classes of the data set.
-        outputs: the shape of each output by its name, without the batch axis.
-        config: how boxes are written, strides and anchors.
+        outputs: the shape of each output by name, without the batch axis.
+        config: settings: box format, strides and anchors.
     """
 
     height: int
@@ -57,7 +57,7 @@ class Frame:
 
     @property
     def maps(self) -> list[tuple[int, int]]:
-        """Rows and columns of the map of each stride."""
+        """Rows and columns of the feature map of each stride."""
         return [(self.height // s, self.width // s) for s in self.config.strides]
 
     @property
@@ -81,7 +81,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Detections:
-    """Detections of n pictures, chosen by the network.
+    """Detections of n pictures, after the network's own suppression.
 
     Attributes:
         picture: [D], the index of the picture.
@@ -94,7 +94,7 @@ class Detections:
     labels: NDArray[np.int64]
 
     def select(self, chosen: NDArray[Any]) -> "Detections":
-        """Return the detections with these indices, or of this mask."""
+        """Return the detections at these indices, or in this mask."""
         return Detections(*(array[chosen] for array in vars(self).values()))
 
 
@@ -103,9 +103,9 @@ class Head:
     """A layout of outputs.
 
     Attributes:
-        takes: the outputs in words.
-        fits: whether the outputs have such shapes.
-        decode: outputs [n, ...], in the network's order.
+        takes: the outputs, described in text.
+        fits: returns whether the outputs have suitable shapes.
+        decode: decodes outputs [n, ...], in the network's order.
     """
 
     takes: str
@@ -114,11 +114,11 @@ class Head:
 
 
 def find_head(frame: Frame) -> str:
-    """Return the name of the head: as set, or the one that fits the outputs.
+    """Return the name of the head in the settings, or of the only head that fits the outputs.
 
     Raises:
         ConfigError: an unknown name.
-        ModelError: the named head does not fit, or none or several fit; it names those that fit.
+        ModelError: the named head does not fit, or none or several fit; names the heads that fit.
     """
     fitting = [name for name, head in HEADS.items() if head.fits(frame)]
     name = frame.config.head
@@ -142,7 +142,7 @@ def corners(boxes: Array, written: str, frame: Frame) -> Floats:
     """Return boxes [..., 4] as left, top, right, bottom in pixels of the network's input.
 
     Args:
-        written: their format if `task.boxes` is not set.
+        written: their format if `task.boxes` is null.
     """
     one, two, three, four = np.moveaxis(boxes.astype(np.float32), -1, 0)
     match frame.config.boxes or written:
@@ -162,7 +162,7 @@ def corners(boxes: Array, written: str, frame: Frame) -> Floats:
 
 
 def _around(centres: Floats, sizes: Floats) -> Floats:
-    """Return boxes [..., 4] of these centres [..., 2] and sizes [..., 2]."""
+    """Return boxes [..., 4] with these centres [..., 2] and sizes [..., 2]."""
     return np.concatenate([centres - sizes / 2, centres + sizes / 2], axis=-1)
 
 
@@ -177,7 +177,7 @@ def _sigmoid(values: Floats) -> Floats:
 
 
 def _single(frame: Frame) -> Shape:
-    """Return the shape of a single output of rows; empty for other outputs."""
+    """Return the shape of a single output of rows; empty for any other outputs."""
     shapes = frame.shapes
     return shapes[0] if len(shapes) == 1 and len(shapes[0]) == 2 else ()
 
@@ -251,7 +251,7 @@ def _decode_yolov8(outputs: Sequence[Array], frame: Frame) -> Candidates:
 
 
 def _match(frame: Frame, *kinds: Callable[[Shape], bool]) -> list[int]:
-    """Return the index of the output of each kind; empty unless kinds and outputs match 1 to 1."""
+    """Return the output's index for each kind; empty unless kinds and outputs match one to one."""
     matches = [[index for index, s in enumerate(frame.shapes) if fits(s)] for fits in kinds]
     if any(len(match) != 1 for match in matches) or len(frame.shapes) != len(kinds):
         return []
@@ -290,7 +290,7 @@ def _find_selected(frame: Frame) -> list[int]:
 
 
 def _decode_selected(outputs: Sequence[Array], frame: Frame) -> Detections:
-    """Decode the output of ONNX's NonMaxSuppression: picture, class and box of a detection."""
+    """Decode the output of ONNX's NonMaxSuppression: rows of picture, class and box index."""
     boxes, scores, selected = (outputs[index] for index in _find_selected(frame))
     rows = selected.reshape(-1, 3).astype(np.int64)
     picture, label, box = rows[(rows >= 0).all(axis=1)].T
@@ -301,7 +301,7 @@ def _decode_selected(outputs: Sequence[Array], frame: Frame) -> Detections:
 
 
 def _find_detections(frame: Frame) -> list[int]:
-    """Return the indices of boxes, scores, labels and an optional count; empty if others exist."""
+    """Return the indices of boxes, scores, labels, optionally a count; empty for other outputs."""
     names, shapes = list(frame.outputs), frame.shapes
     boxes = [index for index, shape in enumerate(shapes) if _is_boxes(shape)]
     counts = [

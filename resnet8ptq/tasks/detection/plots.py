@@ -1,4 +1,4 @@
-"""Figures of a detector beside FP32: classes, precision and recall, and pictures with boxes."""
+"""Figures that compare a detector with FP32: classes, precision and recall, pictures."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ OVERLAP = 0.5  # boxes that overlap more stand for the same object
 def classes(
     model: DetectionScores, baseline: DetectionScores, class_names: Sequence[str], title: str
 ) -> Figure:
-    """AP of the classes that changed most, beside FP32's; the change with its 95% interval."""
+    """Draw AP and FP32's AP of the classes that changed most, with 95% intervals of the change."""
     changes = ClassChanges.of(model, baseline)
     deltas = changes.deltas
     order = np.argsort(-np.abs(deltas), kind="stable")  # NaN last
@@ -60,7 +60,7 @@ def classes(
 
 
 def curves(model: DetectionScores, baseline: DetectionScores, title: str) -> Figure:
-    """Precision over recall at IoU 0.50 and 0.75, the mean of the classes that have objects."""
+    """Draw precision over recall at IoU 0.50 and 0.75, the mean over classes with objects."""
     figure = Figure(figsize=(6.4, 5.2), layout="constrained")
     axes = figure.subplots()
     for name, scores, line in (("FP32", baseline, "--"), ("quantized", model, "-")):
@@ -80,7 +80,7 @@ def curves(model: DetectionScores, baseline: DetectionScores, title: str) -> Fig
 def pictures(
     model: DetectionScores, baseline: DetectionScores, class_names: Sequence[str], title: str
 ) -> Figure:
-    """The pictures that changed most: annotations, FP32's and the quantized model's boxes."""
+    """Draw the pictures that changed most, with annotations and the boxes of both models."""
     assert model.show is not None  # every run sets it
     change = box_changes(model, baseline)
     shown = np.argsort(-change, kind="stable")[:PICTURES]
@@ -114,10 +114,10 @@ def pictures(
 
 
 def _area(record: Array, size: tuple[int, ...]) -> tuple[float, float, float, float]:
-    """Return left, top, right and bottom of the picture itself, without padding.
+    """Return left, top, right and bottom of the picture, without padding.
 
     Args:
-        size: height and width of the network input.
+        size: height and width of the network's input.
     """
     begin = np.maximum(record["offset"], 0)
     end = record["offset"] + record["scale"] * (record["width"], record["height"])
@@ -128,7 +128,7 @@ def _area(record: Array, size: tuple[int, ...]) -> tuple[float, float, float, fl
 def box_changes(model: DetectionScores, baseline: DetectionScores) -> NDArray[np.float64]:
     """Return the change of the detections of each picture [n].
 
-    The sum of the scores of drawn boxes that only one of the two models has.
+    It is the sum of the scores of drawn boxes that only one of the two models has.
     """
     change = np.zeros(model.total)
     for index in range(model.total):
@@ -157,7 +157,7 @@ def _annotated(record: Array) -> NDArray[np.float64]:
 
 
 def _unmatched(boxes: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which boxes [D, 6] no other box of the same class overlaps."""
+    """Return a mask of the boxes [D, 6] that overlap no box of the same class in `others`."""
     if not len(boxes) or not len(others):
         return np.ones(len(boxes), np.bool_)
     first, second = boxes[:, np.newaxis], others[np.newaxis]

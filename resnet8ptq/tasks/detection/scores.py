@@ -1,4 +1,4 @@
-"""Scored detections of a model, and the classes that changed between two models."""
+"""The scored detections of a model, and the change of each class between two models."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class DetectionScores(Scores):
     Attributes:
         outputs: detections [n, most, 6], see `decoding.Decoder`.
         pictures: [n] records, see `data.boxes`.
-        class_ids: of the annotations, in the order of the classes.
+        class_ids: category ids of the annotations, in the order of the classes.
         resamples: number of bootstrap samples.
         show: returns the pictures with these indices, see `Targets.pictures`.
     """
@@ -92,7 +92,7 @@ class DetectionScores(Scores):
     def per_sample(self) -> Replicates:
         """AP of each bootstrap sample [resamples], shifted so that their mean is AP.
 
-        A sample has fewer different pictures, and AP is higher on fewer.
+        A bootstrap sample has fewer distinct pictures, which raises AP.
         """
         replicates = ap_bootstrap.mean_of(self.by_class)
         return Replicates(np.asarray(replicates - np.nanmean(replicates) + self.value))
@@ -105,7 +105,7 @@ class DetectionScores(Scores):
         return distortion.sqnr_db(theirs, ours)
 
     def more(self) -> Metrics:
-        """Return COCO's other numbers, and the number of detections."""
+        """Return COCO's other metrics, and the number of detections."""
         others = {name: value for name, value in self.evaluation.metrics.items() if name != "ap"}
         defined = {name: None if math.isnan(value) else value for name, value in others.items()}
         return {**defined, "counts/detections": len(self.results)}
@@ -113,12 +113,12 @@ class DetectionScores(Scores):
 
 @dataclass(frozen=True)
 class ClassChanges:
-    """AP of each class against the baseline's.
+    """The change of each class's AP against the baseline's.
 
     Attributes:
         deltas: AP minus the baseline's [classes]; NaN without objects of the class.
-        p_values: [classes], corrected for the number of classes (Holm); NaN for classes in fewer
-            than `ENOUGH` pictures.
+        p_values: p-values [classes], corrected for the number of classes (Holm); NaN for classes in
+            fewer than `ENOUGH` pictures.
     """
 
     deltas: Values
@@ -128,8 +128,9 @@ class ClassChanges:
     def of(cls, model: DetectionScores, baseline: DetectionScores) -> Self:
         """Test each class.
 
-        By the normal distribution with the bootstrap's standard error (Efron and Tibshirani, An
-        Introduction to the Bootstrap, 1993): with many classes, no counted p-value is small enough.
+        The test uses the normal distribution with the bootstrap's standard error (Efron and
+        Tibshirani, An Introduction to the Bootstrap, 1993), because with many classes no counted
+        p-value is small enough.
         """
         deltas = np.asarray(model.evaluation.by_class - baseline.evaluation.by_class)
         differences = model.by_class - baseline.by_class
@@ -148,7 +149,7 @@ class ClassChanges:
 
 
 def to_coco(pictures: Array, class_ids: Sequence[int]) -> dict[str, Any]:
-    """Return the annotations of pictures [n], records as `data.boxes` has them."""
+    """Return the annotations of pictures [n], given as records of `data.boxes`."""
     annotations = [
         {
             "image_id": int(record["image_id"]),

@@ -12,7 +12,7 @@ from resnet8ptq.tasks.detection.heads import Candidates, Detections
 
 
 def suppress(candidates: Candidates, config: DetectionConfig) -> Detections:
-    """Drop boxes that overlap one of the same class with a higher score, by ONNX Runtime."""
+    """Drop boxes that overlap a box of the same class with a higher score, with ONNX Runtime."""
     scores = np.ascontiguousarray(candidates.scores.swapaxes(1, 2))
     run = _suppression(config.max_detections, config.iou_threshold, config.score_threshold)
     [selected] = run.run(None, {"boxes": candidates.boxes, "scores": scores})
@@ -22,7 +22,7 @@ def suppress(candidates: Candidates, config: DetectionConfig) -> Detections:
 
 @cache
 def _suppression(most: int, iou: float, score: float) -> onnxruntime.InferenceSession:
-    """Return a session of NonMaxSuppression; boxes may name their corners in either order."""
+    """Return a session of NonMaxSuppression; the two corners of a box may be in either order."""
     boxes = helper.make_tensor_value_info("boxes", TensorProto.FLOAT, [None, None, 4])
     scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [None, None, None])
     selected = helper.make_tensor_value_info("selected", TensorProto.INT64, [None, 3])

@@ -44,7 +44,7 @@ def build(
     """Return the task.
 
     Args:
-        decoder: None to read a finished run.
+        decoder: decodes the outputs; None for a finished run.
         resamples: number of bootstrap samples.
     """
     return Task(

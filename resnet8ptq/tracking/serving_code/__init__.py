@@ -1,1 +1,1 @@
-"""Modules that MLflow copies beside the files that it cannot load itself; none imports another."""
+"""Modules that MLflow copies beside files without a flavor; none imports another."""

@@ -1,4 +1,4 @@
-"""Serves an ExecuTorch program through MLflow's pyfunc; loading it imports the runtime."""
+"""Serves an ExecuTorch program through MLflow's pyfunc."""
 
 from pathlib import Path
 from threading import Lock
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class ExecutorchModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-    """The loaded program; it runs one request after another."""
+    """The loaded program; it runs requests one at a time."""
 
     def load_context(self, context: Any) -> None:
         """Load the file."""

@@ -1,6 +1,6 @@
 """Serves an ONNX file, or an archive of OpenVINO's two files, through MLflow's pyfunc.
 
-OpenVINO runs it as it was measured: without bfloat16.
+OpenVINO runs it without bfloat16, as it was measured.
 """
 
 import sys
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class OpenvinoModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-    """The compiled file; it runs one request after another."""
+    """The compiled file; it runs requests one at a time."""
 
     def load_context(self, context: Any) -> None:
         """Compile the file, without OpenVINO's telemetry."""

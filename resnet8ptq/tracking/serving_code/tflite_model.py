@@ -1,4 +1,4 @@
-"""A TFLite file behind MLflow's pyfunc: floats in and out, also if the file takes integers."""
+"""Serves a TFLite file through MLflow's pyfunc, with float inputs and outputs for any file."""
 
 from threading import Lock
 from typing import Any
@@ -12,7 +12,7 @@ INTEGERS = (np.int8, np.int16)
 
 
 class TfliteModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
-    """The file, loaded; its interpreter runs one request after another."""
+    """The loaded file; its interpreter runs requests one at a time."""
 
     def load_context(self, context: Any) -> None:
         """Load the file."""

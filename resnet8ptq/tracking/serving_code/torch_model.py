@@ -1,7 +1,7 @@
-"""A TorchScript file or an exported program behind MLflow's pyfunc.
+"""Serves a TorchScript file or an exported program through MLflow's pyfunc.
 
-torch is imported when a file is loaded. MLflow imports this module to log it, and importing torch
-would add two seconds to the end of a run.
+It imports torch only when a file is loaded: MLflow imports this module to log it, and importing
+torch would add two seconds to a run.
 """
 
 from importlib import import_module
