@@ -250,6 +250,23 @@ def test_a_normalization_before_a_convolution_stays_in_float(
     assert 0 < np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(
+    ("operator", "shape"), [("LayerNormalization <axis = 1>", (4, 4, 4)), ("PRelu", (4, 1, 1))]
+)
+def test_calibrates_operators_to_which_torch_gives_its_own_observer(
+    shapes_model, tmp_path, operator, shape
+):
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 4, 4, 4] y)
+        {{ wide = Conv(x, v)  changed = {operator} (wide, c)  y = Conv(changed, w) }}"""
+    )
+    weights = {"v": (4, 2, 1, 1), "w": (4, 4, 1, 1), "c": shape}
+    got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights)
+    assert kernels == (2, 0)
+    assert 0 < np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("backend", FLOWS)
 def test_a_pad_keeps_a_value_beyond_its_input(shapes_model, tmp_path, backend):
     """As linear attention pads ones, to sum its weights."""

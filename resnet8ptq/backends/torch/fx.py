@@ -86,6 +86,7 @@ _OBSERVERS = (RangeObserver, HistogramObserver)
 # oneDNN's kernel is wrong where the numbers of channels differ, FBGEMM's for kernels of 2 x 2 with
 # 8 or 16 channels: by more than the values themselves (torch 2.13). FX refuses them per channel.
 _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+_OWN_WEIGHTS = (torch.nn.LayerNorm, torch.nn.PReLU)  # in float, and in quint8
 # The operators of `_FIXED`, by their names in ONNX.
 _FIXED_SCALES = ("Sigmoid", "Tanh", "HardSigmoid", "Softmax")
 _MOVING = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice")
@@ -118,6 +119,9 @@ def quantize(
     example = as_tensors(activations.calibration.zeros)
     qconfig = QConfig(_activation_observer(config.calib, scheme), weight_observer(config))
     mapping = get_default_qconfig_mapping(torch.backends.quantized.engine).set_global(qconfig)
+    for kind in _OWN_WEIGHTS:  # torch's mapping also gives them its own observer of activations
+        own = mapping.object_type_qconfigs[kind]
+        mapping.set_object_type(kind, own._replace(activation=qconfig.activation))
     # Constants are quantized only with the node that takes them.
     if any(isinstance(layer, _TRANSPOSED) for layer in module.modules()):
         log.warning("transposed convolutions stay in float: torch's 8-bit kernels compute wrongly")
@@ -148,11 +152,8 @@ def quantize(
                 observer.preset = min(low, shared[0]), max(high, shared[1])
         _calibrate(prepared, activations.calibration, config.calib)
         first = {id(observer): (name, observer) for name, observer in reversed(observers)}
-        ranges = {
-            name: observer.chosen_range()
-            for name, observer in first.values()  # the first of a name wins
-            if isinstance(observer, RangeObserver)
-        }
+        # The first of a name wins.
+        ranges = {name: observer.chosen_range() for name, observer in first.values()}
         return convert_fx(prepared), ranges
 
 
@@ -211,8 +212,8 @@ def weight_observer(config: QuantizationConfig) -> Any:
     return MinMaxObserver.with_args(qscheme=torch.per_tensor_symmetric, **settings)
 
 
-def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
-    """Return each observer with the ONNX name of its tensor, in the order of the graph.
+def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, RangeObserver]]:
+    """Return each observer of a range with the ONNX name of its tensor, in the order of the graph.
 
     Several tensors may share an observer, whose range covers all: the inputs and the output of a
     Concat, or of an operator that only moves values. If only a Clip takes a tensor, its observer
@@ -231,7 +232,7 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
     return [
         (names[str(node.args[0])], modules[node.target])
         for node in prepared.graph.nodes
-        if isinstance(modules.get(node.target), _OBSERVERS) and str(node.args[0]) in names
+        if isinstance(modules.get(node.target), RangeObserver) and str(node.args[0]) in names
     ]
 
 
