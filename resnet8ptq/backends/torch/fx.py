@@ -131,8 +131,9 @@ def quantize(
         mapping.set_module_name(name, None)
     with known_warnings():
         try:
-            # FX quantizes a cat that it traced, whatever its settings.
-            opaque = PrepareCustomConfig().set_non_traceable_module_names(_find_mixed(graph))
+            # FX quantizes a cat and a resize that it traced, whatever its settings.
+            left = [*_find_mixed(graph), *_find_float_resizes(module)]
+            opaque = PrepareCustomConfig().set_non_traceable_module_names(left)
             prepared = prepare_fx(module, mapping, example, opaque)
         except Exception as error:  # TraceError, TypeError, NotImplementedError, AssertionError
             why = f"FX cannot trace the network ({one_line(error)}); try {_PT2E}"
@@ -172,6 +173,12 @@ def _find_mixed(graph: onnx.GraphProto) -> list[str]:
         return node is not None and node.op_type in _FIXED_SCALES
 
     return [n.name for n in graph.node if n.op_type == "Concat" and any(map(is_fixed, n.input))]
+
+
+def _find_float_resizes(module: Any) -> list[str]:
+    """Return the names of the layers for whose mode torch has no quantized kernel."""
+    without = ("linear", "trilinear", "bicubic")
+    return [name for name, layer in module.named_modules() if getattr(layer, "mode", "") in without]
 
 
 def _free_inputs(prepared: Any, observer: Any) -> None:
