@@ -31,6 +31,7 @@ _PASSING = (
     "_Squeeze",
 )  # of one number
 _CONSTANTS = "initializers"  # onnx2torch's module of constants
+_TO_THE_END = 2**31 - 1  # of an axis of any size, as the end of a Slice
 _OPSET = 17  # the newest in which onnx2torch supports every common operator
 
 
@@ -337,7 +338,9 @@ def _fix_slice(constants: Mapping[int, Any]) -> "_Slice | None":
     axes, steps = parts.get(3, list(range(len(starts)))), parts.get(4, [1] * len(starts))
     if min(steps) < 1 or min(axes) < 0 <= max(axes):
         return None
-    slices = dict(zip(axes, map(slice, starts, ends, steps), strict=True))
+    # A number would bound the batch in `torch.export`.
+    open_ends = [None if end >= _TO_THE_END else end for end in ends]
+    slices = dict(zip(axes, map(slice, starts, open_ends, steps), strict=True))
     if min(axes) < 0:
         inner = (slices.get(axis, slice(None)) for axis in range(min(axes), 0))
         return _Slice(parts=(..., *inner))

@@ -336,3 +336,34 @@ def test_values_reduced_behind_a_product_are_those_of_onnx_runtime(kind, axes, t
     onnx.save(proto, tmp_path / "model.onnx")
     [made] = predictor.load(tmp_path / "model.onnx", 1).predict(x)
     np.testing.assert_allclose(made, expected, atol=2.5 * constants["ms"])
+
+
+@needs_openvino
+@pytest.mark.parametrize("pads", [[1, 1, 1, 1], [0, 0, 1, 1]])
+def test_zeros_that_a_pool_counts_are_zeros(pads, tmp_path):
+    """As torch's AvgPool2d counts them; OpenVINO's own added noise 8 dB above the signal."""
+    random = np.random.default_rng(0)
+    proto = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, 2, 8, 8] x) => (float[N, 3, H, W] y) {{
+            wide = Conv(x, v)
+            mean = AveragePool<kernel_shape = [3, 3], pads = {pads}, count_include_pad = 1>(wide)
+            y = Conv(mean, w)
+        }}"""
+    )
+    kernels = {"v": (4, 2, 1, 1), "w": (3, 4, 1, 1)}
+    values = {name: random.normal(size=s).astype(np.float32) for name, s in kernels.items()}
+    add_constants(proto.graph, values)
+    for number, node in enumerate(proto.graph.node):
+        node.name = f"{node.op_type}_{number}"
+    onnx.save(proto, tmp_path / "network.onnx")
+    pictures = random.normal(size=(20, 2, 8, 8)).astype(np.float32)
+    record = converted.convert(tmp_path / "network.onnx", tmp_path / "made", pictures)
+    network = Fp32Model("own", tmp_path, "", tmp_path / "made" / FOLDED, True, record)
+    quantizer, folder = quantizer_of(settings_of("openvino")), tmp_path / "quantized"
+    folder.mkdir()
+    artifact = quantizer.quantize(network, Split(pictures, None, "made"), folder)
+    [got] = quantizer.load(artifact.path, 1).predict(pictures)
+    [expected] = open_runner(proto.SerializeToString())(pictures)
+    assert artifact.quantized_layers == 2
+    assert 0 < np.square(got - expected).sum() < 0.01 * np.square(expected).sum()

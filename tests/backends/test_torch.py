@@ -252,6 +252,38 @@ def test_a_normalization_before_a_convolution_stays_in_float(
     assert 0 < np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(
+    ("operator", "shape"), [("LayerNormalization <axis = 1>", (4, 4, 4)), ("PRelu", (4, 1, 1))]
+)
+def test_calibrates_operators_to_which_torch_gives_its_own_observer(
+    shapes_model, tmp_path, operator, shape
+):
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 4, 4, 4] y)
+        {{ wide = Conv(x, v)  changed = {operator} (wide, c)  y = Conv(changed, w) }}"""
+    )
+    weights = {"v": (4, 2, 1, 1), "w": (4, 4, 1, 1), "c": shape}
+    got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights)
+    assert kernels == (2, 0)
+    assert 0 < np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def test_a_cubic_resize_stays_in_float(shapes_model, tmp_path):
+    """As of super-resolution; torch's has no quantized kernel."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 4, 8, 8] y)
+        <float[4] scales = {1, 1, 2, 2}>
+        { wide = Conv(x, v)
+          larger = Resize <mode = "cubic"> (wide, , scales)  y = Conv(larger, w) }"""
+    )
+    weights = {"v": (4, 2, 1, 1), "w": (4, 4, 1, 1)}
+    got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights)
+    assert kernels == (2, 0)
+    assert 0 < np.abs(got - expected).max() < 0.06 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("backend", FLOWS)
 def test_a_pad_keeps_a_value_beyond_its_input(shapes_model, tmp_path, backend):
     """As linear attention pads ones, to sum its weights."""

@@ -238,6 +238,7 @@ def test_a_config_without_the_schema_is_refused(tmp_path):
     ("overrides", "message"),
     [
         (["calib.table=a.json", "method=dynamic"], r"calib\.table: has no effect"),
+        (["calib.table=a.json", "calib=histogram", "backend=torch"], r"calib\.table: torch's own"),
         (
             ["method=qat", "corrections.equalization=true"],
             r"corrections\.equalization: got true, takes false",

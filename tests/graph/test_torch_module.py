@@ -64,6 +64,19 @@ def test_a_slice_without_axes_keeps_its_steps():
     assert to_torch_module(proto)(torch.arange(8.0).reshape(2, 4)).tolist() == [[0, 2], [4, 6]]
 
 
+@pytest.mark.parametrize("end", [2**31 - 1, 2**63 - 1])
+def test_a_slice_to_the_end_keeps_any_batch(end):
+    """As TensorFlow crops a picture, along every axis."""
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 3] x) => (float[N, 2] y)
+        <int64[2] starts = {{0, 1}}, int64[2] ends = {{{end}, {end}}}, int64[2] axes = {{0, 1}}>
+        {{ y = Slice(x, starts, ends, axes) }}"""
+    )
+    program = export(to_torch_module(proto), Example((torch.ones(1, 3),), (False,)))
+    values = torch.arange(12.0).reshape(4, 3)
+    assert torch.equal(program.module()(values), values[:, 1:])
+
+
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
 def test_a_pad_with_a_value_can_be_exported(mode):
     proto = onnx.parser.parse_model(

@@ -25,7 +25,7 @@ Step = tuple[str, ArrayLike]  # an operator and its constant operand
 def rewrite(proto: onnx.ModelProto) -> bool:
     """Rewrite a graph in place, with unchanged results elsewhere; return whether it changed."""
     graph = proto.graph
-    changed = [_avoid_unit_scales(graph), _sum_signals(proto)]
+    changed = [_avoid_unit_scales(graph), _sum_signals(proto), _pad_before_pools(graph)]
     return any([*changed, _keep_reduced_axes(graph), _pad_with_zeros(graph)])
 
 
@@ -103,6 +103,27 @@ def _sum_signals(proto: onnx.ModelProto) -> bool:
     return changed
 
 
+def _pad_before_pools(graph: onnx.GraphProto) -> bool:
+    """Write the pads that means count, torch's default, as Pads; return whether there are any.
+
+    Where zero is not level 0, OpenVINO pads rounded values with another value (-8 dB). It fuses
+    such a Pad with the pool again, unless an axis is put in around it.
+    """
+    pools = [
+        node
+        for node in graph.node
+        if node.op_type == "AveragePool"
+        and attribute(node, "count_include_pad", 0)
+        and any(attribute(node, "pads", ()))
+    ]
+    for node in pools:
+        sides = np.reshape(attribute(node, "pads", ()), (2, -1))
+        node.attribute.remove(next(item for item in node.attribute if item.name == "pads"))
+        widths = np.insert(sides, 0, np.zeros((3, 1)), axis=1).reshape(-1)
+        _enclose(graph, node, [("Unsqueeze", [1]), ("Pad", widths), ("Squeeze", [1])], [])
+    return bool(pools)
+
+
 def _find_axes(node: onnx.NodeProto, constants: Constants) -> list[int]:
     """Return the axes of a reduction; none if they are not constant, or if all axes are reduced."""
     if len(node.input) > 1:  # since opset 18, of ReduceSum since 13
@@ -164,7 +185,7 @@ def _enclose(
         node.input[0] = added.output[0]
         graph.node.insert(index, added)
         index += 1
-    source = node.output[0] = f"{output}__inner"
+    source = node.output[0] = f"{output}__inner" if after else output
     for number, (kind, values) in enumerate(after, 1):
         made = output if number == len(after) else f"{output}__{number}"
         graph.node.insert(index + number, _make(graph, kind, source, values, made))

@@ -86,6 +86,7 @@ _OBSERVERS = (RangeObserver, HistogramObserver)
 # oneDNN's kernel is wrong where the numbers of channels differ, FBGEMM's for kernels of 2 x 2 with
 # 8 or 16 channels: by more than the values themselves (torch 2.13). FX refuses them per channel.
 _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+_OWN_WEIGHTS = (torch.nn.LayerNorm, torch.nn.PReLU)  # in float, and in quint8
 # The operators of `_FIXED`, by their names in ONNX.
 _FIXED_SCALES = ("Sigmoid", "Tanh", "HardSigmoid", "Softmax")
 _MOVING = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice")
@@ -121,6 +122,9 @@ def quantize(
     observer = _activation_observer(config.calib, scheme)
     qconfig = QConfig(observer, weight_observer(config, weights))
     mapping = get_default_qconfig_mapping(torch.backends.quantized.engine).set_global(qconfig)
+    for kind in _OWN_WEIGHTS:  # torch's mapping also gives them its own observer of activations
+        own = mapping.object_type_qconfigs[kind]
+        mapping.set_object_type(kind, own._replace(activation=qconfig.activation))
     # Constants are quantized only with the node that takes them.
     if any(isinstance(layer, _TRANSPOSED) for layer in module.modules()):
         log.warning(
@@ -132,8 +136,9 @@ def quantize(
         mapping.set_module_name(name, None)
     with known_warnings():
         try:
-            # FX quantizes a cat that it traced, whatever its settings.
-            opaque = PrepareCustomConfig().set_non_traceable_module_names(_find_mixed(graph))
+            # FX quantizes a cat and a resize that it traced, whatever its settings.
+            left = [*_find_mixed(graph), *_find_float_resizes(module)]
+            opaque = PrepareCustomConfig().set_non_traceable_module_names(left)
             prepared = prepare_fx(module, mapping, example, opaque)
         except Exception as error:  # TraceError, TypeError, NotImplementedError, AssertionError
             why = f"FX cannot trace the network ({one_line(error)}); try {_PT2E}"
@@ -153,11 +158,8 @@ def quantize(
                 observer.preset = min(low, shared[0]), max(high, shared[1])
         _calibrate(prepared, activations.calibration, config.calib)
         first = {id(observer): (name, observer) for name, observer in reversed(observers)}
-        ranges = {
-            name: observer.chosen_range()
-            for name, observer in first.values()  # the first of a name wins
-            if isinstance(observer, RangeObserver)
-        }
+        # The first of a name wins.
+        ranges = {name: observer.chosen_range() for name, observer in first.values()}
         return convert_fx(prepared), ranges
 
 
@@ -177,6 +179,12 @@ def _find_mixed(graph: onnx.GraphProto) -> list[str]:
         return node is not None and node.op_type in _FIXED_SCALES
 
     return [n.name for n in graph.node if n.op_type == "Concat" and any(map(is_fixed, n.input))]
+
+
+def _find_float_resizes(module: Any) -> list[str]:
+    """Return the names of the layers for whose mode torch has no quantized kernel."""
+    without = ("linear", "trilinear", "bicubic")
+    return [name for name, layer in module.named_modules() if getattr(layer, "mode", "") in without]
 
 
 def _free_inputs(prepared: Any, observer: Any) -> None:
@@ -216,8 +224,8 @@ def weight_observer(config: QuantizationConfig, scheme: WeightScheme) -> Any:
     return MinMaxObserver.with_args(qscheme=torch.per_tensor_symmetric, **settings)
 
 
-def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
-    """Return each observer with the ONNX name of its tensor, in graph order.
+def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, RangeObserver]]:
+    """Return each observer of a range with the ONNX name of its tensor, in graph order.
 
     Several tensors may share an observer, whose range covers all: the inputs and the output of a
     Concat, or of an operator that only moves values. If only a Clip takes a tensor, its observer
@@ -236,7 +244,7 @@ def _observers(prepared: Any, graph: onnx.GraphProto) -> list[tuple[str, Any]]:
     return [
         (names[str(node.args[0])], modules[node.target])
         for node in prepared.graph.nodes
-        if isinstance(modules.get(node.target), _OBSERVERS) and str(node.args[0]) in names
+        if isinstance(modules.get(node.target), RangeObserver) and str(node.args[0]) in names
     ]
 
 
