@@ -18,10 +18,8 @@ from resnet8ptq.core import background, command
 from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
-    from resnet8ptq.evaluation.result import RunResult
     from resnet8ptq.experiment.settings import Settings
     from resnet8ptq.tracking.record import RunRecord
-    from resnet8ptq.tracking.run import Run
     from resnet8ptq.tracking.store import Store
 
 log = logging.getLogger(__name__)
@@ -183,6 +181,7 @@ def run_recorded(
         cfg: the composed config, which names the run and is logged if the run fails early.
         settings: the located settings; an error fails the run.
     """
+    from resnet8ptq.evaluation.result import RunResult
     from resnet8ptq.experiment import running
     from resnet8ptq.tracking.run import replace_runs, start_run
 
@@ -192,21 +191,13 @@ def run_recorded(
     composed = OmegaConf.to_container(cfg, resolve=True)
     with start_run(store, name, composed, folder, parent_id, tags) as opened:
         replace_runs(store, earlier, opened)
-        if isinstance(settings, Exception):
-            result = _record_unsupported(settings, opened)
+        if isinstance(settings, UnsupportedError):  # such as a missing file
+            result = RunResult("unsupported", str(settings))
+            opened.log_composed()
+            opened.log_result(result)
+        elif isinstance(settings, Exception):
+            raise settings
         else:
             result = running.run(settings, folder, opened)
         log.info("%s: %s", name, result.summary())  # before the run's log is uploaded
     return opened.record
-
-
-def _record_unsupported(error: Exception, opened: "Run") -> "RunResult":
-    """Record a run with unsupported settings, such as a missing suite file; raise other errors."""
-    from resnet8ptq.evaluation.result import RunResult
-
-    if not isinstance(error, UnsupportedError):
-        raise error
-    result = RunResult("unsupported", str(error))
-    opened.log_composed()
-    opened.log_result(result)
-    return result

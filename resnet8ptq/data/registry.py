@@ -11,7 +11,6 @@ from typing import Any
 from resnet8ptq.config.schema import ArraysConfig, DataConfig, PreprocessConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import preprocessing
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sources import SOURCES
@@ -39,7 +38,6 @@ def read(
         DataError: a file is missing or damaged, or its labels do not fit; names the file.
         ConfigError: the settings do not fit the data, or the cache folder cannot be written.
     """
-    look_up("data.name", config.name, SOURCES)
     return _read(json.dumps([asdict(config), asdict(preprocess), calibrating]), cache_root)
 
 

@@ -1,6 +1,6 @@
 """`+analysis=inspect`: summarizes a network and checks that the settings fit; quantizes nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +10,14 @@ from resnet8ptq.config.schema import FileConfig, RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ModelError, PtqError
 from resnet8ptq.core.records import names_of
-from resnet8ptq.data import registry
+from resnet8ptq.data import locate, registry
 from resnet8ptq.data.preprocessing import RAW, Preprocessing
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
 from resnet8ptq.experiment import file_inspection
-from resnet8ptq.experiment.settings import settle_data, settle_suite
+from resnet8ptq.experiment.settings import settle_size, settle_suite
+from resnet8ptq.models import network_path
 from resnet8ptq.models.contract import IF_PICTURES, Contract, Samples, arranged, match
 from resnet8ptq.models.model import module_of
-from resnet8ptq.models.network_path import locate
 from resnet8ptq.models.summary import print_summary, summarize
 
 NO_DATA = (
@@ -41,8 +41,8 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
     cache_root = cache.folder(config.cache_dir)
     if isinstance(config.backend, FileConfig):
         return file_inspection.run_inspection(reading.find_path(config.backend), cache_root)
-    path = locate(config.model, config.data.name)
-    samples = _find_samples(config, cache_root)
+    path = network_path.locate(config.model, config.data.name)
+    samples = _find_samples(config, path, cache_root)
     sample = None if isinstance(samples, str) else samples.one
     summary = summarize(path, cache_root, sample, module_of(config.model), config.model.inputs)
     if not data_given:
@@ -75,16 +75,16 @@ class _Samples:
     steps: Preprocessing = RAW
 
 
-def _find_samples(config: RunConfig, cache_root: Path) -> _Samples | str:
-    """Return the facts of the samples, or the reason why they cannot be read."""
+def _find_samples(config: RunConfig, source: Path, cache_root: Path) -> _Samples | str:
+    """Return the facts of the samples, or why they cannot be read."""
     if config.data.name in _BUILT_IN and config.data.root is None:
         size = config.preprocess.size or 32
         height, width = size if isinstance(size, list) else (size, size)
         channels = 1 if config.preprocess.channels == "grey" else 3
         return _Samples(np.zeros((1, height, width, channels), np.uint8), len(CLASS_NAMES))
     try:
-        settled = settle_data(config)
-        data = registry.read(settled.data, settled.preprocess, cache_root)
+        config = replace(config, data=locate.settle(config.data))
+        data = registry.read(config.data, settle_size(config, source, cache_root), cache_root)
     except PtqError as error:
         return f"data={config.data.name}: {error}"
     test = data.test

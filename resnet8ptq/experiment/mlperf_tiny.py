@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pooch
 
-from resnet8ptq.config.schema import FileConfig, RunConfig
+from resnet8ptq.config.schema import BenchmarkConfig, FileConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.cache import downloads_folder
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.core.registry import look_up
 
 log = logging.getLogger(__name__)
 
@@ -111,33 +110,31 @@ def settle(config: RunConfig) -> RunConfig:
     """Return the settings with the files of `benchmark.name`; unchanged without it.
 
     Raises:
-        ConfigError: the task is unknown.
         UnsupportedError: a file is missing; the message names its source.
     """
-    if config.benchmark.name is None:
+    suite = config.benchmark
+    if suite.name is None:
         return config
-    task = look_up("benchmark.name", config.benchmark.name, SUITE)
+    task = SUITE[suite.name]
     if task.data is not None and config.data.root is None:
-        config = replace(config, data=replace(config.data, root=_find(task.data, config)))
+        config = replace(config, data=replace(config.data, root=_find(task.data, suite)))
     if task.network is not None and config.model.path is None:
-        config = replace(config, model=replace(config.model, path=_find(task.network, config)))
+        config = replace(config, model=replace(config.model, path=_find(task.network, suite)))
     backend = config.backend
     if isinstance(backend, FileConfig) and backend.path is None:
-        config = replace(config, backend=replace(backend, path=_find(task.official, config)))
+        config = replace(config, backend=replace(backend, path=_find(task.official, suite)))
     return config
 
 
-def _find(file: File, config: RunConfig) -> str:
+def _find(file: File, suite: BenchmarkConfig) -> str:
     """Return the path of a file: in `benchmark.folder`, or downloaded."""
-    folder = config.benchmark.folder
-    root = None if folder is None else Path(folder).expanduser()
-    paths = sorted(root.glob(file.path)) if root is not None else []
+    folder = suite.folder
+    paths = [] if folder is None else sorted(Path(folder).expanduser().glob(file.path))
     if paths and file.sha256 not in (None, files.sha256(paths[0]) if paths[0].is_file() else None):
         log.warning("%s: is not the suite's own file (another SHA-256)", paths[0])
     if paths:
         return str(paths[0].absolute())
-    name = config.benchmark.name
-    missing = f"benchmark={name}: {file.path} is not in benchmark.folder={folder}"
+    missing = f"benchmark={suite.name}: {file.path} is not in benchmark.folder={folder}"
     if file.url is None or file.sha256 is None:
         raise UnsupportedError(f"{missing}; get it from {file.source}")
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
-from resnet8ptq.calibration.methods import find_method
+from resnet8ptq.calibration.methods import METHODS
 from resnet8ptq.config.schema import BackendConfig, PreprocessConfig, RunConfig, TfliteConfig
 from resnet8ptq.core import cache, memory
 from resnet8ptq.core.errors import PtqError, SizesDifferError
@@ -30,10 +30,12 @@ class Settings:
     Attributes:
         config: the requested settings, with the paths of data and network.
         runtime: cache and threads.
+        source: the network's file or folder; for a module, its weights.
     """
 
     config: RunConfig
     runtime: Runtime
+    source: Path
 
     @property
     def quantizer(self) -> Quantizer:
@@ -42,7 +44,8 @@ class Settings:
 
     def with_threads(self, threads: int) -> "Settings":
         """Return the settings with another number of threads."""
-        return _on_this_machine(replace(self.config, threads=threads))
+        runtime = replace(self.runtime, threads=threads, threads_fixed=True)
+        return replace(self, config=replace(self.config, threads=threads), runtime=runtime)
 
 
 def settle(asked: RunConfig) -> Settings:
@@ -51,24 +54,16 @@ def settle(asked: RunConfig) -> Settings:
     Raises:
         PtqError: a file is missing, or a name is unknown.
     """
-    config = settle_data(settle_suite(asked))
-    if config.backend.quantizes:  # the path is of a sweep that has both
-        config = replace(config, backend=replace(config.backend, path=None))
+    config = settle_suite(asked)
+    memory.set_limit(config.memory_gb)
+    runtime = cache.runtime(config.cache_dir, config.threads, config.max_seconds)
+    config = replace(config, data=locate.settle(config.data))
     source = network_path.locate(config.model, config.data.name)
+    preprocess = settle_size(config, source, runtime.cache_root)
+    config = replace(config, preprocess=preprocess, backend=_settle_backend(config, source))
     if config.model.module is None:
         config = replace(config, model=replace(config.model, path=str(source)))
-    return _on_this_machine(replace(config, backend=_with_converter(config, source)))
-
-
-def _with_converter(config: RunConfig, source: Path) -> BackendConfig:
-    """Return the backend's settings; for TFLite, with the converter for this network."""
-    backend = config.backend
-    if not isinstance(backend, TfliteConfig) or backend.flow is not None:
-        return backend
-    name = format_name(source, config.model.module is not None)
-    # TensorFlow converts the whole file.
-    by_tensorflow = is_tflites(name, config.dtype.name == "fp32") and not config.model.outputs
-    return replace(backend, flow="convert" if by_tensorflow else "onnx2tf")
+    return Settings(config, runtime, source)
 
 
 def settle_suite(asked: RunConfig) -> RunConfig:
@@ -82,51 +77,56 @@ def settle_suite(asked: RunConfig) -> RunConfig:
     return mlperf_tiny.settle(asked)
 
 
-def settle_data(config: RunConfig) -> RunConfig:
-    """Return the settings with the data set located and the size of its pictures.
-
-    Raises:
-        PtqError: the data set is missing.
-    """
-    config = replace(config, data=locate.settle(config.data))
-    return replace(config, preprocess=_sized(config))
-
-
 def check_names(config: RunConfig) -> None:
-    """Raise `ConfigError` for an unknown backend, data set, task or calibration."""
+    """Raise `ConfigError` for an unknown backend, data set, task, calibration or benchmark."""
     look_up("backend.name", config.backend.name, BACKENDS)
     look_up("data.name", config.data.name, SOURCES)
     look_up("task.name", config.task.name, {AUTO: "", **TASKS})
-    find_method(config.calib.name)
+    look_up("calib.name", config.calib.name, METHODS)
+    if config.benchmark.name is not None:
+        look_up("benchmark.name", config.benchmark.name, mlperf_tiny.SUITE)
 
 
-def _on_this_machine(config: RunConfig) -> Settings:
-    memory.set_limit(config.memory_gb)
-    return Settings(config, cache.runtime(config.cache_dir, config.threads, config.max_seconds))
-
-
-def _sized(config: RunConfig) -> PreprocessConfig:
+def settle_size(config: RunConfig, source: Path, cache_root: Path) -> PreprocessConfig:
     """Return the preprocessing with the size of pictures that the network fixes.
 
-    The network's size is used if the pictures differ in size and `preprocess.size` is null. All
-    other faults of the data are reported when it is loaded.
+    The size is the network's where the pictures have several and `preprocess.size` sets none.
+    Loading the data reports anything else that is wrong with them.
+
+    Args:
+        config: its data set is located.
+        source: see `Settings`.
     """
-    taken, cache_root = config.preprocess, cache.folder(config.cache_dir)
-    if taken.size is not None or not SOURCES[config.data.name].decodes:
-        return taken
+    asked = config.preprocess
+    if asked.size is not None or not SOURCES[config.data.name].decodes:
+        return asked
     size = None
     try:
-        registry.read(config.data, taken, cache_root, config.calib.images)
+        registry.read(config.data, asked, cache_root, config.calib.images)
     except SizesDifferError:
         with suppress(PtqError):
-            size = summary.find_picture_size(config.model, config.data.name, cache_root)
+            size = summary.find_picture_size(source, config.model, cache_root)
     except PtqError:
-        return taken
+        return asked
     if size is None:
-        return taken
+        return asked
     log.info(
         "preprocess.size: got null, and the pictures differ in size: takes the network's, %s, by "
         "preprocess.resize=%s",
-        *(list(size), taken.resize),
+        *(list(size), asked.resize),
     )
-    return replace(taken, size=list(size))
+    return replace(asked, size=list(size))
+
+
+def _settle_backend(config: RunConfig, source: Path) -> BackendConfig:
+    """Return the backend's settings; TFLite's with the converter that takes the network."""
+    backend = config.backend
+    if not backend.quantizes:
+        return backend
+    backend = replace(backend, path=None)  # it is of a sweep that has both
+    if not isinstance(backend, TfliteConfig) or backend.flow is not None:
+        return backend
+    name = format_name(source, config.model.module is not None)
+    # TensorFlow converts the whole file.
+    by_tensorflow = is_tflites(name, config.dtype.name == "fp32") and not config.model.outputs
+    return replace(backend, flow="convert" if by_tensorflow else "onnx2tf")

@@ -66,10 +66,10 @@ def digest(config: ModelConfig, source: Path) -> str:
         source: the result of `locate`. The hash covers every file of a folder; for a module, also
             the code of its top-level package or file.
     """
-    content = _hash_all(source, "*") if source.is_dir() else files.hash_with_data(source)
     more: list[Any] = [config.inputs, config.outputs] if config.inputs or config.outputs else []
     if config.module is not None:
         more += [config.module, config.module_args or {}, _hash_code(config.module)]
+    content = _hash_all(source, "*") if source.is_dir() else files.hash_with_data(source)
     if not more:
         return content
     return hashlib.sha256(json.dumps([content, *more], default=str).encode()).hexdigest()

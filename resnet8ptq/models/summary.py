@@ -25,7 +25,7 @@ from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, picture_size, read_contract
 from resnet8ptq.models.conversion import CRASHED
 from resnet8ptq.models.gates import onnx as gate
-from resnet8ptq.models.network_path import digest, locate
+from resnet8ptq.models.network_path import digest
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import Module, Sample
 from resnet8ptq.models.sources.onnx import read_graph
@@ -156,10 +156,8 @@ def summarize(
     )
 
 
-def find_picture_size(
-    config: ModelConfig, data_name: str, cache_root: Path
-) -> tuple[int, int] | None:
-    """Return height and width of the network's input pictures.
+def find_picture_size(path: Path, config: ModelConfig, cache_root: Path) -> tuple[int, int] | None:
+    """Return height and width of the pictures that the network takes.
 
     None if a size is free, the network takes no pictures, or it is a module.
 
@@ -168,9 +166,7 @@ def find_picture_size(
     """
     if config.module is not None:
         return None
-    path = locate(config, data_name)
-    file_format = sources.find_format(path)
-    name = file_format.name if file_format else ""
+    name = sources.format_name(path)
     proto = _export(path, name, cache_root, None, None, config.inputs)
     return picture_size(read_contract(proto.graph), config.inputs or {})
 

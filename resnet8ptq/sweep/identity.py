@@ -38,7 +38,7 @@ def find(settings: Settings) -> str:
     hashed["data"] = [images.name, images.train.digest, images.test.digest]
     if images.calibration is not None:
         hashed["calib"] |= {"images": images.calibration.digest}
-    network = network_path.digest(config.model, network_path.locate(config.model, images.name))
+    network = network_path.digest(config.model, settings.source)
     hashed["model"] = {**hashed["model"], "path": network, "state_dict": None}
     if config.backend.path is not None:
         hashed["backend"] |= {"path": reading.digest(Path(config.backend.path).expanduser())}

@@ -16,14 +16,14 @@ from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment.compatibility import fit, fit_settings
-from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.experiment.settings import settle
 from resnet8ptq.graph.attention import attention_products
 from resnet8ptq.graph.pruning import prune
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import model
 from resnet8ptq.tasks.distortion import sqnr_db
 from tests.helpers.configs import make_config
-from tests.helpers.factories import quantizer_of, runtime_of
+from tests.helpers.factories import quantizer_of
 from tests.helpers.text_networks import MASKED, write, write_bag_of_words
 
 INSTALLED = {"openvino": is_installed(), "executorch": find_spec("executorch") is not None}
@@ -168,4 +168,4 @@ def test_padding_does_not_calibrate(phrases, tmp_path):
 def test_what_trains_a_simulation_of_one_input_is_unsupported(phrases, setting):
     config = make_config("data=phrases", "backend=onnx", setting)
     with pytest.raises(UnsupportedError, match=f"{setting}: takes networks of one input"):
-        fit_settings(Settings(config, runtime_of(config)), phrases[1])
+        fit_settings(settle(config), phrases[1])

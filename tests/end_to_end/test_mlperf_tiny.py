@@ -6,6 +6,7 @@ import pytest
 
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.experiment import mlperf_tiny
+from resnet8ptq.experiment.settings import settle_suite
 from resnet8ptq.report.mlperf_tiny import rows
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.calling import REPO, call
@@ -67,7 +68,7 @@ def test_another_task_is_refused():
     asked = make_config()
     other = replace(asked, benchmark=replace(asked.benchmark, name="ner"))
     with pytest.raises(ConfigError, match=r"^benchmark\.name: got 'ner', takes ic \| ic02 \| kws"):
-        mlperf_tiny.settle(other)
+        settle_suite(other)
 
 
 def test_a_sweep_names_what_it_lacks(tmp_path):

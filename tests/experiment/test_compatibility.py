@@ -12,11 +12,11 @@ from onnx import helper
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.compatibility import fit_settings
-from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.experiment.settings import settle
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call
 from tests.helpers.configs import make_config
-from tests.helpers.factories import quantizer_of, runtime_of
+from tests.helpers.factories import quantizer_of
 from tests.helpers.own_data import QUICK, write_data
 
 FLAGSHIP = ("dtype=u8s8", "per_channel=true", "reduce_range=true", "float_output=true")
@@ -106,6 +106,6 @@ def test_a_network_that_torch_cannot_run_is_unsupported_there(shapes_model, back
     fp32 = replace(shapes_model, conversion=replace(shapes_model.conversion, without_torch=fails))
     config = make_config("data=shapes", f"backend={backend}")
     with pytest.raises(UnsupportedError, match=r"torch cannot run the network: Padding size 0"):
-        fit_settings(Settings(config, runtime_of(config)), fp32)
+        fit_settings(settle(config), fp32)
     other = make_config("data=shapes", "backend=onnx")
-    fit_settings(Settings(other, runtime_of(other)), fp32)
+    fit_settings(settle(other), fp32)
