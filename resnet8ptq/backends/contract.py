@@ -1,5 +1,6 @@
 """The interface between the pipeline and a framework: `Quantizer`, its artifact and predictor."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -12,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.calibration.statistics import Range, Ranges
+from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY, BackendConfig, QuantizationConfig
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 
@@ -155,27 +158,35 @@ def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[Node]:
     return [Node(*key, ms) for key, ms in zip(keys, middle.tolist(), strict=True)]
 
 
-class Quantizer(Protocol):
+@dataclass(frozen=True)
+class Quantizer(ABC):
     """One framework, set up for one run."""
+
+    config: QuantizationConfig
+    runtime: Runtime
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Return the weight bits that the framework's files can hold.
+        """The bits that a layer's weights may have in its files.
 
         `FLOAT_BITS` is among them if layers can stay in float.
         """
+        return (8, FLOAT_BITS)
 
     @property
     def runs_torch(self) -> bool:
-        """Return whether FP32 runs in torch; the run then compares torch with ONNX Runtime."""
+        """Whether FP32 runs in torch, which then has to agree with ONNX Runtime."""
+        return False
 
     @property
     def level_pools(self) -> tuple[str, ...]:
-        """Return the ONNX names of the average pools whose output shares the scale of the input.
+        """The average pools, by ONNX name, whose output has the scale of their input.
 
         The output of other pools is calibrated.
         """
+        return ()
 
+    @abstractmethod
     def resolve(self) -> Resolved:
         """Return the effect of the settings in this framework; called before any work.
 
@@ -190,7 +201,9 @@ class Quantizer(Protocol):
             UnsupportedError: the framework cannot quantize this network with these settings, with
                 the reason.
         """
+        return self.config
 
+    @abstractmethod
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
@@ -207,15 +220,18 @@ class Quantizer(Protocol):
             QuantizationError: the framework failed, or quantized nothing.
         """
 
+    @abstractmethod
     def load(self, path: Path, threads: int) -> Predictor:
         """Load an artifact from disk; it runs on `threads` threads."""
 
+    @abstractmethod
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Return the numbers of convolutions and matrix products that run on integers and in float.
 
         The runtime may execute a layer in float although it is an integer layer in the file.
         """
 
+    @abstractmethod
     def profile(self, path: Path, threads: int) -> AbstractContextManager[Profiler]:
         """Load an artifact, as `load` does, to time its nodes.
 

@@ -5,7 +5,6 @@ lowered to XNNPACK, which runs its operators on 8-bit kernels. The result is one
 """
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
@@ -15,6 +14,7 @@ from resnet8ptq.backends.contract import (
     WITH_ACTIVATIONS,
     Artifact,
     Predictor,
+    Quantizer,
     Resolved,
     Takes,
     refuse_others,
@@ -23,11 +23,8 @@ from resnet8ptq.backends.executorch.lowering import check_installed
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range, Ranges
-from resnet8ptq.config.limits import FLOAT_BITS
-from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
-from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
@@ -51,13 +48,9 @@ _TAKES: Takes = {
 }
 
 
-@dataclass(frozen=True)
-class ExecutorchQuantizer:
+class ExecutorchQuantizer(Quantizer):
     """See `contract.Quantizer`."""
 
-    config: QuantizationConfig
-    runtime: Runtime
-    widths: ClassVar[tuple[int, ...]] = (8, FLOAT_BITS)
     runs_torch: ClassVar[bool] = True
     level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
 
@@ -78,10 +71,6 @@ class ExecutorchQuantizer:
             execution="integer",
             file_format="ExecuTorch",
         )
-
-    def fit(self, model: Fp32Model) -> QuantizationConfig:
-        """Return the settings unchanged: none depends on the network."""
-        return self.config
 
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None

@@ -6,15 +6,16 @@ FP32 network, which runs in the file's framework if that framework supports it.
 
 import logging
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 from resnet8ptq.backends.contract import (
     Artifact,
     Predictor,
+    Quantizer,
     Resolved,
     Takes,
     options_of,
@@ -24,11 +25,9 @@ from resnet8ptq.backends.file import predictor, reading
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.file.reading import Admitted, find_suffix
 from resnet8ptq.calibration.statistics import Ranges
-from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import CORRECTIONS, FILE_ENGINES, FileConfig, QuantizationConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import is_tflites
@@ -52,14 +51,8 @@ _COUNTERS = {
 }
 
 
-@dataclass(frozen=True)
-class FileQuantizer:
+class FileQuantizer(Quantizer):
     """See `contract.Quantizer`."""
-
-    config: QuantizationConfig
-    runtime: Runtime
-    widths: ClassVar[tuple[int, ...]] = (8, FLOAT_BITS)
-    level_pools: ClassVar[tuple[str, ...]] = ()
 
     @property
     def runs_torch(self) -> bool:

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ from resnet8ptq.backends.contract import (
     WITH_16_BITS,
     WITH_ACTIVATIONS,
     Artifact,
+    Quantizer,
     Resolved,
     Takes,
     check_same,
@@ -33,7 +34,6 @@ from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
-from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import attention_products, find_attention
 from resnet8ptq.graph.embeddings import find_tables, quantize_tables
@@ -63,14 +63,10 @@ _FLOAT_OUTPUTS = ["MatMul", "Gemm"]
 _INTEGER_LAYERS = ("QLinearConv", "QGemm", "QLinearMatMul")
 
 
-@dataclass(frozen=True)
-class OnnxQuantizer:
+class OnnxQuantizer(Quantizer):
     """See `contract.Quantizer`."""
 
-    config: QuantizationConfig
-    runtime: Runtime
     widths: ClassVar[tuple[int, ...]] = (2, 4, 8, FLOAT_BITS)
-    runs_torch: ClassVar[bool] = False
 
     @property
     def level_pools(self) -> tuple[str, ...]:

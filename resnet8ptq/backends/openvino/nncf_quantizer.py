@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 from resnet8ptq.backends.contract import (
     WITH_ACTIVATIONS,
     Artifact,
+    Quantizer,
     Resolved,
     Takes,
     options_of,
@@ -31,7 +32,6 @@ from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config.schema import CORRECTIONS, NncfConfig, QuantizationConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
-from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
@@ -69,15 +69,10 @@ def is_installed() -> bool:
     return find_spec("nncf") is not None and find_spec("openvino") is not None
 
 
-@dataclass(frozen=True)
-class NncfQuantizer:
+class NncfQuantizer(Quantizer):
     """See `contract.Quantizer`."""
 
-    config: QuantizationConfig
-    runtime: Runtime
     widths: ClassVar[tuple[int, ...]] = (8,)
-    runs_torch: ClassVar[bool] = False
-    level_pools: ClassVar[tuple[str, ...]] = ()
 
     def resolve(self) -> Resolved:
         """Return the dtypes of OpenVINO's integer kernels."""

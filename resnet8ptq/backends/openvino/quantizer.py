@@ -8,23 +8,27 @@ before the Concat. In s8, the next convolution then gets wrong zero points: YOLO
 0.004, and 0.111 in ONNX Runtime. In u8 the levels are the same.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import onnx
 
-from resnet8ptq.backends.contract import WITH_ACTIVATIONS, Artifact, Resolved, Takes, refuse_others
+from resnet8ptq.backends.contract import (
+    WITH_ACTIVATIONS,
+    Artifact,
+    Quantizer,
+    Resolved,
+    Takes,
+    refuse_others,
+)
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.openvino import checking, predictor, profiler
 from resnet8ptq.backends.openvino.library import library, read
 from resnet8ptq.backends.openvino.rewriting import rewrite
 from resnet8ptq.calibration.statistics import Ranges
-from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DtypeConfig, QuantizationConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
-from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 
@@ -39,14 +43,8 @@ _TAKES: Takes = {
 }
 
 
-@dataclass(frozen=True)
-class OpenvinoQuantizer:
+class OpenvinoQuantizer(Quantizer):
     """See `contract.Quantizer`."""
-
-    config: QuantizationConfig
-    runtime: Runtime
-    widths: ClassVar[tuple[int, ...]] = (8, FLOAT_BITS)
-    runs_torch: ClassVar[bool] = False
 
     @property
     def level_pools(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ convolutions of a residual network lose half of their levels. Rewritten files ha
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -27,6 +27,7 @@ from resnet8ptq.backends.contract import (
     WITH_16_BITS,
     WITH_ACTIVATIONS,
     Artifact,
+    Quantizer,
     Resolved,
     Takes,
     check_same,
@@ -50,7 +51,6 @@ from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig, TfliteConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
-from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import is_tflites
@@ -110,13 +110,9 @@ _WIDE_TAKES = {
 _TAKES = {"convert": _CONVERT_TAKES, "onnx2tf": _ONNX2TF_TAKES}
 
 
-@dataclass(frozen=True)
-class TfliteQuantizer:
+class TfliteQuantizer(Quantizer):
     """See `contract.Quantizer`."""
 
-    config: QuantizationConfig
-    runtime: Runtime
-    runs_torch: ClassVar[bool] = False
     level_pools: ClassVar[tuple[str, ...]] = ()  # `rewriting` turns average pools into means
 
     @property

@@ -6,7 +6,6 @@ torchao, which takes two seconds, so only the PT2E flow imports them.
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +18,7 @@ from resnet8ptq.backends.contract import (
     Artifact,
     Predictor,
     Profiler,
+    Quantizer,
     Resolved,
     Takes,
     options_of,
@@ -28,11 +28,9 @@ from resnet8ptq.backends.torch import dynamic, fx, profiler, torchscript
 from resnet8ptq.backends.torch.preparation import prepare
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range, Ranges
-from resnet8ptq.config.limits import FLOAT_BITS
-from resnet8ptq.config.schema import DTYPES, QuantizationConfig, TorchConfig
+from resnet8ptq.config.schema import DTYPES, TorchConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
-from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
@@ -53,13 +51,9 @@ _FX_ONLY: Takes = {
 }
 
 
-@dataclass(frozen=True)
-class TorchQuantizer:
+class TorchQuantizer(Quantizer):
     """See `contract.Quantizer`."""
 
-    config: QuantizationConfig
-    runtime: Runtime
-    widths: ClassVar[tuple[int, ...]] = (8, FLOAT_BITS)
     runs_torch: ClassVar[bool] = True
     level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
 
@@ -88,10 +82,6 @@ class TorchQuantizer:
             file_format=file.FORMAT,
             engine=self._engine if fx_flow else None,
         )
-
-    def fit(self, model: Fp32Model) -> QuantizationConfig:
-        """Return the settings unchanged: none depends on the network."""
-        return self.config
 
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
