@@ -23,6 +23,7 @@ from resnet8ptq.report import page, table, terminal, trade_off
 from resnet8ptq.report import plots as sweep_plots
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.tasks import class_plots
+from resnet8ptq.tasks.contract import Metric
 from tests.helpers.cells import predictions, sweep, unmeasured
 from tests.helpers.pages import to_page
 
@@ -149,13 +150,10 @@ def test_figures_of_a_sweep_take_any_text(found):
     figure = sweep_plots.activation_ranges(Family(cells), "onnx")
     assert figure is not None
     assert figures.to_png(figure).startswith(b"\x89PNG")
-    layers = sensitivity_table.draw(
-        *([text, "b"], [1.0, 2.0], [0.1, 0.2], [3.0, 4.0]),
-        whole_sqnr_db=1.0,
-        output="logits",
-        lost=text,
-        title=text,
-    )
+    layer = Layer(text, text, 1.0, 0.1, 1, 1, 1)
+    metric = Metric("m", text)
+    result = SensitivityResult("ok", metric=metric, layers=(layer, layer), whole=layer)
+    layers = sensitivity_table.draw(result, text)
     assert figures.to_png(layers).startswith(b"\x89PNG")
 
 

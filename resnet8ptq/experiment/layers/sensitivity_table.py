@@ -1,7 +1,6 @@
 """Table, files and figure of a sensitivity analysis."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
@@ -21,18 +20,7 @@ def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
     """Write `config.yaml`, `sensitivity.csv` and `sensitivity.png`, each atomically."""
     save_config(config, folder / CONFIG_FILE)
     files.write_text(folder / "sensitivity.csv", to_csv(result))
-    assert result.whole is not None  # only measured analyses come here
-    figure = draw(
-        [layer.name for layer in result.layers],
-        [layer.sqnr_db for layer in result.layers],
-        [result.metric.scale * layer.lost for layer in result.layers],
-        [layer.saved_bytes / 1000 for layer in result.layers],
-        whole_sqnr_db=result.whole.sqnr_db,
-        output=result.output,
-        lost=f"{result.metric.title} lost{' (points)' if result.metric.percent else ''}",
-        title=describe(config),
-    )
-    figures.save(figure, folder / "sensitivity.png")
+    figures.save(draw(result, describe(config)), folder / "sensitivity.png")
 
 
 def to_csv(result: SensitivityResult) -> str:
@@ -91,30 +79,19 @@ def describe(config: RunConfig) -> str:
     return " · ".join([config.data.name, *Combination.of_config(config).cells, mode])
 
 
-def draw(
-    layers: Sequence[str],
-    sqnr_db: Sequence[float],
-    losses: Sequence[float],
-    saved_kb: Sequence[float],
-    *,
-    whole_sqnr_db: float,
-    output: str,
-    lost: str,
-    title: str,
-) -> Figure:
-    """Draw three bars for each layer, the first layer on top.
-
-    Args:
-        losses: the loss of each layer; `lost` is the axis title with the unit.
-        whole_sqnr_db: SQNR with every layer quantized, drawn as a line.
-        output: the kind of outputs of the SQNR.
-    """
+def draw(result: SensitivityResult, title: str) -> Figure:
+    """Draw three bars for each layer, the first layer on top; all layers quantized as a line."""
+    assert result.whole is not None  # only measured analyses come here
+    layers, metric, whole_db = result.layers, result.metric, result.whole.sqnr_db
+    sqnr_db = [layer.sqnr_db for layer in layers]
+    losses = [metric.scale * layer.lost for layer in layers]
+    lost = f"{metric.title} lost{' (points)' if metric.percent else ''}"
     figure = Figure(figsize=(11, 1.8 + 0.34 * len(layers)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True, width_ratios=(2, 1, 1))
     columns = (
-        (sqnr_db, "", f"SQNR of the {output} (dB)"),
+        (sqnr_db, "", f"SQNR of the {result.output} (dB)"),
         (losses, "%+.3g", lost),
-        (saved_kb, "%.1f", "saved (kB)"),
+        ([layer.saved_bytes / 1000 for layer in layers], "%.1f", "saved (kB)"),
     )
     places = range(len(layers))
     for axes, (values, label, name) in zip(panels, columns, strict=True):
@@ -128,11 +105,11 @@ def draw(
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
     # The line would cross numbers at the bars' ends: here they stand by the names.
-    named = [f"{plain(layer)}  {value:.1f}" for layer, value in zip(layers, sqnr_db, strict=True)]
+    named = [f"{plain(layer.name)}  {layer.sqnr_db:.1f}" for layer in layers]
     panels[0].set_yticks(places, named)
     panels[0].invert_yaxis()
-    if math.isfinite(whole_sqnr_db):
-        line = panels[0].axvline(whole_sqnr_db, color="tab:red", linestyle="--")
-        figure.legend([line], [f"all layers: {whole_sqnr_db:.1f} dB"], loc="outside upper right")
+    if math.isfinite(whole_db):
+        line = panels[0].axvline(whole_db, color="tab:red", linestyle="--")
+        figure.legend([line], [f"all layers: {whole_db:.1f} dB"], loc="outside upper right")
     figure.suptitle(plain(title), x=0.01, ha="left")
     return figure
