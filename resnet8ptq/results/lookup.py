@@ -30,6 +30,7 @@ from resnet8ptq.tracking.sweep_file import Sweep
 
 _MODEL = re.compile(r"model\.(onnx|tflite|pt|pt2|pte|zip)")  # the quantized file of a run
 _NO_STORE = Store("", "", "")  # of records whose files lie in their own folders
+SWEEP, RUN = "sweep", "run_id"  # the settings that name one
 _WORD = re.compile(r"[\w.:/@ -]+")  # in a query: no quotes
 
 Asked = Mapping[str, float | None]
@@ -75,7 +76,7 @@ def load_sweep(
         ConfigError: the sweep does not exist.
         TrackingError: the store does not answer, or a file of a run is missing or damaged.
     """
-    source = _find_sweep(run_id, folder, tags, tracking or TrackingConfig())
+    source = _find(SWEEP, run_id, folder, tags, tracking or TrackingConfig())
     assert source.parent is not None  # of every sweep
     with in_one_line(source.store):
         selections = _select(source, limits or {})
@@ -99,7 +100,7 @@ def load_run(
 
     Without arguments: the newest run.
     """
-    source = _find_run(run_id, folder, tags, tracking or TrackingConfig())
+    source = _find(RUN, run_id, folder, tags, tracking or TrackingConfig())
     own = [record for record in source.records if record.run_id == source.run_id]
     if not own:
         raise ConfigError(
@@ -113,8 +114,8 @@ def load_run(
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return True for a sweep's folder and False for a run's; raise ConfigError for others."""
-    return _read_journal(folder).tags.get("kind") == "sweep"
+    """Return whether a folder is a sweep's, not a run's; raises ConfigError if it is neither."""
+    return _read_journal(folder).tags.get("kind") == SWEEP
 
 
 def _select(source: _Source, asked: Asked) -> list[ModelSelection]:
@@ -136,30 +137,43 @@ def _limits(records: Sequence[RunRecord], asked: Asked) -> ReportConfig:
     return config
 
 
-def _find_sweep(
+def _find(
+    kind: str,
     run_id: str | None,
     folder: str | Path | None,
     tags: Mapping[str, str] | None,
     tracking: TrackingConfig,
 ) -> _Source:
-    _check_one(run_id, folder, tags)
+    """Return the sweep or the run, whose `kind` is the setting that names it."""
+    if sum(value is not None for value in (run_id, folder, tags)) > 1:
+        raise ConfigError("run_id: got more than one of run_id, folder and tags, expected one")
+    load, read = (_load_sweep, _read_sweep) if kind == SWEEP else (_load_run, _read_run)
     if folder is not None:
-        return _read_sweep(Path(folder).resolve(), tracking)
+        return read(Path(folder).resolve(), tracking)
     store = open_store(tracking)
     with in_one_line(store):
-        if run_id is not None:
-            record = history.load_named(store, "sweep", run_id)
-            if record.kind != "sweep":
-                raise ConfigError(f"sweep: {run_id} is a run; try run_id={run_id}")
-            return _load_sweep(store, record)
-        parent = history.find_parent(store, _filter({"kind": "sweep", **(tags or {})}))
-        if parent is None:
-            kind = f"sweep with {_show(tags)}" if tags else "sweep"
-            raise ConfigError(
-                f"sweep: experiment {store.experiment_name!r} has no {kind}; try run_id=ID, "
-                "folder=PATH or experiment=NAME"
-            )
-        return _load_sweep(store, parent)
+        if run_id is None:
+            return load(store, _find_newest(store, kind, tags or {}))
+        record = history.load_named(store, kind, run_id)
+        if kind == SWEEP and record.kind != SWEEP:
+            raise ConfigError(f"sweep: {run_id} is a run; try run_id={run_id}")
+        return load(store, record)
+
+
+def _find_newest(store: Store, kind: str, tags: Mapping[str, str]) -> RunRecord:
+    if kind == SWEEP:
+        newest = history.find_parent(store, _filter({"kind": SWEEP, **tags}))
+    else:
+        runs = history.find_runs(store, _filter(tags))
+        newest = next((r for r in runs if r.kind != SWEEP and not r.is_analysis), None)
+    if newest is None:
+        shown = ", ".join(f"{key}={value}" for key, value in tags.items())
+        named = kind.removesuffix("_id") + (f" with {shown}" if tags else "")
+        raise ConfigError(
+            f"{kind}: experiment {store.experiment_name!r} has no {named}; try run_id=ID, "
+            "folder=PATH or experiment=NAME"
+        )
+    return newest
 
 
 def _load_sweep(store: Store, parent: RunRecord, run_id: str = "") -> _Source:
@@ -169,30 +183,9 @@ def _load_sweep(store: Store, parent: RunRecord, run_id: str = "") -> _Source:
     return _Source(store, parent, records, run_id)
 
 
-def _find_run(
-    run_id: str | None,
-    folder: str | Path | None,
-    tags: Mapping[str, str] | None,
-    tracking: TrackingConfig,
-) -> _Source:
-    _check_one(run_id, folder, tags)
-    if folder is not None:
-        return _read_run(Path(folder).resolve(), tracking)
-    store = open_store(tracking)
-    with in_one_line(store):
-        if run_id is not None:
-            return _load_run(store, history.load_named(store, "run_id", run_id))
-        runs = history.find_runs(store, _filter(tags or {}))
-        newest = next((r for r in runs if r.kind != "sweep" and not r.is_analysis), None)
-        if newest is None:
-            kind = f"run with {_show(tags)}" if tags else "run"
-            raise ConfigError(f"run_id: experiment {store.experiment_name!r} has no {kind}")
-        return _load_run(store, newest)
-
-
 def _load_run(store: Store, record: RunRecord) -> _Source:
-    """Return a run with its sweep; without the sweep if a newer run has replaced it."""
-    if record.kind == "sweep":
+    """Return a run among the others of its sweep; by itself if the sweep has a newer run."""
+    if record.kind == SWEEP:
         raise ConfigError(f"run_id: {record.run_id} is a sweep; try sweep={record.run_id}")
     if record.parent_id:
         source = _load_sweep(store, history.load_run(store, record.parent_id), record.run_id)
@@ -220,7 +213,7 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> _Source:
     """Read a run from its folder, among the others of its sweep."""
     kept = _read_journal(folder)
     record = RunRecord.of_journal(kept, folder)
-    if record.kind == "sweep":
+    if record.kind == SWEEP:
         raise ConfigError(f"folder: got {folder}, a sweep's folder, expected the folder of a run")
     if not record.parent_id:
         return _Source(_NO_STORE, None, [] if record.is_analysis else [record], record.run_id)
@@ -250,21 +243,12 @@ def _find_logged(store: Store, kept: Journal, folder: Path) -> RunRecord:
     return record
 
 
-def _check_one(*asked: object) -> None:
-    if sum(value is not None for value in asked) > 1:
-        raise ConfigError("run_id: got more than one of run_id, folder and tags, expected one")
-
-
 def _filter(tags: Mapping[str, str]) -> str:
     """Return MLflow's filter for runs with these tags."""
     for text in (*tags, *tags.values()):
         if not _WORD.fullmatch(text):
             raise ConfigError(f"tags: got {text!r}, expected letters, digits, spaces and _.:/@-")
     return " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-
-
-def _show(tags: Mapping[str, str]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in tags.items())
 
 
 def _find_artifact(store: Store, record: RunRecord) -> str | None:
