@@ -2,6 +2,7 @@
 
 import datetime
 import gzip
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -283,7 +284,7 @@ def samples(content, names, tmp_path_factory):
 @given(st.lists(st.lists(FLOATS, min_size=3, max_size=3), min_size=1, max_size=6))
 def test_numbers_come_out_as_they_are(tmp_path_factory, rows):
     names = ["a", "b", "c"]
-    content = Table("t", pa.table(dict(zip(names, zip(*rows, strict=True), strict=True))))
+    content = Table(Path("t"), pa.table(dict(zip(names, zip(*rows, strict=True), strict=True))), "")
     np.testing.assert_array_equal(samples(content, names, tmp_path_factory), rows)
 
 
@@ -293,7 +294,7 @@ def test_any_column_is_taken_or_refused_in_one_line(tmp_path_factory, cells):
     quoted = (f'"{cell}"'.replace("\0", "") if cell is not None else "" for cell in cells)
     path.write_text("a,y\n" + "".join(f"{cell},{cell}\n" for cell in quoted), "utf-8", "replace")
     try:
-        found = Table("t", read_columns(path))
+        found = Table(Path("t"), read_columns(path), "")
         labels, names, _ = columns.labels(found, "y", None)
         assert len(labels) == len(found.columns) and (
             labels.dtype.kind == "f" or labels.max() < len(names)
@@ -306,7 +307,7 @@ def test_any_column_is_taken_or_refused_in_one_line(tmp_path_factory, cells):
 @given(st.text(max_size=30))
 def test_no_path_leads_outside(tmp_path_factory, text):
     folder = tmp_path_factory.getbasetemp().resolve()
-    content = Table("t", pa.table({"path": [text.encode("utf-8", "replace").decode()]}))
+    content = Table(Path("t"), pa.table({"path": [text.encode("utf-8", "replace").decode()]}), "")
     try:
         [found] = columns.pictures_at(content, "path", folder)
     except DataError as error:
@@ -359,7 +360,7 @@ def test_columns_are_indexed_once():
             return pa.chunked_array([[number]])
 
     content = Counted()
-    found = Table("t", content)
+    found = Table(Path("t"), content, "")
     assert [found.column("key", name).to_pylist() for name in "abab"] == [[0], [1], [0], [1]]
     assert content.asked == 1
 

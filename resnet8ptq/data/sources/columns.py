@@ -6,7 +6,7 @@ Rows are counted from 1, without the header.
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,16 @@ Column = Any  # pa.ChunkedArray, which has no types
 
 @dataclass(frozen=True)
 class Table:
-    """Named columns, and their source for messages."""
+    """Named columns.
 
-    source: str
+    Attributes:
+        source: the file or folder.
+        sha256: of the content.
+    """
+
+    source: Path
     columns: pa.Table
+    sha256: str
 
     @cached_property
     def names(self) -> list[str]:
@@ -171,7 +177,7 @@ def packed_pictures(table: Table, name: str, folder: Path) -> list[Picture]:
     if pa.types.is_struct(content.type):
         paths, content = (pc.struct_field(content, part) for part in ("path", "bytes"))
         if content.null_count == len(content):
-            return pictures_at(Table(table.source, pa.table({name: paths})), name, folder)
+            return pictures_at(replace(table, columns=pa.table({name: paths})), name, folder)
     check_filled(content, f"{table.source}: column {name!r}")
     return [
         Picture(f"{table.source}: row {row}", packed.as_py) for row, packed in enumerate(content, 1)

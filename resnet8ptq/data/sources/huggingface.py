@@ -48,11 +48,11 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
         config = replace(config, split=table.SIDE)
     else:
         rows = rows.drop_columns([table.SIDE])
-    whole = Table(str(root), rows)
+    whole = Table(root, rows, sha256)
     label = config.labels or whole.pick(LABELS)
     if config.classes is None and label in notes["classes"]:
         config = replace(config, classes=notes["classes"][label])
-    return table.build(whole, root, root, sha256, config, preprocess, cache_root)
+    return table.build(whole, root, config, preprocess, cache_root)
 
 
 def _read(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import PreprocessConfig, TableConfig
 from resnet8ptq.core import cache, code, files
-from resnet8ptq.core.errors import ConfigError, DataError, PtqError
-from resnet8ptq.core.text import one_line, printable
+from resnet8ptq.core.errors import ConfigError, DataError, errors_as
+from resnet8ptq.core.text import printable
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import decode, resize_all
 from resnet8ptq.data.lazy import Images
@@ -55,8 +55,7 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
         of_test = files.sha256(test)
         rows = _join(rows, read(test, of_test, cache_root), config)
         config, sha256 = replace(config, split=SIDE), f"{sha256} {of_test}"
-    table = Table(str(root), rows)
-    return build(table, root, root.parent, sha256, config, preprocess, cache_root)
+    return build(Table(root, rows, sha256), root.parent, config, preprocess, cache_root)
 
 
 def _join(train: pa.Table, test: pa.Table, config: TableConfig) -> pa.Table:
@@ -69,20 +68,14 @@ def _join(train: pa.Table, test: pa.Table, config: TableConfig) -> pa.Table:
         rows.append_column(SIDE, pa.array([side] * len(rows), pa.string()))
         for side, rows in (("train", train), ("test", test))
     ]
-    try:
+    unlike = f"{config.test}: its columns do not fit those of {config.root}"
+    with errors_as(DataError, unlike, "takes the same names and types"):
         return pa.concat_tables(sides, promote_options="permissive")
-    except pa.ArrowException as error:
-        raise DataError(
-            f"{config.test}: its columns do not fit those of {config.root} ({one_line(error)}); "
-            "takes the same names and types"
-        ) from None
 
 
 def build(
     table: Table,
-    root: Path,
     folder: Path,
-    sha256: str,
     config: TableConfig,
     preprocess: PreprocessConfig,
     cache_root: Path,
@@ -90,13 +83,12 @@ def build(
     """Return a table's rows as samples, split by a column if there is one, else by class and seed.
 
     Args:
-        root: the file or folder of the table, for messages.
-        folder: the folder of relative picture paths, if `data.folder` is null.
-        sha256: SHA-256 of the table's content.
+        folder: start of relative paths of pictures, if `data.folder` is null.
 
     Raises:
         ConfigError, DataError: see `load`.
     """
+    root = table.source
     if not len(table.columns):
         raise DataError(f"{root}: has no rows; takes one for each sample")
     side_column = config.split or table.pick(SPLITS)
@@ -116,10 +108,10 @@ def build(
             "row are a group"
         )
     if config.tokenizer is not None:
-        samples = _read_texts(table, others, root, sha256, config, cache_root)
+        samples = _read_texts(table, others, config, cache_root)
     else:
         top = folder if config.folder is None else Path(config.folder).expanduser()
-        samples = _read_inputs(table, others, root, top, sha256, config, preprocess, cache_root)
+        samples = _read_inputs(table, others, top, config, preprocess, cache_root)
     if config.pairs == "apart":
         groups = np.arange(len(table.columns))
     rows, shown = samples.rows, samples.names
@@ -157,9 +149,7 @@ class _Samples:
 def _read_inputs(
     table: Table,
     others: Sequence[str],
-    root: Path,
     top: Path,
-    sha256: str,
     config: TableConfig,
     preprocess: PreprocessConfig,
     cache_root: Path,
@@ -173,9 +163,9 @@ def _read_inputs(
     inputs = _find_inputs(table, config, others)
     first = table.column("data.inputs", inputs[0])
     if len(inputs) > 1 or not (columns.is_text(first) or columns.is_packed(first)):
-        numbers = _keep_numbers(table, inputs, config.shape, sha256, cache_root)
+        numbers = _keep_numbers(table, inputs, config.shape, cache_root)
         rows = np.arange(len(numbers))
-        return _Samples(numbers, rows, _name_rows(root, rows))
+        return _Samples(numbers, rows, _name_rows(table, rows))
     find = columns.pictures_at if columns.is_text(first) else columns.packed_pictures
     pictures = find(table, inputs[0], top)
     images, rows = decode(pictures, preprocess, config.on_bad, cache_root)
@@ -183,22 +173,17 @@ def _read_inputs(
 
 
 def _read_texts(
-    table: Table,
-    others: Sequence[str],
-    root: Path,
-    sha256: str,
-    config: TableConfig,
-    cache_root: Path,
+    table: Table, others: Sequence[str], config: TableConfig, cache_root: Path
 ) -> _Samples:
     """Return the tokens of texts: one sample for each row, or for each text of a pair."""
     names = texts.find(table, config, others)
-    records = texts.encode(table, names, config, sha256, cache_root)
+    records = texts.encode(table, names, config, cache_root)
     rows = np.repeat(np.arange(len(table.columns)), len(records) // len(table.columns))
-    return _Samples(records, rows, _name_rows(root, rows))
+    return _Samples(records, rows, _name_rows(table, rows))
 
 
-def _name_rows(root: Path, rows: NDArray[np.int64]) -> list[str]:
-    return [f"{root}: row {row + 1}" for row in rows]
+def _name_rows(table: Table, rows: NDArray[np.int64]) -> list[str]:
+    return [f"{table.source}: row {row + 1}" for row in rows]
 
 
 def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
@@ -210,14 +195,10 @@ def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
     Raises:
         DataError: it cannot be read.
     """
-    try:
+    with errors_as(DataError, f"{path}: cannot be read", TAKES):
         if path.suffix.lower() != ".parquet":
             return _read_csv(path)
         return unpacking.unpack(path, _read_parquet, sha256, TAKES, cache_root)
-    except PtqError:
-        raise
-    except Exception as error:  # of Arrow, csv or the file system
-        raise DataError(f"{path}: cannot be read ({one_line(error)}); {TAKES}") from None
 
 
 def _read_parquet(path: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -246,7 +227,7 @@ def _read_csv(path: Path) -> pa.Table:
 
 
 def _keep_numbers(
-    table: Table, names: Sequence[str], shape: Sequence[int] | None, sha256: str, cache_root: Path
+    table: Table, names: Sequence[str], shape: Sequence[int] | None, cache_root: Path
 ) -> NDArray[Any]:
     """Return the samples in columns of numbers, mapped from the cache."""
 
@@ -254,7 +235,7 @@ def _keep_numbers(
         columns.write_numbers(entry / "samples.npy", table, names, shape)
 
     selection = json.dumps([list(names), shape])
-    key: cache.Key = {"sha256": sha256, "columns": selection, "code": code.behind(__name__)}
+    key: cache.Key = {"sha256": table.sha256, "columns": selection, "code": code.behind(__name__)}
     entry = cache.entry(cache_root, "tables", key, make)
     return np.load(entry / "samples.npy", mmap_mode="r")
 

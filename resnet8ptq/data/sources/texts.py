@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from resnet8ptq.config import limits
 from resnet8ptq.config.schema import TableConfig
 from resnet8ptq.core import cache, code, files, invocation, isolation
-from resnet8ptq.core.errors import ConfigError, DataError, PtqError
+from resnet8ptq.core.errors import ConfigError, DataError, errors_as
 from resnet8ptq.core.records import Array
-from resnet8ptq.core.text import one_line
 from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.sources import columns
 from resnet8ptq.data.sources.arrays import list_names
@@ -63,17 +62,14 @@ def find(table: Table, config: TableConfig, others: Sequence[str]) -> list[str]:
     return usual[0]
 
 
-def encode(
-    table: Table, names: Sequence[str], config: TableConfig, sha256: str, cache_root: Path
-) -> Array:
+def encode(table: Table, names: Sequence[str], config: TableConfig, cache_root: Path) -> Array:
     """Return the texts of each row as a record of tokens [N], mapped from the cache.
 
     All are padded to the longest. With `data.pairs=apart`, each text is a sample; the two texts of
     a row are adjacent. A warning gives the number of texts that `data.max_tokens` truncates.
 
     Args:
-        names: one column, or two columns with the texts of a pair.
-        sha256: SHA-256 of the table's content.
+        names: of one column, or of two with the texts of a pair.
 
     Raises:
         ConfigError: the package tokenizers is not installed.
@@ -92,11 +88,11 @@ def encode(
     crashed = DataError(f"{path}: reading it crashed, or took too much memory or time; {TAKES}")
 
     def make(folder: Path) -> None:
-        sources = (table.source, texts, apart, config.max_tokens, folder)
+        sources = (str(table.source), texts, apart, config.max_tokens, folder)
         isolation.call(_write, path, *sources, crashed=crashed)
 
     key: cache.Key = {
-        "sha256": sha256,
+        "sha256": table.sha256,
         "tokenizer": files.sha256(path),
         "texts": json.dumps([list(names), config.max_tokens, apart]),
         "code": code.behind(__name__),
@@ -127,7 +123,7 @@ def _write(
     """Tokenize texts and write them as records; runs in a separate process."""
     import tokenizers
 
-    try:
+    with errors_as(DataError, f"{path}: cannot be read", TAKES):
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"larger than {MAX_BYTES:,} bytes")
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -143,10 +139,6 @@ def _write(
         rows = list(zip(*texts, strict=True))
         samples = [text for row in rows for text in row] if apart else rows
         ids, types, truncated = _tokenize(tokenizer, samples)
-    except PtqError:
-        raise
-    except Exception as error:  # of tokenizers, which has none of its own
-        raise DataError(f"{path}: cannot be read ({one_line(error)}); {TAKES}") from None
     if empty := [number for number, row in enumerate(ids) if not len(row)]:
         row = empty[0] // (len(texts) if apart else 1) + 1
         raise DataError(f"{source}: row {row}: has no tokens; takes text in each row")
