@@ -58,8 +58,8 @@ class UnsupportedError(PtqError):
 
 
 @contextmanager
-def errors_as(kind: type[PtqError], text: str) -> Iterator[None]:
-    """Raise a library's error as `kind`, with the message `text (error)`; a `PtqError` passes.
+def errors_as(kind: type[PtqError], text: str, mend: str = "") -> Iterator[None]:
+    """Raise a library's error as `kind`: `text (error); mend`; a `PtqError` passes.
 
     Libraries raise dozens of error classes, and not all can be pickled.
     """
@@ -68,4 +68,4 @@ def errors_as(kind: type[PtqError], text: str) -> Iterator[None]:
     except PtqError:
         raise
     except Exception as error:
-        raise kind(f"{text} ({one_line(error)})") from None
+        raise kind("; ".join(filter(None, (f"{text} ({one_line(error)})", mend)))) from None

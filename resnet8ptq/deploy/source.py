@@ -9,7 +9,7 @@ from typing import TypeVar
 from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.config.schema import FileConfig, RunConfig
 from resnet8ptq.core import files, isolation
-from resnet8ptq.core.errors import ConfigError, PtqError, QuantizationError, TrackingError
+from resnet8ptq.core.errors import ConfigError, QuantizationError, TrackingError, errors_as
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.experiment.outputs import TOKENIZER
 from resnet8ptq.report import comparison, facts, page, verdicts
@@ -46,16 +46,10 @@ class Source:
         """
         if self.trusted and self.artifact.suffix not in TORCH:
             return function(*args)
-        crashed = QuantizationError(
-            f"run {self.record.run_id}: {self.artifact.name} ended the process that ran it"
-        )
-        try:
+        name = f"run {self.record.run_id}: {self.artifact.name}"
+        crashed = QuantizationError(f"{name} ended the process that ran it")
+        with errors_as(QuantizationError, f"{name} cannot be run"):
             return isolation.call(function, *args, crashed=crashed)
-        except PtqError:
-            raise
-        except Exception as error:  # ONNX Runtime's, LiteRT's and torch's own
-            reason = f"{self.artifact.name} cannot be run ({one_line(error)})"
-            raise QuantizationError(f"run {self.record.run_id}: {reason}") from None
 
     @property
     def cautions(self) -> list[str]:

@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 from onnx import defs
 
-from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.core.records import names_of, unpack
-from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import attribute, float_tensors
 from resnet8ptq.graph.shapes import infer_shapes
@@ -55,12 +54,9 @@ def load_torch_module(onnx_path: Path) -> Any:
 def to_torch_module(proto: onnx.ModelProto) -> Any:
     """Return a graph as a torch module, see `load_torch_module`."""
     onnx2torch = _import_onnx2torch()
-    try:
+    why = "onnx2torch cannot convert the network"
+    with errors_as(UnsupportedError, why, "backend=onnx takes it"):
         module = onnx2torch.convert(_lower(proto))
-    except Exception as error:  # NotImplementedError, KeyError, RuntimeError, its own
-        raise UnsupportedError(
-            f"onnx2torch cannot convert the network ({one_line(error)}); backend=onnx takes it"
-        ) from error
     floats = {*float_tensors(proto)}
     makers = {node.name for node in proto.graph.node if not floats.isdisjoint(node.output)}
     for name, depth in _index_depths(proto).items():

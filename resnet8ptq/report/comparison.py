@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core import background, files
 from resnet8ptq.core.console import track
-from resnet8ptq.core.errors import TrackingError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import TrackingError, errors_as
 from resnet8ptq.report import facts
 from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.contract import CHOICE, Array, Metric, Paired, PairedTest, Task
@@ -199,12 +198,8 @@ def _read(record: RunRecord, path: Path, reader: Callable[[Path], T]) -> T:
     Raises:
         TrackingError: it is damaged, or was replaced.
     """
-    try:
+    with errors_as(TrackingError, f"run {record.run_id}: {path.name} is damaged"):
         return reader(path)
-    except Exception as error:  # of numpy, zipfile and json
-        raise TrackingError(
-            f"run {record.run_id}: {path.name} is damaged ({one_line(error)})"
-        ) from None
 
 
 def _read_predictions(test: PairedTest, path: Path, kept: dict[bytes, Array]) -> Paired:

@@ -18,7 +18,7 @@ from PIL import Image
 
 from resnet8ptq.config.schema import CocoConfig, PreprocessConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import ConfigError, DataError
+from resnet8ptq.core.errors import ConfigError, DataError, errors_as
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data import boxes, pictures
 from resnet8ptq.data.dataset import Dataset, Split
@@ -90,10 +90,8 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
         DataError: it is not in COCO's format; names the entry.
         ConfigError: `classes` lacks a category.
     """
-    try:
+    with errors_as(DataError, f"{path}: is not JSON"):
         content = json.loads(files.read_bytes(path, MAX_JSON_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: is not JSON ({one_line(error)})") from None
     categories = _read_by_id(path, content, "categories", lambda entry: _text(entry["name"]))
     images = _read_by_id(path, content, "images", _image)
     class_names, class_ids = _order(categories, classes)

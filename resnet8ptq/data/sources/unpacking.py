@@ -11,8 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from resnet8ptq.core import cache, code, isolation
-from resnet8ptq.core.errors import DataError, PtqError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import DataError, errors_as
 from resnet8ptq.data.sources import columns
 from resnet8ptq.data.sources.columns import Limits
 
@@ -46,7 +45,7 @@ def unpack(path: Path, read: Read, sha256: str, takes: str, cache_root: Path) ->
 
 def _write(path: Path, read: Read, takes: str, limits: Limits, to: Path) -> None:
     """Write the rows, after checking that their offsets and lengths lie within the file."""
-    try:
+    with errors_as(DataError, f"{path}: cannot be read", takes):
         schema, batches = read(path, limits)
         size = 0
         with pa.OSFile(str(to), "wb") as file, pa.ipc.new_file(file, schema) as rows:
@@ -55,7 +54,3 @@ def _write(path: Path, read: Read, takes: str, limits: Limits, to: Path) -> None
                 size += batch.nbytes
                 limits.check(path, size=size)
                 rows.write_batch(batch)
-    except PtqError:
-        raise
-    except Exception as error:  # of Arrow or datasets
-        raise DataError(f"{path}: cannot be read ({one_line(error)}); {takes}") from None

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.fields import find_masked, is_picture
@@ -89,15 +89,11 @@ def _export(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any
 
 def _build(module: Module) -> torch.nn.Module:
     package, _, name = module.name.rpartition(".")
-    try:
+    why = f"model.module: got {module.name!r}, which cannot be built"
+    takes = "takes package.module.Class, in the current folder or on PYTHONPATH, with "
+    with errors_as(ModelError, why, f"{takes}model.module_args"):
         import_torchvision()
         built = resolve_name(f"{package}:{name}")(**module.arguments)
-    except Exception as error:  # the user's own, and ImportError
-        raise ModelError(
-            f"model.module: got {module.name!r}, which cannot be built ({one_line(error)}); "
-            "takes package.module.Class, in the current folder or on PYTHONPATH, with "
-            "model.module_args"
-        ) from None
     if not isinstance(built, torch.nn.Module):
         raise ModelError(
             f"model.module: {module.name!r} makes a {type(built).__name__}; takes a torch.nn.Module"
@@ -107,7 +103,9 @@ def _build(module: Module) -> torch.nn.Module:
 
 def _load_weights(network: torch.nn.Module, source: Path) -> None:
     """Load a state dict, whose names and shapes must all match the module's."""
-    try:
+    why = f"model.state_dict: {source} does not fit it"
+    takes = "takes .safetensors, or a state dict of only tensors, written by torch.save"
+    with errors_as(ModelError, why, takes):
         if source.suffix.lower() == ".safetensors":
             from safetensors.torch import load_file
 
@@ -115,8 +113,3 @@ def _load_weights(network: torch.nn.Module, source: Path) -> None:
         else:
             weights = torch.load(source, map_location="cpu", weights_only=True)
         network.load_state_dict(weights, strict=True)
-    except Exception as error:  # pickle's, zipfile's, safetensors' and torch's own
-        raise ModelError(
-            f"model.state_dict: {source} does not fit it ({one_line(error)}); takes .safetensors, "
-            "or a state dict of only tensors, written by torch.save"
-        ) from None
