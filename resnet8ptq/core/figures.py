@@ -19,9 +19,8 @@ from resnet8ptq.core import files
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
-    """Write a figure to a PNG atomically."""
-    with files.atomic(path) as temporary:
-        temporary.write_bytes(to_png(figure))
+    """Write a figure to a PNG, all or nothing."""
+    files.write_bytes(path, to_png(figure))
 
 
 def to_png(figure: Figure) -> bytes:

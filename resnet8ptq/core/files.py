@@ -34,6 +34,12 @@ def atomic(path: Path, mode: int = 0o644) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write `content` to `path`, all or nothing."""
+    with atomic(path) as temporary:
+        temporary.write_bytes(content)
+
+
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     """Write `text` to `path` in UTF-8, atomically."""
     with atomic(path, mode) as temporary:

@@ -235,9 +235,8 @@ def _save(state: dict[str, Any], path: Path) -> None:
     """Write the SHA-256, then the checkpoint, because torch does not detect flipped bits."""
     content = io.BytesIO()
     torch.save(state, content)
-    with files.atomic(path) as temporary:
-        digest = hashlib.sha256(content.getvalue()).digest()
-        temporary.write_bytes(digest + content.getvalue())
+    digest = hashlib.sha256(content.getvalue()).digest()
+    files.write_bytes(path, digest + content.getvalue())
 
 
 def _load(path: Path) -> dict[str, Any] | None:

@@ -41,6 +41,14 @@ def as_tensors(samples: NDArray[Any]) -> tuple[torch.Tensor, ...]:
     return tuple(map(torch.from_numpy, arrays))
 
 
+def infer(module: Any, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
+    """Return each output of `module` for a batch, dequantized."""
+    with torch.inference_mode():
+        outputs = module(*as_tensors(batch))
+        outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
+        return [(o.dequantize() if o.is_quantized else o).numpy() for o in outputs]
+
+
 def load_torch_module(onnx_path: Path) -> Any:
     """Return the network as a `torch.fx.GraphModule` in evaluation mode, [N, ...] to [N, ...].
 

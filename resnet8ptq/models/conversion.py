@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -308,19 +309,9 @@ def find_final(outputs: Outputs, samples: Samples) -> str:
 
 
 def _torch_runner(path: Path) -> Predict:
-    import torch
+    from resnet8ptq.graph.torch_module import infer, load_torch_module  # imports torch
 
-    from resnet8ptq.graph.torch_module import as_tensors, load_torch_module
-
-    module = load_torch_module(path)
-
-    def predict(batch: Samples) -> Outputs:
-        with torch.inference_mode():
-            outputs = module(*as_tensors(batch))
-        outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
-        return [output.numpy() for output in outputs]
-
-    return predict
+    return partial(infer, load_torch_module(path))
 
 
 def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:

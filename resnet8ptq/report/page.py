@@ -83,8 +83,7 @@ def write(
     texts = {"report.md": to_markdown(chosen, drawn), REPORT: page, "runs.csv": table.to_csv(runs)}
     contents = drawn | {name: text.encode() for name, text in texts.items()}
     for name, content in contents.items():
-        with files.atomic(folder / name) as temporary:
-            temporary.write_bytes(content)
+        files.write_bytes(folder / name, content)
     paths = [folder / name for name in contents]
     background.ask(upload.log_files, store, parent_id, paths)
     notes_of = [answer.to_markdown(answer.explain(selected)) for selected in chosen]

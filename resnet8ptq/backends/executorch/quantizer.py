@@ -98,8 +98,7 @@ class ExecutorchQuantizer(Quantizer):
             )
         limits = (MOST_AT_ONCE, calibration.at_once, calibration.within_memory)
         content = lowering.lower(module, example, min(n for n in limits if n))
-        with files.atomic(path) as temporary:
-            temporary.write_bytes(content)
+        files.write_bytes(path, content)
         if config.dtype.name == "fp32":
             return Artifact(path)
         operators = contents.read(content)

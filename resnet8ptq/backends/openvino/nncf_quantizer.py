@@ -118,8 +118,7 @@ class NncfQuantizer(Quantizer):
         settings = self._options, self.config.per_channel, self.config.reduce_range
         content = isolation.call(quantize, model.onnx_path, samples, *settings, crashed=crashed)
         path = folder / f"model{archive.SUFFIX}"
-        with files.atomic(path) as temporary:
-            temporary.write_bytes(content)
+        files.write_bytes(path, content)
         on_integers, in_float = profiler.count_kernels(path)
         if not on_integers:
             path.unlink()

@@ -190,8 +190,7 @@ class TfliteQuantizer(Quantizer):
             whole, small = (predictor.open_run(file, threads) for file in (content, slimmed))
             check_same(whole, small, calibration.batches(self.config.calib.batch_size))
             content = slimmed
-        with files.atomic(path) as temporary:
-            temporary.write_bytes(content)
+        files.write_bytes(path, content)
         return artifact
 
     load = staticmethod(predictor.load)

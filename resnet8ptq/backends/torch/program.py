@@ -13,9 +13,10 @@ from torch.export import ExportedProgram
 
 from resnet8ptq.backends.contract import Predictor, Run
 from resnet8ptq.backends.torch.annotate import LAYERS, SOFTMAX
-from resnet8ptq.backends.torch.torchscript import Example, copy_reproducibly, infer, known_warnings
+from resnet8ptq.backends.torch.torchscript import Example, copy_reproducibly, known_warnings
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
+from resnet8ptq.graph.torch_module import infer
 from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.gates.exported_program import read
 

@@ -14,15 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor, Run
 from resnet8ptq.core import files
 from resnet8ptq.core.records import names_of
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.torch_module import as_tensors
+from resnet8ptq.graph.torch_module import as_tensors, infer
 
 MODEL_FILE, FORMAT = "model.pt", "TorchScript"
 
@@ -50,14 +48,6 @@ class Example:
 def load(path: Path) -> Predictor:
     """Load a TorchScript file that `save` wrote; its weights are packed for the engine."""
     return Predictor(partial(infer, _load(path)), partial(_open_logits, path))
-
-
-def infer(module: Any, batch: NDArray[Any]) -> tuple[NDArray[np.float32], ...]:
-    """Return each output of `module` for a batch, dequantized."""
-    with torch.inference_mode():
-        outputs = module(*as_tensors(batch))
-        outputs = outputs if isinstance(outputs, list | tuple) else [outputs]
-        return tuple((o.dequantize() if o.is_quantized else o).numpy() for o in outputs)
 
 
 def _open_logits(path: Path) -> Run | None:
