@@ -17,7 +17,6 @@ from resnet8ptq.experiment import file_inspection
 from resnet8ptq.experiment.settings import settle_size, settle_suite
 from resnet8ptq.models import network_path
 from resnet8ptq.models.contract import IF_PICTURES, Contract, Samples, arranged, match
-from resnet8ptq.models.model import module_of
 from resnet8ptq.models.summary import print_summary, summarize
 
 NO_DATA = (
@@ -44,7 +43,7 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
     path = network_path.locate(config.model, config.data.name)
     samples = _find_samples(config, path, cache_root)
     sample = None if isinstance(samples, str) else samples.one
-    summary = summarize(path, cache_root, sample, module_of(config.model), config.model.inputs)
+    summary = summarize(path, cache_root, config.model, sample)
     if not data_given:
         lines = [NO_DATA]
     elif isinstance(samples, str):

@@ -87,7 +87,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = Tru
     size = split.sample_bytes
     count = min(conversion.PARITY_SAMPLES, max(conversion.PARITY_BYTES // size, 1), len(split))
     checked = split.take(np.arange(count))  # the frameworks must agree on these samples
-    module = module_of(config)
+    module = Module.of(config)
     key: cache.Key = {
         "model": digest,
         "format": format_name(source, module is not None),
@@ -170,11 +170,6 @@ def _report(model: Fp32Model) -> None:
     reason = record.without_torch.get(model.onnx_path.name)
     if reason:
         log.warning("%s: backend=torch cannot run it: %s", model.source, reason)
-
-
-def module_of(config: ModelConfig) -> Module | None:
-    """Return the user's module class in the settings; None if they name a file."""
-    return None if config.module is None else Module(config.module, config.module_args or {})
 
 
 @functools.cache  # once a process, not once for each job of a sweep

@@ -109,28 +109,26 @@ class Summary:
 
 
 def summarize(
-    path: Path,
-    cache_root: Path,
-    sample: Sample = None,
-    module: Module | None = None,
-    inputs: Mapping[str, Any] | None = None,
+    path: Path, cache_root: Path, config: ModelConfig | None = None, sample: Sample = None
 ) -> Summary:
     """Read a network's file or folder.
 
     Args:
-        sample: a sample [1, ...], for files that do not declare the inputs.
-        module: the class of a torch network; `path` holds its weights.
-        inputs: see `sources.onnx.read`.
+        path: see `network_path.locate`.
+        config: the settings of the network; None: of its file alone.
+        sample: [1, ...]; used if the file does not declare the network's inputs.
 
     Raises:
         ModelError: not a model, unsafe, or nothing to quantize.
     """
+    config = config or ModelConfig()
+    module = Module.of(config)
     file_format = None if module else sources.find_format(path)
     if file_format is None and module is None:
         raise ModelError(f"model.path: {path} is not a model; {sources.TAKES}")
     name = sources.format_name(path, module is not None)
     words = file_format.takes.split(" ", 1)[1] if file_format else ""
-    proto = _export(path, name, cache_root, sample, module, inputs)
+    proto = _export(path, cache_root, config, sample)
     graph, static = proto.graph, static_tensors(proto.graph)
     computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
     contract, by_tensorflow = read_contract(graph), name in sources.TFLITE_FORMATS
@@ -166,26 +164,16 @@ def find_picture_size(path: Path, config: ModelConfig, cache_root: Path) -> tupl
     """
     if config.module is not None:
         return None
-    name = sources.format_name(path)
-    proto = _export(path, name, cache_root, None, None, config.inputs)
+    proto = _export(path, cache_root, config, None)
     return picture_size(read_contract(proto.graph), config.inputs or {})
 
 
-def _export(
-    path: Path,
-    name: str,
-    cache_root: Path,
-    sample: Sample,
-    module: Module | None,
-    inputs: Mapping[str, Any] | None,
-) -> onnx.ModelProto:
-    config = (
-        ModelConfig(module=module.name, module_args=module.arguments) if module else ModelConfig()
-    )
+def _export(path: Path, cache_root: Path, config: ModelConfig, sample: Sample) -> onnx.ModelProto:
+    module, inputs = Module.of(config), dict(config.inputs or {})
+    name = sources.format_name(path, module is not None)
     key: cache.Key = {
         "model": digest(config, path),
         "format": name,
-        "inputs": str(inputs or {}),
         "shape": "" if sample is None or not module else f"{sample.shape} {sample.dtype}",
         "code": code.behind(__name__),
         **machine.versions(),
@@ -193,7 +181,7 @@ def _export(
 
     def make(folder: Path) -> None:
         crashed = ModelError(f"{path}: {CRASHED}")
-        arguments = path, name, sample, module, dict(inputs or {})
+        arguments = path, name, sample, module, inputs
         network = module is not None  # which may download
         with waiting("Reading the network"):
             exported = isolation.call(_read, *arguments, crashed=crashed, network=network)

@@ -17,6 +17,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
+from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import names_of
 from resnet8ptq.graph.pruning import prune
@@ -54,6 +55,11 @@ class Module:
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "Module | None":
+        """Return the class that the settings name; None if they name a file."""
+        return None if config.module is None else cls(config.module, config.module_args or {})
 
 
 @dataclass(frozen=True)
