@@ -9,16 +9,16 @@ Runs in a separate process (see `model.load`): the main process never imports Te
 import json
 import logging
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 
+from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import memory
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import DataError, ModelError, ParityError
@@ -98,26 +98,16 @@ def read_record(folder: Path) -> Conversion:
 
 
 def convert(
-    source: Path,
-    folder: Path,
-    samples: Samples,
-    module: Module | None = None,
-    inputs: Mapping[str, Any] | None = None,
-    outputs: Collection[str] | None = None,
-    steps: Arithmetic = RAW,
+    source: Path, folder: Path, samples: Samples, config: ModelConfig, steps: Arithmetic = RAW
 ) -> None:
     """Write `unfolded.onnx`, `folded.onnx` and `conversion.json` into `folder`.
 
     If folding fails, `folded.onnx` is missing, and the record has the reason.
 
     Args:
-        source: the network's file or folder; with `module`, its weights.
+        source: see `network_path.locate`.
         folder: an existing, empty folder.
-        samples: stored samples [n, ...] on which the frameworks must agree; records name their
-            inputs.
-        module: the class of a torch network; `source` holds its weights.
-        inputs: see `sources.onnx.read`.
-        outputs: names of the outputs to keep; None: all.
+        samples: [n, ...], as stored: the frameworks must agree on them. Records name their inputs.
         steps: preprocessing of the samples.
 
     Raises:
@@ -127,8 +117,8 @@ def convert(
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
     try:
         with waiting("Reading and converting the network"):
-            network = read(source, samples[:1], module, inputs)
-            network = select_outputs(network, outputs) if outputs else network
+            network = read(source, samples[:1], Module.of(config), config.inputs)
+            network = select_outputs(network, config.outputs) if config.outputs else network
         matched = match(samples, steps, read_contract(network.proto.graph))
         _convert(network, folder, matched.prepare(samples, steps), matched.fields)
     except DataError:

@@ -100,8 +100,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = Tru
         log.info("converting the network: %s", source)
         crashed = ModelError(f"{source}: {conversion.CRASHED}")
         samples = np.asarray(checked.images[:])
-        chosen = config.inputs, config.outputs
-        arguments = (source, folder, samples, module, *chosen, checked.preprocessing)
+        arguments = source, folder, samples, config, checked.preprocessing
         # A module is the user's own code, which may download.
         network = module is not None
         isolation.call(conversion.convert, *arguments, crashed=crashed, network=network)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
 
+from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import memory
 from resnet8ptq.experiment import compatibility
 from resnet8ptq.experiment.settings import settle
@@ -107,7 +108,7 @@ def test_a_conversion_runs_few_samples_at_once(shapes, shapes_model, tmp_path, m
     monkeypatch.setattr(memory, "budget", lambda: 1)
     monkeypatch.setattr(conversion, "open_runner", spy)
     (samples,) = shapes.train.take(np.arange(5)).batches(5)
-    conversion.convert(shapes_model.onnx_path, tmp_path, samples)
+    conversion.convert(shapes_model.onnx_path, tmp_path, samples, ModelConfig())
     assert sizes[-10:] == [1] * 10  # unfolded and folded
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.models import conversion
 from resnet8ptq.models.sources import Module
 
@@ -19,7 +20,8 @@ def convert(
 ) -> conversion.Conversion:
     """Write a conversion into `folder`, with torch's check of each file; return the record."""
     folder.mkdir(exist_ok=True)
-    conversion.convert(source, folder, samples, module, outputs=outputs)
+    named = {"module": module.name, "module_args": module.arguments} if module else {}
+    conversion.convert(source, folder, samples, ModelConfig(outputs=outputs, **named))
     record = json.loads((folder / conversion.RECORD).read_text())
     for path in folder.glob("*.onnx"):
         checked = json.loads(conversion.check_torch(path, samples, final=record["final"]))

@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import parser
 
+from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import conversion
@@ -56,7 +57,7 @@ def operators(folder) -> set[str]:
 def test_the_value_of_an_input_chooses_the_branch_with_the_layers(tmp_path, rate, weights):
     path, folder = write(tmp_path / "a.onnx", RATES, "float[N, 4] x, int64 rate"), tmp_path / "made"
     folder.mkdir()
-    conversion.convert(path, folder, X, inputs={"rate": rate})
+    conversion.convert(path, folder, X, ModelConfig(inputs={"rate": rate}))
     assert "If" not in operators(folder)
     [y] = open_runner(str(folder / "folded.onnx"))(X)
     np.testing.assert_allclose(y, X @ weights.reshape(4, 2), rtol=1e-5)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import pack
 from resnet8ptq.graph.session import open_runner
@@ -78,7 +79,7 @@ def test_a_scalar_among_the_inputs_takes_a_fixed_value(tmp_path):
         convert(path, tmp_path / "refused")
     folder = tmp_path / "made"
     folder.mkdir()
-    conversion.convert(path, folder, TEXTS, inputs={"rate": 0.5})
+    conversion.convert(path, folder, TEXTS, ModelConfig(inputs={"rate": 0.5}))
     assert [t.name for t in conversion.read_record(folder).contract.inputs] == ["ids", "mask"]
 
 

@@ -243,7 +243,7 @@ def test_a_claim_of_many_weights_is_refused(tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(proto, path)
     with pytest.raises(ModelError) as caught:
-        conversion.convert(path, tmp_path, IMAGES.astype(np.float32))
+        conversion.convert(path, tmp_path, IMAGES.astype(np.float32), ModelConfig())
     line(caught.value)
 
 
