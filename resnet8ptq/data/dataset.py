@@ -240,28 +240,6 @@ class Dataset:
         images = self.test.images
         return fields.picture_shape(images.dtype) or images.shape[1:]
 
-    def arranged(
-        self,
-        layout: Layout | None,
-        at_once: int | None = None,
-        dtype: str = "float32",
-        fields: Fields | None = None,
-    ) -> "Dataset":
-        """Return the data set for a network whose input has this order of axes.
-
-        Args:
-            at_once, dtype, fields: see `Split`.
-        """
-        changes: dict[str, Any] = {
-            "layout": layout,
-            "at_once": at_once,
-            "dtype": dtype,
-            "fields": fields,
-        }
-        if all(getattr(self.test, name) == value for name, value in changes.items()):
-            return self
-        return self.with_splits(lambda split: replace(split, **changes))
-
     def with_splits(self, change: Callable[[Split], Split]) -> "Dataset":
         """Return the data set with `change` applied to every split."""
         calibration = None if self.calibration is None else change(self.calibration)

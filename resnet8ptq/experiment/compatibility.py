@@ -1,7 +1,7 @@
 """Reads data, network and task of a run, and checks that they fit each other."""
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import onnx
 
@@ -34,10 +34,11 @@ def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:
         )
     test = dataset.test
     matched = match(test.images[:1], test.preprocessing, contract)
-    arranged = dataset.arranged(matched.layout, contract.batch, matched.dtype, matched.fields)
     longest = None if matched.fields is None else matched.fields.longest(test.images.dtype)
     most = samples_at_once(onnx.load(fp32.onnx_path), longest)
-    return arranged.with_splits(lambda split: replace(split, within_memory=most))
+    # A split has the attributes of a match under the same names.
+    changes: dict[str, Any] = {**vars(matched), "at_once": contract.batch, "within_memory": most}
+    return dataset.with_splits(lambda split: replace(split, **changes))
 
 
 def load(settings: Settings) -> tuple[Dataset, Fp32Model]:

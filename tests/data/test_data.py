@@ -229,7 +229,7 @@ def test_an_image_that_changes_in_the_cache_is_read_again_from_its_file(tmp_path
 
 def test_kept_hashes_are_those_of_the_samples(tmp_path):
     data = registry.load("cifar10", str(write_folder(tmp_path / "batches")), tmp_path / "cache")
-    arranged = data.arranged((2, 0, 1)).test.take(np.array([1, 0]))
+    arranged = replace(data.test, layout=(2, 0, 1)).take(np.array([1, 0]))
     smaller = decoding.resize(data.test, PreprocessConfig(size=[8, 8]), tmp_path / "cache")
     for split in (data.train, data.test, arranged, smaller):
         assert split.pixel_hashes.tolist() == hash_samples(split.images).tolist()
@@ -410,13 +410,14 @@ def test_samples_of_their_own_calibrate_where_there_are_any():
     own = data.train.take(np.arange(5))
     given = replace(data, calibration=own)
     assert given.calibrating is own
-    arranged = given.arranged((2, 0, 1), at_once=3)
-    for split in (arranged.train, arranged.test, arranged.calibration):
+
+    def limit(split: Split) -> Split:
+        return replace(split, layout=(2, 0, 1), at_once=3)
+
+    limited = given.with_splits(limit)
+    for split in (limited.train, limited.test, limited.calibration):
         assert (split.layout, split.at_once) == ((2, 0, 1), 3)
-    assert arranged.arranged((2, 0, 1), at_once=3) is arranged
-    assert arranged.arranged((2, 0, 1)).test.at_once is None
-    assert arranged.arranged(None, at_once=3).test.layout is None
-    assert data.arranged((2, 0, 1)).calibration is None
+    assert data.with_splits(limit).calibration is None
 
 
 # Held-out images
