@@ -107,19 +107,22 @@ def reaches_least(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
 
 
 def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
-    """Return the verdict on each measured quantized model of a family, by run id."""
-    metric = family.metric
-    drop = metric.limit(limits)
+    """Return the verdict on each measured quantized model of a family, by the id of its run."""
+    metric, drop = family.metric, family.metric.limit(limits)
     verdicts = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.record.doubt}
     judged = [cell for cell in family.measured if not cell.record.doubt]
-    cells = [(cell, cell.paired) for cell in judged if cell.paired is not None]
-    totals = [int(cell.metric(TOTAL)) for cell, _ in cells]
-    margins = [
-        UNKNOWN if cell.record.grouped else paired.margin(metric, drop, total)
-        for (cell, paired), total in zip(cells, totals, strict=True)
-    ]
-    decided = zip(cells, decide(margins, totals), strict=True)
-    return verdicts | {cell.record.run_id: verdict for (cell, _), verdict in decided}
+    cells = [cell for cell in judged if cell.paired is not None]
+    margins = [margin_at(metric, cell, drop) for cell in cells]
+    decided = decide(margins, [int(cell.metric(TOTAL)) for cell in cells])
+    return verdicts | {c.record.run_id: verdict for c, verdict in zip(cells, decided, strict=True)}
+
+
+def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:
+    """Return how far a loss lies above a limit; unknown of groups that were scored one by one."""
+    assert cell.paired is not None  # of every measured cell
+    if cell.record.grouped:
+        return UNKNOWN
+    return cell.paired.margin(metric, limit, int(cell.metric(TOTAL)))
 
 
 def judge_added(family: Family, limits: ReportConfig) -> list[tuple[Cell, Verdict]]:

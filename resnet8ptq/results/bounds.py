@@ -13,8 +13,9 @@ import numpy as np
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
-from resnet8ptq.tasks.contract import TOTAL, Metric
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, UNKNOWN, Margin
+from resnet8ptq.report.verdicts import margin_at
+from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.statistics import SIGNIFICANCE
 
 FARTHEST = 2.0**20  # the largest loss that is looked at, as a fraction of FP32's value
 STEPS = 50  # halvings of an interval
@@ -38,7 +39,7 @@ def measure(family: Family, limits: ReportConfig) -> dict[str, Bounds]:
     """
     metric = family.metric
     cells = [cell for cell in family.measured if not cell.record.doubt]
-    margins = [_margin(metric, cell, metric.limit(limits)) for cell in cells]
+    margins = [margin_at(metric, cell, metric.limit(limits)) for cell in cells]
     uppers = levels([margin.p_within for margin in margins])
     lowers = levels([margin.p_beyond for margin in margins])
     return {
@@ -67,19 +68,12 @@ def levels(p_values: Sequence[float]) -> list[float]:
     return result.tolist()
 
 
-def _margin(metric: Metric, cell: Cell, limit: float) -> Margin:
-    assert cell.paired is not None  # of every measured cell
-    if cell.record.grouped:
-        return UNKNOWN
-    return cell.paired.margin(metric, limit, int(cell.metric(TOTAL)))
-
-
 def _upper(metric: Metric, cell: Cell, level: float) -> float | None:
-    return _edge(lambda limit: _margin(metric, cell, limit).p_within <= level, metric.bounded)
+    return _edge(lambda limit: margin_at(metric, cell, limit).p_within <= level, metric.bounded)
 
 
 def _lower(metric: Metric, cell: Cell, level: float) -> float | None:
-    return _edge(lambda limit: _margin(metric, cell, limit).p_beyond > level, metric.bounded)
+    return _edge(lambda limit: margin_at(metric, cell, limit).p_beyond > level, metric.bounded)
 
 
 def _edge(holds: Callable[[float], bool], bounded: bool) -> float | None:
