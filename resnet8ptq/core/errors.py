@@ -4,6 +4,7 @@ The program exits with 2 after a `ConfigError`, `DataError` or `ModelError`: an 
 exits with 1 after any other `PtqError`.
 """
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -69,3 +70,12 @@ def errors_as(kind: type[PtqError], text: str, mend: str = "") -> Iterator[None]
         raise
     except Exception as error:
         raise kind("; ".join(filter(None, (f"{text} ({one_line(error)})", mend)))) from None
+
+
+def portable(error: Exception) -> Exception:
+    """Return the error, or its text as a RuntimeError if it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # of pickle, or of the error's constructor
+        return RuntimeError(one_line(error))
+    return error

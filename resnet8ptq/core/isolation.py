@@ -16,8 +16,7 @@ from multiprocessing.connection import Connection
 from typing import TypeVar
 
 from resnet8ptq.core import confinement
-from resnet8ptq.core.errors import PtqError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import PtqError, portable
 
 log = logging.getLogger(__name__)
 
@@ -104,15 +103,6 @@ def _answer(content: bytes) -> tuple[bool, object]:
     except PtqError as error:
         return False, error
     except Exception as error:
-        error = _portable(error)
+        error = portable(error)
         error.add_note(traceback.format_exc())
         return False, error
-
-
-def _portable(error: Exception) -> Exception:
-    """Return the error; if it cannot be pickled, a RuntimeError with its text."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # of pickle, or of the error's constructor
-        return RuntimeError(one_line(error))
-    return error

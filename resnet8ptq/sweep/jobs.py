@@ -6,7 +6,6 @@ Every job uses its share of the cores. Its result or error must be picklable.
 import logging
 import multiprocessing
 import os
-import pickle
 import platform
 import sys
 import traceback
@@ -17,8 +16,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig
 
 from resnet8ptq.core import machine
-from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import ConfigError, portable
 from resnet8ptq.tracking.sweep_file import Worker
 
 # Environment variables that jobs need. MLflow's are credentials of a server and time limits.
@@ -108,9 +106,6 @@ def to_picklable(error: Exception) -> Exception:
     An error that cannot be pickled would end the whole sweep.
     """
     trace = "".join(traceback.format_exception(error))
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        error = RuntimeError(one_line(error))
+    error = portable(error)
     error.add_note(trace)  # pickle keeps notes, and no traceback
     return error
