@@ -167,7 +167,7 @@ class Quantizer(ABC):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """The bits that a layer's weights may have in its files.
+        """The weight bits that the framework's files can hold.
 
         `FLOAT_BITS` is among them if layers can stay in float.
         """
@@ -175,12 +175,12 @@ class Quantizer(ABC):
 
     @property
     def runs_torch(self) -> bool:
-        """Whether FP32 runs in torch, which then has to agree with ONNX Runtime."""
+        """Whether FP32 runs in torch; the run then compares torch with ONNX Runtime."""
         return False
 
     @property
     def level_pools(self) -> tuple[str, ...]:
-        """The average pools, by ONNX name, whose output has the scale of their input.
+        """The ONNX names of the average pools whose output shares the scale of the input.
 
         The output of other pools is calibrated.
         """

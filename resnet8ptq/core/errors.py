@@ -73,7 +73,7 @@ def errors_as(kind: type[PtqError], text: str, mend: str = "") -> Iterator[None]
 
 
 def portable(error: Exception) -> Exception:
-    """Return the error, or its text as a RuntimeError if it cannot be pickled."""
+    """Return the error; if it cannot be pickled, a RuntimeError with its text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # of pickle, or of the error's constructor

@@ -19,7 +19,7 @@ from resnet8ptq.core import files
 
 
 def save(figure: Figure, path: pathlib.Path) -> None:
-    """Write a figure to a PNG, all or nothing."""
+    """Write a figure to a PNG atomically."""
     files.write_bytes(path, to_png(figure))
 
 

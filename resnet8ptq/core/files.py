@@ -35,7 +35,7 @@ def atomic(path: Path, mode: int = 0o644) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, all or nothing."""
+    """Write `content` to `path` atomically."""
     with atomic(path) as temporary:
         temporary.write_bytes(content)
 

@@ -75,7 +75,7 @@ class _Samples:
 
 
 def _find_samples(config: RunConfig, source: Path, cache_root: Path) -> _Samples | str:
-    """Return the facts of the samples, or why they cannot be read."""
+    """Return the facts of the samples, or the reason why they cannot be read."""
     if config.data.name in _BUILT_IN and config.data.root is None:
         size = config.preprocess.size or 32
         height, width = size if isinstance(size, list) else (size, size)

@@ -90,8 +90,8 @@ def check_names(config: RunConfig) -> None:
 def settle_size(config: RunConfig, source: Path, cache_root: Path) -> PreprocessConfig:
     """Return the preprocessing with the size of pictures that the network fixes.
 
-    The size is the network's where the pictures have several and `preprocess.size` sets none.
-    Loading the data reports anything else that is wrong with them.
+    The network's size is used if the pictures differ in size and `preprocess.size` is null. All
+    other faults of the data are reported when it is loaded.
 
     Args:
         config: its data set is located.
@@ -119,7 +119,7 @@ def settle_size(config: RunConfig, source: Path, cache_root: Path) -> Preprocess
 
 
 def _settle_backend(config: RunConfig, source: Path) -> BackendConfig:
-    """Return the backend's settings; TFLite's with the converter that takes the network."""
+    """Return the backend's settings; for TFLite, with the converter for this network."""
     backend = config.backend
     if not backend.quantizes:
         return backend

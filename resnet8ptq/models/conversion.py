@@ -107,7 +107,8 @@ def convert(
     Args:
         source: see `network_path.locate`.
         folder: an existing, empty folder.
-        samples: [n, ...], as stored: the frameworks must agree on them. Records name their inputs.
+        samples: stored samples [n, ...] on which the frameworks must agree; records name their
+            inputs.
         steps: preprocessing of the samples.
 
     Raises:

@@ -116,7 +116,7 @@ def summarize(
     Args:
         path: see `network_path.locate`.
         config: the settings of the network; None: of its file alone.
-        sample: [1, ...]; used if the file does not declare the network's inputs.
+        sample: a sample [1, ...], for files that do not declare the inputs.
 
     Raises:
         ModelError: not a model, unsafe, or nothing to quantize.
@@ -155,7 +155,7 @@ def summarize(
 
 
 def find_picture_size(path: Path, config: ModelConfig, cache_root: Path) -> tuple[int, int] | None:
-    """Return height and width of the pictures that the network takes.
+    """Return height and width of the network's input pictures.
 
     None if a size is free, the network takes no pictures, or it is a module.
 

@@ -107,7 +107,7 @@ def reaches_least(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
 
 
 def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
-    """Return the verdict on each measured quantized model of a family, by the id of its run."""
+    """Return the verdict on each measured quantized model of a family, by run id."""
     metric, drop = family.metric, family.metric.limit(limits)
     verdicts = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.record.doubt}
     judged = [cell for cell in family.measured if not cell.record.doubt]

@@ -114,7 +114,7 @@ def load_run(
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether a folder is a sweep's, not a run's; raises ConfigError if it is neither."""
+    """Return True for a sweep's folder and False for a run's; raise ConfigError for others."""
     return _read_journal(folder).tags.get("kind") == SWEEP
 
 
@@ -184,7 +184,7 @@ def _load_sweep(store: Store, parent: RunRecord, run_id: str = "") -> _Source:
 
 
 def _load_run(store: Store, record: RunRecord) -> _Source:
-    """Return a run among the others of its sweep; by itself if the sweep has a newer run."""
+    """Return a run with its sweep; without the sweep if a newer run has replaced it."""
     if record.kind == SWEEP:
         raise ConfigError(f"run_id: {record.run_id} is a sweep; try sweep={record.run_id}")
     if record.parent_id:

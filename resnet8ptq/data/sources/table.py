@@ -83,7 +83,7 @@ def build(
     """Return a table's rows as samples, split by a column if there is one, else by class and seed.
 
     Args:
-        folder: start of relative paths of pictures, if `data.folder` is null.
+        folder: the folder of relative picture paths, if `data.folder` is null.
 
     Raises:
         ConfigError, DataError: see `load`.

@@ -69,7 +69,7 @@ def encode(table: Table, names: Sequence[str], config: TableConfig, cache_root: 
     a row are adjacent. A warning gives the number of texts that `data.max_tokens` truncates.
 
     Args:
-        names: of one column, or of two with the texts of a pair.
+        names: one column, or two columns with the texts of a pair.
 
     Raises:
         ConfigError: the package tokenizers is not installed.

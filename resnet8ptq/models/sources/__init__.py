@@ -58,7 +58,7 @@ class Module:
 
     @classmethod
     def of(cls, config: ModelConfig) -> "Module | None":
-        """Return the class that the settings name; None if they name a file."""
+        """Return the user's module class in the settings; None if they name a file."""
         return None if config.module is None else cls(config.module, config.module_args or {})
 
 
