@@ -5,7 +5,7 @@ import importlib
 import sys
 import types
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import cache, reduce
 from inspect import signature
 from operator import attrgetter
 from pathlib import Path
@@ -30,6 +30,7 @@ _PASSING = (
     "_Squeeze",
 )  # of one number
 _CONSTANTS = "initializers"  # onnx2torch's module of constants
+_REDUCED = {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add}
 _TO_THE_END = 2**31 - 1  # of an axis of any size, as the end of a Slice
 _OPSET = 17  # the newest in which onnx2torch supports every common operator
 
@@ -73,6 +74,8 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
         how = attribute(node, "coordinate_transformation_mode", b"")
         if node.op_type == "Resize" and how == b"tf_half_pixel_for_nn":
             module.get_submodule(node.name).onnx_mode = "nearest-exact"
+        if node.op_type in _REDUCED:
+            module.set_submodule(node.name, _Reduced(operation=_REDUCED[node.op_type]))
     _fix_constants(module, makers)
     (output,) = module.graph.find_nodes(op="output")
     if isinstance(output.args[0], list):  # which can neither be traced nor loaded again
@@ -185,6 +188,12 @@ def name_tensors(
     """
     outputs = {node.name: node.output[0] for node in graph.node}
     relus = {node.input[0]: node.output[0] for node in graph.node if node.op_type == "Relu"}
+    kept = {paths.get(node.name) for node in traced.nodes}
+    norms = {  # which FX folds into the convolution before
+        node.input[0]: node.output[0]
+        for node in graph.node
+        if node.op_type == "BatchNormalization" and node.name not in kept
+    }
     last: dict[str, str] = {}  # tensor -> node
     placeholders = iter(value.name for value in graph.input)
     for node in traced.nodes:
@@ -193,6 +202,7 @@ def name_tensors(
         if node.op == "placeholder":
             tensor = next(placeholders, None)
         if tensor is not None:
+            tensor = norms.get(tensor, tensor)
             last[relus[tensor] if node.name in fused else tensor] = node.name
     names = {name: tensor for tensor, name in last.items()}
     for node in traced.nodes:
@@ -277,6 +287,8 @@ def _fix_first(
         return _fix_resize(layer, constants)
     if kind == "OnnxSlice" and settled:
         return _fix_slice(constants)
+    if kind == "OnnxTile" and settled:
+        return _Tile(repeats=constants[1].tolist())
     if kind == "OnnxPadDynamic" and settled:
         return _fix_pad(layer.mode, constants)
     if kind == "OnnxSqueezeDynamicAxes" and settled:
@@ -456,6 +468,22 @@ class _Split(_Fixed):
         ends = [*starts[1:], length]
         parts = zip(starts, ends, strict=True)
         return tuple(values.narrow(self.axis, start, end - start) for start, end in parts)
+
+
+class _Tile(_Fixed):
+    """ONNX's Tile with fixed `repeats`."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return copies of `values` side by side."""
+        return values.repeat(self.repeats)
+
+
+class _Reduced(_Fixed):
+    """ONNX's Max, Min or Sum of several tensors, in steps of two, which FX can trace."""
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        """Return one tensor, in the shape to which all broadcast."""
+        return reduce(self.operation, values)
 
 
 class _Lookup(_Fixed):

@@ -12,6 +12,7 @@ from resnet8ptq.backends.contract import check_same
 from resnet8ptq.backends.onnx import dynamic, slim
 from resnet8ptq.backends.onnx import quantizer as onnx_quantizer
 from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedError
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.session import open_runner, open_session
 from resnet8ptq.precision.plan import Selection, find_float_nodes
@@ -345,3 +346,27 @@ def test_slim_keeps_a_constant_that_equals_one_that_nothing_reads():
     onnx.checker.check_model(small)
     [constant] = small.graph.initializer
     assert constant.name in small.graph.node[0].input
+
+
+def test_a_product_with_several_matrices_stays_in_float(shapes_model, tmp_path):
+    """With scales by channel, ONNX Runtime wrote a file that it could not run."""
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 4, 4, 3] y)
+        { wide = Conv(x, kernels)  y = MatMul(wide, matrices) }"""
+    )
+    random = np.random.default_rng(0)
+    for name, shape in {"kernels": (4, 2, 1, 1), "matrices": (4, 4, 3)}.items():
+        values = random.normal(size=shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    for node in proto.graph.node:
+        node.name = node.op_type
+    onnx.save(proto, tmp_path / "network.onnx")
+    samples = random.normal(size=(20, 2, 4, 4)).astype(np.float32)
+    [expected] = open_runner(proto.SerializeToString())(samples)
+    quantizer = quantizer_of(make_config("data=shapes", "per_channel=true", "reduce_range=true"))
+    network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
+    artifact = quantizer.quantize(network, Split(samples, None, "made"), tmp_path)
+    [got] = quantizer.load(artifact.path, THREADS).predict(samples)
+    assert artifact.quantized_layers == 1
+    assert 0 < np.abs(got - expected).max() < 0.03 * np.abs(expected).max()

@@ -269,6 +269,43 @@ def test_calibrates_operators_to_which_torch_gives_its_own_observer(
     assert 0 < np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("backend", FLOWS)
+@pytest.mark.parametrize("behind", ["y = Conv(even, w)", "kept = Relu(even)  y = Conv(kept, w)"])
+def test_a_normalization_behind_a_convolution_keeps_its_range(
+    shapes_model, tmp_path, backend, behind
+):
+    """As networks have it that were not folded; FX and torchao fold it by themselves."""
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 4, 4, 4] y)
+        <float[4] scale = {{20, 0.5, 1, 10}}, float[4] shift = {{1, -2, 3, 0}},
+         float[4] mean = {{0, 1, -1, 0}}, float[4] variance = {{1, 2, 0.5, 1}}>
+        {{ wide = Conv(x, v)
+           even = BatchNormalization(wide, scale, shift, mean, variance)  {behind} }}"""
+    )
+    weights = {"v": (4, 2, 1, 1), "w": (4, 4, 1, 1)}
+    got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights, backend)
+    assert kernels == (2, 0)
+    assert 0 < np.abs(got - expected).max() < 0.06 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("backend", FLOWS)
+@pytest.mark.parametrize("comparison", ["Greater", "Less", "GreaterOrEqual", "LessOrEqual"])
+def test_values_are_chosen_by_a_comparison(shapes_model, tmp_path, backend, comparison):
+    """The gate of exported programs refused the files."""
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 4, 4, 4] y)
+        <float edge = {{0.5}}, float other = {{-0.25}}>
+        {{ wide = Conv(x, v)  chosen = {comparison}(wide, edge)
+           kept = Where(chosen, wide, other)  y = Conv(kept, w) }}"""
+    )
+    weights = {"v": (4, 2, 1, 1), "w": (4, 4, 1, 1)}
+    got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights, backend)
+    assert kernels == (2, 0)
+    assert np.corrcoef(got.ravel(), expected.ravel())[0, 1] > 0.98
+
+
 def test_a_cubic_resize_stays_in_float(shapes_model, tmp_path):
     """As of super-resolution; torch's has no quantized kernel."""
     proto = onnx.parser.parse_model(

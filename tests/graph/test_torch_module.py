@@ -77,6 +77,29 @@ def test_a_slice_to_the_end_keeps_any_batch(end):
     assert torch.equal(program.module()(values), values[:, 1:])
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "y = Tile(x, copies)",
+        *(f"c = Neg(x)  y = {kind}(x, c, row)" for kind in ("Max", "Min", "Sum")),
+    ],
+)
+def test_copies_and_steps_of_several_tensors_can_be_traced(steps):
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 3] x) => (float[N, M] y)
+        <int64[2] copies = {{1, 2}}, float[3] row = {{-1, 0, 1}}>
+        {{ {steps} }}"""
+    )
+    proto.graph.node[-1].name = "last"
+    module = to_torch_module(proto)
+    program = export(module, Example((torch.ones(1, 3),), (False,)))
+    values = torch.arange(12.0).reshape(4, 3) - 5
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    [expected] = session.run(None, {"x": values.numpy()})
+    np.testing.assert_array_equal(program.module()(values), expected)
+    np.testing.assert_array_equal(torch.fx.symbolic_trace(module)(values), expected)
+
+
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
 def test_a_pad_with_a_value_can_be_exported(mode):
     proto = onnx.parser.parse_model(

@@ -187,7 +187,9 @@ class OnnxQuantizer(Quantizer):
                 activations = Activations(model.onnx_path, calibration, *settings)
                 calibrated = activations.find_around(skipped)
                 float_outputs = self._leaves_outputs_in_float(proto.graph)
-                self._quantize_static(source, temporary, skipped, calibrated, float_outputs)
+                stacks = self._find_stacks(proto.graph)
+                left = [*skipped, *(name for name in stacks if name not in skipped)]
+                self._quantize_static(source, temporary, left, calibrated, float_outputs)
             written = onnx.load(temporary)
             sorted_again = rewriting.sort_nodes(written.graph)
             if narrow:
@@ -233,6 +235,13 @@ class OnnxQuantizer(Quantizer):
             in_blocks = "Gather" in weight_only.find_operators(self.config)
             skipped = [n.name for n in graph.node] if in_blocks else self.config.nodes_to_exclude
         return [node.name for node in find_tables(graph) if node.name not in skipped]
+
+    def _find_stacks(self, graph: onnx.GraphProto) -> list[str]:
+        """Return products with several matrices: with scales by channel their kernel crashes."""
+        axes = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+        products = [node for node in graph.node if node.op_type == "MatMul"]
+        per_channel = self.config.per_channel
+        return [n.name for n in products if per_channel and axes.get(n.input[1], 0) > 2]
 
     def _leaves_outputs_in_float(self, graph: onnx.GraphProto) -> bool:
         return self.config.attention != "all" and bool(find_attention(graph))

@@ -46,10 +46,14 @@ def quantize(
 
     calibration = activations.calibration
     exported = export(module, Example.of(calibration)).module()
+    norms = _spell_out_norms(exported)
     paths = _paths(exported)
     quantizer = OnnxNodeQuantizer(
         # A node with padding has two modules, `name.0` and `name.1`.
-        float_nodes=[n for n, path in paths.items() if re.sub(r"\.\d+$", "", path) in skipped],
+        float_nodes=[
+            *(name for name, path in paths.items() if re.sub(r"\.\d+$", "", path) in skipped),
+            *norms,
+        ],
         float_output=config.float_output,
         activations=scheme,
         weights=weights,
@@ -61,35 +65,36 @@ def quantize(
     others = _calibrate(exported, missing, calibration, config.calib)
     quantizer.ranges = {n: ranges[t] if t in ranges else others[n] for n, t in observed.items()}
     with known_warnings():
-        prepared = prepare_pt2e(exported, quantizer)
-        _spell_out_norms(prepared)
-        converted = convert_pt2e(prepared)
+        converted = convert_pt2e(prepare_pt2e(exported, quantizer))
     _drop_unused(converted)
     return converted, {observed[n]: chosen for n, chosen in quantizer.ranges.items()}
 
 
-def _spell_out_norms(prepared: Any) -> None:
-    """Replace each batch normalization by a product and a sum.
+def _spell_out_norms(exported: Any) -> list[str]:
+    """Replace each batch normalization by a product and a sum; return their names.
 
-    With a batch normalization, torchao traces 96 patterns of trained convolutions, which takes
-    minutes; and XNNPACK lacks the operator.
+    torchao would fold it into the convolution before, whose weights then leave their grid. With a
+    batch normalization, it traces 96 patterns of trained convolutions, which takes minutes; and
+    XNNPACK lacks the operator.
     """
-    graph, aten = prepared.graph, torch.ops.aten
+    graph, aten, names = exported.graph, torch.ops.aten, []
     for node in graph.find_nodes(op="call_function", target=aten.batch_norm.default):
         values, *parameters, _, _, eps, _ = node.args
-        weight, bias, mean, variance = (attrgetter(p.target)(prepared) for p in parameters)
+        weight, bias, mean, variance = (attrgetter(p.target)(exported) for p in parameters)
         factor = weight / torch.sqrt(variance + eps)
         steps = ((aten.mul.Tensor, factor), (aten.add.Tensor, bias - mean * factor))
         with graph.inserting_before(node):
             for operator, operand in steps:
                 name = f"{node.name}_{operator.overloadpacket.__name__}"
                 channels = operand.reshape(-1, *[1] * (node.meta["val"].ndim - 2))
-                prepared.register_buffer(name, channels.detach())
+                exported.register_buffer(name, channels.detach())
                 values = graph.call_function(operator, (values, graph.get_attr(name)))
                 values.meta = dict(node.meta)
+                names.append(values.name)
         node.replace_all_uses_with(values)
         graph.erase_node(node)
-    prepared.recompile()
+    exported.recompile()
+    return names
 
 
 def _drop_unused(converted: Any) -> None:
