@@ -36,7 +36,7 @@ from tests.helpers.factories import THREADS, quantizer_of
 from tests.helpers.originals import call_isolated, runtime_of_all_cores, start_isolated
 from tests.helpers.quantized import TESTED, Cell, Quantize, Write
 from tests.helpers.sharing import call_once, shared_folder
-from tests.helpers.stores import new_store
+from tests.helpers.stores import new_store, without_waiting_for_the_disk
 
 if TYPE_CHECKING:  # most tests do without MLflow
     from resnet8ptq.tracking.store import Store
@@ -109,6 +109,13 @@ def forget_store() -> Iterator[None]:
     """MLflow names the store in use in the environment; no later test is to log there."""
     yield
     os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Stores of tests need not outlive the machine."""
+    with without_waiting_for_the_disk():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

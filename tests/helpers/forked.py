@@ -1,7 +1,8 @@
 """`run.py` in a process of its own that begins with its imports done: most of what a start takes.
 
-It is forked from one that has only imported. Its figures are empty pictures, but for those of jobs
-in processes of their own. In all else it is a process as a shell starts it.
+It is forked from one that has only imported. It does not wait for the disk, and its figures are
+empty pictures, but for those of jobs in processes of their own. In all else it is a process as a
+shell starts it.
 """
 
 import atexit
@@ -24,7 +25,7 @@ import pytest
 from hydra_plugins.resnet8ptq_launchers import process_jobs
 from resnet8ptq.core import figures
 from tests.helpers.calling import EMPTY, QUICK, RUN, Called, clean_environment
-from tests.helpers.stores import new_store
+from tests.helpers.stores import new_store, without_waiting_for_the_disk
 
 IMPORTED = [*process_jobs.IMPORTED, "resnet8ptq.report.page", "mlflow.cli", __name__]
 PATIENCE_S = 240
@@ -43,6 +44,7 @@ def enter(folder: Path, env: dict[str, str]) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
+    without_waiting_for_the_disk().start()
 
 
 class Process:

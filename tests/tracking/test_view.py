@@ -34,10 +34,9 @@ def test_only_an_earlier_view_of_this_project_is_outdated(value, outdated):
 
 
 @pytest.mark.parametrize(("value", "renewed"), [(FIRST, True), (stored(state=OLD), False)])
-def test_opening_a_store_renews_an_outdated_view(tmp_path, monkeypatch, value, renewed):
+def test_opening_a_store_renews_an_outdated_view(tmp_path, own_store, monkeypatch, value, renewed):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    config = TrackingConfig(root=str(tmp_path))
-    opened = store.open_store(config)
-    opened.client.set_experiment_tag(opened.experiment_id, view.TAG, value)
-    again = store.open_store(config).client.get_experiment(opened.experiment_id)
+    config = TrackingConfig(root=str(tmp_path / "mlruns"))
+    own_store.client.set_experiment_tag(own_store.experiment_id, view.TAG, value)
+    again = store.open_store(config).client.get_experiment(own_store.experiment_id)
     assert (again.tags[view.TAG] == view.VALUE) is renewed
