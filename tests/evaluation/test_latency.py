@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,14 +10,14 @@ import pytest
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluator import as_fp32, loader
 from resnet8ptq.evaluation.latency import Latency, Timings
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
-from tests.helpers.factories import evaluator_of, quantizer_of, runtime_of
+from tests.helpers.factories import evaluator_of, runtime_of
+from tests.helpers.quantized import Cell
 
 OWN = {f"latency{size}_p{percent}_ms" for size in ("", "_batch") for percent in (50, 95)}
 FEW = ("data=shapes", "latency.repeats=4", "latency.batch_repeats=2", "latency.batch_size=8")
@@ -45,24 +44,20 @@ def test_metrics_by_hand():
     assert found == pytest.approx(expected)
 
 
-def measure(
-    overrides: tuple[str, ...], shapes: Dataset, fp32: Fp32Model, cache_root: Path, into: Path
-) -> dict[str, float]:
+def measure(fp32: Fp32Model, cell: Cell, *overrides: str) -> dict[str, float]:
     config = make_config(*FEW, *overrides)
-    calibration = draw_calibration(shapes, 5, config.seed).split
-    artifact = quantizer_of(config).quantize(fp32, calibration, into)
-    few = shapes.test.take(np.arange(5))  # fewer than a batch
+    few = cell.data.test.take(np.arange(5))  # fewer than a batch
     baseline = evaluator_of(config, fp32).baseline(config, few)
     assert baseline.path.stat().st_size == baseline.size_bytes
-    loads = [loader(config, runtime_of(config), artifact.path)]
+    loads = [loader(config, runtime_of(config), cell.artifact.path)]
     if config.dtype.name != "fp32":
         loads.append(loader(as_fp32(config), runtime_of(config), baseline.path))
     return Latency(*latency.measure(loads, few, config.latency)).to_metrics()
 
 
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "file"])  # it needs one
-def test_a_quantized_model_and_its_baseline(backend, shapes, shapes_model, cache_root, tmp_path):
-    found = measure((f"backend={backend}",), shapes, shapes_model, cache_root, tmp_path)
+def test_a_quantized_model_and_its_baseline(backend, shapes_model, quantize):
+    found = measure(shapes_model, quantize(f"backend={backend}"), f"backend={backend}")
     baseline = {f"baseline/{name}" for name in OWN}
     assert set(found) == OWN | baseline | {"speedup", "speedup_batch"}
     assert all(value > 0 for value in found.values())
@@ -70,8 +65,8 @@ def test_a_quantized_model_and_its_baseline(backend, shapes, shapes_model, cache
         assert found[name] <= found[name.replace("p50", "p95")]
 
 
-def test_fp32_has_a_latency_and_no_speedup(shapes, shapes_model, cache_root, tmp_path):
-    assert set(measure(("dtype=fp32",), shapes, shapes_model, cache_root, tmp_path)) == OWN
+def test_fp32_has_a_latency_and_no_speedup(shapes_model, quantize):
+    assert set(measure(shapes_model, quantize("dtype=fp32"), "dtype=fp32")) == OWN
 
 
 @pytest.mark.parametrize(
@@ -102,9 +97,7 @@ def test_turns_alternate_and_the_warm_up_is_not_counted():
     assert [len(times) for times in found] == [2, 2]
 
 
-def test_threads_are_pinned_while_measuring_and_restored(
-    monkeypatch, shapes, shapes_model, cache_root, tmp_path
-):
+def test_threads_are_pinned_while_measuring_and_restored(monkeypatch, quantize):
     import torch
 
     seen: list[int] = []
@@ -114,11 +107,14 @@ def test_threads_are_pinned_while_measuring_and_restored(
         return [np.ones(repeats) for _ in predictors]
 
     monkeypatch.setattr(latency, "time_in_turns", note)
+    cell, config = quantize("backend=torch"), make_config(*FEW, "backend=torch")
     before = torch.get_num_threads()
+    torch.set_num_threads(2)
     try:
-        measure(("backend=torch", "threads=2"), shapes, shapes_model, cache_root, tmp_path)
+        loads = [loader(config, runtime_of(config), cell.artifact.path)]
+        latency.measure(loads, cell.data.test, config.latency)
         assert seen == [1, 1]
-        assert torch.get_num_threads() == 2  # as evaluating left it
+        assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
 
