@@ -33,6 +33,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
 SlurmdParameters=config_overrides
 NodeName=localhost CPUs=2 RealMemory=4096
 PartitionName=all Nodes=ALL Default=YES
