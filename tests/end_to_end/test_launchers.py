@@ -198,7 +198,7 @@ def test_interrupted_jobs_of_slurm_are_cancelled(tmp_path, cluster):
 
 def test_what_slurm_ends_is_named_and_run_again(tmp_path, cluster):
     # Jobs that are timed, so that none ends before it is cancelled.
-    long = ("latency.enabled=true", "latency.repeats=100000", "latency.max_seconds=2")
+    long = ("latency.enabled=true", "latency.repeats=20000", "latency.max_seconds=0.5")
     cells = (*QUICK, *long, "dtype=int8,uint8,u8s8")
     new_store(tmp_path / "mlruns")
     one_at_once = (*LAUNCHERS["slurm"][:1], "hydra.launcher.array_parallelism=1")
