@@ -355,6 +355,25 @@ def test_tensors_of_different_ranges_are_concatenated(shapes_model, tmp_path, ba
     assert 0 < np.abs(got - expected).max() < limit * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("backend", [*FLOWS, "executorch"])
+def test_a_tensor_keeps_its_range_beside_one_that_another_concat_takes(
+    shapes_model, tmp_path, backend
+):
+    """As in feature pyramids."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 16, 4, 4] y) <float four = {4}>
+        { small = Conv(x, v)  turned = Transpose <perm = [0, 1, 3, 2]> (small)
+          rest = Conv(x, w)  wide = Mul(rest, four)  other = Conv(x, t)
+          first = Concat <axis = 1> (turned, wide)  second = Concat <axis = 1> (other, small)
+          one = Conv(first, u)  two = Conv(second, s)  y = Concat <axis = 1> (one, two) }"""
+    )
+    kernels = {"s": (8, 8, 1, 1), "u": (8, 8, 1, 1), **dict.fromkeys("vwt", (4, 2, 1, 1))}
+    got, expected, count = quantize_and_run(proto, shapes_model, tmp_path, kernels, backend)
+    assert count == (5, 0)
+    assert 0 < np.abs(got - expected).max() < 0.06 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("order", ["small, wide", "wide, small"])
 def test_a_tensor_keeps_its_range_beside_one_of_fixed_scale(shapes_model, tmp_path, order):
     proto = onnx.parser.parse_model(

@@ -8,6 +8,7 @@ import onnx
 import torch
 from torch.ao.nn.intrinsic import _FusedModule
 from torch.ao.quantization import QConfig, get_default_qconfig_mapping
+from torch.ao.quantization.backend_config import ObservationType, get_native_backend_config
 from torch.ao.quantization.fx.custom_config import PrepareCustomConfig
 from torch.ao.quantization.observer import (
     FixedQParamsObserver,
@@ -86,6 +87,11 @@ _OBSERVERS = (RangeObserver, HistogramObserver)
 # oneDNN's kernel is wrong where the numbers of channels differ, FBGEMM's for kernels of 2 x 2 with
 # 8 or 16 channels: by more than the values themselves (torch 2.13). FX refuses them per channel.
 _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+_KEEPING = {
+    config.pattern
+    for config in get_native_backend_config().configs
+    if config.observation_type == ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
+}
 _OWN_WEIGHTS = (torch.nn.LayerNorm, torch.nn.PReLU)  # in float, and in quint8
 # The operators of `_FIXED`, by their names in ONNX.
 _FIXED_SCALES = ("Sigmoid", "Tanh", "HardSigmoid", "Softmax")
@@ -143,6 +149,7 @@ def quantize(
         except Exception as error:  # TraceError, TypeError, NotImplementedError, AssertionError
             why = f"FX cannot trace the network ({one_line(error)}); try {_PT2E}"
             raise UnsupportedError(why) from error
+        _share_observers(prepared)
         _free_inputs(prepared, qconfig.activation)
         observers = _observers(prepared, graph)
         # A given range of one tensor serves all that share its observer.
@@ -185,6 +192,27 @@ def _find_float_resizes(module: Any) -> list[str]:
     """Return the names of the layers for whose mode torch has no quantized kernel."""
     without = ("linear", "trilinear", "bicubic")
     return [name for name, layer in module.named_modules() if getattr(layer, "mode", "") in without]
+
+
+def _share_observers(prepared: Any) -> None:
+    """Give all tensors around operators that keep a scale one observer, such as a Concat's.
+
+    FX does so for one operator after the other: a tensor that two of them take leaves the first, as
+    in the feature pyramid of a detector, and torch clips the inputs of a Concat to its first one.
+    """
+    modules = dict(prepared.named_modules(remove_duplicate=False))
+    settings = prepared.meta["_observed_graph_module_attrs"].node_name_to_qconfig
+    for node in prepared.graph.nodes:
+        kind = type(modules[node.target]) if node.op == "call_module" else node.target
+        if kind not in _KEEPING or settings.get(node.name) is None:  # in float
+            continue
+        first = node.args[0]
+        around = [*(first if isinstance(first, list | tuple) else [first]), *node.users]
+        observers = [modules.get(value.target) for value in around]
+        shared = [observer for observer in observers if isinstance(observer, _OBSERVERS)]
+        for name in [name for name, module in modules.items() if module in shared]:
+            modules[name] = shared[0]
+            prepared.set_submodule(name, shared[0])
 
 
 def _free_inputs(prepared: Any, observer: Any) -> None:
