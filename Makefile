@@ -32,7 +32,7 @@ setup: .venv/.run ## Make the virtual environment
 sweep: .venv/.run ## Quantize with both frameworks, int8 and uint8, and compare
 	$(BIN)/python run.py -m backend=onnx,torch dtype=int8,uint8
 
-test: .venv/.dev ## Run every test, three processes for two cores (CIFAR10_DIR and RESNET8_H5 name the real files)
+test: .venv/.dev ## Run every test, a process for each core (CIFAR10_DIR and RESNET8_H5 name the real files)
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 check: .venv/.dev ## Format, lint, types, and which package imports which

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 from resnet8ptq.backends.contract import Artifact
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache as work_cache
-from resnet8ptq.core import files, isolation, machine
+from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data import locate, registry
@@ -62,11 +62,6 @@ def _skip_a_backend_that_is_not_installed(request: pytest.FixtureRequest) -> Non
     callspec = getattr(request.node, "callspec", None)
     if callspec is not None and callspec.params.get("backend") == "executorch":
         pytest.importorskip("executorch", reason="needs the extra executorch")
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """Return three workers for two cores: many tests wait, for a server, Slurm or the disk."""
-    return (3 * machine.threads(None) + 1) // 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
