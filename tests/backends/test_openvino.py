@@ -281,11 +281,11 @@ def test_kernels_that_add_more_noise_than_quantization_are_told(tmp_path, caplog
     """OpenVINO computes ONNX Runtime's file wrongly, in batches of 9 and more."""
     network, split = make_signals(tmp_path, MEANS[0], 0)
     theirs = quantizer_of(settings_of("onnx")).quantize(network, split, tmp_path)
-    config = settings_of("openvino")
-    few = checking.check(config, theirs, network, split.take(np.arange(8)), runtime_of(config))
+    quantizer = quantizer_of(settings_of("openvino"))
+    few = checking.check(quantizer, theirs, network, split.take(np.arange(8)))
     assert few.path == theirs.path
     assert not caplog.messages
-    many = checking.check(config, theirs, network, split, runtime_of(config))
+    many = checking.check(quantizer, theirs, network, split)
     assert float(many.details["kernels_sqnr_db"]) < KERNELS_DB
     assert "OpenVINO's integer kernels add more noise" in caplog.text
     assert "try backend=onnx" in caplog.text

@@ -238,10 +238,11 @@ class OnnxQuantizer(Quantizer):
 
     def _find_stacks(self, graph: onnx.GraphProto) -> list[str]:
         """Return products with several matrices: with scales by channel their kernel crashes."""
+        if not self.config.per_channel:
+            return []
         axes = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
         products = [node for node in graph.node if node.op_type == "MatMul"]
-        per_channel = self.config.per_channel
-        return [n.name for n in products if per_channel and axes.get(n.input[1], 0) > 2]
+        return [node.name for node in products if axes.get(node.input[1], 0) > 2]
 
     def _leaves_outputs_in_float(self, graph: onnx.GraphProto) -> bool:
         return self.config.attention != "all" and bool(find_attention(graph))

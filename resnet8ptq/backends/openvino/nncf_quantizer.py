@@ -126,7 +126,7 @@ class NncfQuantizer(Quantizer):
                 f"backend=openvino_nncf: all {in_float} layers of NNCF's file run in float"
             )
         artifact = Artifact(path, on_integers, {}, {"float_layers": str(in_float)})
-        return checking.check(self.config, artifact, model, calibration, self.runtime)
+        return checking.check(self, artifact, model, calibration)
 
     @property
     def _options(self) -> NncfConfig:

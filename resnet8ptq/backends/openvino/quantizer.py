@@ -97,7 +97,7 @@ class OpenvinoQuantizer(Quantizer):
                 f"backend=openvino: OpenVINO computes all {in_float} layers of the quantized file "
                 "in float on this CPU"
             )
-        return checking.check(self.config, artifact, model, calibration, self.runtime)
+        return checking.check(self, artifact, model, calibration)
 
     @property
     def _writer(self) -> OnnxQuantizer:
