@@ -220,6 +220,13 @@ class Quantizer(ABC):
             QuantizationError: the framework failed, or quantized nothing.
         """
 
+    def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
+        """Compare the kernels that run a file with its definition; return the result as params.
+
+        Called once for each run, on the final file, for the same arguments as `quantize`.
+        """
+        return {}
+
     @abstractmethod
     def load(self, path: Path, threads: int) -> Predictor:
         """Load an artifact from disk; it runs on `threads` threads."""

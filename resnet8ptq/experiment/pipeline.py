@@ -88,6 +88,8 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
         quantizer = make_quantizer(prepared.config, settings.runtime)
         resolved = quantizer.resolve()
         params = {**resolved.to_params(), **_float_operators(prepared), **prepared.params}
+        calibrating = samples.calibrating.split
+        params |= quantizer.verify(quantized.artifact, prepared.network, calibrating)
         if quantized.artifact.ranges:
             made_from = preparation.provenance(work, prepared)
             table.write(folder, quantized.artifact.ranges, made_from)

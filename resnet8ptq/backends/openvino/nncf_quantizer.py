@@ -125,8 +125,7 @@ class NncfQuantizer(Quantizer):
             raise UnsupportedError(
                 f"backend=openvino_nncf: all {in_float} layers of NNCF's file run in float"
             )
-        artifact = Artifact(path, on_integers, {}, {"float_layers": str(in_float)})
-        return checking.check(self, artifact, model, calibration)
+        return Artifact(path, on_integers, {}, {"float_layers": str(in_float)})
 
     @property
     def _options(self) -> NncfConfig:
@@ -136,6 +135,7 @@ class NncfQuantizer(Quantizer):
     def _float(self) -> OpenvinoQuantizer:
         return OpenvinoQuantizer(self.config, self.runtime)
 
+    verify = checking.check
     load = staticmethod(predictor.load)
     count_kernels = staticmethod(profiler.count_kernels)
     profile = staticmethod(profiler.profile)

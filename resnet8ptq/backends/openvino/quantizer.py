@@ -97,7 +97,7 @@ class OpenvinoQuantizer(Quantizer):
                 f"backend=openvino: OpenVINO computes all {in_float} layers of the quantized file "
                 "in float on this CPU"
             )
-        return checking.check(self, artifact, model, calibration)
+        return artifact
 
     @property
     def _writer(self) -> OnnxQuantizer:
@@ -107,6 +107,7 @@ class OpenvinoQuantizer(Quantizer):
         static = config.dtype.name != "fp32" and config.method in ("static", "qat")
         return OnnxQuantizer(replace(config, format="qdq") if static else config, self.runtime)
 
+    verify = checking.check
     load = staticmethod(predictor.load)
     count_kernels = staticmethod(profiler.count_kernels)
     profile = staticmethod(profiler.profile)
