@@ -35,7 +35,6 @@ def measure(setting: Setting) -> Record:
     made = setting.fresh()
     networks = {
         **NETWORKS,
-        "minilm": (*NETWORKS["minilm"], "data.inputs={input_ids: ids, attention_mask: mask}"),
         "ultraface": (
             *("data=folder", f"data.root={SHARED}/coco/images", "data.labels=none"),
             f"model.path={SHARED}/networks/version-RFB-320.onnx",

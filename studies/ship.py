@@ -48,6 +48,7 @@ NETWORKS: dict[str, tuple[str, ...]] = {
     "minilm": (
         *("data=arrays", f"data.root={SHARED}/text/tokens.npz"),
         f"model.path={SHARED}/text/minilm_banking77.onnx",
+        "data.inputs={input_ids: ids, attention_mask: mask}",
     ),
 }
 PLAIN = ("backend=onnx", "dtype=int8", "per_channel=true")
