@@ -2,7 +2,8 @@
 
 An entry is a folder `<root>/<kind>/<hash of key>` with an `entry.json` that holds the key and the
 SHA-256 of each file. It is built in a temporary folder and renamed, so that it is complete or
-absent. An entry whose files do not match is made again.
+absent. An entry whose files do not match is made again. An entry that no run has used for
+`UNUSED_DAYS` is removed when another of its kind is made.
 """
 
 import hashlib
@@ -11,7 +12,9 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pooch
@@ -25,6 +28,7 @@ log = logging.getLogger(__name__)
 
 RECORD = "entry.json"  # the file of an entry that is not its own
 MAX_RECORD_BYTES = 2**24
+UNUSED_DAYS = 90
 Key = Mapping[str, str | int | bool]
 
 
@@ -59,11 +63,13 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
     except OSError as error:
         raise ConfigError(f"cache_dir: cannot write to {folder} ({error})") from error
     try:
+        _mark_used(path)
         if path.exists() and not _is_whole(path, text):
             log.warning("cache: %s is damaged; making it again", path)
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not path.exists():
             _build(path, text, make)
+            _remove_unused(folder)
     except Exception as error:  # libraries and other processes pass on the error's text only
         if not (reason := files.full_disk(error)):
             raise
@@ -79,6 +85,7 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
 def find(root: Path, kind: str, key: Key) -> Path | None:
     """Return the folder of the entry `key`; None if it is missing or damaged."""
     path = path_of(root, kind, key)
+    _mark_used(path)
     return path if path.exists() and _is_whole(path, _as_text(key)) else None
 
 
@@ -111,6 +118,20 @@ def _build(path: Path, key: str, make: Callable[[Path], None]) -> None:
         record = {"key": json.loads(key), "sha256": hashes}
         (temporary / RECORD).write_text(json.dumps(record, indent=2))
         temporary.replace(path)
+
+
+def _mark_used(path: Path) -> None:
+    with suppress(OSError):  # missing, or in a folder that others write
+        os.utime(path / RECORD)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove the entries of one kind that no run has used for long."""
+    oldest = time.time() - UNUSED_DAYS * 24 * 3600
+    for record in folder.glob(f"*/{RECORD}"):
+        with suppress(OSError):  # another process removes it too
+            if record.stat().st_mtime < oldest:
+                shutil.rmtree(record.parent)
 
 
 def _is_whole(path: Path, key: str) -> bool:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
@@ -56,6 +57,21 @@ def test_an_entry_is_made_once(tmp_path, make):
     assert make.calls == 1
     assert (first / "one.txt").read_text() == "one"
     assert (first / "two.bin").read_bytes() == b"two"
+
+
+@pytest.mark.parametrize("used_again", [cache.entry, cache.find])
+def test_what_no_run_has_used_for_long_is_removed(tmp_path, make, used_again):
+    used, unused, new = ({**KEY, "count": count} for count in range(3))
+    long_ago = time.time() - (cache.UNUSED_DAYS + 1) * 24 * 3600
+    for path in [cache.entry(tmp_path, "models", key, make) for key in (used, unused)]:
+        os.utime(path / cache.RECORD, (long_ago, long_ago))
+    used_again(tmp_path, "models", used, *([make] if used_again is cache.entry else []))
+    cache.entry(tmp_path, "other", new, make)
+    assert cache.path_of(tmp_path, "models", unused).exists()
+    cache.entry(tmp_path, "models", new, make)
+    assert not cache.path_of(tmp_path, "models", unused).exists()
+    assert cache.find(tmp_path, "models", used)
+    assert cache.find(tmp_path, "models", new)
 
 
 def test_an_entry_says_what_it_is(tmp_path, make):
