@@ -54,7 +54,7 @@ class LadderSweeper(Sweeper):
             return [_outcome(result) for result in results]
 
         fixed = {key: override.input_line or "" for key, override in typed.items()}
-        asked = Asked(self.goal, tuple(backends), 0.0, fixed, machine.has_vnni())
+        asked = Asked(self.goal, tuple(backends), 0.0, fixed, machine.sums_exactly())
         running = callback.find_current()
         assert running is not None  # started by the callback
         at_once = running.worker.at_once if running.worker else 1

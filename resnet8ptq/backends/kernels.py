@@ -16,7 +16,7 @@ activations.
 from collections.abc import Collection
 
 from resnet8ptq.backends.contract import Resolved
-from resnet8ptq.core.machine import VNNI
+from resnet8ptq.core import machine
 
 _LINEAR = {"MatMul", "Gemm"}  # dynamic: MatMulInteger
 
@@ -39,8 +39,7 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
         operators: the operators of the FP32 network, by ONNX name.
         flags: the CPU's flags, see `machine.cpu`.
     """
-    exact = not is_x86(flags) or not VNNI.isdisjoint(flags)
-    if exact or "int8" not in resolved.weight_dtype.split(", "):
+    if machine.sums_exactly(flags) or "int8" not in resolved.weight_dtype.split(", "):
         return False
     if resolved.activation_bits is not None:  # torch
         whole = resolved.activation_bits == 8 and resolved.weight_bits != 7

@@ -4,6 +4,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -73,6 +74,15 @@ def cpu() -> tuple[str, tuple[str, ...]]:
 def has_vnni() -> bool:
     """Return whether the CPU multiplies and sums 8-bit integers exactly in one instruction."""
     return not VNNI.isdisjoint(cpu()[1])
+
+
+def sums_exactly(flags: Collection[str] | None = None) -> bool:
+    """Return whether a CPU sums products of 8-bit integers exactly; None: this one.
+
+    x86 without VNNI sums two of them in 16 bits, which saturate.
+    """
+    flags = cpu()[1] if flags is None else flags
+    return "sse2" not in flags or not VNNI.isdisjoint(flags)
 
 
 @cache

@@ -1,7 +1,6 @@
 """A network broken on purpose is diagnosed by name, and a healthy one is not."""
 
 import csv
-import platform
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,7 +209,7 @@ def test_corrections_are_tried_where_the_weights_of_each_channel_cost_more(diagn
 
 
 needs_saturation = pytest.mark.skipif(
-    machine.has_vnni() or platform.machine() not in ("x86_64", "AMD64"),
+    machine.sums_exactly(),
     reason="sums do not saturate on this CPU",
 )
 
@@ -232,8 +231,8 @@ def test_kernels_that_saturate_are_named_on_any_cpu(diagnose, monkeypatch):
         return [np.minimum(values, values.max() / 2) for values in run(self, batch)]
 
     monkeypatch.setattr(measuring._Sessions, "quantized", saturated)
-    for vnni, name in ((False, "saturated sum"), (True, "inexact kernel")):
-        monkeypatch.setattr(machine, "has_vnni", lambda vnni=vnni: vnni)
+    for flags, name in ((("sse2",), "saturated sum"), (("asimd",), "inexact kernel")):
+        monkeypatch.setattr(machine, "cpu", lambda flags=flags: ("a CPU", flags))
         result = diagnose(healthy(), "dtype=u8s8", "per_channel=true")
         assert [finding.name for finding in result.findings] == [name]
 
@@ -262,9 +261,8 @@ def test_wrong_preprocessing_is_named(diagnose):
     assert "preprocess=unit gets 100.00%" in result.conclusion[0]
 
 
-def test_kernels_of_which_only_the_output_tells(monkeypatch):
+def test_kernels_of_which_only_the_output_tells():
     """Some are other kernels where tensors between them are asked for."""
-    monkeypatch.setattr(machine, "has_vnni", lambda: False)
     some, config = Spread(), make_config("data=shapes")
     for noise, found in ((1.0, "the output"), (1e-6, None)):
         measured = TensorMeasurements((), (), Noise(100, 1e-7), Noise(100, noise), some, some, 1)

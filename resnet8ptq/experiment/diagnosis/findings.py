@@ -120,7 +120,7 @@ def saturated_sum(measured: TensorMeasurements, config: RunConfig) -> Finding | 
             "integers, and so add more noise than quantization itself"
         )
     signed = any(weight.dtype == "int8" for weight in measured.weights)
-    if signed and not config.reduce_range and not machine.has_vnni():
+    if signed and not config.reduce_range and not machine.sums_exactly():
         name = "saturated sum"
         meaning += "; this CPU lacks VNNI, and adds products of int8 weights in 16 bits"
     else:

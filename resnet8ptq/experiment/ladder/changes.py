@@ -97,7 +97,7 @@ def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
     changes += [calibrate(name) for name in ("percentile", "minmax") if name != config.calib.name]
     if DTYPES[config.dtype.name][1] == "int8":
         changes.append(UINT8)
-        if not (config.reduce_range or machine.has_vnni()):
+        if not (config.reduce_range or machine.sums_exactly()):
             changes.append(REDUCE_RANGE)
     if worst:
         changes.append(leave_in_float(config, worst))
