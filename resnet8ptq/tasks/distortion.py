@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 AT_ONCE = 2**19  # values held in memory: outputs may be large, and mapped from a file
-KERNELS_DB = 30.0  # of outputs: what rounding in integer kernels alone leaves of them is more
+KERNELS_DB = 30.0  # of outputs; rounding in integer kernels alone leaves a higher SQNR
 
 Array = NDArray[Any]
 Transform = Callable[[NDArray[np.float64]], NDArray[np.float64]]
