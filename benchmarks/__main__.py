@@ -68,9 +68,9 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.sections) - set(names))
     if unknown:
-        parser.error(f"section: got {', '.join(unknown)}, takes {' | '.join(names)}")
+        parser.error(f"section: got {', '.join(unknown)}, expected {' | '.join(names)}")
     if arguments.rounds < 1:
-        parser.error(f"--rounds: got {arguments.rounds}, takes 1 or more")
+        parser.error(f"--rounds: got {arguments.rounds}, expected 1 or more")
     return arguments
 
 

@@ -50,7 +50,7 @@ def call(words: list[str]) -> None:
         print(invocation.adapt(__doc__))
     elif name not in COMMANDS:
         raise ConfigError(
-            f"{name}: no such command; takes {or_nearest(name, [RUN, SHIP, *COMMANDS])}"
+            f"{name}: no such command; expected {or_nearest(name, [RUN, SHIP, *COMMANDS])}"
         )
     else:
         resolve_name(COMMANDS[name])(others)

@@ -41,7 +41,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
         run_inspection(config, data_given=named or config.data.name != "cifar10")
         return None
     if config.sweep.resume:
-        raise ConfigError("sweep.resume: got true, takes a sweep: -m, or an experiment")
+        raise ConfigError("sweep.resume: got true, expected a sweep: -m, or an experiment")
     from resnet8ptq.tracking import sender
     from resnet8ptq.tracking.store import find_store, open_store
 

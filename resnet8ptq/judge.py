@@ -27,7 +27,7 @@ from resnet8ptq import run
 from resnet8ptq.config import words as grammar
 from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.core.text import or_nearest
+from resnet8ptq.core.text import no_such_name
 from resnet8ptq.report.facts import LIMITS
 from resnet8ptq.results import RunSummary, load_sweep
 from resnet8ptq.results.continuous_integration import judge_run
@@ -67,11 +67,11 @@ class Arguments:
             chosen[-1] if chosen else "text",
         )
         if parsed.format not in _FORMATS:
-            takes = or_nearest(parsed.format, _FORMATS)
-            raise ConfigError(f"format: got {parsed.format!r}, takes {takes}")
+            raise ConfigError(no_such_name("format", parsed.format, _FORMATS))
         if len(files) < (1 if parsed.names_network else 2):
             raise ConfigError(
-                f"judge: got {' '.join(files) or 'no files'}, takes FP32 FILE...; --help explains"
+                f"judge: got {' '.join(files) or 'no files'}, expected FP32 FILE...; --help "
+                "explains"
             )
         return parsed
 

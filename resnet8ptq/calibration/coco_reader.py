@@ -74,7 +74,7 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             *(("stride", stride, 1), ("batch_size", batch_size, 1)),
         ):
             if value < least:
-                raise ValueError(f"{name}: got {value}, takes an integer >= {least}")
+                raise ValueError(f"{name}: got {value}, expected an integer >= {least}")
         folder = Path(images)
         chosen = slice(start_index, start_index + size_limit if size_limit else None)
         self.annotations: Annotations | None = None

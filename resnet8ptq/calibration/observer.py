@@ -52,7 +52,7 @@ class TensorObserver:
         Raises:
             QuantizationError: a value is NaN or infinite.
         """
-        low, high = 0.0, 0.0  # of a tensor without values, such as the boxes found where none are
+        low, high = 0.0, 0.0  # without values, such as the boxes of a picture without objects
         if values.size:
             low, high = float(values.min()), float(values.max())
         if not np.isfinite([low, high]).all():  # min and max of anything with NaN are NaN

@@ -31,7 +31,7 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
 
     def __init__(self, images: Images, input_name: str = "input", batch_size: int = 1) -> None:
         if batch_size < 1:
-            raise ValueError(f"batch_size: got {batch_size}, takes an integer >= 1")
+            raise ValueError(f"batch_size: got {batch_size}, expected an integer >= 1")
         self.images = images
         self.input_name = input_name
         self.batch_size = batch_size
@@ -83,7 +83,8 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         """
         if not 0 <= start_index <= end_index <= len(self):
             raise IndexError(
-                f"set_range: got {start_index}, {end_index}; takes 0 <= start <= end <= {len(self)}"
+                f"set_range: got {start_index}, {end_index}; expected 0 <= start <= end <= "
+                f"{len(self)}"
             )
         self._range = range(start_index, end_index)
         self.rewind()

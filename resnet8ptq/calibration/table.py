@@ -91,8 +91,8 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
     table = Path(path).expanduser()
     if table.suffix in (".flatbuffers", ".cache") and not table.is_dir():
         raise ConfigError(
-            f"calib.table: got {path}, which holds one number per tensor; takes the {TABLE_FILE} "
-            "beside it, which has both ends"
+            f"calib.table: got {path}, which holds one number per tensor; expected the "
+            f"{TABLE_FILE} beside it, which has both ends"
         )
     table = table / TABLE_FILE if table.is_dir() else table
     content = _read(table, f"a {TABLE_FILE} of an earlier run, or its folder")
@@ -100,7 +100,7 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
     takes = f"a table with the {PROVENANCE_FILE} that its run wrote beside it"
     made_from = _decode(_read(beside, takes), beside)
     if not isinstance(made_from, dict):
-        raise ConfigError(f"calib.table: {beside} is damaged: takes an object, got other JSON")
+        raise ConfigError(f"calib.table: {beside} is damaged: got other JSON, expected an object")
     hashes = made_from.get("sha256")
     expected = hashes.get(TABLE_FILE) if isinstance(hashes, dict) else None
     if hashlib.sha256(content).hexdigest() != expected:
@@ -130,7 +130,9 @@ def _read(path: Path, takes: str) -> bytes:
         return files.read_bytes(path, MAX_BYTES)
     except (OSError, ValueError) as error:  # ValueError: no path at all
         reason = getattr(error, "strerror", None) or type(error).__name__
-        raise ConfigError(f"calib.table: cannot read {path} ({reason}); takes {takes}") from error
+        raise ConfigError(
+            f"calib.table: cannot read {path} ({reason}); expected {takes}"
+        ) from error
 
 
 def _decode(content: bytes, path: Path) -> object:
@@ -156,7 +158,9 @@ def _as_ranges(parsed: object, path: Path) -> dict[str, Range]:
         ends = tensor if isinstance(tensor, dict) else {}
         low, high = _as_number(ends.get("lowest")), _as_number(ends.get("highest"))
         if low is None or high is None or low > high:
-            raise ConfigError(f"calib.table: {path}: {name!r}: no valid range; takes low <= high")
+            raise ConfigError(
+                f"calib.table: {path}: {name!r}: no valid range; expected low <= high"
+            )
         ranges[name] = (low, high)
     return ranges
 

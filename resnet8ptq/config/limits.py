@@ -164,15 +164,15 @@ def check(node: object, prefix: str = "") -> None:
             check(value, f"{key}.")
 
 
-def require(key: str, got: object, ok: bool, takes: str) -> None:
+def require(key: str, got: object, ok: bool, expected: str) -> None:
     """Raise `ConfigError` unless `ok`.
 
     Args:
-        takes: the accepted values, as text.
+        expected: the accepted values, as text.
     """
     if not ok:
         quoted = repr(got) if isinstance(got, str) else shown(got)
-        raise ConfigError(f"{key}: got {quoted}, takes {takes}")
+        raise ConfigError(f"{key}: got {quoted}, expected {expected}")
 
 
 def shown(value: object) -> str:

@@ -156,7 +156,7 @@ def _without_code(config: RunConfig, path: Path) -> RunConfig:
 
 
 _IN_A_STORE = (
-    "in another user's run, which could run code; takes plain values. If you trust whoever made "
+    "in another user's run, which could run code; expected plain values. If you trust whoever made "
     "the run, add trust=true"
 )
 
@@ -164,7 +164,7 @@ _IN_A_STORE = (
 def _check_together(config: RunConfig) -> None:
     """Refuse settings that conflict, or that another setting disables."""
     if config.backend.name == "torch" and not isinstance(config.backend, TorchConfig):
-        raise ConfigError("backend.name: got 'torch' alone; takes backend=torch")
+        raise ConfigError("backend.name: got 'torch' alone; try backend=torch")
     bins, levels = config.calib.num_bins, config.calib.num_quantized_bins
     takes = f"an even number > 2 * calib.num_quantized_bins = {2 * levels}"
     require("calib.num_bins", bins, bins % 2 == 0 and bins > 2 * levels, takes)
@@ -175,7 +175,7 @@ def _check_together(config: RunConfig) -> None:
     for name in ("smooth_quant", "equalization"):
         if config.method == "qat" and getattr(config.corrections, name):
             raise ConfigError(
-                f"corrections.{name}: got true, takes false with method=qat, whose learned "
+                f"corrections.{name}: got true, expected false with method=qat, whose learned "
                 "ranges it would change"
             )
     _check_plan(config)

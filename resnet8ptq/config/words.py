@@ -129,7 +129,7 @@ def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None
             mend = f"a space has split it; leave it out: {word}{after}"
         else:
             mend = _find_option(word, groups)
-        raise ConfigError(f"{word}: got a word without a key, takes key=value; {mend}")
+        raise ConfigError(f"{word}: got a word without a key, expected key=value; {mend}")
 
 
 def _find_option(word: str, groups: dict[str, list[str]]) -> str:
@@ -154,7 +154,7 @@ def parse(word: str) -> Override:
     except HydraException:
         key, _, value = word.partition("=")
         raise ConfigError(
-            f"{key}: got {value!r}, which Hydra's grammar does not take; put text with spaces or "
+            f"{key}: got {value!r}, which Hydra's grammar refuses; put text with spaces or "
             f"""signs into two pairs of quotes: "{key}='{value}'\""""
         ) from None
 
@@ -178,7 +178,8 @@ def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) 
     if isinstance(got, list):
         options = ",".join(map(str, got))
         raise ConfigError(
-            f"{group}: got a list, [{options}], takes one option; to run each: -m {group}={options}"
+            f"{group}: got a list, [{options}], expected one option; to run each: -m "
+            f"{group}={options}"
         )
     for value in values(override):
         complete = whole and not group.startswith("hydra/")  # to Hydra's groups plugins add options
@@ -221,7 +222,7 @@ def _fault(key: str, metadata: Any, value: Any, local: bool) -> ConfigError | No
         check_threads(key, value)
         if metadata.get("is_path") and (value == "" or not Path(str(value)).expanduser().exists()):
             got = f"{value or 'nothing'} (not there)"
-            return ConfigError(f"{key}: got {got}, takes a file or folder that exists")
+            return ConfigError(f"{key}: got {got}, expected a file or folder that exists")
     except ConfigError as fault:
         return fault
     except (TypeError, ValueError):  # a value of another type, which OmegaConf reports
@@ -267,7 +268,7 @@ def _unmet(
         got = _job_values(key, cfg, overrides)
         if not any(limit.holds(value) for value in got):
             name = key.removesuffix(".name")
-            return f"{name}={' | '.join(map(shown, got))}; takes {name}={limit.takes}"
+            return f"{name}={' | '.join(map(shown, got))}; try {name}={limit.takes}"
     return None
 
 

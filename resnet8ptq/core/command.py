@@ -25,7 +25,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError
-from resnet8ptq.core.text import no_such_key, or_nearest, printable, redact
+from resnet8ptq.core.text import no_such_key, no_such_name, or_nearest, printable, redact
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
     for word in words:
         if "=" not in word:
             takes = or_nearest(f"{word}=", known)
-            raise ConfigError(f"{word}: got a word without a key, takes {takes}")
+            raise ConfigError(f"{word}: got a word without a key, expected {takes}")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.from_dotlist(words))
         return cast(T, OmegaConf.to_object(merged))
@@ -127,7 +127,7 @@ _SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(([^'
 
 def no_such_option(name: str, group: str, options: Collection[str]) -> str:
     """Return the message for an unknown option of a config group, with the closest match."""
-    text = f"{group}: got {name!r}, takes {or_nearest(name, options)}"
+    text = no_such_name(group, name, options)
     return f"{text}; model.path= takes a file" if group == "model" else text
 
 
@@ -152,7 +152,7 @@ def report(error: Exception) -> int:
 
 
 def explain(error: BaseException) -> str:
-    """Return an error and its cause in one line: Hydra's error alone may name the key only."""
+    """Return an error and its cause in one line, because Hydra's error may name only the key."""
     text, cause = str(error), error.__cause__
     if isinstance(error, HydraException) and cause is not None:
         text += f": {cause}"
@@ -163,17 +163,17 @@ def explain(error: BaseException) -> str:
             )
     if match := _NO_VALUE.search(text):
         got, kind, key = match.groups()
-        text = f"{key}: got {got!r}, takes {_KINDS.get(kind, kind)}"
+        text = f"{key}: got {got!r}, expected {_KINDS.get(kind, kind)}"
     extras = [extra for option, extra in _EXTRAS.items() if f"'hydra/{option}'" in text]
     if match := _NO_OPTION.search(text):
         name, group, options = match.groups()
         text = no_such_option(name.removeprefix(f"{group}/"), group, options.split())
     if match := _NO_LIST.search(text):
         key, got = match.groups()
-        text = f"{key}: got {got!r}, takes a list; try {key}=[{got}]"
+        text = f"{key}: got {got!r}, expected a list; try {key}=[{got}]"
     if match := _SEVERAL.search(text):
         word, key = match.groups()
-        text = f"{key}: got several values, takes one; to run each: -m {word}"
+        text = f"{key}: got several values, expected one; to run each: -m {word}"
     # The rest of the message is about Hydra's and OmegaConf's internals.
     text = re.split(
         r"\s(?:Config search path:|reference_type=|object_type=|See https://hydra)", text

@@ -57,7 +57,7 @@ def fitting(bytes_of_one: int, within: int) -> int:
 
 
 def in_groups(sizes: Sequence[int], within: int) -> list[slice]:
-    """Divide sizes, in order, into groups of at most `within` bytes; a larger size is a group.
+    """Divide sizes, in order, into groups of at most `within` bytes; a larger size is alone.
 
     >>> in_groups([40, 50, 30, 200, 10], 100)
     [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.text import or_nearest
+from resnet8ptq.core.text import no_such_name
 
 T = TypeVar("T")
 
@@ -19,5 +19,5 @@ def look_up(key: str, name: str, table: Mapping[str, T]) -> T:
         ConfigError: an unknown name; lists the entries and the closest match.
     """
     if name not in table:
-        raise ConfigError(f"{key}: got {name!r}, takes {or_nearest(name, table)}")
+        raise ConfigError(no_such_name(key, name, table))
     return table[name]

@@ -70,7 +70,16 @@ def or_nearest(word: object, known: Collection[str]) -> str:
 
 def no_such_key(key: str, known: Collection[str]) -> str:
     """Return the message for an unknown setting, with the closest match, if any."""
-    return f"{key}: no such key; takes {or_nearest(key.rpartition('.')[2], known)}"
+    return f"{key}: no such key; expected {or_nearest(key.rpartition('.')[2], known)}"
+
+
+def no_such_name(key: str, name: str, known: Collection[str]) -> str:
+    """Return the message for a name that is not among the known ones, with the closest match.
+
+    >>> no_such_name("format", "yml", ["json", "yaml"])
+    "format: got 'yml', expected json | yaml (nearest: yaml)"
+    """
+    return f"{key}: got {name!r}, expected {or_nearest(name, known)}"
 
 
 def safe_name(text: str) -> str:

@@ -119,8 +119,8 @@ def _write(
                     sizes = [f"{high}x{wide}" for high, wide, _ in (whole[0].shape, image.shape)]
                     raise SizesDifferError(
                         f"preprocess.size: got null, but the pictures differ in size ({first} is "
-                        f"{sizes[0]}, {packed[index].name} {sizes[1]}); takes [height, width], or "
-                        "one number for both"
+                        f"{sizes[0]}, {packed[index].name} {sizes[1]}); expected [height, width], "
+                        "or one number for both"
                     )
                 whole[index] = image
     if whole is None:
@@ -136,7 +136,7 @@ def _check_room(shape: tuple[int, ...], size: object, folder: Path) -> None:
         got = "null" if size is None else size
         raise DataError(
             f"preprocess.size: got {got}, which makes {shape[0]:,} pictures of "
-            f"{shape[1]}x{shape[2]}: {error}; takes a smaller size"
+            f"{shape[1]}x{shape[2]}: {error}; expected a smaller size"
         ) from None
 
 
@@ -177,8 +177,8 @@ def resize_all(data: Dataset, preprocess: PreprocessConfig, cache_root: Path) ->
         sized = preprocess.size is not None
         key, got = ("size", preprocess.size) if sized else ("channels", preprocess.channels)
         raise ConfigError(
-            f"preprocess.{key}: got {got}, takes pictures [N, height, width, 1 or 3] of uint8; the "
-            f"samples are {data.test.images.dtype} {data.image_shape}"
+            f"preprocess.{key}: got {got}, expected pictures [N, height, width, 1 or 3] of uint8; "
+            f"the samples are {data.test.images.dtype} {data.image_shape}"
         )
     train, test = (resize(split, preprocess, cache_root) for split in (data.train, data.test))
     return replace(data, train=train, test=test)

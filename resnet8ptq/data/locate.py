@@ -34,7 +34,7 @@ def settle(config: DataConfig) -> DataConfig:
     if not source.takes:
         return replace(config, root=None)
     if not isinstance(config, source.schema):
-        raise ConfigError(f"data.name: got {config.name!r} alone; takes data={config.name}")
+        raise ConfigError(f"data.name: got {config.name!r} alone; try data={config.name}")
     name = getattr(config, source.key)
     if name is None and config.name == "cifar10":
         return _settle_cifar10(config)
@@ -42,7 +42,9 @@ def settle(config: DataConfig) -> DataConfig:
     fits = (source.file and root.is_file()) or (source.folder and root.is_dir())
     if name is None or not fits:
         missing = " (not there)" if not root.exists() else ""
-        raise ConfigError(f"data.{source.key}: got {name or 'null'}{missing}, takes {source.takes}")
+        raise ConfigError(
+            f"data.{source.key}: got {name or 'null'}{missing}, expected {source.takes}"
+        )
     config = replace(config, **{source.key: str(root)})
     if isinstance(config, TableConfig):
         config = replace(config, test=_file(config, "test"), tokenizer=_file(config, "tokenizer"))
@@ -56,7 +58,7 @@ def _file(config: TableConfig, key: str) -> str | None:
         return None
     path = Path(name).expanduser().absolute()
     if not path.is_file():
-        raise ConfigError(f"data.{key}: got {name} (not there), takes a file")
+        raise ConfigError(f"data.{key}: got {name} (not there), expected a file")
     return str(path)
 
 
@@ -83,8 +85,8 @@ def _find_cifar10() -> tuple[Path | None, str]:
         path = Path(named).expanduser().absolute()
         if not path.is_dir():
             raise ConfigError(
-                f"$CIFAR10_DIR: got {named} (not there), takes a folder with data_batch_1..5; try "
-                "data=shapes, or unset it to look elsewhere"
+                f"$CIFAR10_DIR: got {named} (not there), expected a folder with data_batch_1..5; "
+                "try data=shapes, or unset it to look elsewhere"
             )
         return path, ""
     local = Path("data", cifar10.FOLDER).absolute()

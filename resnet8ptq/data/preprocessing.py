@@ -78,7 +78,7 @@ def to_integers(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
         if least < low or most > high:
             raise DataError(
                 f"samples: got integers from {least} to {most}, the network's input is {dtype}; "
-                f"takes {low} to {high}"
+                f"expected {low} to {high}"
             )
     return stored.astype(wanted)
 
@@ -98,13 +98,13 @@ def settle(
     for key, values in (("mean", config.mean), ("std", config.std)):
         if len(values) not in (1, *shape[-1:]):
             raise ConfigError(
-                f"preprocess.{key}: got {len(values)} numbers, takes one, or one for each channel: "
-                f"the samples are {shape}, channels last"
+                f"preprocess.{key}: got {len(values)} numbers, expected one, or one for each "
+                f"channel: the samples are {shape}, channels last"
             )
     bgr = config.channels == "bgr"
     if bgr and (len(shape) != 3 or shape[-1] != 3):
         raise ConfigError(
-            f"preprocess.channels: got 'bgr', takes pictures [H, W, 3]; the samples are {shape}"
+            f"preprocess.channels: got 'bgr', expected pictures [H, W, 3]; the samples are {shape}"
         )
     mean, std = tuple(map(float, config.mean)), tuple(map(float, config.std))
     return Preprocessing(offset, step, bgr, config.scale, mean, std)

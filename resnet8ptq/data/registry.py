@@ -69,7 +69,7 @@ def _read_calibration(
 
     path = Path(name).expanduser()
     if not path.is_dir():
-        raise ConfigError(f"calib.images: got {name} (not there), takes a folder of pictures")
+        raise ConfigError(f"calib.images: got {name} (not there), expected a folder of pictures")
     if not data.test.has_pictures:
         raise ConfigError(f"calib.images: got {name}, but {data.name} has no pictures")
     height, width, channels = data.image_shape

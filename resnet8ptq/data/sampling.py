@@ -57,12 +57,12 @@ def draw_calibration(
     if not free.any():
         if not held_out:
             raise ConfigError(
-                f"calib.images: got null, takes a folder of pictures for calibration: {data.name} "
-                "has no training samples"
+                "calib.images: got null, expected a folder of pictures for calibration: "
+                f"{data.name} has no training samples"
             )
         raise ConfigError(
             f"held_out_images: leaves none of the {len(pool)} training samples of {data.name} for "
-            "calibration; takes fewer; try calib.images=, a folder of pictures for calibration"
+            "calibration; expected fewer; try calib.images=, a folder of pictures for calibration"
         )
     random = np.random.default_rng(seed)
     members = [stratum[free[stratum]] for stratum in strata]
@@ -88,8 +88,8 @@ def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: b
         largest = int(np.argmax(counts))
         which = f"of class {data.class_names[largest]!r} " if len(counts) > 1 else ""
         raise ConfigError(
-            f"calib.samples_per_class: got {wanted}, takes at most {counts[largest]}: the training "
-            f"images {which}in {data.name}{left}"
+            f"calib.samples_per_class: got {wanted}, expected at most {counts[largest]}: the "
+            f"training images {which}in {data.name}{left}"
         )
     log.warning(
         "calib.samples_per_class: got %d, but %d of %d classes of %s have fewer training "
@@ -119,7 +119,7 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
             _log_half(data.name, int(images), int(free.sum()))
     if images > free.sum():
         raise ConfigError(
-            f"held_out_images: got {images}, takes at most {free.sum()}: the training images of "
+            f"held_out_images: got {images}, expected at most {free.sum()}: the training images of "
             f"{data.name} that are neither test images nor held out for something else"
         )
     random = np.random.default_rng(_HELD_OUT_SEED)

@@ -86,7 +86,8 @@ def split_one(
     different = strata[np.unique(units, return_index=True)[1]]
     if len(different) < 2:
         raise DataError(
-            f"{root}: has {len(different)} different {kind}; takes 2, one to train and one to test"
+            f"{root}: has {len(different)} different {kind}; expected 2, one to train and one to "
+            "test"
         )
     if class_names:
         _warn_rare(np.bincount(different, minlength=len(class_names)), class_names, root, kind)
@@ -145,11 +146,11 @@ def keep_split(
         if all(side.has_pictures for side in sides):
             raise SizesDifferError(
                 f"preprocess.size: got null, but {root} has training pictures {shapes[0]} and test "
-                f"pictures {shapes[1]}; takes [height, width], or one number for both"
+                f"pictures {shapes[1]}; expected [height, width], or one number for both"
             )
         raise DataError(
-            f"{root}: training and test samples are {shapes[0]} and {shapes[1]}; takes one shape "
-            "for both"
+            f"{root}: training and test samples are {shapes[0]} and {shapes[1]}; expected one "
+            "shape for both"
         )
     if named and class_names:
         strata = zip(class_names, train.split.strata(len(class_names)), strict=False)

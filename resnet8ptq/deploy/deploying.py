@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from resnet8ptq.config.limits import require
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache, command
 from resnet8ptq.core.console import stdout, waiting
@@ -97,18 +98,19 @@ def _as_text(word: str) -> str:
 
 def _check(asked: Arguments) -> None:
     if asked.run_id is not None and asked.sweep is not None:
-        raise ConfigError("sweep: has no effect with run_id=; takes one of the two")
-    if asked.target.format not in (None, "ort"):
-        raise ConfigError(f"target.format: got {asked.target.format!r}, takes ort")
+        raise ConfigError("sweep: has no effect with run_id=; expected one of the two")
+    file_format = asked.target.format
+    require("target.format", file_format, file_format in (None, "ort"), "ort")
     if asked.target.onnxruntime is not None:
         older_runtime.check_version(asked.target.onnxruntime)
-        if asked.target.format is not None:
+        if file_format is not None:
             raise ConfigError(
                 "target.format: got 'ort' with target.onnxruntime, but the installed ONNX Runtime "
-                "writes an ORT file; takes one of the two"
+                "writes an ORT file; expected one of the two"
             )
-    if asked.register is not None and not re.fullmatch(r"[\w.-]+", asked.register):
-        raise ConfigError(f"register: got {asked.register!r}, takes letters, digits, - . and _")
+    name = asked.register
+    is_name = name is None or re.fullmatch(r"[\w.-]+", name) is not None
+    require("register", name, is_name, "letters, digits, - . and _")
 
 
 @contextmanager
@@ -119,7 +121,9 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         ConfigError: `folder` is not empty, or cannot be created.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"folder: got {folder}, which is not empty; takes a new or empty folder")
+        raise ConfigError(
+            f"folder: got {folder}, which is not empty; expected a new or empty folder"
+        )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -195,7 +199,7 @@ def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str]:
     library = example.library_of(path.suffix, run.record.backend)
     if library != "onnxruntime":
         raise ConfigError(
-            f"target.{asked}: takes a file of ONNX Runtime; the run has {path.name} of {library}"
+            f"target.{asked}: got {path.name} of {library}, expected a file of ONNX Runtime"
         )
     if target.onnxruntime is None:
         path = path.with_suffix(".ort")

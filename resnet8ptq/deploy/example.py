@@ -13,7 +13,7 @@ from resnet8ptq.core import templates
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import QuantizationError, TrackingError
 from resnet8ptq.core.records import names_of
-from resnet8ptq.core.text import printable
+from resnet8ptq.core.text import no_such_name, printable
 from resnet8ptq.data.sources.texts import MAX_TOKENS
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import FILE as VECTORS
@@ -85,7 +85,7 @@ def check_engine(engine: str) -> str:
         TrackingError: torch does not know the engine, so the text could be code.
     """
     if engine and engine not in ENGINES:
-        raise TrackingError(f"engine: got {engine!r}, takes {' | '.join(ENGINES)}")
+        raise TrackingError(no_such_name("engine", engine, ENGINES))
     return engine
 
 

@@ -132,7 +132,7 @@ def run(content: bytes, sample: NDArray[np.float32]) -> tuple[NDArray[Any], list
     interpreter = open_interpreter(content, 1)
     details = interpreter.get_input_details()
     if len(details) != 1:
-        raise UnsupportedError("the .tflite file has several inputs; takes one")
+        raise UnsupportedError("the .tflite file has several inputs; expected one")
     value = to_input(sample, details[0])
     interpreter.set_tensor(details[0]["index"], value)
     interpreter.invoke()

@@ -12,6 +12,7 @@ import onnx
 from onnx import defs
 
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
+from resnet8ptq.core.text import no_such_name
 from resnet8ptq.graph import layers
 
 # ONNX Runtime 1.x -> (opset, IR) that it reads, by its table of compatibility with ONNX.
@@ -34,8 +35,8 @@ def check_version(version: str) -> int:
     """
     match = re.fullmatch(r"1\.(\d+)", version)
     if match is None or int(match[1]) not in READS:
-        known = " | ".join(f"1.{number}" for number in READS)
-        raise ConfigError(f"target.onnxruntime: got {version!r}, takes {known}")
+        known = [f"1.{number}" for number in READS]
+        raise ConfigError(no_such_name("target.onnxruntime", version, known))
     return int(match[1])
 
 

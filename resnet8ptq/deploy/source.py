@@ -86,11 +86,11 @@ def find(
     )
     if parent is None:
         raise ConfigError(
-            f"sweep: got null, and experiment {store.experiment_name!r} has none; takes run_id="
+            f"sweep: got null, and experiment {store.experiment_name!r} has none; try run_id="
         )
     children = history.load_compared(store, parent.run_id)
     if not children:
-        raise ConfigError(f"sweep: {parent.run_id} has no runs; takes a sweep's parent run")
+        raise ConfigError(f"sweep: {parent.run_id} has no runs; expected a sweep's parent run")
     selections = page.load_selections(store, parent, children, facts.limits_of(children, asked))
     recommended = [r for selected in selections for r in selected.recommendations]
     doubt = next(filter(None, (child.doubt for child in children)), "")
@@ -99,17 +99,17 @@ def find(
     chosen = [r for r in recommended if r.key == use]
     if not chosen:
         raise ConfigError(
-            f"use: got {use!r}, for which sweep {parent.run_id} recommends no run; takes {takes}"
+            f"use: got {use!r}, for which sweep {parent.run_id} recommends no run; try {takes}"
         )
     if len(chosen) > 1:
         raise ConfigError(
             f"use: sweep {parent.run_id} recommends a run for each of {len(chosen)} sets of "
-            "samples; takes run_id= instead"
+            "samples; try run_id="
         )
     if chosen[0].choice is None:
         raise ConfigError(
             f"use: for {use!r} sweep {parent.run_id} recommends {chosen[0].label}, the network "
-            f"itself, and no quantized run; takes {takes}"
+            f"itself, and no quantized run; try {takes}"
         )
     return chosen[0].choice.record, use, chosen[0].verdict
 
@@ -152,21 +152,24 @@ def fetch(
         TrackingError: it has no artifact, or the artifact is not the measured file.
     """
     if record.kind == "sweep":
-        raise ConfigError(f"run_id: {record.run_id} is a sweep; takes sweep={record.run_id} use=")
+        raise ConfigError(f"run_id: {record.run_id} is a sweep; try sweep={record.run_id} use=")
     if record.status != "ok":
-        raise ConfigError(f"run_id: run {record.run_id} is {record.status}; takes one that is ok")
+        raise ConfigError(
+            f"run_id: run {record.run_id} is {record.status}; expected one that is ok"
+        )
     if record.doubt:
         raise ConfigError(f"run_id: run {record.run_id} is void: {printable(record.doubt)}")
     if record.backend == FileConfig.name:
         raise ConfigError(
-            f"run_id: run {record.run_id} has judged a file that another program has made; takes a "
-            "run that quantized a network"
+            f"run_id: run {record.run_id} has judged a file that another program has made; "
+            "expected a run that quantized a network"
         )
     names = {item.path for item in store.client.list_artifacts(record.run_id)}
     models = sorted(name for name in names if name in {f"model{end}" for end in SUFFIXES})
     if len(models) != 1 or CONFIG_FILE not in names:
         raise TrackingError(
-            f"run {record.run_id}: has no artifact to deploy; takes a run that quantized a network"
+            f"run {record.run_id}: has no artifact to deploy; expected a run that quantized a "
+            "network"
         )
     for name in (models[0], CONFIG_FILE, *(name for name in _COPIED if name in names)):
         with history.artifact(store, record, name) as path:
@@ -181,8 +184,8 @@ def fetch(
     if artifact.suffix in TORCH and not trusted:
         raise ConfigError(
             f"run_id: run {record.run_id} has {models[0]}, which can run code when torch loads it, "
-            f"and was not made below {origin.RUNS.absolute()}; takes a run that was made there; if "
-            "you trust its author, add trust=true"
+            f"and was not made below {origin.RUNS.absolute()}; expected a run that was made there; "
+            "if you trust its author, add trust=true"
         )
     config = load_config(folder / CONFIG_FILE, trusted)
     return Source(record, config, artifact, use, verdict, trusted)

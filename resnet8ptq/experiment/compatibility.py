@@ -115,6 +115,6 @@ def _refuse_training(config: RunConfig, fp32: Fp32Model) -> None:
     for setting, is_set in asked.items():
         if is_set and len(contract.inputs) > 1:
             raise UnsupportedError(
-                f"{setting}: takes networks of one input; this one has {len(contract.inputs)} "
-                f"({contract.input_names}); try corrections.adaround=true"
+                f"{setting}: got a network of {len(contract.inputs)} inputs "
+                f"({contract.input_names}), expected one; try corrections.adaround=true"
             )

@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 SAMPLES = 100
 FAR_DB = 10.0  # the noise has a tenth of the signal's power
 BETTER_DB = 6.0  # a quarter of the noise
-CUT = 2.0  # a tensor whose values reach so many times its range
-COARSE = 8.0  # an input whose range is so many times its values
+CUT = 2.0  # times the range in the file: a tensor whose values reach further is cut
+COARSE = 8.0  # times the values: an input with a larger range is coarse
 
 
 def check(

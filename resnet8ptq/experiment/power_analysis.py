@@ -56,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True)
 class PowerAnalysis(RunResult):
-    """The power of the test of `total` samples at a limit of the loss."""
+    """The power of the test with `total` samples and a limit on the loss."""
 
     metric: Metric | None = None
     total: int = 0

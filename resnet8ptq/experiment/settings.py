@@ -111,8 +111,8 @@ def settle_size(config: RunConfig, source: Path, cache_root: Path) -> Preprocess
     if size is None:
         return asked
     log.info(
-        "preprocess.size: got null, and the pictures differ in size: takes the network's, %s, by "
-        "preprocess.resize=%s",
+        "preprocess.size: got null, and the pictures differ in size; the run uses the network's, "
+        "%s, by preprocess.resize=%s",
         *(list(size), asked.resize),
     )
     return replace(asked, size=list(size))

@@ -34,12 +34,12 @@ def make_plan(
         return None
     if not task.test.sequential:
         raise ConfigError(
-            f"evaluate.stop: got decided, takes all with task={task.name}: the sequential test "
+            f"evaluate.stop: got decided, expected all with task={task.name}: the sequential test "
             "needs hits, such as those of task=classification and agreement"
         )
     if grouped:
         raise ConfigError(
-            "evaluate.stop: got decided, takes all with data.groups: the sequential test needs "
+            "evaluate.stop: got decided, expected all with data.groups: the sequential test needs "
             "independent samples"
         )
     models = config.evaluate.models

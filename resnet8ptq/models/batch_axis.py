@@ -150,7 +150,7 @@ def fix_sizes(
             mend = f"; try model.outputs=[{','.join(rows)}]" if rows else ""
             raise ModelError(
                 f"output {value.name!r} is {list(example.shape)} for {sizes[0]} samples; "
-                f"takes outputs with one row for each sample{mend}"
+                f"expected outputs with one row for each sample{mend}"
             )
     write_paddings(fixed)
     onnx.checker.check_model(fixed)

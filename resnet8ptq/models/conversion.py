@@ -229,7 +229,7 @@ def _find_batch(network: Network, samples: Samples) -> Network:
     if read_contract(graph).batch is not None:
         return network
     if not batch_axis.find_data_sized(network.proto) and not any(map(is_scalar, graph.output)):
-        with suppress(Exception):  # ONNX Runtime's own, a dozen
+        with suppress(Exception):  # ONNX Runtime raises a dozen types
             network.predict(samples[:2])
             return network
     for value in graph.input:
@@ -245,7 +245,7 @@ def _fix_sizes(
     if fields is not None and fields.any_length:
         try:
             return _free_length(network, samples, fixed, fields), None
-        except Exception as error:  # ONNX Runtime's own, a dozen, and ParityError
+        except Exception as error:  # ONNX Runtime raises a dozen types, and ParityError
             log.warning(
                 "%s: all samples are as long as the longest one: %s",
                 *(", ".join(fields.any_length), one_line(error)),
@@ -253,7 +253,7 @@ def _fix_sizes(
     try:
         freed = batch_axis.fix_sizes(network.proto, samples[:1], None)
         compare(open_runner(freed)(some), network.predict(some), VALUES, "freed")
-    except Exception as error:  # ONNX Runtime's own, a dozen
+    except Exception as error:  # ONNX Runtime raises a dozen types
         if fixed is None:
             raise
         try:

@@ -89,7 +89,7 @@ def _hash_code(module: str) -> str:
         spec = None
     if spec is None or "." not in module:
         raise ModelError(
-            f"model.module: got {module!r}, which is not found; takes package.module.Class "
+            f"model.module: got {module!r}, which is not found; expected package.module.Class "
             "in the current folder or on PYTHONPATH"
         )
     if folders := spec.submodule_search_locations:
@@ -99,7 +99,7 @@ def _hash_code(module: str) -> str:
 
 def _state_dict(config: ModelConfig) -> Path:
     if config.path is not None:
-        raise ModelError("model.path: set together with model.module; takes one of the two")
+        raise ModelError("model.path: set together with model.module; expected one of the two")
     if config.state_dict is None:
         raise ModelError("model.state_dict: not set; model.module takes its weights from there")
     path = Path(config.state_dict).expanduser().absolute()
@@ -110,7 +110,7 @@ def _state_dict(config: ModelConfig) -> Path:
 
 def _checked(path: Path, key: str) -> Path:
     if not path.exists():
-        raise ModelError(f"{key}: got {path}, no such file; {sources.TAKES}")
+        raise ModelError(f"{key}: got {path}, no such file; {sources.EXPECTED}")
     if path.is_file() and not path.stat().st_size:
         raise ModelError(f"{key}: {path} is empty")
     if sources.find_format(path) is None:
@@ -118,7 +118,7 @@ def _checked(path: Path, key: str) -> Path:
         mend = (
             "; weights alone: model.module=PACKAGE.CLASS model.state_dict=FILE" if weights else ""
         )
-        raise ModelError(f"{key}: {path} is not a model; {sources.TAKES}{mend}")
+        raise ModelError(f"{key}: {path} is not a model; {sources.EXPECTED}{mend}")
     # A file with holes can be larger than the disk, and all of it is hashed.
     inside = path.rglob("*") if path.is_dir() else [path]
     size = sum(file.stat().st_size for file in inside if file.is_file())

@@ -46,7 +46,7 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
             if version >= MIN_OPSET:
                 break
             raise ModelError(
-                f"{path}: opset {opset(proto)} is too old, takes {MIN_OPSET} or more, and from "
+                f"{path}: opset {opset(proto)} is too old, expected {MIN_OPSET} or more, and from "
                 f"{version} to {version + 1} it cannot be converted: "
                 f"{', '.join(_changed_operators(raised, version + 1))} ({one_line(error)})"
             ) from None
@@ -181,7 +181,7 @@ def write_paddings(proto: onnx.ModelProto) -> None:
 
 
 def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename tensors everywhere, old name to new; rename other tensors that have a new name."""
+    """Rename tensors everywhere, by old name; another tensor with a new name gets a suffix."""
 
     def change(name: str) -> str:
         if name in names:

@@ -125,7 +125,7 @@ def summarize(
     module = Module.of(config)
     file_format = None if module else sources.find_format(path)
     if file_format is None and module is None:
-        raise ModelError(f"model.path: {path} is not a model; {sources.TAKES}")
+        raise ModelError(f"model.path: {path} is not a model; {sources.EXPECTED}")
     name = sources.format_name(path, module is not None)
     words = file_format.takes.split(" ", 1)[1] if file_format else ""
     proto = _export(path, cache_root, config, sample)

@@ -193,7 +193,7 @@ def find_left_by_attention(graph: onnx.GraphProto, selection: Selection) -> list
     for name, bits in planned.items():
         if bits < 8:
             raise ConfigError(
-                f"precision.plan: got {bits} for {name}, takes 8 or {FLOAT_BITS}: a product of "
+                f"precision.plan: got {bits} for {name}, expected 8 or {FLOAT_BITS}: a product of "
                 "attention has no weights"
             )
     if selection.attention == "all" or not selection.is_default:
@@ -236,4 +236,6 @@ def check_known(
     for name in chosen:
         if name not in names:
             nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.2) or names[:3]
-            raise ConfigError(f"{key}: got {name!r}, takes {kind}; nearest: {', '.join(nearest)}")
+            raise ConfigError(
+                f"{key}: got {name!r}, expected {kind}; nearest: {', '.join(nearest)}"
+            )

@@ -133,7 +133,8 @@ def _look_back(store: Store, family: Family) -> Family:
     known = (cell.paired.samples for cell in family.measured if cell.paired is not None)
     ids = next((samples for samples in known if samples is not None), None)
     looks = background.ask(ledger.count_earlier, store, family.records, ids)
-    if ids is None or looks.count > len(looks.others):  # or all were scored before
+    scored_before = looks.count > len(looks.others)  # an earlier run scored all samples
+    if ids is None or scored_before:
         return replace(family, looks=looks)
     seen = np.zeros(len(ids), bool)
     for record in _largest_of_each(looks.others):

@@ -67,7 +67,7 @@ def best_first(records: Sequence[RunRecord]) -> list[int]:
     metric, prefix = task_of(records).metric, CHOICE if any(map(is_stopped, records)) else ""
 
     def cost(index: int) -> float:
-        value = records[index].value(metric, prefix)  # without a prefix as the column has it
+        value = records[index].value(metric, prefix)  # without a prefix: the value of the table
         return math.inf if value is None else metric.cost(value)
 
     return sorted(range(len(records)), key=cost)

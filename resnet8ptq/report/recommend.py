@@ -48,7 +48,7 @@ class Recommendation:
             backend.
         judged: the verdict on the reported samples, see `_judge`; None for FP32.
         verdict: the same as text; empty for FP32.
-        equals: the alternatives; `equals_mean` describes the respect in which they are equal.
+        equals: the alternatives; `equals_mean` names the property in which they are equal.
         unknown: models that may be as good; the samples do not decide.
     """
 

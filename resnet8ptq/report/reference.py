@@ -52,7 +52,7 @@ def load(name: str) -> list[Entry]:
             lines = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(
-            f"report.reference: got {name} ({error}), takes {names} or a CSV file"
+            f"report.reference: got {name} ({error}), expected {names} or a CSV file"
         ) from error
     return [_entry(path, number, line) for number, line in enumerate(lines, 2)]
 
@@ -74,7 +74,7 @@ def _entry(path: Path, number: int, line: dict[str, str]) -> Entry:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"report.reference: {path}, line {number}: {error}; takes {', '.join(COLUMNS)}"
+            f"report.reference: {path}, line {number}: {error}; expected {', '.join(COLUMNS)}"
         ) from error
 
 

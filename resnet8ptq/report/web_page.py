@@ -124,7 +124,7 @@ def render(markdown: str, images: Mapping[str, bytes]) -> str:
     parser.add_render_rule("html_block", _render_fold)
     setattr(parser, "validateLink", lambda url: url in images)  # noqa: B010 # nothing else
     body = parser.render(markdown)
-    for name, image in images.items():  # not before: the parser would read it all
+    for name, image in images.items():  # last, so that the parser does not read it
         data = base64.b64encode(image).decode()
         body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{data}"')
     return body.replace("<table>", '<div class="wide"><table>').replace(

@@ -23,7 +23,7 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.core.text import or_nearest
+from resnet8ptq.core.text import no_such_name
 from resnet8ptq.report.facts import LIMITS
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
@@ -64,9 +64,7 @@ def main(words: list[str]) -> None:
     """
     asked = command.parse_words([_as_text(word) for word in words], Arguments, __doc__)
     if asked.format not in FORMATS:
-        raise ConfigError(
-            f"format: got {asked.format!r}, expected {or_nearest(asked.format, FORMATS)}"
-        )
+        raise ConfigError(no_such_name("format", asked.format, FORMATS))
     with waiting("Reading the runs"):
         answer = find(asked)
     print(FORMATS[asked.format](answer))

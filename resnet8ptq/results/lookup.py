@@ -13,7 +13,7 @@ from urllib.request import url2pathname
 from resnet8ptq.config.limits import check
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.core.text import printable, redact
+from resnet8ptq.core.text import no_such_name, printable, redact
 from resnet8ptq.report import comparison, facts, page, terminal
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.results.summaries import (
@@ -128,7 +128,7 @@ def _select(source: _Source, asked: Asked) -> list[ModelSelection]:
 
 def _limits(records: Sequence[RunRecord], asked: Asked) -> ReportConfig:
     if unknown := asked.keys() - {*facts.LIMITS}:
-        raise ConfigError(f"limits: got {min(unknown)!r}, expected {' | '.join(facts.LIMITS)}")
+        raise ConfigError(no_such_name("limits", min(unknown), facts.LIMITS))
     try:
         config = facts.limits_of(records, asked)
         check(config)

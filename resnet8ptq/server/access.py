@@ -50,7 +50,7 @@ def name_variables(host: str, port: int, others: str | None) -> dict[str, str]:
     """Return the variables that make MLflow answer only to its own host names and `others`.
 
     Otherwise a web page could make its own host name resolve to this server, and read the runs.
-    `others` is separated by commas.
+    `others` holds names separated by commas.
     """
     hosts = [host, "127.0.0.1", "localhost"]
     if not is_loopback(host):

@@ -29,6 +29,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from resnet8ptq.config.limits import require
 from resnet8ptq.core import command, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import redact
@@ -67,10 +68,8 @@ def run(asked: Arguments) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
         TrackingError: the folder is in use, the database does not answer, or the server does not
             start.
     """
-    if not 1 <= asked.port <= 65535:
-        raise ConfigError(f"port: got {asked.port}, takes 1 to 65535")
-    if asked.workers < 1:
-        raise ConfigError(f"workers: got {asked.workers}, takes an integer >= 1")
+    require("port", asked.port, 1 <= asked.port <= 65535, "1 to 65535")
+    require("workers", asked.workers, asked.workers >= 1, "an integer >= 1")
     url = find_database(asked.database)
     _check_port(asked.host, asked.port)
     _check_database(url)
@@ -79,7 +78,9 @@ def run(asked: Arguments) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     try:
         lock = FileLock(folder / ".lock").acquire(timeout=0)
     except Timeout:
-        raise TrackingError(f"folder: another server runs in {folder}; takes another") from None
+        raise TrackingError(
+            f"folder: another server runs in {folder}; try folder=ANOTHER"
+        ) from None
     with lock, _mlflow(asked, folder, url) as process:
         host = socket.gethostname() if asked.host in EVERYWHERE else asked.host
         yield access.to_url(host, asked.port), process
@@ -94,17 +95,17 @@ def find_database(setting: str | None) -> URL:
     named = setting or os.environ.get("MLFLOW_BACKEND_STORE_URI")
     takes = "postgresql://user@host/name"
     if not named:
-        raise ConfigError(f"database: got none, takes {takes} (docs/server.md)")
+        raise ConfigError(f"database: got none, expected {takes} (docs/server.md)")
     try:
         url = make_url(named)
     except ArgumentError:
         url = None
     if url is None or url.drivername not in ("postgresql", "postgresql+psycopg2"):
-        raise ConfigError(f"database: got {redact(named)}, takes {takes}")
+        raise ConfigError(f"database: got {redact(named)}, expected {takes}")
     if setting and (url.password is not None or not address.PARAMETERS.issuperset(url.query)):
         raise ConfigError(
-            "database: holds a password, which `ps` shows to everybody; takes a URI without: put "
-            "it into ~/.pgpass or PGPASSWORD, or the whole URI into MLFLOW_BACKEND_STORE_URI"
+            "database: holds a password, which `ps` shows to everybody; expected a URI without: "
+            "put it into ~/.pgpass or PGPASSWORD, or the whole URI into MLFLOW_BACKEND_STORE_URI"
         )
     # Later versions of SQLAlchemy take `postgresql` as psycopg 3.
     return url.set(drivername="postgresql+psycopg2")
@@ -117,10 +118,10 @@ def _check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except socket.gaierror as error:
-            raise ConfigError(f"host: got {host!r}, takes an address of this machine") from error
+            raise ConfigError(f"host: got {host!r}, expected an address of this machine") from error
         except OSError as error:
-            reason = f"cannot be used ({error.strerror}); takes a free one"
-            raise ConfigError(f"port: {port} on {host} {reason}") from error
+            reason = f"which cannot be used on {host} ({error.strerror})"
+            raise ConfigError(f"port: got {port}, {reason}; expected a free port") from error
 
 
 def _check_database(url: URL) -> None:

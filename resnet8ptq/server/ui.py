@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from resnet8ptq.config.limits import require
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command, invocation
 from resnet8ptq.core.console import waiting
@@ -88,8 +89,7 @@ def find_store(asked: Arguments) -> tuple[str, str]:
 
 def _check_port(port: int, words: list[str]) -> None:
     """Raise `ConfigError` for a port that is in use, with the command for the next one."""
-    if not 1 <= port <= 65535:
-        raise ConfigError(f"port: got {port}, expected 1 to 65535")
+    require("port", port, 1 <= port <= 65535, "1 to 65535")
     try:
         socket.create_server((HOST, port)).close()
     except OSError as error:

@@ -69,7 +69,9 @@ def load_logits(onnx_path: Path) -> Any:
     proto = onnx.load(onnx_path)
     last = proto.graph.node[-1]
     if not end_at_logits(proto):
-        raise UnsupportedError(f"method=qat: takes a network that ends in Softmax, not {last.name}")
+        raise UnsupportedError(
+            f"method=qat: got a network that ends in {last.name}, expected one that ends in Softmax"
+        )
     return to_torch_module(proto)
 
 
@@ -166,7 +168,9 @@ def _layers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     """Return the layers with weights; raise `UnsupportedError` if two share their weights."""
     layers = weight_layers(graph)
     if len({node.input[1] for node in layers.values()}) < len(layers):
-        raise UnsupportedError("method=qat: takes a network whose layers share no weights")
+        raise UnsupportedError(
+            "method=qat: got layers that share weights, expected weights for each layer"
+        )
     return layers
 
 

@@ -81,7 +81,7 @@ class RunningSweep:
         Raises:
             TrackingError: the store is unavailable (the runs are in the sweep's folder), or the
                 report failed (the sweep's run is closed).
-            SystemExit: with the code of a verdict other than pass on a ladder's winner.
+            SystemExit: a ladder's winner does not pass; with the exit code of its verdict.
         """
         # matplotlib is imported here, while the last runs are uploaded.
         from resnet8ptq.report import terminal
@@ -263,7 +263,7 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     from resnet8ptq.tracking.sweep_file import Sweep
 
     if config.analysis.name == "inspect":
-        raise ConfigError("analysis.name: got 'inspect', takes one run: leave out -m")
+        raise ConfigError("analysis.name: got 'inspect', expected one run: leave out -m")
     settings, limits = map(OmegaConf.to_object, (config.tracking, config.report))
     # For mypy: the schema says so.
     assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)

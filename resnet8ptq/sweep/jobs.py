@@ -40,7 +40,7 @@ def enter(worker: Worker) -> None:
     for name, path in {"the sweep's folder": worker.folder, **needed}.items():
         if not Path(path).exists():
             raise ConfigError(
-                f"{name}: {platform.node()} does not see {path}; takes a path that every node "
+                f"{name}: {platform.node()} does not see {path}; expected a path that every node "
                 "sees; for a variable, try the node's own path in its environment"
             )
     os.chdir(worker.folder)
@@ -59,7 +59,7 @@ def plan(launcher: DictConfig) -> Worker | None:
     """
     if launcher._target_.endswith(".JoblibLauncher"):
         if launcher.n_jobs == 0:
-            takes = "takes 1 or more; -1 for one on each core"
+            takes = "expected 1 or more; -1 for one on each core"
             raise ConfigError(f"hydra.launcher.n_jobs: got 0, {takes}")
         import joblib  # installed with the plugin
 
@@ -79,7 +79,7 @@ def fit(key: str, cpus: object, cores: int) -> int:
     """
     if not isinstance(cpus, int) or not 1 <= cpus <= cores:
         limit = "or more" if cores == sys.maxsize else f"to {cores}, the cores of this machine"
-        raise ConfigError(f"{key}: got {cpus}, takes 1 {limit}")
+        raise ConfigError(f"{key}: got {cpus}, expected 1 {limit}")
     return cores // cpus
 
 

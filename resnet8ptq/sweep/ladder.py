@@ -169,7 +169,7 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
     for override in typed:
         key, several = override.key_or_group, override.is_sweep_override()
         if several and key != "backend":
-            raise ConfigError(f"{key}: got several values, takes one with experiment=auto")
+            raise ConfigError(f"{key}: got several values, expected one with experiment=auto")
         if key == "backend" and "file" in words.values(override):
             raise ConfigError("backend: got file, which quantizes nothing; try resnet8ptq judge")
         value = override.value()

@@ -8,7 +8,7 @@
 goal=fastest (default): the first model of each backend that passes, by latency
 goal=smallest: by bytes, with fewer than 8 bits where they pass
 goal=best: the smallest loss
-minutes=10: for all jobs; a job that is not expected to fit is not started
+minutes=10: time for all jobs; a job starts only if it is expected to fit
 
 It starts with plain 8 bits, finds the causes of the loss, tries settings against them, and confirms
 the best model on the test samples, which are not used for choices. It prints each step with its
@@ -46,7 +46,7 @@ def to_run(words: Sequence[str]) -> list[str]:
         key, _, name = word.lstrip("+").partition("=")
         if key == "experiment" and name != "auto":
             error = ConfigError(
-                f"experiment: got {name}, takes auto | npu with ship; try run {word}"
+                f"experiment: got {name}, expected auto | npu with ship; try run {word}"
             )
             raise SystemExit(command.report(error))
     owned = [f"hydra.sweeper.{w}" if w.partition("=")[0] in _OWN else w for w in words]

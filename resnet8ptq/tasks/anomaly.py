@@ -101,7 +101,7 @@ def _score(max_fpr: float, outputs: Outputs, targets: Targets) -> AnomalyScores:
     if targets.groups is not None:
         _, first, clips = np.unique(targets.groups, return_index=True, return_inverse=True)
         if (labels != labels[first][clips]).any():
-            raise DataError("data.groups: a group has samples of both labels; takes one label")
+            raise DataError("data.groups: a group has samples of both labels; expected one label")
         errors = np.bincount(clips, errors) / np.bincount(clips)
         labels = labels[first]
     return AnomalyScores(errors, labels, outputs, max_fpr)
@@ -133,7 +133,7 @@ def _make(config: AnomalyConfig, setting: TaskContext) -> Task:
     if labels is None or labels.ndim > 1 or values != [0, 1]:
         raise ConfigError(
             f"task=anomaly: the labels of {setting.data} are "
-            f"{values and ', '.join(map(str, values[:10]))}{more}; takes 0 (normal) and 1 (an "
+            f"{values and ', '.join(map(str, values[:10]))}{more}; expected 0 (normal) and 1 (an "
             "anomaly), one for each sample"
         )
     if list(setting.outputs.values()) not in ([setting.input_shape], [(1,)], [()]):

@@ -156,7 +156,7 @@ def _make(config: BinaryConfig, setting: TaskContext) -> Task:
     if len(names) != 2 or labels.tolist() != [0, 1]:
         raise ConfigError(
             f"task=binary: {setting.data} has {len(names)} classes, of which {len(labels)} have "
-            "test samples; takes two, with samples of both"
+            "test samples; expected two, with samples of both"
         )
     return build(names, config.threshold)
 

@@ -316,15 +316,15 @@ def check_classes(task: str, setting: TaskContext) -> tuple[str, ...]:
     returned, named = setting.classes, len(setting.class_names)
     if returned is None:
         raise ModelError(
-            f"returns {describe(setting.outputs)}; takes one output with a value for each class; "
-            "model.outputs=[NAME] keeps one of several, and task=deviation and task=anomaly score "
-            "other outputs"
+            f"returns {describe(setting.outputs)}; expected one output with a value for each "
+            "class; model.outputs=[NAME] keeps one of several, and task=deviation and task=anomaly "
+            "score other outputs"
         )
     if not setting.named and named < returned:
         return tuple(map(str, range(returned)))  # the samples may lack the last classes
     if returned != named:
         raise ModelError(
-            f"returns {returned} values; {setting.data} has {named} classes; takes a network "
+            f"returns {returned} values; {setting.data} has {named} classes; expected a network "
             "with one output for each class, or other data (data=)"
         )
     return setting.class_names

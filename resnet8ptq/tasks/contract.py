@@ -648,7 +648,9 @@ def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> 
     labels = setting.labels
     if labels is None or labels.dtype.kind not in kinds:
         got = "none" if labels is None else f"{labels.dtype} {list(labels.shape)}"
-        raise ConfigError(f"task={task}: the labels of {setting.data} are {got}, takes {expected}")
+        raise ConfigError(
+            f"task={task}: the labels of {setting.data} are {got}, expected {expected}"
+        )
 
 
 def describe(outputs: Mapping[str, tuple[int | None, ...]]) -> str:

@@ -19,7 +19,7 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.tasks.bootstrap import BOOTSTRAP, BootstrapScores, mean_of
 from resnet8ptq.tasks.contract import Metric, Outputs, Targets, Task, TaskType
 
-TAKES = "takes a callable (outputs, targets) -> a number, or one for each sample"
+EXPECTED = "expected a callable (outputs, targets) -> a number, or one for each sample"
 
 UserMetric = Callable[[Any, Any], Any]
 
@@ -60,7 +60,7 @@ def _score(
         raise ConfigError(f"task.metric: {title} failed ({one_line(error)})") from error
     if result.shape not in ((), (len(outputs),)) or not np.isfinite(result).all():
         raise ConfigError(
-            f"task.metric: {title} returns {result.shape or result}; {TAKES}, all finite"
+            f"task.metric: {title} returns {result.shape or result}; {EXPECTED}, all finite"
         )
     if result.shape:
         return BootstrapScores(outputs, mean_of(result), resamples, result)
@@ -82,16 +82,16 @@ def _load(settings: Any) -> UserMetric:
     """Import the function in `_target_`, or make an instance of the class."""
     target = (settings or {}).get("_target_")
     if not target:
-        raise ConfigError(f"task.metric._target_: got null, {TAKES}")
+        raise ConfigError(f"task.metric._target_: got null, {EXPECTED}")
     try:
         arguments = {} if isinstance(get_object(target), type) else {"_partial_": True}
         call = instantiate({**settings, **arguments})
     except (HydraException, OmegaConfBaseException, ImportError, ValueError) as error:
         raise ConfigError(
-            f"task.metric._target_: got {target} ({one_line(error)}), {TAKES}"
+            f"task.metric._target_: got {target} ({one_line(error)}), {EXPECTED}"
         ) from error
     if not callable(call):
-        raise ConfigError(f"task.metric._target_: got {target}, {TAKES}")
+        raise ConfigError(f"task.metric._target_: got {target}, {EXPECTED}")
     return call
 
 

@@ -58,7 +58,7 @@ def make(config: TaskConfig, setting: TaskContext) -> Task:
         _log_choice(name)
         config = kind.schema(name)
     elif not isinstance(config, kind.schema):
-        raise ConfigError(f"task.name: got {config.name!r} by itself; takes task={config.name}")
+        raise ConfigError(f"task.name: got {config.name!r} alone; try task={config.name}")
     return kind.make(config, setting)
 
 

@@ -95,7 +95,7 @@ def _make(config: RegressionConfig, setting: TaskContext) -> Task:
         classes = labels.ndim == 1 and (labels == labels.round()).all()
         raise ModelError(
             f"returns {describe(setting.outputs)}, but {setting.data} has {labels[:1].size} values "
-            "to predict; takes one output with as many"
+            "to predict; expected one output with as many"
             f"{'; labels that are classes must be integers, not floats' if classes else ''}"
         )
     return build(config.primary, config.resamples)

@@ -27,7 +27,7 @@ from scipy.special import ndtr, ndtri
 from resnet8ptq.tasks.statistics import PART, UNKNOWN, Interval, Margin, find_edge, tango
 
 LOOKS = 20
-PASS, FAIL, FUTILE = "pass", "fail", "undecided"  # why scoring ends
+PASS, FAIL, FUTILE = "pass", "fail", "undecided"  # reasons to end scoring
 HOPE = 0.1  # least predicted probability of a decision, below which scoring ends
 FARTHEST = 8.0  # standard deviations of a path that are integrated
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)

@@ -61,7 +61,7 @@ def _score(
     if embeds:
         pairs = _pair(targets.groups)
         if (exact[pairs[:, 0]] != exact[pairs[:, 1]]).any():
-            raise DataError("data.groups: a pair has two scores; takes one")
+            raise DataError("data.groups: a pair has two scores; expected one")
         values, exact = _cosine(values[pairs[:, 0]], values[pairs[:, 1]]), exact[pairs[:, 0]]
     predicted = values.reshape(-1)
     return BootstrapScores(
@@ -81,13 +81,13 @@ def _pair(groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
     """
     if groups is None:
         raise ConfigError(
-            "data.groups: got null, and the network embeds single texts; takes equal numbers for "
-            "the two texts of a pair; for a table, try data.pairs=apart"
+            "data.groups: got null, and the network embeds single texts; expected equal numbers "
+            "for the two texts of a pair; for a table, try data.pairs=apart"
         )
     order = np.argsort(groups, kind="stable")
     _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
     if counts.max() > 2 or counts.max() < 2:
-        raise DataError(f"data.groups: got groups of {counts.max()} samples, takes pairs")
+        raise DataError(f"data.groups: got groups of {counts.max()} samples, expected pairs")
     first = starts[counts == 2]
     return order[np.stack([first, first + 1], axis=1)]
 
@@ -138,7 +138,7 @@ def _make(config: SimilarityConfig, setting: TaskContext) -> Task:
     labels = np.asarray(setting.labels)
     if labels.ndim > 1:
         raise ConfigError(
-            f"task=similarity: the labels of {setting.data} are {list(labels.shape)}, takes a "
+            f"task=similarity: the labels of {setting.data} are {list(labels.shape)}, expected a "
             "score for each pair [N]"
         )
     flat = [number for number, shape in enumerate(setting.outputs.values()) if len(shape) < 2]

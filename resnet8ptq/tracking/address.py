@@ -24,15 +24,16 @@ PARAMETERS = frozenset(
     )
 )
 _HELD = (
-    f"{KEY}: holds a password, or text that may be one, and the config is written to files; takes "
-    f"an address without; try MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or {VARIABLE}"
+    f"{KEY}: holds a password, or text that may be one, and the config is written to files; "
+    "expected an address without; try MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+    f"{VARIABLE}"
 )
 _QUOTED = (
-    f"{VARIABLE}: got a user name or password with / ? # @ [ ] or a space, takes them "
+    f"{VARIABLE}: got a user name or password with / ? # @ [ ] or a space, expected them "
     "percent-encoded; try python -c 'from urllib.parse import quote; print(quote(input(), \"\"))'"
 )
 _PARAMETER = (
-    f": got a parameter behind ? that may hold a secret, takes {' | '.join(sorted(PARAMETERS))}"
+    f": got a parameter behind ? that may hold a secret, expected {' | '.join(sorted(PARAMETERS))}"
 )
 _USER = re.compile(r"[\w.%+~-]*")
 _USER_AND_PASSWORD = re.compile(r"[^/?#@\s:\[\]]*(:[^/?#@\s\[\]]*)?")
@@ -73,7 +74,7 @@ def check(uri: str, written: bool) -> None:
             url = make_url(uri)
         except (ArgumentError, ValueError):
             takes = "http://host:port or postgresql://user@host/name"
-            raise ConfigError(f"{key}: cannot be parsed; takes {takes}") from None
+            raise ConfigError(f"{key}: cannot be parsed; expected {takes}") from None
         if written and url.password is not None:
             raise ConfigError(_HELD)
         _check_parameters(url.query, key)
@@ -82,7 +83,7 @@ def check(uri: str, written: bool) -> None:
             _check_parameters([name for name, _ in parse_qsl(urlsplit(uri).query, True)], key)
             _ = urlsplit(uri).port  # the text after the colon may be half of a password
         except ValueError:
-            raise ConfigError(f"{key}: cannot be parsed; takes http://host:port") from None
+            raise ConfigError(f"{key}: cannot be parsed; expected http://host:port") from None
 
 
 def _check_user(uri: str, written: bool) -> None:

@@ -33,7 +33,7 @@ def load_named(store: Store, key: str, run_id: str) -> RunRecord:
     try:
         run = store.client.get_run(run_id)
     except MlflowException:
-        raise ConfigError(f"{key}: got {run_id!r}, takes the id of a run in the store") from None
+        raise ConfigError(f"{key}: got {run_id!r}, expected the id of a run in the store") from None
     if run.info.lifecycle_stage == "deleted":
         raise ConfigError(f"{key}: run {run_id} was deleted; restore it in MLflow, or take another")
     return RunRecord.of_mlflow(run)

@@ -178,7 +178,7 @@ class RunRecord:
         except (ValueError, RecursionError):
             names = None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise TrackingError(f"class_names: got {text[:100]!r}, takes a list of names")
+            raise TrackingError(f"class_names: got {text[:100]!r}, expected a list of names")
         return tuple(names)
 
     def value(self, metric: Metric, prefix: str = "") -> float | None:

@@ -268,7 +268,7 @@ def _load_parent(store: Store, earlier: RunRecord, folder: Path) -> Journal:
 def _try_to_save(kept: Journal, folder: Path) -> None:
     try:
         kept.save(folder)
-    except OSError as error:  # a full disk, or no folder: the store may still take it
+    except OSError as error:  # a full disk, or no folder; the store may still accept the record
         log.error("the run's own record could not be written: %s", error)
 
 

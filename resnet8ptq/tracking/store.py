@@ -145,8 +145,8 @@ def open_store(config: TrackingConfig) -> Store:
     root = Path(config.root).absolute()
     if _is_misread(root):
         raise ConfigError(
-            f"tracking.root: got {root}, takes a path without ? and %, which MLflow reads as parts "
-            "of an address and stores the runs elsewhere"
+            f"tracking.root: got {root}, expected a path without ? and %, which MLflow reads as "
+            "parts of an address and stores the runs elsewhere"
         )
     uri = f"{_LOCAL}{root / DATABASE}"
     try:
@@ -206,7 +206,7 @@ def _unusable(uri: str, experiment: str, error: Exception) -> TrackingError:
             )
         if files.full_disk(error):
             return TrackingError(
-                f"tracking.root: no space left on the disk of {path}; takes a folder on another "
+                f"tracking.root: no space left on the disk of {path}; expected a folder on another "
                 "disk, or free some space"
             )
     return TrackingError(f"tracking.uri: {shown} cannot be used ({reason})")

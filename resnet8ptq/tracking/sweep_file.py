@@ -69,7 +69,7 @@ class Sweep:
             return cls(store, kept["parent_id"], folder, worker, kept["resume"], kept["jobs"])
         except FileNotFoundError as error:
             raise ConfigError(
-                f"hydra.sweep.dir: {platform.node()} does not see {path}; takes a folder that "
+                f"hydra.sweep.dir: {platform.node()} does not see {path}; expected a folder that "
                 "every node of the cluster sees"
             ) from error
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -129,7 +129,7 @@ def main(words: list[str]) -> None:
     asked = command.parse_words(words, Arguments, __doc__)
     folder = Path(asked.folder)
     if not folder.is_dir():
-        raise ConfigError(f"folder: got {folder}, takes a folder of runs or sweeps")
+        raise ConfigError(f"folder: got {folder}, expected a folder of runs or sweeps")
     with waiting("Opening the store"):
         store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
     synced = sync(store, folder)

@@ -165,7 +165,7 @@ def test_a_float_network_is_no_quantized_file(shapes_model, cache_root):
     ("name", "says"),
     [
         ("own.pt", r"TorchScript and pickles are code.*takes \.onnx"),
-        ("own.txt", r"takes \.onnx \| \.tflite"),
+        ("own.txt", r"expected \.onnx \| \.tflite"),
         ("gone.onnx", r"not there"),
         ("damaged.onnx", r"not an ONNX model"),
         ("damaged.tflite", r"not a TFLite model"),
@@ -221,7 +221,7 @@ def test_scales_of_other_programs_may_be_computed(quantize):
 
 
 def test_the_file_to_score_is_asked_for():
-    with pytest.raises(ConfigError, match=r"^backend\.path: got null, takes a quantized file"):
+    with pytest.raises(ConfigError, match=r"^backend\.path: got null, expected a quantized file"):
         quantizer_of(make_config("backend=file")).resolve()
 
 
@@ -261,7 +261,7 @@ def test_matches_outputs_by_shape():
             None,
             r"nothing fills a \[\?\] int64; .*try 'backend\.inputs=\{ids: \.\.\., mask: \.\.\.\}'",
         ),
-        ([IMAGE], [Port("a", (9, 6, 3), "float32")], None, r"takes the same sizes in any order"),
+        ([IMAGE], [Port("a", (9, 6, 3), "float32")], None, r"expected the same sizes in any order"),
         (
             [Tensor("image", (8, 8, 8), "float32")],
             [Port("a", (None, None, None), "float32")],
@@ -269,9 +269,14 @@ def test_matches_outputs_by_shape():
             r"in 3 orders of its axes; try backend\.inputs\.image=\{name: a, axes: \[0, 1, 2\]\}",
         ),
         ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"imge": "a"}, r"got 'imge', .*image"),
-        ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"image": "b"}, r"got 'b', .*has a"),
-        ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"image": [1]}, r"takes a name or"),
-        ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"image": {"axes": [0, 1, 3]}}, r"takes a n"),
+        ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"image": "b"}, r"got 'b', expected a"),
+        ([IMAGE], [Port("a", (8, 6, 3), "float32")], {"image": [1]}, r"expected a name or"),
+        (
+            [IMAGE],
+            [Port("a", (8, 6, 3), "float32")],
+            {"image": {"axes": [0, 1, 3]}},
+            r"expected a n",
+        ),
     ],
 )
 def test_what_is_open_names_the_setting(tensors, ports, asked, says):

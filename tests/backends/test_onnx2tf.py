@@ -90,10 +90,10 @@ def test_a_failed_installation_leaves_nothing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("contract", "reason"),
     [
-        (Contract((PIXELS, replace(PIXELS, name="size")), ()), r"has 2 \(pixels, size\)"),
-        (Contract((replace(PIXELS, shape=(None,)),), ()), r"pixels \[\?\] float32 has a free"),
-        (Contract((replace(PIXELS, dtype="int64"),), ()), "pixels takes int64"),
-        (Contract((PIXELS,), (), batch=4), "pixels takes 4 samples"),
+        (Contract((PIXELS, replace(PIXELS, name="size")), ()), r"2 inputs \(pixels, size\)"),
+        (Contract((replace(PIXELS, shape=(None,)),), ()), r"pixels \[\?\] float32 with a free"),
+        (Contract((replace(PIXELS, dtype="int64"),), ()), "got int64 for input pixels"),
+        (Contract((PIXELS,), (), batch=4), "got 4 samples for input pixels"),
     ],
 )
 def test_inputs_that_a_file_cannot_have(contract, reason, shapes_model):

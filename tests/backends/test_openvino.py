@@ -102,8 +102,8 @@ def test_importing_it_reports_nothing(tmp_path):
     [
         (["dtype=uint8"], "weights of u8"),
         (["dtype=w4a8"], "below 8 bits"),
-        (["dtype=int8", "method=dynamic"], "takes static | qat"),
-        (["dtype=int8", "format=qoperator"], "takes qdq"),
+        (["dtype=int8", "method=dynamic"], "expected static | qat"),
+        (["dtype=int8", "format=qoperator"], "expected qdq"),
         (["dtype=w8", "method=weight_only"], "weights alone"),
     ],
 )

@@ -167,5 +167,5 @@ def test_padding_does_not_calibrate(phrases, tmp_path):
 @pytest.mark.parametrize("setting", ["method=qat", "corrections.reconstruction=true"])
 def test_what_trains_a_simulation_of_one_input_is_unsupported(phrases, setting):
     config = make_config("data=phrases", "backend=onnx", setting)
-    with pytest.raises(UnsupportedError, match=f"{setting}: takes networks of one input"):
+    with pytest.raises(UnsupportedError, match=f"{setting}: got a network of 2 inputs"):
         fit_settings(settle(config), phrases[1])

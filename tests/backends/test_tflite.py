@@ -67,7 +67,7 @@ def test_data_behind_the_graph_is_read(file_of):
         ("nodes_to_exclude=auto", "every operator"),
         ("op_types=[Conv]", "every operator"),
         ("float_output=true", "every operator"),
-        ("float_tail=true", "every operator; takes float_tail=false"),
+        ("float_tail=true", "every operator; expected float_tail=false"),
         ("format=qdq", "only for ONNX"),
         ("reduce_range=true", "8 bits"),
         ("symmetric.activations=true", "have a zero point"),

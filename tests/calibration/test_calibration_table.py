@@ -150,7 +150,7 @@ def test_a_damaged_table_is_refused(folder, name, damage, message):
 
 @pytest.mark.parametrize("name", FILES[1:])
 def test_formats_with_one_number_per_tensor_are_refused(folder, name):
-    with pytest.raises(ConfigError, match=r"one number per tensor; takes the calibration\.json"):
+    with pytest.raises(ConfigError, match=r"one number per tensor; expected the calibration\.json"):
         load(folder / name, MADE_FROM)
 
 
@@ -172,7 +172,7 @@ def test_formats_with_one_number_per_tensor_are_refused(folder, name):
 )
 def test_ranges_that_are_none_are_refused(folder, ends):
     forge(folder, f'{{"data": {{"good": {{"lowest": 0, "highest": 1}}, "x": {ends}}}}}'.encode())
-    with pytest.raises(ConfigError, match="'x': no valid range; takes low <= high"):
+    with pytest.raises(ConfigError, match="'x': no valid range; expected low <= high"):
         load(folder, MADE_FROM)
 
 

@@ -63,7 +63,7 @@ def test_every_image_once_and_in_order(count, size, data):
 
 @pytest.mark.parametrize("wrong", [(-1, 1), (0, 4), (2, 1)])
 def test_ranges_beyond_the_images_are_refused(wrong):
-    with pytest.raises(IndexError, match="takes 0 <= start <= end <= 3"):
+    with pytest.raises(IndexError, match="expected 0 <= start <= end <= 3"):
         CalibrationReader(images(5), batch_size=2).set_range(*wrong)
 
 

@@ -148,7 +148,7 @@ def test_a_value_out_of_range_is_refused(overrides, key, got, takes):
     with pytest.raises(ConfigError) as caught:
         make_config(*overrides)
     message = str(caught.value)
-    assert message.startswith(f"{key}: got {got}, takes ")
+    assert message.startswith(f"{key}: got {got}, expected ")
     assert takes in message
     assert "\n" not in message
 
@@ -192,13 +192,16 @@ def test_an_unknown_option_is_refused_with_those_there_are(group):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("model=my/net.onnx", "model: got 'my/net.onnx', takes resnet8; model.path= takes a file"),
+        (
+            "model=my/net.onnx",
+            "model: got 'my/net.onnx', expected resnet8; model.path= takes a file",
+        ),
         (
             "dtype=int4",
-            "dtype: got 'int4', takes fp32 | int8 | u8s8 | uint8 | w4 | w4a8 | w8 | w8a16 "
+            "dtype: got 'int4', expected fp32 | int8 | u8s8 | uint8 | w4 | w4a8 | w8 | w8a16 "
             "(nearest: int8)",
         ),
-        ("hydra/launcher=proceses", "hydra/launcher: got 'proceses', takes "),
+        ("hydra/launcher=proceses", "hydra/launcher: got 'proceses', expected "),
     ],
 )
 def test_an_option_that_a_group_lacks_is_one_line(override, said):
@@ -241,7 +244,7 @@ def test_a_config_without_the_schema_is_refused(tmp_path):
         (["calib.table=a.json", "calib=histogram", "backend=torch"], r"calib\.table: torch's own"),
         (
             ["method=qat", "corrections.equalization=true"],
-            r"corrections\.equalization: got true, takes false",
+            r"corrections\.equalization: got true, expected false",
         ),
     ],
 )

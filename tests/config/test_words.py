@@ -22,7 +22,7 @@ from tests.helpers.configs import compose_whole
 
 CONF = REPO / "conf"
 CPUS = os.cpu_count() or 1
-LIST = "got a list, [{0}], takes one option; to run each: -m {1}={0}"
+LIST = "got a list, [{0}], expected one option; to run each: -m {1}={0}"
 
 
 @pytest.mark.parametrize(
@@ -32,42 +32,48 @@ LIST = "got a list, [{0}], takes one option; to run each: -m {1}={0}"
         ("calib=[minmax]", "calib: " + LIST.format("minmax", "calib")),
         ("+analysis=[profile]", "analysis: " + LIST.format("profile", "analysis")),
         ("hydra/launcher=[joblib]", "hydra/launcher: " + LIST.format("joblib", "hydra/launcher")),
-        ("-m|backend=onnx,|torch", "torch: got a word without a key, takes key=value; a space has "
+        ("-m|backend=onnx,|torch", "torch: got a word without a key, expected key=value; a space "
+                                   "has "
          "split a value; leave it out: backend=onnx,torch"),
-        ("seed|=|3", "seed: got a word without a key, takes key=value; a space has split it; leave "
+        ("seed|=|3", "seed: got a word without a key, expected key=value; a space has split it; "
+                     "leave "
          "it out: seed=3"),
-        ("seed=|3", "3: got a word without a key, takes key=value; a space has split a value; "
+        ("seed=|3", "3: got a word without a key, expected key=value; a space has split a value; "
          "leave it out: seed=3"),
         ("nodes_to_exclude=[a,|b]", "put it in quotes: 'nodes_to_exclude=[a, b]'"),
         ("precision.plan={conv2d:|4}", "put it in quotes: 'precision.plan={conv2d: 4}'"),
-        ("torch", "torch: got a word without a key, takes key=value; try backend=torch"),
+        ("torch", "torch: got a word without a key, expected key=value; try backend=torch"),
         ("tfilte", "; try backend=tflite"),
         ("qqqqqq", "; try qqqqqq=VALUE"),
         ("--mulitrun", "--mulitrun: no such option (nearest: --multirun)"),
         ("--seed=3", "--seed=3: no such option (settings have no dash: seed=3)"),
-        ("-m|--cfg|job", "options: got '--multirun --cfg', takes one of them"),
-        ("backnd=torch", "backnd: no such key; takes backend | dtype | "),
+        ("-m|--cfg|job", "options: got '--multirun --cfg', expected one of them"),
+        ("backnd=torch", "backnd: no such key; expected backend | dtype | "),
         ("backnd=torch", "(nearest: backend)"),
         ("experimnt=flagship", "(nearest: experiment)"),
         ("DTYPE=int8", "(nearest: dtype)"),
         ("++sed=3", "(nearest: seed)"),
-        ("dtype=INT8", "dtype: got 'INT8', takes fp32 | int8 | u8s8 | uint8 | w4 | w4a8 | w8 | "
+        ("dtype=INT8", "dtype: got 'INT8', expected fp32 | int8 | u8s8 | uint8 | w4 | w4a8 | w8 | "
          "w8a16 (nearest: int8)"),
-        ("-m|dtype=int8,unit8", "dtype: got 'unit8', takes "),
-        ("-m|calib.percentile=99,120", "calib.percentile: got 120, takes 50 < p <= 100"),
-        ("-m|calib.percentile=choice(99,120)", "calib.percentile: got 120, takes "),
-        ("format=QDQ", "format: got 'QDQ', takes auto | qdq | qoperator (nearest: qdq)"),
+        ("-m|dtype=int8,unit8", "dtype: got 'unit8', expected "),
+        ("-m|calib.percentile=99,120", "calib.percentile: got 120, expected 50 < p <= 100"),
+        ("-m|calib.percentile=choice(99,120)", "calib.percentile: got 120, expected "),
+        ("format=QDQ", "format: got 'QDQ', expected auto | qdq | qoperator (nearest: qdq)"),
         ("backend.flow=PT2E", "(nearest: pt2e)"),
-        ("report.max_drop=1", "report.max_drop: got 1, takes a fraction, 0 to 0.5: 1 point is 0"),
-        ("max_drop=1", "max_drop: got 1, takes a fraction, 0 to 0.5: 1 point is 0.01"),
-        ("precision.max_drop=2", "precision.max_drop: got 2, takes a fraction, 0 to 0.5: 1 point"),
-        (f"threads={CPUS + 1}", f"threads: got {CPUS + 1}, takes at most {CPUS}: the CPUs of this"),
-        (f"latency.threads={CPUS + 1}", f"latency.threads: got {CPUS + 1}, takes at most {CPUS}"),
-        ("model.path=/no/net.h5", "model.path: got /no/net.h5 (not there), takes a file or "),
-        ("-m|data.root=/no,/", "data.root: got /no (not there), takes a file or folder"),
-        ("data.root=", "data.root: got nothing (not there), takes a file or folder"),
+        ("report.max_drop=1", "report.max_drop: got 1, expected a fraction, 0 to 0.5: 1 point is "
+                              "0"),
+        ("max_drop=1", "max_drop: got 1, expected a fraction, 0 to 0.5: 1 point is 0.01"),
+        ("precision.max_drop=2", "precision.max_drop: got 2, expected a fraction, 0 to 0.5: 1 "
+                                 "point"),
+        (f"threads={CPUS + 1}", f"threads: got {CPUS + 1}, expected at most {CPUS}: the CPUs of "
+                                "this"),
+        (f"latency.threads={CPUS + 1}", f"latency.threads: got {CPUS + 1}, expected at most "
+                                        f"{CPUS}"),
+        ("model.path=/no/net.h5", "model.path: got /no/net.h5 (not there), expected a file or "),
+        ("-m|data.root=/no,/", "data.root: got /no (not there), expected a file or folder"),
+        ("data.root=", "data.root: got nothing (not there), expected a file or folder"),
         ("backend:torch", "; try backend=torch"),
-        ("model.path=a b(.h5", "model.path: got 'a b(.h5', which Hydra's grammar does not take; "
+        ("model.path=a b(.h5", "model.path: got 'a b(.h5', which Hydra's grammar refuses; "
          "put text with spaces or signs into two pairs of quotes: \"model.path='a b(.h5'\""),
     ],
 )  # fmt: skip
@@ -152,9 +158,9 @@ def test_a_wrong_input_leaves_no_run(tmp_path, typed):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["depoly"], "depoly: no such command; takes run | ship | init | ui | advise | deploy | "
+        (["depoly"], "depoly: no such command; expected run | ship | init | ui | advise | deploy | "
          "report | verdict | judge | sync | server (nearest: deploy)"),
-        (["report", "abc"], "abc: got a word without a key, takes experiment= | run_id= | "),
+        (["report", "abc"], "abc: got a word without a key, expected experiment= | run_id= | "),
         (["deploy", "uze=smallest"], "(nearest: use=)"),
         (["advise", "missing.onnx"], "missing.onnx, no such file"),
     ],
@@ -188,32 +194,32 @@ def test_make_ui_names_the_port_that_is_in_use():
 @pytest.mark.parametrize(
     ("typed", "line"),
     [
-        (["calib.percentile=99"], "calib.percentile: has no effect with calib=minmax; takes "
+        (["calib.percentile=99"], "calib.percentile: has no effect with calib=minmax; try "
          "calib=percentile"),
         (["calib=entropy", "calib.percentile=99"], "calib.percentile: has no effect with "
-         "calib=entropy; takes calib=percentile"),
+         "calib=entropy; try calib=percentile"),
         (["calib=percentile", "calib.percentile=99"], ""),
         (["calib=minmax,percentile", "calib.percentile=99"], ""),
         (["calib=minmax,entropy", "calib.percentile=99"], "calib.percentile: has no effect with "
-         "calib=minmax | entropy; takes calib=percentile"),
-        (["calib=mse", "method=dynamic"], "calib: has no effect with method=dynamic; takes "
+         "calib=minmax | entropy; try calib=percentile"),
+        (["calib=mse", "method=dynamic"], "calib: has no effect with method=dynamic; try "
          "method=static | qat"),
-        (["per_channel=true", "dtype=fp32"], "per_channel: has no effect with dtype=fp32; takes "
+        (["per_channel=true", "dtype=fp32"], "per_channel: has no effect with dtype=fp32; try "
          "dtype=int8 | uint8 | u8s8 | w4a8 | w8a16 | w4 | w8"),
         (["per_channel=true", "dtype=fp32,int8"], ""),
-        (["qat.epochs=1"], "qat.epochs: has no effect with method=static; takes method=qat"),
+        (["qat.epochs=1"], "qat.epochs: has no effect with method=static; try method=qat"),
         (["corrections.adaround_iterations=5"], "corrections.adaround_iterations: has no effect "
-         "with corrections.adaround=false; takes corrections.adaround=true"),
+         "with corrections.adaround=false; try corrections.adaround=true"),
         (["latency.enabled=false", "latency.repeats=5"], "latency.repeats: has no effect with "
-         "latency.enabled=false; takes latency.enabled=true"),
-        (["max_drop=0.1"], "max_drop: has no effect with nodes_to_exclude=[]; takes "
+         "latency.enabled=false; try latency.enabled=true"),
+        (["max_drop=0.1"], "max_drop: has no effect with nodes_to_exclude=[]; try "
          "nodes_to_exclude=auto"),
         (["max_drop=0.1", "nodes_to_exclude=auto"], ""),
-        (["preprocess.pad=3"], "preprocess.pad: has no effect with preprocess.resize=squash; takes "
+        (["preprocess.pad=3"], "preprocess.pad: has no effect with preprocess.resize=squash; try "
          "preprocess.resize=letterbox"),
         (["experiment=qat", "qat.epochs=1"], ""),
         (["experiment=grid", "calib.percentile=99"], ""),
-        (["model.state_dict=/"], "model.state_dict: has no effect with model.module=null; takes "
+        (["model.state_dict=/"], "model.state_dict: has no effect with model.module=null; try "
          "model.module=a value"),
     ],
 )  # fmt: skip
@@ -251,7 +257,7 @@ def test_one_value_for_a_list_gets_the_list():
     with pytest.raises(HydraException) as caught:
         compose_whole("op_types=Conv")
     said = command.explain(caught.value)
-    assert said == "op_types: got 'Conv', takes a list; try op_types=[Conv]"
+    assert said == "op_types: got 'Conv', expected a list; try op_types=[Conv]"
 
 
 @pytest.mark.parametrize("typed", ["dtype=int8,uint8", "seed=range(1,3)"])
@@ -260,4 +266,4 @@ def test_several_values_without_a_sweep_get_the_sweep(typed):
         compose_whole(typed)
     said = command.explain(caught.value)
     key = typed.partition("=")[0]
-    assert said == f"{key}: got several values, takes one; to run each: -m {typed}"
+    assert said == f"{key}: got several values, expected one; to run each: -m {typed}"

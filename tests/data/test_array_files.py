@@ -190,21 +190,21 @@ def wrong_files(folder):
         np.savez(folder / name, **arrays)
         return folder / name
 
-    yield npz("labels.npz", x=INPUTS, y=LABELS.astype(str)), "[12]; takes labels as integers"
+    yield npz("labels.npz", x=INPUTS, y=LABELS.astype(str)), "[12], expected labels as integers"
     yield (
         npz("targets.npz", x=INPUTS, y=np.full(12, np.nan)),
         "targets.npz: y: NaN or infinity in sample 0",
     )
-    yield npz("groups.npz", x=INPUTS, groups=LABELS / 2), "takes an integer or a name for each"
-    yield npz("clips.npz", x=INPUTS, clips=LABELS[:3]), "clips is int64 [3]; takes 12 groups"
-    yield npz("short.npz", x=INPUTS, y=LABELS[:5]), "y is int64 [5]; takes 12 labels"
-    yield npz("negative.npz", x=INPUTS, y=LABELS - 1), "labels from -1 to 1; takes 0 to 999"
-    yield npz("many.npz", x=INPUTS, y=LABELS * 5000), "labels from 0 to 10000; takes 0 to 999"
-    yield npz("pairs.npz", x=INPUTS, y=np.ones((12, 2), int)), "takes labels as integers"
-    yield npz("text.npz", x=np.array(["a"] * 12), y=LABELS), "takes numbers [N, ...]"
-    yield npz("flat.npz", x=np.zeros(12), y=LABELS), "takes numbers [N, ...]"
-    yield npz("none.npz", x=np.zeros((0, 3)), y=LABELS[:0]), "takes numbers [N, ...]"
-    yield npz("single.npz", x=INPUTS[:1], y=LABELS[:1]), "has 1 different samples; takes 2"
+    yield npz("groups.npz", x=INPUTS, groups=LABELS / 2), "expected an integer or a name for each"
+    yield npz("clips.npz", x=INPUTS, clips=LABELS[:3]), "clips is int64 [3]; expected 12 groups"
+    yield npz("short.npz", x=INPUTS, y=LABELS[:5]), "y is int64 [5]; expected 12 labels"
+    yield npz("negative.npz", x=INPUTS, y=LABELS - 1), "labels from -1 to 1; expected 0 to 999"
+    yield npz("many.npz", x=INPUTS, y=LABELS * 5000), "labels from 0 to 10000; expected 0 to 999"
+    yield npz("pairs.npz", x=INPUTS, y=np.ones((12, 2), int)), "expected labels as integers"
+    yield npz("text.npz", x=np.array(["a"] * 12), y=LABELS), "expected numbers [N, ...]"
+    yield npz("flat.npz", x=np.zeros(12), y=LABELS), "expected numbers [N, ...]"
+    yield npz("none.npz", x=np.zeros((0, 3)), y=LABELS[:0]), "expected numbers [N, ...]"
+    yield npz("single.npz", x=INPUTS[:1], y=LABELS[:1]), "has 1 different samples; expected 2"
     yield (
         npz("few.npz", x=INPUTS, y=LABELS, classes=["a", "b"]),
         "labels up to 2, but 2 class names",
@@ -229,7 +229,7 @@ def wrong_files(folder):
         packed.writestr("y.npy", header.getvalue())
     yield folder / "lies.npz", "lies.npz: x: cannot be read"
     (folder / "text.txt").write_text("no array")
-    yield folder / "text.txt", "is not an array; takes an .npz, .npy or idx file"
+    yield folder / "text.txt", "is not an array; expected an .npz, .npy or idx file"
     (folder / "packed.npy").write_bytes(content)
     yield folder / "packed.npy", "packed.npy: cannot be read (ValueError: it is an archive"
     with zipfile.ZipFile(folder / "inner.npz", "w") as packed:
@@ -338,10 +338,10 @@ def test_a_scale_that_is_not_used_is_told(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("data.test_fraction=1", "data.test_fraction: got 1.0, takes a fraction, 0 < f < 1"),
-        ("data.split_seed=-1", "data.split_seed: got -1, takes 0 <= seed < 2**32"),
-        ("data.scale=0", "data.scale: got 0.0, takes a number, not 0"),
-        ("data.classes=[a,a]", "takes null or two or more different names"),
+        ("data.test_fraction=1", "data.test_fraction: got 1.0, expected a fraction, 0 < f < 1"),
+        ("data.split_seed=-1", "data.split_seed: got -1, expected 0 <= seed < 2**32"),
+        ("data.scale=0", "data.scale: got 0.0, expected a number, not 0"),
+        ("data.classes=[a,a]", "expected null or two or more different names"),
     ],
 )
 def test_wrong_settings_are_refused(setting, message):
@@ -395,22 +395,28 @@ def test_a_packed_file_that_holds_too_much_is_refused_by_its_header(tmp_path, mo
     with pytest.raises(DataError, match="has 1 different"):
         read(path)
     path = gzipped(tmp_path / "b.gz", (11, 1000), 11_000)
-    with pytest.raises(DataError, match=r"b\.gz: .*unpacks to 11,000 bytes, takes 10,000 at most"):
+    with pytest.raises(
+        DataError, match=r"b\.gz: .*unpacks to 11,000 bytes, expected at most 10,000"
+    ):
         read(path)
-    with pytest.raises(DataError, match=r"c\.gz: .*it unpacks to [\d,]{38} bytes, takes 10,000 at"):
+    with pytest.raises(
+        DataError, match=r"c\.gz: .*it unpacks to [\d,]{38} bytes, expected at most 10,000 from"
+    ):
         read(gzipped(tmp_path / "c.gz", (2**32 - 1,) * 3, 0))
     np.savez_compressed(tmp_path / "d.npz", x=np.zeros((11, 1000), np.uint8))
-    with pytest.raises(DataError, match=r"d\.npz: x: .*it unpacks to 11,128 bytes, takes 11,000"):
+    with pytest.raises(
+        DataError, match=r"d\.npz: x: .*it unpacks to 11,128 bytes, expected at most 11,000"
+    ):
         read(tmp_path / "d.npz")
 
 
 def test_more_samples_or_names_than_there_may_be(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "MAX_SAMPLES", 11)
     np.savez(tmp_path / "a.npz", x=INPUTS, y=LABELS)
-    with pytest.raises(DataError, match=r"x: has 12 samples, takes 11 at most"):
+    with pytest.raises(DataError, match=r"x: has 12 samples, expected at most 11"):
         read(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", x=INPUTS[:6], y=LABELS[:6], classes=np.zeros(1001, "U1"))
-    with pytest.raises(DataError, match=r"classes is <U1 \[1001\]; takes 1000 names at most"):
+    with pytest.raises(DataError, match=r"classes is <U1 \[1001\]; expected at most 1000 names"):
         read(tmp_path / "b.npz")
 
 
@@ -482,14 +488,14 @@ def test_the_sides_of_a_split_may_hold_their_inputs_in_another_order(tmp_path):
     ("arrays", "inputs", "says"),
     [
         ({"ids": IDS, "mask": MASK[:5], "y": LABELS}, None, "has 5 for the input mask"),
-        ({"ids": IDS, "mask": MASK.astype(str), "y": LABELS}, None, "takes numbers"),
-        ({"ids": IDS, "mask": MASK, "y": LABELS}, {"a": "tokens"}, "takes a file, or one of"),
+        ({"ids": IDS, "mask": MASK.astype(str), "y": LABELS}, None, "expected numbers"),
+        ({"ids": IDS, "mask": MASK, "y": LABELS}, {"a": "tokens"}, "expected a file, or one of"),
         (
             {"ids": IDS, "mask": np.full(MASK.shape, np.nan), "y": LABELS},
             None,
             "NaN or infinity in sample 0",
         ),
-        ({"ids": IDS, "mask": MASK}, None, "takes the name of one"),
+        ({"ids": IDS, "mask": MASK}, None, "expected the name of one"),
     ],
 )
 def test_inputs_that_do_not_belong_together_are_refused(tmp_path, arrays, inputs, says):

@@ -69,7 +69,7 @@ def test_all_pictures_are_scored_where_others_calibrate(boxes, tmp_path):
     drawn = draw_calibration(data, None, 0)
     assert len(drawn.indices) == 5 and drawn.split.labels is None
     assert drawn.split.input_shape == data.test.input_shape
-    with pytest.raises(PtqError, match=r"calib\.images: got null, takes a folder"):
+    with pytest.raises(PtqError, match=r"calib\.images: got null, expected a folder"):
         draw_calibration(read(boxes, "data.test_fraction=1"), None, 0)
     same = f"calib.images={boxes / 'images'}"
     with pytest.raises(PtqError, match="24 calibration images are test images too"):
@@ -96,10 +96,10 @@ Change = Callable[[dict[str, Any]], object]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.pop("categories"), "has no list 'categories'; takes COCO's format"),
+        (lambda c: c.pop("categories"), "has no list 'categories'; expected COCO's format"),
         (lambda c: c["annotations"][2].update(image_id=1), r"annotations\[2\]: image_id 1 is in"),
         (lambda c: c["annotations"][0].update(category_id=4), "category_id 4 is in none"),
-        (lambda c: c["annotations"][0].update(bbox=[0, 0, 1]), "takes left, top, width"),
+        (lambda c: c["annotations"][0].update(bbox=[0, 0, 1]), "expected left, top, width"),
         (lambda c: c["annotations"][0].update(bbox="x"), r"annotations\[0\]: 'x' is not a number"),
         (lambda c: c["annotations"][0].pop("bbox"), "has no 'bbox'"),
         (lambda c: c["images"][1].update(id="5"), "'5' is not an integer"),
@@ -157,9 +157,12 @@ def test_any_other_json_is_refused_and_nothing_else_is_raised(content, boxes_of_
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.images=nowhere", r"data.images: got nowhere \(not there\), takes a folder of"),
-        ("data.annotations=nowhere", r"data.annotations: got nowhere \(not there\), takes a .json"),
-        ("data.annotations=null", "data.annotations: got null, takes a .json file"),
+        ("data.images=nowhere", r"data.images: got nowhere \(not there\), expected a folder of"),
+        (
+            "data.annotations=nowhere",
+            r"data.annotations: got nowhere \(not there\), expected a .json",
+        ),
+        ("data.annotations=null", "data.annotations: got null, expected a .json file"),
         ("data.classes=[red,blue]", "got 2 names without 'green'"),
         ("calib.images=nowhere", r"calib.images: got nowhere \(not there\)"),
     ],

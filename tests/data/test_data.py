@@ -90,7 +90,7 @@ def test_a_named_folder_that_is_not_there_is_refused(nowhere, tmp_path, monkeypa
     make_places(tmp_path)
     monkeypatch.setenv("CIFAR10_DIR", str(tmp_path / "gone"))
     with pytest.raises(
-        ConfigError, match=r"^\$CIFAR10_DIR: got .*gone \(not there\), takes a folder"
+        ConfigError, match=r"^\$CIFAR10_DIR: got .*gone \(not there\), expected a folder"
     ):
         locate.settle(CIFAR10)
     assert nowhere == []
@@ -133,7 +133,7 @@ def test_a_root_that_is_no_folder_is_refused(nowhere, tmp_path, kind):
     if kind == "file":
         root.write_text("")
     with pytest.raises(
-        ConfigError, match=rf"^data\.root: got {root}( \(not there\))?, takes a folder"
+        ConfigError, match=rf"^data\.root: got {root}( \(not there\))?, expected a folder"
     ):
         locate.settle(DataConfig(name="cifar10", root=str(root)))
     assert nowhere == []
@@ -293,7 +293,7 @@ def test_more_than_a_class_has_is_refused_by_its_name():
     with pytest.raises(ConfigError) as caught:
         draw_calibration(SMALL, 21, 0)
     message = str(caught.value)
-    assert message.startswith("calib.samples_per_class: got 21, takes at most 20")
+    assert message.startswith("calib.samples_per_class: got 21, expected at most 20")
     assert message.endswith("of class 'a' in small")
 
 
@@ -447,7 +447,7 @@ def test_held_out_images_are_neither_test_images_nor_taken():
     scored = draw_held_out(leaky, 20)
     others = draw_held_out(leaky, 30, [scored])
     assert pixels(scored) | pixels(others) | pixels(test) == pixels(SMALL.train)
-    with pytest.raises(ConfigError, match=r"held_out_images: got 31, takes at most 30"):
+    with pytest.raises(ConfigError, match=r"held_out_images: got 31, expected at most 30"):
         draw_held_out(leaky, 31, [scored])
 
 
@@ -518,7 +518,7 @@ def test_held_out_images_do_not_calibrate(seed, count):
 
 def test_what_is_held_out_leaves_fewer_to_calibrate_with():
     message = (
-        r"calib.samples_per_class: got 11, takes at most 10: .*'a' in small that are not held out$"
+        r"samples_per_class: got 11, expected at most 10: .*'a' in small that are not held out$"
     )
     with pytest.raises(ConfigError, match=message):
         draw_calibration(SMALL, 11, 0, [draw_held_out(SMALL, 30)])

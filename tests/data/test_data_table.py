@@ -80,7 +80,7 @@ def test_pixels_become_pictures(tmp_path):
     data = read(path, shape=[2, 2, 3])
     assert data.test.has_pictures and data.image_shape == (2, 2, 3)
     assert read(path, {"size": 4}, shape=[2, 2, 3]).image_shape == (4, 4, 3)
-    with pytest.raises(ConfigError, match=r"data\.shape: got \[5\], takes sizes that make 12"):
+    with pytest.raises(ConfigError, match=r"data\.shape: got \[5\], expected sizes that make 12"):
         read(path, shape=[5])
 
 
@@ -177,14 +177,14 @@ def test_unreadable_pictures_are_left_out_with_their_labels(tmp_path, caplog):
 CELLS = {
     "no label": ({"label": [0, 1] * 3 + [None, 1]}, "column 'label', row 7: holds nothing"),
     "an empty label": ({"label": ["no", ""] * 4}, "column 'label', row 2: holds nothing"),
-    "a negative label": ({"label": [-1, 1] * 4}, "labels from -1 to 1; takes 0 to 999"),
-    "10,000 classes": ({"label": [0, 9999] * 4}, "labels from 0 to 9999; takes 0 to 999"),
-    "one class": ({"label": ["no"] * 8}, "has 1 different labels; takes 2 to 1000"),
+    "a negative label": ({"label": [-1, 1] * 4}, "labels from -1 to 1; expected 0 to 999"),
+    "10,000 classes": ({"label": [0, 9999] * 4}, "labels from 0 to 9999; expected 0 to 999"),
+    "one class": ({"label": ["no"] * 8}, "has 1 different labels; expected 2 to 1000"),
     "NaN": ({"b": [1.0] * 4 + [float("nan")] * 4}, "column 'b', row 5: NaN or infinity"),
     "nothing": ({"b": [1.0, None] * 4}, "column 'b', row 2: holds nothing"),
     "ragged lists": ({"x": [[1, 2]] * 7 + [[1]]}, "column 'x', row 8: has 1 values, row 1 2"),
     "nothing in a list": ({"x": [[1, 2]] * 7 + [[1, None]]}, "column 'x', row 8: holds nothing"),
-    "another split": ({"split": ["train", "tast"] * 4}, "row 2: got 'tast', takes train | "),
+    "another split": ({"split": ["train", "tast"] * 4}, "row 2: got 'tast', expected train | "),
     "no test side": ({"split": ["train"] * 8}, "has 8 rows to train and 0 to test"),
 }
 
@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_named(tmp_path, case):
 
 def test_text_among_numbers_is_named(tmp_path):
     path = write(tmp_path / "a.csv", a=["1", "x", "2"], b=[1, 2, 3], y=[0, 1, 1])
-    with pytest.raises(DataError, match=r"column 'a', row 2: got 'x', takes a number"):
+    with pytest.raises(DataError, match=r"column 'a', row 2: got 'x', expected a number"):
         read(path, inputs=["a", "b"])
 
 
@@ -214,7 +214,7 @@ def test_columns_that_are_not_there(tmp_path):
         read(path, labels="kinds")
     with pytest.raises(ConfigError, match=r"data\.split: got side, .* has no column of that name"):
         read(path, labels="kind", split="side")
-    with pytest.raises(DataError, match=r"column 'day', row 1: got datetime.*takes a number"):
+    with pytest.raises(DataError, match=r"column 'day', row 1: got datetime.*expected a number"):
         read(path, labels="kind", inputs=["day"])
     (tmp_path / "b.csv").write_text("a,a,y\n1,2,0\n")
     with pytest.raises(
@@ -234,7 +234,7 @@ def test_a_path_outside_is_refused(tmp_path, name):
     with pytest.raises(DataError) as caught:
         read(path, on_bad="skip")
     assert str(caught.value) == (
-        f"{path}: column 'path', row 3: got {name}, outside of {root}; takes paths below it; "
+        f"{path}: column 'path', row 3: got {name}, outside of {root}; expected paths below it; "
         "data.folder= sets another folder"
     )
 
@@ -252,10 +252,10 @@ def test_a_damaged_file_is_refused(tmp_path, content, suffix):
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("data.inputs=[]", "data.inputs: got [], takes null, a column or a list of columns"),
-        ("data.inputs=3", "data.inputs: got 3, takes null, a column or a list of columns"),
-        ("data.shape=[0]", "data.shape: got [0], takes null or sizes of at least 1"),
-        ("data.on_bad=stop", "data.on_bad: got 'stop', takes error | skip"),
+        ("data.inputs=[]", "data.inputs: got [], expected null, a column or a list of columns"),
+        ("data.inputs=3", "data.inputs: got 3, expected null, a column or a list of columns"),
+        ("data.shape=[0]", "data.shape: got [0], expected null or sizes of at least 1"),
+        ("data.on_bad=stop", "data.on_bad: got 'stop', expected error | skip"),
     ],
 )
 def test_settings_out_of_range(override, says):
@@ -265,7 +265,9 @@ def test_settings_out_of_range(override, says):
 
 
 def test_a_root_that_is_no_file(tmp_path):
-    with pytest.raises(ConfigError, match=r"^data\.root: got .*, takes a \.csv or \.parquet file"):
+    with pytest.raises(
+        ConfigError, match=r"^data\.root: got .*, expected a \.csv or \.parquet file"
+    ):
         locate.settle(TableConfig(root=str(tmp_path)))
 
 
@@ -379,14 +381,14 @@ def test_more_columns_than_a_table_may_have(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr(columns, "LIMITS", Limits(columns=10))
     assert len(read_columns(write_names(tmp_path / f"a{suffix}", 10)).column_names) == 10
     with pytest.raises(
-        DataError, match=r"a\.\w+: has 11 columns, takes 10 at most; try one column"
+        DataError, match=r"a\.\w+: has 11 columns, expected at most 10; try one column"
     ):
         read_columns(write_names(tmp_path / f"a{suffix}", 11))
 
 
 def test_a_million_columns_are_refused_before_they_are_read(tmp_path):
     path = write_names(tmp_path / "a.csv", 1_000_000)
-    with pytest.raises(DataError, match="has 1,000,000 columns, takes 100,000 at most"):
+    with pytest.raises(DataError, match="has 1,000,000 columns, expected at most 100,000"):
         read(path)
 
 
@@ -410,7 +412,7 @@ def test_a_parquet_file_that_unpacks_to_too_much(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="unpacks to more than 1,000,000 bytes"):
         read(path)
     monkeypatch.setattr(columns, "LIMITS", Limits(rows=4999))
-    with pytest.raises(DataError, match="has 5,000 rows, takes 4,999 at most"):
+    with pytest.raises(DataError, match="has 5,000 rows, expected at most 4,999"):
         read(path)
 
 
@@ -423,7 +425,7 @@ def test_categories_of_parquet_are_text(tmp_path):
 def test_a_gzipped_table_is_refused(tmp_path):
     with gzip.open(tmp_path / "a.csv.gz", "wb") as file:
         file.write(b"a,label\n1,0\n2,1\n")
-    with pytest.raises(DataError, match=r"a\.csv\.gz: is gzipped; takes it unpacked"):
+    with pytest.raises(DataError, match=r"a\.csv\.gz: is gzipped, expected it unpacked"):
         read(tmp_path / "a.csv.gz")
 
 

@@ -183,7 +183,7 @@ def test_the_texts_of_a_pair_are_two_samples_of_a_group(read, tmp_path):
     assert (data.test.groups[::2] == data.test.groups[1::2]).all()
     assert (scores == data.test.groups / 2).all()
     with pytest.raises(
-        ConfigError, match=r"data.pairs: got apart with data.text=sentence1, takes t"
+        ConfigError, match=r"data.pairs: got apart with data.text=sentence1, expected t"
     ):
         read(root, "data.pairs=apart", "data.text=sentence1")
 
@@ -215,7 +215,7 @@ def test_rows_of_a_second_file_test(read, tmp_path):
     with pytest.raises(DataError, match=r"other.csv: its columns do not fit those of "):
         read(train, f"data.test={other}")
     with pytest.raises(
-        ConfigError, match=r"data.test: got nowhere.csv \(not there\), takes a file"
+        ConfigError, match=r"data.test: got nowhere.csv \(not there\), expected a file"
     ):
         read(train, "data.test=nowhere.csv")
 
@@ -226,7 +226,7 @@ def test_rows_of_a_second_file_test(read, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "given", "message"),
     [
-        ([{"text": 1, "label": 0}], (), "column 'text': holds int64, takes text"),
+        ([{"text": 1, "label": 0}], (), "column 'text': got int64, expected text"),
         ([{"text": "a", "label": 0}], ("data.inputs=text",), "data.inputs: got text with data.to"),
         ([{"text": "a", "sentence": "b", "label": 0}], (), "data.text: got null, and "),
         ([{"words": "a", "label": 0}], (), "data.text: got null, and "),
@@ -254,7 +254,9 @@ def test_a_damaged_tokenizer_is_one_line(read, tmp_path, content):
     path = tmp_path / "damaged.json"
     path.write_bytes(content)
     root = write_rows(tmp_path / "rows.csv", ROWS)
-    with pytest.raises(DataError, match=r"damaged.json: .*; takes a tokenizer.json of ") as caught:
+    with pytest.raises(
+        DataError, match=r"damaged.json: .*; expected a tokenizer.json of "
+    ) as caught:
         read(root, tokenizer=path)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -264,7 +266,7 @@ def test_a_length_that_special_tokens_fill_is_refused(read, tmp_path, pairs, add
     """The tokenizer would truncate nothing."""
     root = write_pairs(tmp_path / "pairs.csv")
     given = f"data.pairs={pairs}"
-    with pytest.raises(ConfigError, match=f"got {added}, takes more than the {added} tokens"):
+    with pytest.raises(ConfigError, match=f"got {added}, expected more than the {added} tokens"):
         read(root, given, f"data.max_tokens={added}")
     assert max(map(len, tokens(read(root, given, f"data.max_tokens={added + 3}")))) == added + 3
 

@@ -194,15 +194,17 @@ def test_pictures_of_several_sizes_need_one(tmp_path):
 def test_folders_that_hold_no_classes(tmp_path):
     (tmp_path / "empty").mkdir()
     picture(RED).save(tmp_path / "empty" / "a.png")
-    with pytest.raises(PtqError, match="empty: has 0 class folders; takes 2 to 1000"):
+    with pytest.raises(PtqError, match="empty: has 0 class folders; expected 2 to 1000"):
         read(tmp_path / "empty")
     root = write_classes(tmp_path / "p")
     (root / "blue").mkdir()
-    with pytest.raises(PtqError, match=r"blue: has no pictures; takes .jpg"):
+    with pytest.raises(PtqError, match=r"blue: has no pictures; expected .jpg"):
         read(root)
-    with pytest.raises(ConfigError, match=r"data\.root: got .*gone \(not there\), takes a folder"):
+    with pytest.raises(
+        ConfigError, match=r"data\.root: got .*gone \(not there\), expected a folder"
+    ):
         read(tmp_path / "gone")
-    with pytest.raises(ConfigError, match=r"data\.root: got null, takes a folder"):
+    with pytest.raises(ConfigError, match=r"data\.root: got null, expected a folder"):
         locate.settle(FolderConfig())
 
 

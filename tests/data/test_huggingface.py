@@ -83,7 +83,9 @@ def test_paths_outside_are_refused(tmp_path):
     listed = pa.table({"image": paths, "label": [0, 1]})
     with pa.OSFile(str(arrow), "wb") as file, pa.ipc.new_stream(file, listed.schema) as stream:
         stream.write_table(listed)
-    with pytest.raises(DataError, match=r"row 1: got /etc/hostname, outside of .*/a; takes paths"):
+    with pytest.raises(
+        DataError, match=r"row 1: got /etc/hostname, outside of .*/a; expected paths"
+    ):
         read(tmp_path / "a")
 
 
@@ -101,7 +103,7 @@ def test_many_columns(tmp_path, monkeypatch):
     samples, _ = whole(read(tmp_path / "a"))
     assert sorted(samples[:, -1]) == list(range(count - 1, count + 7))
     monkeypatch.setattr(columns, "LIMITS", Limits(columns=count))
-    with pytest.raises(DataError, match="a: has 2,001 columns, takes 2,000 at most"):
+    with pytest.raises(DataError, match="a: has 2,001 columns, expected at most 2,000"):
         read(tmp_path / "a", test_fraction=0.25)
 
 
@@ -119,7 +121,7 @@ def test_rows_that_lie_elsewhere_are_refused_before_they_are_read(tmp_path, link
         arrow.symlink_to(tmp_path / "other.arrow")
     else:
         change(tmp_path / "a" / "state.json", _data_files=[{"filename": "../other.arrow"}])
-    with pytest.raises(DataError, match=r"a: names .*, which lies elsewhere; takes a folder"):
+    with pytest.raises(DataError, match=r"a: names .*, which lies elsewhere; expected a folder"):
         read(tmp_path / "a")
     assert not list((tmp_path / "cache").rglob("*.arrow"))
 

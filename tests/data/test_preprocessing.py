@@ -166,19 +166,19 @@ def test_resizing_stored_pictures(cache_root):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("preprocess.size=[32]", "preprocess.size: got [32], takes null, a number of pixels"),
-        ("preprocess.size=0", "preprocess.size: got 0, takes null"),
-        ("preprocess.resize=stretch", "takes squash | fit | crop | letterbox"),
-        ("preprocess.filter=best", "takes nearest | box | bilinear"),
-        ("preprocess.channels=rgba", "takes rgb | bgr | grey"),
-        ("preprocess.scale=0", "preprocess.scale: got 0.0, takes a number, not 0"),
-        ("preprocess.std=[0.0]", "preprocess.std: got [0.0], takes numbers > 0"),
-        ("preprocess.std=0", "preprocess.std: got 0, takes numbers > 0"),
-        ("preprocess.mean=a", "preprocess.mean: got 'a', takes one number, or one for each"),
-        ("preprocess.mean=[1,a]", "preprocess.mean: got [1, 'a'], takes one number"),
-        ("preprocess.mean=null", "preprocess.mean: got null, takes one number"),
-        ("preprocess.mean=true", "preprocess.mean: got true, takes one number"),
-        ("preprocess.mean=[]", "preprocess.mean: got [], takes one number"),
+        ("preprocess.size=[32]", "preprocess.size: got [32], expected null, a number of pixels"),
+        ("preprocess.size=0", "preprocess.size: got 0, expected null"),
+        ("preprocess.resize=stretch", "expected squash | fit | crop | letterbox"),
+        ("preprocess.filter=best", "expected nearest | box | bilinear"),
+        ("preprocess.channels=rgba", "expected rgb | bgr | grey"),
+        ("preprocess.scale=0", "preprocess.scale: got 0.0, expected a number, not 0"),
+        ("preprocess.std=[0.0]", "preprocess.std: got [0.0], expected numbers > 0"),
+        ("preprocess.std=0", "preprocess.std: got 0, expected numbers > 0"),
+        ("preprocess.mean=a", "preprocess.mean: got 'a', expected one number, or one for each"),
+        ("preprocess.mean=[1,a]", "preprocess.mean: got [1, 'a'], expected one number"),
+        ("preprocess.mean=null", "preprocess.mean: got null, expected one number"),
+        ("preprocess.mean=true", "preprocess.mean: got true, expected one number"),
+        ("preprocess.mean=[]", "preprocess.mean: got [], expected one number"),
     ],
 )
 def test_wrong_settings_are_refused(setting, message):
@@ -190,7 +190,7 @@ def test_wrong_settings_are_refused(setting, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mean": [1.0, 2.0]}, "preprocess.mean: got 2 numbers, takes one, or one for each"),
+        ({"mean": [1.0, 2.0]}, "preprocess.mean: got 2 numbers, expected one, or one for each"),
         ({"std": [1.0, 2.0]}, "preprocess.std: got 2 numbers"),
     ],
 )

@@ -70,7 +70,9 @@ def test_a_set_of_classes_of_one_sample_each_is_halved(tmp_path):
 
 
 def test_one_sample_alone_cannot_be_split(tmp_path):
-    with pytest.raises(DataError, match="has 1 different samples; takes 2, one to train and one"):
+    with pytest.raises(
+        DataError, match="has 1 different samples; expected 2, one to train and one"
+    ):
         read(write(tmp_path / "a.csv", a=[1, 1], label=[0, 1]))
 
 

@@ -142,4 +142,4 @@ def test_a_root_that_is_not_there_is_one_line_that_names_it(settled):
     with pytest.raises(PtqError) as caught:
         locate.settle(replace(settled, root=f"{settled.root}x"))
     [line] = str(caught.value).splitlines()
-    assert line.startswith(f"data.root: got {settled.root}x (not there), takes ")
+    assert line.startswith(f"data.root: got {settled.root}x (not there), expected ")

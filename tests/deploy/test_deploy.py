@@ -174,17 +174,20 @@ def test_bad_input_is_one_line(runs, failing_sweep, tmp_path):
     (tmp_path / "full" / "file").touch()
     known = f"run_id={onnx_run}"
     cases = [
-        (("run_id=0123",), "run_id: got '0123', takes the id of a run"),
-        (("sweep=0123",), "sweep: got '0123', takes the id of a run"),
-        ((f"run_id={runs.parent.info.run_id}",), "is a sweep; takes sweep="),
-        (("use=quickest",), "use: got 'quickest', for which .* recommends no run; takes .*best"),
+        (("run_id=0123",), "run_id: got '0123', expected the id of a run"),
+        (("sweep=0123",), "sweep: got '0123', expected the id of a run"),
+        ((f"run_id={runs.parent.info.run_id}",), "is a sweep; try sweep="),
+        (("use=quickest",), "use: got 'quickest', for which .* recommends no run; try .*best"),
         ((known, f"folder={tmp_path / 'full'}"), "folder: got .*not empty"),
-        ((known, "target.onnxruntime=0.9"), r"target.onnxruntime: got '0.9', takes 1\.10 \| "),
-        ((known, "target.onnxruntime=1.20", "target.format=ort"), "takes one of the two"),
-        ((known, "target.format=tensorrt"), "target.format: got 'tensorrt', takes ort"),
+        ((known, "target.onnxruntime=0.9"), r"target.onnxruntime: got '0.9', expected 1\.10 \| "),
+        ((known, "target.onnxruntime=1.20", "target.format=ort"), "expected one of the two"),
+        ((known, "target.format=tensorrt"), "target.format: got 'tensorrt', expected ort"),
         ((known, "target.tensorrt=1"), "tensorrt"),
-        ((known, "register=a/b"), "register: got 'a/b', takes letters"),
-        ((f"run_id={run_id(runs, 'torch')}", "target.format=ort"), "takes a file of ONNX Runtime"),
+        ((known, "register=a/b"), "register: got 'a/b', expected letters"),
+        (
+            (f"run_id={run_id(runs, 'torch')}", "target.format=ort"),
+            "expected a file of ONNX Runtime",
+        ),
     ]
     for words, message in cases:
         done = deploy(
@@ -196,7 +199,7 @@ def test_bad_input_is_one_line(runs, failing_sweep, tmp_path):
     done = deploy(failing_sweep, f"run_id={failed}")
     assert (done.code, done.errors) == (
         2,
-        [f"error: run_id: run {failed} is failed; takes one that is ok"],
+        [f"error: run_id: run {failed} is failed; expected one that is ok"],
     )
     (good,) = [r.info.run_id for r in failing_sweep.children if r.data.tags["status"] == "ok"]
     failing_sweep.client.delete_run(good)

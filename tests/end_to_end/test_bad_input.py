@@ -66,24 +66,24 @@ def module(tmp_path: Path) -> tuple[str, ...]:
 PICKLED = np.array([{"a": 1}, None] * 6, dtype=object)
 CASES = {
     "truncated": (lambda p: folder(p, "truncated"), "red/1.png: cannot be read (OSError: "),
-    "10,000 classes": (many_classes, "pictures: has 10000 class folders; takes 2 to 1000"),
+    "10,000 classes": (many_classes, "pictures: has 10000 class folders; expected 2 to 1000"),
     "pickles": (
         lambda p: arrays(p, images=PICKLED),
-        "images: holds pickled Python objects, which may run code; takes numbers",
+        "images: holds pickled Python objects, which may run code; expected numbers",
     ),
     "NaN in a table": (
         lambda p: table(p, "a,b,y\n1,2,0\n3,nan,1\n"),
-        "a.csv: column 'b', row 2: holds nothing, or NaN; takes a value",
+        "a.csv: column 'b', row 2: holds nothing, or NaN; expected a value",
     ),
     "a size that is not settled": (free_network, "own.onnx: "),
     "a module that does not import": (
         lambda p: (*arrays(p), *module(p)),
-        "model.module: got 'nowhere.Net', which is not found; takes package.module.Class in "
+        "model.module: got 'nowhere.Net', which is not found; expected package.module.Class in "
         "the current folder or on PYTHONPATH",
     ),
     "labels that do not fit": (
         three_for_two,
-        "own.onnx: returns 2 values; a has 3 classes; takes a network with one output for",
+        "own.onnx: returns 2 values; a has 3 classes; expected a network with one output for",
     ),
 }
 

@@ -40,9 +40,9 @@ def test_a_path_may_hold_an_equals_sign(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["fp32.onnx"], r"^judge: got fp32\.onnx, takes FP32 FILE"),
-        (["data=shapes"], r"^judge: got no files, takes FP32 FILE"),
-        (["a", "b", "format=xml"], r"^format: got 'xml', takes text \| json \| markdown"),
+        (["fp32.onnx"], r"^judge: got fp32\.onnx, expected FP32 FILE"),
+        (["data=shapes"], r"^judge: got no files, expected FP32 FILE"),
+        (["a", "b", "format=xml"], r"^format: got 'xml', expected text \| json \| markdown"),
     ],
 )
 def test_missing_words_are_named(words, says):

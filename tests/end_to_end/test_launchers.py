@@ -40,7 +40,9 @@ AT_ONCE = {"processes": CORES}  # the others: 2
 
 CELLS = (*QUICK, *FAILS)
 AFTER_KILLED = (*CELLS[:-1], "calib.num_bins=4096,2048,2047")  # the first job is killed
-WRONG = "error: calib.num_bins: got 2047, takes an even number > 2 * calib.num_quantized_bins = 256"
+WRONG = (
+    "error: calib.num_bins: got 2047, expected an even number > 2 * calib.num_quantized_bins = 256"
+)
 SHARED = {"threads", "evaluation"}  # params that depend on other jobs, and on the cache
 MEASURED = {
     *("system/quantize_s", "system/evaluate_s", "peak_memory_bytes"),

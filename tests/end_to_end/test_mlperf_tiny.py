@@ -67,7 +67,9 @@ def test_what_is_set_is_kept(folder, no_downloads):
 def test_another_task_is_refused():
     asked = make_config()
     other = replace(asked, benchmark=replace(asked.benchmark, name="ner"))
-    with pytest.raises(ConfigError, match=r"^benchmark\.name: got 'ner', takes ic \| ic02 \| kws"):
+    with pytest.raises(
+        ConfigError, match=r"^benchmark\.name: got 'ner', expected ic \| ic02 \| kws"
+    ):
         settle_suite(other)
 
 

@@ -30,7 +30,7 @@ REASON = (
 )
 
 # A wrong value by itself would be refused before the first job; this one is beside another.
-REFUSED = "calib.num_bins: got 2047, takes an even number > 2 * calib.num_quantized_bins = 256"
+REFUSED = "calib.num_bins: got 2047, expected an even number > 2 * calib.num_quantized_bins = 256"
 
 METRICS = {
     *("accuracy", "ci95/value_low", "ci95/value_high", "drop", "counts/total"),
@@ -252,21 +252,21 @@ def assert_one_error(found: Called, code: int, named: str) -> None:
 @pytest.mark.parametrize(
     ("override", "named"),
     [
-        ("calib.percentile=abc", "error: calib.percentile: got 'abc', takes a number\n"),
-        ("per_channel=yess", "error: per_channel: got 'yess', takes true | false\n"),
-        ("seed=1.5", "error: seed: got '1.5', takes an integer\n"),
+        ("calib.percentile=abc", "error: calib.percentile: got 'abc', expected a number\n"),
+        ("per_channel=yess", "error: per_channel: got 'yess', expected true | false\n"),
+        ("seed=1.5", "error: seed: got '1.5', expected an integer\n"),
         ("calib.percentile=120", "calib.percentile: got 120"),
-        ("nosuchkey=1", "error: nosuchkey: no such key; takes backend | dtype | "),
-        ("per_chanel=true", "error: per_chanel: no such key; takes backend | "),
+        ("nosuchkey=1", "error: nosuchkey: no such key; expected backend | dtype | "),
+        ("per_chanel=true", "error: per_chanel: no such key; expected backend | "),
         ("per_chanel=true", " | per_backend (nearest: per_channel)\n"),
-        ("modle.path=a", "error: modle: no such key; takes backend | "),
+        ("modle.path=a", "error: modle: no such key; expected backend | "),
         (
             "data.rot=a",
-            "error: data.rot: no such key; takes name | root | on_missing (nearest: root)",
+            "error: data.rot: no such key; expected name | root | on_missing (nearest: root)",
         ),
         (
             "+data.rot=a",
-            "error: data.rot: no such key; takes name | root | on_missing (nearest: root)",
+            "error: data.rot: no such key; expected name | root | on_missing (nearest: root)",
         ),
         ("data.root=/nonexistent", "data.root: got /nonexistent"),
     ],

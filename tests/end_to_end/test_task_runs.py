@@ -205,12 +205,16 @@ def test_a_corrected_detector_says_what_stays_in_float(files, tmp_path, correcti
     [
         ("anomaly", ("nodes_to_exclude=auto", "held_out_images=50"), "the labels of the training"),
         ("anomaly", ("+analysis=sensitivity", "held_out_images=50"), "the labels of the training"),
-        ("regression", ("method=qat", "held_out_images=50"), "a network that ends in Softmax"),
-        ("detection", ("method=qat", "held_out_images=5"), "a network that ends in Softmax"),
+        ("regression", ("method=qat", "held_out_images=50"), "expected one that ends in Softmax"),
+        ("detection", ("method=qat", "held_out_images=5"), "expected one that ends in Softmax"),
         ("detection", ("task.head=ssd",), "task.head=ssd takes boxes [boxes, 4], decoded, and"),
-        ("detection", ("data.images=null",), "data.images: got null, takes a folder of pictures"),
+        (
+            "detection",
+            ("data.images=null",),
+            "data.images: got null, expected a folder of pictures",
+        ),
         ("custom", ("task.metric._target_=own_metric.none",), "got own_metric.none"),
-        ("binary", ("task.threshold=2",), "task.threshold: got 2, takes a fraction"),
+        ("binary", ("task.threshold=2",), "task.threshold: got 2, expected a fraction"),
     ],
 )
 def test_unsupported_settings_are_refused_in_one_line(files, tmp_path, task, more, message):

@@ -248,7 +248,7 @@ def test_torch_takes_integers(quantized, tmp_path, overrides, cache_root):
     [
         (IDS.astype(np.float32), None, ModelError, "takes int32, the samples are float32; store"),
         (IDS, Preprocessing(scale=1 / 255), ModelError, "set preprocess=raw"),
-        (IDS + 2**40, None, DataError, r"takes -2147483648 to 2147483647"),
+        (IDS + 2**40, None, DataError, r"expected -2147483648 to 2147483647"),
     ],
 )
 def test_what_are_no_integers_of_the_network_is_refused(
@@ -272,7 +272,7 @@ def test_another_type_is_named_with_those_that_are_taken(tmp_path, cache_root, d
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     path = write_table(tmp_path / "table.onnx", kind)
     settings = replace(make_config("data=arrays").model, name="own", path=str(path))
-    says = rf"its input \w+ is {dtype}; takes float32, float16, int8, int32"
+    says = rf"its input \w+ is {dtype}; expected float32, float16, int8, int32"
     with pytest.raises(ModelError, match=says):
         model.load(settings, data_of(IDS), cache_root)
 

@@ -121,7 +121,7 @@ def test_threads_are_pinned_while_measuring_and_restored(monkeypatch, quantize):
 
 @pytest.mark.parametrize("key", ["batch_size", "threads", "repeats", "batch_repeats"])
 def test_a_wrong_setting_names_its_key(key):
-    with pytest.raises(ConfigError, match=f"latency.{key}: got 0, takes an integer >= 1"):
+    with pytest.raises(ConfigError, match=f"latency.{key}: got 0, expected an integer >= 1"):
         make_config(f"latency.{key}=0")
 
 

@@ -177,7 +177,7 @@ def test_advice_is_printed(tmp_path, network, monkeypatch):
         ("model.path=missing.onnx", "model.path: got "),
         ("model.path=here.txt", "here.txt is not a model"),
         ("model.path=broken.onnx", "not an ONNX model"),
-        ("modl=a.onnx", "takes model= | cache_dir="),
+        ("modl=a.onnx", "expected model= | cache_dir="),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path, word, message):

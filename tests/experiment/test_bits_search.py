@@ -88,7 +88,7 @@ def test_the_largest_plan_within_the_bytes_is_chosen(network, max_bytes):
 
     within = [plan for plan, size in zip(plans, sizes, strict=True) if size <= max_bytes]
     if not within:
-        with pytest.raises(ConfigError, match=f"takes at least {sizes[-1]} here"):
+        with pytest.raises(ConfigError, match=f"expected at least {sizes[-1]} here"):
             choose(plans, attempt, max_bytes, None)
     else:
         assert choose(plans, attempt, max_bytes, None).bits == within[0]
@@ -105,7 +105,7 @@ def test_the_smallest_plan_within_the_drop_is_chosen(network, max_drop):
     chosen = choose(plans, attempt, None, max_drop)
     within = [plan for plan in plans if attempt(plan).drop <= max_drop]
     assert chosen.bits == within[-1]
-    with pytest.raises(ConfigError, match=r"max_drop: got -1, takes at least 0\.00000"):
+    with pytest.raises(ConfigError, match=r"max_drop: got -1, expected at least 0\.00000"):
         choose(plans, attempt, None, -1)
 
 
@@ -168,7 +168,9 @@ def test_a_float_layer_that_cannot_be_is_told(shapes_model):
         quantizer_of(make_config("backend=tflite", "precision.plan={dense: 32}")).resolve()
     graph = onnx.load(shapes_model.onnx_path).graph
     selection = Selection.of(make_config("precision.plan={dens: 32, conv2d: 8}"))
-    with pytest.raises(ConfigError, match=r"precision\.plan: got 'dens', takes layers; nearest:"):
+    with pytest.raises(
+        ConfigError, match=r"precision\.plan: got 'dens', expected layers; nearest:"
+    ):
         find_float_nodes(graph, selection)
 
 
@@ -223,10 +225,10 @@ def test_a_layer_that_is_not_there_is_named():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("precision.plan=auto", "precision.plan: got 'auto', takes precision.max_bytes or"),
+        ("precision.plan=auto", "precision.plan: got 'auto', expected precision.max_bytes or"),
         ("precision.max_bytes=9", "have no effect without plan=auto"),
-        ("precision.plan={a: 5}", r"precision.plan: got \{'a': 5\}, takes null \| auto \| bits"),
-        ("precision.plan=some", r"precision.plan: got 'some', takes null \| auto"),
+        ("precision.plan={a: 5}", r"precision.plan: got \{'a': 5\}, expected null \| auto \| bits"),
+        ("precision.plan=some", r"precision.plan: got 'some', expected null \| auto"),
     ],
 )
 def test_what_does_not_fit_together_is_told(given, message):

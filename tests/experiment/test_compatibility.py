@@ -65,8 +65,8 @@ def test_the_quick_flagship_runs_on_a_network_that_ends_in_a_convolution(tmp_pat
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("format=qoperator",), 0, "which returns 8 bits; takes format=auto or format=qdq"),
-        (("nodes_to_exclude=[lost]",), 2, "nodes_to_exclude: got 'lost', takes names of"),
+        (("format=qoperator",), 0, "which returns 8 bits; expected format=auto or format=qdq"),
+        (("nodes_to_exclude=[lost]",), 2, "nodes_to_exclude: got 'lost', expected names of"),
     ],
 )
 def test_a_network_that_a_setting_does_not_fit_is_refused_before_the_learning(
@@ -82,7 +82,7 @@ def test_a_network_that_a_setting_does_not_fit_is_refused_before_the_learning(
 def test_tflite_refuses_an_onnx_file_before_the_learning(shapes_model):
     quantizer = quantizer_of(make_config("backend=tflite"))
     assert quantizer.fit(shapes_model) == quantizer.config
-    with pytest.raises(UnsupportedError, match="takes a Keras file or a SavedModel"):
+    with pytest.raises(UnsupportedError, match="expected a Keras file or a SavedModel"):
         quantizer.fit(mock.Mock(source=Path("net.onnx"), fold=True))
 
 

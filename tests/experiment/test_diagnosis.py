@@ -333,8 +333,8 @@ def test_what_has_no_qdq_graph_is_unsupported(diagnose, override):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("dtype=fp32", "dtype.name: got 'fp32', takes int8"),
-        ("nodes_to_exclude=auto", "nodes_to_exclude: got 'auto', takes a list of names"),
+        ("dtype=fp32", "dtype.name: got 'fp32', expected int8"),
+        ("nodes_to_exclude=auto", "nodes_to_exclude: got 'auto', expected a list of names"),
         ("analysis.mode=all_but_one", "analysis.mode: has no effect without"),
     ],
 )

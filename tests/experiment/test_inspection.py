@@ -135,7 +135,7 @@ def test_a_sweep_of_inspections_is_refused(tmp_path):
     done = call(tmp_path, "-m", "+analysis=inspect", "seed=1,2")
     assert (done.code, done.errors) == (
         2,
-        ["error: analysis.name: got 'inspect', takes one run: leave out -m"],
+        ["error: analysis.name: got 'inspect', expected one run: leave out -m"],
     )
 
 

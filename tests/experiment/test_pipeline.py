@@ -194,7 +194,9 @@ def test_damaged_artifact_fails_the_run(store, tmp_path, monkeypatch):
 
 
 def test_too_many_calibration_images_are_refused(store, tmp_path):
-    with pytest.raises(ConfigError, match=r"calib.samples_per_class: got 1001, takes at most 1000"):
+    with pytest.raises(
+        ConfigError, match=r"calib.samples_per_class: got 1001, expected at most 1000"
+    ):
         run(store, tmp_path, "calib.samples_per_class=1001", "evaluate.split=test")
 
 

@@ -156,10 +156,13 @@ def test_tables_and_files_show_every_node():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("dtype=fp32", r"dtype\.name: got 'fp32', takes int8"),
-        ("latency.enabled=false", "latency.enabled: got false, takes true with analysis=profile"),
-        ("nodes_to_exclude=auto", "nodes_to_exclude: got 'auto', takes a list of names"),
-        ("method=qat", "method: got 'qat', takes static | dynamic"),
+        ("dtype=fp32", r"dtype\.name: got 'fp32', expected int8"),
+        (
+            "latency.enabled=false",
+            "latency.enabled: got false, expected true with analysis=profile",
+        ),
+        ("nodes_to_exclude=auto", "nodes_to_exclude: got 'auto', expected a list of names"),
+        ("method=qat", "method: got 'qat', expected static | dynamic"),
         ("analysis.mode=all_but_one", r"\+analysis=sensitivity"),
     ],
 )

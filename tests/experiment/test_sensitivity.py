@@ -129,7 +129,7 @@ def test_unknown_node_is_refused_with_the_nearest(quantize, nodes, backend, key)
     with pytest.raises(ConfigError) as caught:
         quantize(choose(backend, key, "conv2d_1"))
     message = str(caught.value)
-    assert message.startswith(f"{key}: got 'conv2d_1', takes ")
+    assert message.startswith(f"{key}: got 'conv2d_1', expected ")
     assert nodes["conv2d_1"] in message.partition("nearest: ")[2]
 
 
@@ -164,12 +164,12 @@ def test_quantizing_nothing_is_an_error(quantize, graph, backend):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["held_out_images=0"], r"held_out_images: got 0, takes an integer >= 1"),
-        (["analysis.mode=half"], r"analysis\.mode: got 'half', takes one_at_a_time"),
-        (["dtype=fp32"], r"dtype\.name: got 'fp32', takes int8"),
-        (["nodes_to_exclude=[a]"], r"nodes_to_exclude: got \['a'\], takes \[\]"),
-        (["nodes_to_exclude=auto"], r"nodes_to_exclude: got 'auto', takes \[\]"),
-        (["nodes_to_quantize=[a]"], r"nodes_to_quantize: got \['a'\], takes null"),
+        (["held_out_images=0"], r"held_out_images: got 0, expected an integer >= 1"),
+        (["analysis.mode=half"], r"analysis\.mode: got 'half', expected one_at_a_time"),
+        (["dtype=fp32"], r"dtype\.name: got 'fp32', expected int8"),
+        (["nodes_to_exclude=[a]"], r"nodes_to_exclude: got \['a'\], expected \[\]"),
+        (["nodes_to_exclude=auto"], r"nodes_to_exclude: got 'auto', expected \[\]"),
+        (["nodes_to_quantize=[a]"], r"nodes_to_quantize: got \['a'\], expected null"),
     ],
 )
 def test_wrong_settings_are_refused(overrides, message):

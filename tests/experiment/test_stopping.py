@@ -39,9 +39,11 @@ def test_each_of_several_models_gets_a_part_of_the_level(samples):
 def test_metrics_without_hits_and_groups_are_refused(samples):
     config = make_config(*DECIDED)
     other = replace(TASK, name="binary", test=binary.DELONG)
-    with pytest.raises(ConfigError, match=r"evaluate\.stop: got decided, takes all with task=bin"):
+    with pytest.raises(
+        ConfigError, match=r"evaluate\.stop: got decided, expected all with task=bin"
+    ):
         make_plan(config, other, samples, False)
-    with pytest.raises(ConfigError, match=r"takes all with data\.groups"):
+    with pytest.raises(ConfigError, match=r"expected all with data\.groups"):
         make_plan(config, TASK, samples, True)
 
 

@@ -273,9 +273,9 @@ def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
         ("writes", "its operator 'WriteFile' is not an operator of inference"),
         (
             "trains",
-            "its operator 'AssignAddVariableOp' is not an operator of inference; takes operators "
-            "that compute outputs from inputs and variables; in training mode? try Keras's "
-            "model.save('NAME.keras')",
+            "its operator 'AssignAddVariableOp' is not an operator of inference; expected "
+            "operators that compute outputs from inputs and variables; in training mode? try "
+            "Keras's model.save('NAME.keras')",
         ),
         ("python", "its operator 'EagerPyFunc' is not an operator of inference"),
         ("restores", "its operator 'WriteFile' is not an operator of inference"),
@@ -285,7 +285,7 @@ def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
         (
             "two_inputs",
             "has 2 inputs (x [8, 6, 3] float32, y [8, 6, 3] float32), and the samples are one "
-            "array; takes an array for each (data=arrays)",
+            "array; expected an array for each (data=arrays)",
         ),
         ("nowhere", "not a SavedModel ("),
         ("untagged", "has no graph tagged 'serve'"),
@@ -327,7 +327,7 @@ def test_a_quantized_tflite_file_is_no_baseline(report):
     kind, message, _ = report["int8.tflite"]
     assert kind == "ModelError"
     assert "backend=file backend.path= scores" in message
-    assert "takes the FP32 model" in message
+    assert "expected the FP32 model" in message
 
 
 def test_sparse_weights_of_a_tflite_file_are_refused_as_such(kept, tmp_path):
@@ -335,7 +335,7 @@ def test_sparse_weights_of_a_tflite_file_are_refused_as_such(kept, tmp_path):
     weights = next(t for t in network.subgraphs[0].tensors if t.type == schema.TensorType.FLOAT16)
     weights.sparsity = schema.SparsityParametersT()
     (tmp_path / "sparse.tflite").write_bytes(contents.write(network))
-    with pytest.raises(ModelError, match="are stored sparse; takes a file converted with dense"):
+    with pytest.raises(ModelError, match="are sparse; expected a file with dense"):
         tflite_gate.check(tmp_path / "sparse.tflite")
 
 
@@ -509,7 +509,7 @@ def test_a_module_may_import_torchvision(take, tmp_path, monkeypatch):
         ("Network", {"colour": 6}, "model.module: got "),
         ("Nothing", {}, "model.module: got "),
         ("json", {}, "model.module: got "),
-        ("make_config", {}, "takes a torch.nn.Module"),
+        ("make_config", {}, "expected a torch.nn.Module"),
     ],
 )
 def test_a_module_that_does_not_fit_is_refused_by_its_key(

@@ -191,7 +191,7 @@ def test_what_a_file_would_write_or_ask_for_is_refused_and_does_not_happen(repor
     for name, text in refused.items():
         assert "layer '" in text, name
         assert "got " in text, name
-        assert "takes " in text, name
+        assert "expected " in text, name
 
 
 def test_without_the_gate_it_does_happen(report):
@@ -294,7 +294,7 @@ def test_what_is_not_known_is_refused(name):
     reason = strange(STRANGE[name]())
     assert reason is not None
     assert "got " in reason
-    assert "takes " in reason
+    assert "expected " in reason
 
 
 TEXTS = st.sampled_from(

@@ -314,7 +314,7 @@ def test_sound_models_are_converted(kept, report):
         ("infinite.keras", "NaN or infinity in"),
         (
             "two_inputs.keras",
-            ", and the samples are one array; takes an array for each (data=arrays)",
+            ", and the samples are one array; expected an array for each (data=arrays)",
         ),
         ("without_shape.keras", ""),
         ("only.weights.h5", "holds weights and no layers"),

@@ -159,7 +159,9 @@ def test_one_of_several_outputs_can_be_kept(take, tmp_path):
 
 
 def test_an_output_that_the_network_lacks_is_refused(take):
-    with pytest.raises(ModelError, match=r"model\.outputs: got a, takes given \| logits \| best"):
+    with pytest.raises(
+        ModelError, match=r"model\.outputs: got a, expected given \| logits \| best"
+    ):
         take(with_three_outputs(), outputs=["given", "a"])
 
 
@@ -506,7 +508,7 @@ def test_another_type_of_input_is_refused(refused):
         0, helper.make_node("Cast", ["pixels:0"], ["floats"], to=TensorProto.FLOAT)
     )
     proto.graph.node[1].input[0] = "floats"
-    assert "its input pixels:0 is float64; takes float32, float16, int8, " in refused(proto)
+    assert "its input pixels:0 is float64; expected float32, float16, int8, " in refused(proto)
 
 
 def test_an_output_without_a_batch_axis_is_refused(refused):
@@ -541,7 +543,7 @@ def test_a_quantized_model_is_refused(refused, tmp_path, kind, says):
     message = refused(path)
     assert "already quantized (" in message
     assert says in message
-    assert message.endswith("takes the FP32 model")
+    assert message.endswith("expected the FP32 model")
 
 
 def test_weights_of_8_bits_are_refused(refused):
@@ -585,9 +587,9 @@ def test_a_graph_without_layers_is_refused(refused):
 @pytest.mark.parametrize(
     ("location", "says"),
     [
-        ("/etc/passwd", "takes files beside the model, named without a folder"),
-        ("../weights", "takes files beside the model, named without a folder"),
-        ("*/_ORT_MEM_ADDR_/*", "takes files beside the model, named without a folder"),
+        ("/etc/passwd", "expected files beside the model, named without a folder"),
+        ("../weights", "expected files beside the model, named without a folder"),
+        ("*/_ORT_MEM_ADDR_/*", "expected files beside the model, named without a folder"),
         ("weights", "cannot be read"),
     ],
 )
@@ -637,7 +639,7 @@ def test_a_file_too_large_for_protobuf_is_not_read(refused, tmp_path):
 
 def test_a_file_of_more_nodes_than_a_network_has(refused, monkeypatch):
     monkeypatch.setattr(gate, "MAX_NODES", 3)
-    assert "nodes, takes 3 at most" in refused(build())
+    assert "nodes, expected at most 3" in refused(build())
 
 
 quick = settings(

@@ -45,7 +45,9 @@ def test_a_plan_names_products():
 
 
 def test_a_product_has_no_weights_below_8_bits():
-    with pytest.raises(ConfigError, match=r"precision\.plan: got 4 for block\.scores, takes 8 or"):
+    with pytest.raises(
+        ConfigError, match=r"precision\.plan: got 4 for block\.scores, expected 8 or"
+    ):
         find_float_nodes(GRAPH, Selection(bits={"block.scores": 4}))
 
 

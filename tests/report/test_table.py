@@ -40,7 +40,9 @@ def record(
     tags = {"status": status}
     if status != "ok":
         metrics = {}
-        tags["reason"] = REASON if status == "unsupported" else "calib.percentile: got 120, takes p"
+        tags["reason"] = (
+            REASON if status == "unsupported" else "calib.percentile: got 120, expected p"
+        )
     return RunRecord(" ".join([*params.values(), status]), params, metrics, tags)
 
 
@@ -215,7 +217,7 @@ def test_reasons_are_grouped():
     found = notes.collect([UNSUPPORTED, record("torch", "u8s8", "unsupported"), FAILED, OK])
     assert found == [
         f"unsupported: {REASON} (torch uint8 minmax per tensor; torch u8s8 minmax per tensor)",
-        "failed: calib.percentile: got 120, takes p (torch int8 minmax per tensor)",
+        "failed: calib.percentile: got 120, expected p (torch int8 minmax per tensor)",
         *notes.collect([OK]),
     ]
 
@@ -382,8 +384,8 @@ def test_an_unknown_column_is_named_with_those_there_are():
 
 def test_brackets_in_a_reason_are_printed_as_they_are():
     odd = record("torch", "uint8", "failed")
-    odd.tags["reason"] = "got [red], takes [1, 2]"
-    assert "got [red], takes [1, 2]" in printed([odd])
+    odd.tags["reason"] = "got [red], expected [1, 2]"
+    assert "got [red], expected [1, 2]" in printed([odd])
 
 
 def test_what_calibrates_otherwise_says_so_in_its_column():

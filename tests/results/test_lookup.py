@@ -136,7 +136,7 @@ def test_wrong_input(sweep, tmp_path):
     parent, child = sweep.parent.info.run_id, sweep.children[0].info.run_id
     folder = Path(sweep.children[0].data.tags["folder"])
     for words, says in (
-        (["run_id=0123"], "run_id: got '0123', takes the id of a run in the store"),
+        (["run_id=0123"], "run_id: got '0123', expected the id of a run in the store"),
         ([f"run_id={parent}"], f"run_id: {parent} is a sweep; try sweep={parent}"),
         ([f"sweep={child}"], f"sweep: {child} is a run; try run_id={child}"),
         (

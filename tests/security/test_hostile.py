@@ -177,7 +177,7 @@ def test_a_pickle_of_torch_is_no_model(tmp_path, shapes, cache_root):
     path = tmp_path / "model.pt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(1))
-    with pytest.raises(ModelError, match=r"model\.pt: pickled by torch\.save; takes a \.pt2"):
+    with pytest.raises(ModelError, match=r"model\.pt: pickled by torch\.save; expected a \.pt2"):
         model_module.load(ModelConfig("own", str(path)), shapes, cache_root)
 
 

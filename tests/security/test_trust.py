@@ -284,5 +284,5 @@ def test_a_race_takes_no_files_from_where_a_store_says(tmp_path, monkeypatch):
 
 
 def test_an_engine_that_a_store_names_does_not_become_code():
-    with pytest.raises(TrackingError, match=r"engine: got .*, takes fbgemm"):
+    with pytest.raises(TrackingError, match=r"engine: got .*, expected fbgemm"):
         example.check_engine("x{file.__doc__[11]}; import os  # ")

@@ -205,18 +205,18 @@ def test_server_with_users_takes_nobody_else(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["port=0"], "port: got 0, takes 1 to 65535"),
-        (["workers=0"], "workers: got 0, takes an integer >= 1"),
+        (["port=0"], "port: got 0, expected 1 to 65535"),
+        (["workers=0"], "workers: got 0, expected an integer >= 1"),
         (
             ["host=no.such.invalid", "database=postgresql:///x"],
-            "host: got 'no.such.invalid', takes an address of this machine",
+            "host: got 'no.such.invalid', expected an address of this machine",
         ),
-        (["database=mysql://host/name"], "database: got mysql://host/name, takes postgresql://"),
-        (["database=nonsense"], "database: got nonsense, takes postgresql://"),
+        (["database=mysql://host/name"], "database: got mysql://host/name, expected postgresql://"),
+        (["database=nonsense"], "database: got nonsense, expected postgresql://"),
         (["database=postgresql://me:hunter2@host/name"], "database: holds a password"),
         (["database=postgresql://host/name?password=hunter2"], "database: holds a password"),
-        ([], "database: got none, takes postgresql://"),
-        (["datbase=x"], "takes database= | host= | port="),
+        ([], "database: got none, expected postgresql://"),
+        (["datbase=x"], "expected database= | host= | port="),
     ],
 )
 def test_wrong_setting_is_named_in_one_line(words, message, tmp_path, capsys):

@@ -69,11 +69,11 @@ def test_one_job_after_the_other_stays_in_this_process():
 @pytest.mark.parametrize(
     ("launcher", "setting", "reason"),
     [
-        ("joblib", "n_jobs=0", "got 0, takes 1 or more"),
-        ("processes", "cpus_per_task=1000", f"got 1000, takes 1 to {CORES}"),
-        ("ray_local", "ray.remote.num_cpus=0.5", "got 0.5, takes 1 to"),
-        ("ray_cluster", "ray.remote.num_cpus=0", "got 0, takes 1 or more"),
-        ("slurm", "cpus_per_task=null", "got None, takes 1 or more"),
+        ("joblib", "n_jobs=0", "got 0, expected 1 or more"),
+        ("processes", "cpus_per_task=1000", f"got 1000, expected 1 to {CORES}"),
+        ("ray_local", "ray.remote.num_cpus=0.5", "got 0.5, expected 1 to"),
+        ("ray_cluster", "ray.remote.num_cpus=0", "got 0, expected 1 or more"),
+        ("slurm", "cpus_per_task=null", "got None, expected 1 or more"),
     ],
 )
 def test_no_room_for_a_job_is_refused(launcher, setting, reason):
@@ -98,7 +98,7 @@ def test_a_job_elsewhere_has_the_variables_and_the_folder(tmp_path, monkeypatch)
     assert "CIFAR10_DIR" not in worker.variables
 
     monkeypatch.setenv("RESNET8_H5", str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match=r"^RESNET8_H5: \S+ does not see \S+/nowhere; takes"):
+    with pytest.raises(ConfigError, match=r"^RESNET8_H5: \S+ does not see \S+/nowhere; expected"):
         jobs.enter(worker)
 
 

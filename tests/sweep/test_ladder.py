@@ -77,7 +77,7 @@ def test_a_step_that_an_earlier_sweep_has_run_counts_with_its_own_time():
 def test_ship_takes_no_other_experiment(capsys):
     with pytest.raises(SystemExit, match="2"):
         to_run(["experiment=qat"])
-    assert "experiment: got qat, takes auto | npu with ship" in capsys.readouterr().err
+    assert "experiment: got qat, expected auto | npu with ship" in capsys.readouterr().err
 
 
 def test_ship_for_an_npu_takes_the_settings_of_its_preset():
@@ -177,9 +177,9 @@ def test_settings_become_a_config_of_conf_experiment():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("goal=fast",), "goal: got 'fast', takes fastest | smallest | best"),
-        (("minutes=0",), "minutes: got 0, takes a number > 0"),
-        (("seed=1,2",), "seed: got several values, takes one with experiment=auto"),
+        (("goal=fast",), "goal: got 'fast', expected fastest | smallest | best"),
+        (("minutes=0",), "minutes: got 0, expected a number > 0"),
+        (("seed=1,2",), "seed: got several values, expected one with experiment=auto"),
         (("backend=file",), "backend: got file, which quantizes nothing; try resnet8ptq judge"),
         (
             ("nodes_to_exclude=auto",),

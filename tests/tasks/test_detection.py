@@ -152,7 +152,7 @@ def test_the_reader_feeds_every_picture_once(folder):
 
 
 def test_a_reader_says_what_is_wrong(folder):
-    with pytest.raises(ValueError, match="stride: got 0, takes an integer >= 1"):
+    with pytest.raises(ValueError, match="stride: got 0, expected an integer >= 1"):
         reader(folder, stride=0)
     with pytest.raises(DataError, match="has no pictures from index 24 on"):
         reader(folder, start_index=24)
@@ -178,7 +178,7 @@ def frame(outputs: dict[str, tuple[int | None, ...]], **more: object) -> Frame:
         ({"o": (6, 9)}, {"head": "yolox"}, "takes one output .*; no other head fits"),
         ({"o": (16, 9)}, {}, "no head fits; task.head takes yolox .one output"),
         ({"o": (7, 6)}, {"classes": 1}, ""),
-        ({"o": (16, 8)}, {"head": "yolo"}, "task.head: got 'yolo', takes auto | yolox"),
+        ({"o": (16, 8)}, {"head": "yolo"}, "task.head: got 'yolo', expected auto | yolox"),
     ],
 )
 def test_a_head_that_does_not_fit_names_those_that_fit(outputs, more, message):

@@ -55,10 +55,10 @@ def test_embeddings_are_compared_within_their_group_in_any_order():
 @pytest.mark.parametrize(
     ("groups", "labels", "kind", "message"),
     [
-        (None, [1, 1, 2, 2], ConfigError, "takes equal numbers for the two texts of a pair"),
-        ([0, 0, 0, 1], [1, 1, 1, 1], DataError, "got groups of 3 samples, takes pairs"),
-        ([0, 1, 2, 3], [1, 1, 2, 2], DataError, "got groups of 1 samples, takes pairs"),
-        ([0, 0, 1, 1], [1, 2, 2, 2], DataError, "a pair has two scores; takes one"),
+        (None, [1, 1, 2, 2], ConfigError, "expected equal numbers for the two texts of a pair"),
+        ([0, 0, 0, 1], [1, 1, 1, 1], DataError, "got groups of 3 samples, expected pairs"),
+        ([0, 1, 2, 3], [1, 1, 2, 2], DataError, "got groups of 1 samples, expected pairs"),
+        ([0, 0, 1, 1], [1, 2, 2, 2], DataError, "a pair has two scores; expected one"),
     ],
 )
 def test_samples_that_are_no_pairs_are_refused(groups, labels, kind, message):
@@ -84,8 +84,8 @@ def test_the_outputs_decide_the_form():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ModelError, match="takes one output with a score"):
         make(setting(SCORES, tokens=(None, 8)))
-    with pytest.raises(ConfigError, match="labels of pairs are none, takes a score"):
+    with pytest.raises(ConfigError, match="labels of pairs are none, expected a score"):
         make(setting(None, score=(1,)))
-    with pytest.raises(ConfigError, match=r"are \[4, 1\], takes a score"):
+    with pytest.raises(ConfigError, match=r"are \[4, 1\], expected a score"):
         make(setting(SCORES[:, None], score=(1,)))
     assert registry.make(TaskConfig(), setting(SCORES, score=(1,))).name == "regression"

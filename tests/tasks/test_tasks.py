@@ -462,20 +462,25 @@ def test_the_bound_of_the_sqnr_keeps_its_level():
 @pytest.mark.parametrize(
     ("name", "data", "error", "message"),
     [
-        ("classification", setting(None), ConfigError, "labels of pets are none, takes classes"),
-        ("classification", setting(TARGETS), ConfigError, "float32 [120, 2], takes classes"),
+        ("classification", setting(None), ConfigError, "labels of pets are none, expected classes"),
+        ("classification", setting(TARGETS), ConfigError, "float32 [120, 2], expected classes"),
         ("classification", setting(TWO, {"out": (3,)}), ModelError, "returns 3 values; pets"),
-        ("classification", setting(TWO, {"a": (7, 2)}, VALUES), ModelError, "returns a [7, 2]; ta"),
-        ("binary", setting(TWO * 0), ConfigError, "takes two, with samples of both"),
-        ("anomaly", setting(CLASSES), ConfigError, "takes 0 (normal) and 1 (an anomaly)"),
-        ("anomaly", setting(None), ConfigError, "labels of pets are None; takes 0 (normal)"),
+        (
+            "classification",
+            setting(TWO, {"a": (7, 2)}, VALUES),
+            ModelError,
+            "returns a [7, 2]; exp",
+        ),
+        ("binary", setting(TWO * 0), ConfigError, "expected two, with samples of both"),
+        ("anomaly", setting(CLASSES), ConfigError, "expected 0 (normal) and 1 (an anomaly)"),
+        ("anomaly", setting(None), ConfigError, "labels of pets are None; expected 0 (normal)"),
         ("anomaly", setting(TWO), ModelError, "the reconstructed input [4], or a score"),
-        ("regression", setting(None), ConfigError, "are none, takes values [N, ...]"),
+        ("regression", setting(None), ConfigError, "are none, expected values [N, ...]"),
         (
             "regression",
             setting(TARGETS, {"out": (3,)}),
             ModelError,
-            "2 values to predict; takes on",
+            "2 values to predict; expected on",
         ),
         ("agreement", setting(None, {"out": (1,)}), ModelError, "task=deviation compares values"),
     ],
@@ -488,7 +493,7 @@ def test_data_that_do_not_fit_are_refused_in_one_line(name, data, error, message
 
 
 def test_options_need_their_group():
-    with pytest.raises(ConfigError, match="takes task=binary"):
+    with pytest.raises(ConfigError, match="try task=binary"):
         registry.make(TaskConfig("binary"), setting(TWO))
 
 
@@ -530,7 +535,7 @@ def test_other_code_of_a_metric_is_another_identity(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (None, "task.metric._target_: got null, takes a callable"),
+        (None, "task.metric._target_: got null, expected a callable"),
         ("no_such_module.metric", r"got no_such_module.metric \("),
         (f"{__name__}.ITEMS", f"got {__name__}.ITEMS"),
         (f"{__name__}.largest", r"largest returns \(2,\)"),

@@ -237,7 +237,10 @@ def test_two_runs_do_not_work_in_one_folder(store, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(["nope=1"], "takes folder= | experiment= | uri= | root="), (["folder=x"], "folder: got x")],
+    [
+        (["nope=1"], "expected folder= | experiment= | uri= | root="),
+        (["folder=x"], "folder: got x"),
+    ],
 )
 def test_wrong_words_are_one_line(tmp_path, words, says):
     done = call_beside(tmp_path, "sync", *words)

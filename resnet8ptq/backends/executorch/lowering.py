@@ -13,7 +13,7 @@ from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 
 _FLOAT_LAYER = (
-    "a layer in float behind one in 8 bits: XNNPACK's partitioner refuses it; takes networks "
+    "a layer in float behind one in 8 bits: XNNPACK's partitioner refuses it; expected networks "
     "without nodes_to_exclude and without 32 bits in precision.plan"
 )
 

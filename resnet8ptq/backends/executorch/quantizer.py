@@ -42,7 +42,7 @@ _TAKES: Takes = {
     "dtype.name": (["int8"], _KERNELS),
     "symmetric.weights": ([None, True], _KERNELS),
     "reduce_range": ([None, False], "XNNPACK's kernels take 8 bits"),
-    "calib.name": (SHARED, f"the observer of backend=torch; takes {' | '.join(SHARED)}"),
+    "calib.name": (SHARED, f"the observer of backend=torch; expected {' | '.join(SHARED)}"),
     "format": ([None], "QDQ and QOperator are ONNX's"),
     "slim": ([False], "for ONNX files"),
 }

@@ -38,7 +38,7 @@ def read(content: bytes, path: Path) -> Contents:
     with errors_as(ModelError, f"{path}: not an ExecuTorch program for XNNPACK"):
         operators = executorch.read(content)
     if strange := [operator.kind for operator in operators if not _KNOWN.fullmatch(operator.kind)]:
-        raise ModelError(f"{path}: operator {strange[0]!r}; takes torch's and XNNPACK's")
+        raise ModelError(f"{path}: operator {strange[0]!r}; expected torch's and XNNPACK's")
     meta = Network(content, 1).metadata
     inputs = [meta.input_tensor_meta(number) for number in range(meta.num_inputs())]
     outputs = [meta.output_tensor_meta(number) for number in range(meta.num_outputs())]

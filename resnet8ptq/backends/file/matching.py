@@ -11,7 +11,7 @@ from typing import Any
 
 from resnet8ptq.backends.file.contents import Port
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.text import or_nearest
+from resnet8ptq.core.text import no_such_name
 from resnet8ptq.models.contract import Shape, Tensor
 
 Match = dict[str, dict[str, Any]]  # by the FP32 network's name: name, axes, scale, zero_point
@@ -53,12 +53,10 @@ def _pair(
     names = [tensor.name for tensor in tensors]
     for name, one in matched.items():
         if name not in names:
-            raise ConfigError(f"{key}: got {name!r}, the network has {or_nearest(name, names)}")
+            raise ConfigError(no_such_name(key, name, names))
         known = [port.name for port in ports]
         if one.get("name") is not None and one["name"] not in known:
-            raise ConfigError(
-                f"{key}.{name}: got {one['name']!r}, {path} has {or_nearest(one['name'], known)}"
-            )
+            raise ConfigError(no_such_name(f"{key}.{name}", one["name"], known))
     ways = (
         lambda tensor, port: tensor.name == port.name,
         lambda tensor, port: _plain(tensor.name) == _plain(port.name),
@@ -83,7 +81,7 @@ def _read(key: str, name: str, value: Any) -> dict[str, Any]:
         return {"name": value}
     if not isinstance(value, Mapping) or not {*value} <= {*_KEYS} or not _is_plain(value):
         raise ConfigError(
-            f"{key}.{name}: got {value}, takes a name or {{name: ..., axes: [...], scale: ..., "
+            f"{key}.{name}: got {value}, expected a name or {{name: ..., axes: [...], scale: ..., "
             "zero_point: ...}"
         )
     return dict(value)
@@ -120,7 +118,7 @@ def _settle(
             ways = [None]
         if not ways:
             raise ConfigError(
-                f"{key}: {path} has {port}, the network {tensor}; takes the same sizes in any "
+                f"{key}: {path} has {port}, the network {tensor}; expected the same sizes in any "
                 f"order of the axes: {key}={{name: {port.name}, axes: [...]}}"
             )
         if len(ways) > 1 and port.name != tensor.name:

@@ -47,7 +47,9 @@ def read(content: bytes, path: Path) -> Contents:
         graph = archive.read(content)
     others = {operator.get_type_info().version_id for operator in graph.get_ops()}
     if strange := [name for name in others if not name.startswith("opset")]:
-        raise ModelError(f"{path}: operators of {strange[0]!r}; takes those of OpenVINO's opsets")
+        raise ModelError(
+            f"{path}: operators of {strange[0]!r}; expected those of OpenVINO's opsets"
+        )
     operators = Counter(operator.get_type_name() for operator in graph.get_ordered_ops())
     unseen = {"Constant", "Parameter", "Result"}
     return Contents(

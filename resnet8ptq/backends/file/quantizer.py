@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _UNCHANGED = "the file of backend.path is scored unchanged"
 _TAKES: Takes = {
-    "dtype.name": (["int8"], "the file of backend.path has its own dtype; takes int8 for all"),
+    "dtype.name": (["int8"], "the file of backend.path has its own dtype; expected int8 for all"),
     "method": (["static", "dynamic", "weight_only"], _UNCHANGED),
     "precision.plan": ([None], _UNCHANGED),
     "nodes_to_exclude": ([[]], _UNCHANGED),
@@ -123,7 +123,7 @@ class FileQuantizer(Quantizer):
 
     def profile(self, path: Path, threads: int) -> NoReturn:
         """Raise `UnsupportedError`: only networks quantized by this package are profiled."""
-        raise UnsupportedError(f"+analysis=profile: {_UNCHANGED}; takes other backends")
+        raise UnsupportedError(f"+analysis=profile: {_UNCHANGED}; expected other backends")
 
     @property
     def _options(self) -> FileConfig:

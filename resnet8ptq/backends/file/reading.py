@@ -58,7 +58,7 @@ def find_path(options: FileConfig) -> Path:
         ConfigError: they name no file.
     """
     if options.path is None:
-        raise ConfigError(f"backend.path: got null, takes a quantized file: {_SUFFIXES}")
+        raise ConfigError(f"backend.path: got null, expected a quantized file: {_SUFFIXES}")
     return Path(options.path).expanduser()
 
 
@@ -69,7 +69,7 @@ def find_suffix(path: Path) -> str:
         ConfigError: its format is unknown, or holds code.
     """
     suffix = path.suffix.lower()
-    takes = f"takes {_SUFFIXES}"
+    takes = f"expected {_SUFFIXES}"
     if suffix in _CODE:
         raise ConfigError(
             f"backend.path: got {path}: TorchScript and pickles are code, which no check makes "
@@ -117,7 +117,7 @@ def digest(path: Path) -> str:
         ConfigError: there is no such file.
     """
     if not path.is_file():
-        raise ConfigError(f"backend.path: got {path} (not there), takes a file that exists")
+        raise ConfigError(f"backend.path: got {path} (not there), expected a file that exists")
     weights = path.with_suffix(".bin")
     of_weights = path.suffix.lower() == ".xml" and weights.is_file()
     return f"{files.hash_with_data(path)} {files.sha256(weights) if of_weights else ''}"
@@ -136,7 +136,7 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
     if not contents.narrowed:
         raise ModelError(
             f"{path}: none of its {len(contents.layers)} layers has integer or float16 weights; "
-            "takes a quantized file"
+            "expected a quantized file"
         )
     with errors_as(ModelError, f"{path}: cannot be run"):
         tried = _try(contents, lambda: reader.open_run(content, 1))

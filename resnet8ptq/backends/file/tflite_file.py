@@ -29,7 +29,7 @@ def fetch(path: Path) -> bytes:
             raise ValueError("without TFLite's identifier")
         custom = [code.customCode for code in tflite.read(content).operatorCodes or []]
     if any(custom):
-        raise ModelError(f"{path}: operator {next(filter(None, custom))!r}; takes TFLite's own")
+        raise ModelError(f"{path}: operator {next(filter(None, custom))!r}; expected TFLite's own")
     return content
 
 

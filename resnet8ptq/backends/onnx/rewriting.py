@@ -27,7 +27,7 @@ _TYPES = {4: (TensorProto.INT4, 21, 10), 2: (TensorProto.INT2, 25, 13)}
 _INTEGER = ("QGemm", "QLinearConv", "QLinearMatMul")
 _ROUNDED = ("Conv", "ConvTranspose", "Gemm")  # on loading, see `protect_float_layers`
 _EIGHT_BITS = (
-    "float_output with format=qoperator: the last layer becomes {}, which returns 8 bits; takes "
+    "float_output with format=qoperator: the last layer becomes {}, which returns 8 bits; expected "
     "format=auto or format=qdq"
 )
 
@@ -100,7 +100,7 @@ def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
     fused = [node for node in behind if node.op_type in FUSED and node.input[0] in outputs]
     if fused or not last:
         kind = fused[0].op_type if fused else "nothing"
-        raise UnsupportedError(f"float_output: takes a layer before the output, found {kind}")
+        raise UnsupportedError(f"float_output: got {kind} before the output, expected a layer")
     return [node.name for node in behind]
 
 

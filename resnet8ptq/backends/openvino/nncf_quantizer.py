@@ -44,8 +44,8 @@ _RANGES = "NNCF takes ranges of its own"
 _PRESET = "backend.preset sets it"
 _TAKES: Takes = {
     "method": (["static"], f"NNCF is static here; {WITH_ACTIVATIONS['method'][1]}"),
-    "dtype.name": (["int8"], "NNCF has int8 kernels only, with weights of 8 bits; takes int8"),
-    "calib.name": (["minmax"], f"{_RANGES}; takes minmax for them"),
+    "dtype.name": (["int8"], "NNCF has int8 kernels only, with weights of 8 bits; expected int8"),
+    "calib.name": (["minmax"], f"{_RANGES}; expected minmax for them"),
     "calib.table": ([None], _RANGES),
     "format": ([None], "only for ONNX files"),
     "symmetric.weights": ([None, True], "NNCF's weights have no zero point"),
@@ -54,7 +54,7 @@ _TAKES: Takes = {
     "nodes_to_exclude": ([[]], _OWN),
     "op_types": ([None], _OWN),
     "float_output": ([False], _OWN),
-    "float_tail": ([False], f"{_OWN}; takes float_tail=false"),
+    "float_tail": ([False], f"{_OWN}; expected float_tail=false"),
     "precision.plan": ([None], _OWN),
     "slim": ([False], "only for ONNX and TFLite files"),
     **{

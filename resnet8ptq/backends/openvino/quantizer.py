@@ -37,8 +37,8 @@ ENGINE = "openvino"
 _FLOAT = "OpenVINO computes such layers in float"
 # Each was compiled and its kernels counted (2026.4).
 _TAKES: Takes = {
-    "method": (["static", "qat"], f"ranges at inference: {_FLOAT}; takes static | qat"),
-    "format": ([None, "qdq", "auto"], "OpenVINO does not read QOperator files; takes qdq"),
+    "method": (["static", "qat"], f"ranges at inference: {_FLOAT}; expected static | qat"),
+    "format": ([None, "qdq", "auto"], "OpenVINO does not read QOperator files; expected qdq"),
     "dtype.name": (["int8", "u8s8"], f"weights of u8, or below 8 bits: {_FLOAT}"),
 }
 

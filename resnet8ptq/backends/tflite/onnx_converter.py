@@ -51,14 +51,14 @@ def check(model: Fp32Model) -> None:
     [tensor] = contract.inputs
     if None in tensor.shape:
         raise UnsupportedError(
-            f"backend=tflite: takes inputs of fixed size, and {tensor} has a free one; try "
+            f"backend=tflite: got input {tensor} with a free size, expected fixed sizes; try "
             "backend=onnx"
         )
     if tensor.dtype != "float32" or contract.batch not in (None, 1):
         got = f"{contract.batch} samples" if tensor.dtype == "float32" else tensor.dtype
         raise UnsupportedError(
-            f"backend=tflite: takes one sample of float32, and {tensor.name} takes {got}; try "
-            "backend=onnx"
+            f"backend=tflite: got {got} for input {tensor.name}, expected one sample of float32; "
+            "try backend=onnx"
         )
 
 

@@ -77,7 +77,7 @@ _CONVERT_TAKES: Takes = {
     "nodes_to_exclude": ([[]], _OPERATORS),
     "op_types": ([None], _OPERATORS),
     "float_output": ([False], _OPERATORS),
-    "float_tail": ([False], f"{_OPERATORS}; takes float_tail=false"),
+    "float_tail": ([False], f"{_OPERATORS}; expected float_tail=false"),
     "corrections.smooth_quant": ([False], "the converter's file keeps the network's scales"),
     "symmetric.activations": ([None, False], "TFLite's activations have a zero point"),
     **_BOTH,
@@ -156,8 +156,8 @@ class TfliteQuantizer(Quantizer):
         contract = model.contract
         if len(contract.inputs) != 1:
             raise UnsupportedError(
-                f"backend=tflite: takes networks of one input; this one has {len(contract.inputs)} "
-                f"({contract.input_names}); try backend=onnx"
+                f"backend=tflite: got a network of {len(contract.inputs)} inputs "
+                f"({contract.input_names}), expected one; try backend=onnx"
             )
         if self._flow == "onnx2tf":
             onnx_converter.check(model)

@@ -26,7 +26,7 @@ PADDING, UNKNOWN, START = range(3)  # token ids before those of the words
 _SPLITS: dict[Side, tuple[int, int]] = {"train": (1, 1000), "test": (2, 500)}  # seed, per class
 _SHORTEST = 2  # words
 _FOR_ASIDE = 9  # words of a phrase that may exclude another topic
-_ASIDES = 0.5  # of the phrases that may
+_ASIDES = 0.5  # share with an aside, of the phrases that are long enough
 _SHARED = 0.15  # of the topic words of a request
 _MISSPELT = 0.03  # of all words
 

@@ -44,7 +44,7 @@ USUAL = (INPUTS, LABELS, GROUPS)  # the usual names for each of `KEYS`
 NO_LABELS = "none"
 MAX_CLASSES = 1000
 MAX_SAMPLES = 10_000_000  # each is hashed
-TAKES = f"takes {SOURCES['arrays'].takes}"
+EXPECTED = f"expected {SOURCES['arrays'].takes}"
 
 # The format: http://yann.lecun.com/exdb/mnist/, "the IDX file format"; big-endian.
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -77,8 +77,8 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
         if split.images.dtype.kind not in "biu" and (config.offset, config.scale) != (0, 1):
             raise ConfigError(
                 f"data.offset, data.scale: got {config.offset:g} and {config.scale:g}, but the "
-                f"samples in {root} are {split.images.dtype}; takes them for one array of stored "
-                "integers only"
+                f"samples in {root} are {split.images.dtype}; expected them for one array of "
+                "stored integers only"
             )
     if sides[0].images.dtype.kind in "iu" and (config.offset, config.scale) == (0, 1):
         _warn_unused(arrays, root)
@@ -112,7 +112,7 @@ def _open(root: Path, cache_root: Path) -> Arrays:
         inside = sorted(path for path in root.iterdir() if path.is_file())
         paths = [path for path in inside if path.suffix == ".npy" or _is_idx(path)]
         if not paths:
-            raise DataError(f"{root}: holds no array; {TAKES}")
+            raise DataError(f"{root}: holds no array; {EXPECTED}")
         return {path.name.partition(".")[0]: _opener(path, cache_root) for path in paths}
     if root.suffix.lower() != ".npz":
         return {"inputs": _opener(root, cache_root)}
@@ -129,7 +129,7 @@ def _opener(path: Path, cache_root: Path) -> Callable[[], Array]:
     if path.suffix.lower() == ".npy":
         return partial(_map, path, path)
     if not _is_idx(path):
-        raise DataError(f"{path}: is not an array; {TAKES}")
+        raise DataError(f"{path}: is not an array; {EXPECTED}")
     return lambda: _unpacked(path, files.sha256(path), "", _copy_idx, cache_root)
 
 
@@ -185,7 +185,7 @@ def _check_room(size: int, packed: int, to: Path) -> None:
     """Raise `ValueError` if a header's size is implausible or exceeds the free disk space."""
     most = max(PACKED_BYTES, packed * PACKED_RATIO)
     if size > most:
-        raise ValueError(f"it unpacks to {size:,} bytes, takes {most:,} at most from {packed:,}")
+        raise ValueError(f"it unpacks to {size:,} bytes, expected at most {most:,} from {packed:,}")
     files.check_room(size, to.parent)
 
 
@@ -227,7 +227,7 @@ def _map(path: Path, source: Path, member: str = "") -> Array:
         values = np.load(path, mmap_mode="r", allow_pickle=False)
         if not isinstance(values, np.ndarray):  # numpy detects archives by content, not by name
             values.close()
-            raise ValueError("it is an archive, takes one array")
+            raise ValueError("it is an archive, expected one array")
         return values
 
 
@@ -242,7 +242,7 @@ def _reading(path: Path, member: str = "") -> Iterator[None]:
     except Exception as error:  # of zipfile, zlib, gzip or numpy
         if "Python objects" in str(error):
             raise DataError(
-                f"{name}: holds pickled Python objects, which may run code; takes numbers"
+                f"{name}: holds pickled Python objects, which may run code; expected numbers"
             ) from None
         raise DataError(f"{name}: cannot be read ({one_line(error)})") from None
 
@@ -302,7 +302,8 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
         inputs = {name: name for name in unnamed} if len(unnamed) > 1 else unnamed[0]
     if inputs is None:
         raise ConfigError(
-            f"data.inputs: got null, and {root} holds {held}; takes the name of one, or one named "
+            f"data.inputs: got null, and {root} holds {held}; expected the name of one, or one "
+            "named "
             f"{' | '.join(INPUTS)}, or x_train and x_test with y_train and y_test, or "
             "{input: name, ...} for a network of several inputs, or data.labels=none if each array "
             "is an input"
@@ -311,8 +312,8 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
     others -= {*_named(inputs, values=True), groups}
     if labels is None and others:
         raise ConfigError(
-            f"data.labels: got null, and {root} holds {held}; takes the name of one, or one named "
-            f"{' | '.join(LABELS)}, or an .npy or idx file, or {NO_LABELS}"
+            f"data.labels: got null, and {root} holds {held}; expected the name of one, or one "
+            f"named {' | '.join(LABELS)}, or an .npy or idx file, or {NO_LABELS}"
         )
     return [inputs, None if labels == NO_LABELS else labels, groups]
 
@@ -341,7 +342,7 @@ def pick(names: Iterable[str], usual: Collection[str], source: object) -> str | 
     if len(known) > 1:
         raise ConfigError(
             f"data.inputs, data.labels: got null, and {source} holds {list_names(known, ' and ')}; "
-            "takes the name of one"
+            "expected the name of one"
         )
     return known[0] if known else None
 
@@ -363,7 +364,7 @@ def _find_array(
     path = Path(name).expanduser()
     if not path.is_file():
         held = list_names(arrays) or "nothing"
-        raise ConfigError(f"{key}: got {name}, takes a file, or one of {held} in {root}")
+        raise ConfigError(f"{key}: got {name}, expected a file, or one of {held} in {root}")
     return _Sourced(str(path), _opener(path, cache_root)())
 
 
@@ -381,11 +382,11 @@ def _find_inputs(
     for name, array in sourced.items():
         values = array.values
         if values.dtype.kind not in "biuf" or values.ndim < 1 or 0 in values.shape:
-            raise DataError(f"{array}: is {_shape(values)}; takes numbers [N, ...]")
+            raise DataError(f"{array}: got {_shape(values)}, expected numbers [N, ...]")
         if len(values) != len(first.values):
             raise DataError(
                 f"{first} has {len(first.values)} samples, {array} has {len(values)} for the "
-                f"input {name}; takes as many of each"
+                f"input {name}; expected equal numbers"
             )
         _check_finite(array)
 
@@ -412,15 +413,15 @@ def _read(source: str, inputs: _Sourced, labels: _Sourced | None, groups: _Sourc
     images = inputs.values
     kind: str = images.dtype.kind
     if kind != "V" and (kind not in "biuf" or images.ndim < 2 or 0 in images.shape):
-        raise DataError(f"{inputs}: is {_shape(images)}; takes numbers [N, ...]")
+        raise DataError(f"{inputs}: got {_shape(images)}, expected numbers [N, ...]")
     if len(images) > MAX_SAMPLES:
-        raise DataError(f"{inputs}: has {len(images):,} samples, takes {MAX_SAMPLES:,} at most")
+        raise DataError(f"{inputs}: has {len(images):,} samples, expected at most {MAX_SAMPLES:,}")
     _check_finite(inputs)
     for other, kind in ((labels, "labels"), (groups, "groups")):
         if other is not None and other.values.shape[:1] != images.shape[:1]:
             raise DataError(
                 f"{inputs} has {len(images)} samples, {other} is {_shape(other.values)}; "
-                f"takes {len(images)} {kind}"
+                f"expected {len(images)} {kind}"
             )
     classes = None if labels is None else _read_labels(labels)
     return Split(images, classes, source, groups=None if groups is None else _read_groups(groups))
@@ -443,7 +444,7 @@ def _check_finite(array: _Sourced) -> None:
         finite = np.isfinite(part)
         if not finite.all():
             first = index * AT_ONCE + int(np.argwhere(~finite)[0, 0])
-            raise DataError(f"{array}: NaN or infinity in sample {first}; takes finite values")
+            raise DataError(f"{array}: NaN or infinity in sample {first}; expected finite values")
 
 
 def _read_labels(labels: _Sourced) -> Array:
@@ -457,8 +458,8 @@ def _read_labels(labels: _Sourced) -> Array:
         return stored
     if stored.dtype.kind not in "iub" or stored.shape not in ((len(stored),), (len(stored), 1)):
         raise DataError(
-            f"{labels}: is {_shape(stored)}; takes labels as integers from 0, [N], or values as "
-            "floats, [N, ...]"
+            f"{labels}: got {_shape(stored)}, expected labels as integers from 0, [N], or "
+            "values as floats, [N, ...]"
         )
     return check_labels(stored.reshape(-1), labels)
 
@@ -473,7 +474,7 @@ def check_labels(labels: Array, source: object) -> NDArray[np.int64]:
     if not 0 <= wide.min() <= wide.max() < MAX_CLASSES:
         raise DataError(
             f"{source}: labels from {wide.min()} to {wide.max()}; "
-            f"takes 0 to {MAX_CLASSES - 1} at most, or floats for values to predict"
+            f"expected 0 to {MAX_CLASSES - 1} at most, or floats for values to predict"
         )
     return wide
 
@@ -489,7 +490,9 @@ def _is_one_hot(rows: Array) -> bool:
 def _read_groups(groups: _Sourced) -> NDArray[np.int64]:
     names = groups.values
     if names.dtype.kind not in "iuUS" or names.ndim != 1:
-        raise DataError(f"{groups}: is {_shape(names)}; takes an integer or a name for each sample")
+        raise DataError(
+            f"{groups}: got {_shape(names)}, expected an integer or a name for each sample"
+        )
     return np.unique(names, return_inverse=True)[1].astype(np.int64)
 
 
@@ -507,10 +510,13 @@ def _find_classes(
         array, origin = arrays[stored](), stored
         if array.dtype.kind != "U" or array.ndim != 1 or len(array) > MAX_CLASSES:
             raise DataError(
-                f"{root}: {stored} is {_shape(array)}; takes {MAX_CLASSES} names at most, as text"
+                f"{root}: {stored} is {_shape(array)}; expected at most {MAX_CLASSES} names, as "
+                "text"
             )
         if len(set(array.tolist())) != len(array):
-            raise DataError(f"{root}: {stored} is {_shape(array)}; takes different names as text")
+            raise DataError(
+                f"{root}: {stored} is {_shape(array)}; expected different names as text"
+            )
         names = [printable(name) for name in array.tolist()]
     return name_classes(root, highest, names, origin)
 
@@ -531,7 +537,7 @@ def name_classes(
         return tuple(map(str, range(max(highest + 1, 2)))), False
     if highest >= len(names):
         raise DataError(
-            f"{source}: labels up to {highest}, but {len(names)} class names ({origin}); takes one "
-            "for each"
+            f"{source}: labels up to {highest}, but {len(names)} class names ({origin}); expected "
+            "one for each"
         )
     return tuple(names), True

@@ -140,7 +140,7 @@ def _read_dict(path: Path) -> dict[str, Any]:
         reason = one_line(error)
         raise DataError(f"{path}: not a CIFAR-10 batch, or damaged ({reason})") from None
     if not isinstance(batch, dict):
-        raise DataError(f"{path}: holds a {type(batch).__name__}, takes a CIFAR-10 batch, a dict")
+        raise DataError(f"{path}: got a {type(batch).__name__}, expected a CIFAR-10 batch, a dict")
     return batch
 
 

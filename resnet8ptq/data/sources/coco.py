@@ -62,7 +62,7 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     name = config.annotations
     if name is None or not Path(name).expanduser().is_file():
         got = "null" if name is None else f"{name} (not there)"
-        raise ConfigError(f"data.annotations: got {got}, takes a .json file in COCO's format")
+        raise ConfigError(f"data.annotations: got {got}, expected a .json file in COCO's format")
     path, folder = Path(name).expanduser(), Path(str(config.images))
     annotations = read_annotations(path, config.classes)
     _check_pictures(annotations, folder, path, config.on_bad)
@@ -106,7 +106,7 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
             raise ValueError(f"category_id {category} is in none of `categories`")
         bbox = [_number(value) for value in entry["bbox"]]
         if len(bbox) != 4 or bbox[2] < 0 or bbox[3] < 0:
-            raise ValueError(f"bbox {bbox}: takes left, top, width and height")
+            raise ValueError(f"bbox: got {bbox}, expected left, top, width and height")
         area = _number(entry.get("area", bbox[2] * bbox[3]))
         return image_id, (bbox, area, labels[category], bool(_integer(entry.get("iscrowd", 0))))
 
@@ -122,7 +122,7 @@ def _read_list(path: Path, content: Any, key: str, read: Callable[[Entry], Any])
     entries = content.get(key) if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise DataError(
-            f"{path}: has no list {key!r}; takes COCO's format, with images, annotations and "
+            f"{path}: has no list {key!r}; expected COCO's format, with images, annotations and "
             "categories"
         )
     values = []
@@ -187,8 +187,8 @@ def _order(
     known = {name: class_id for class_id, name in categories.items()}
     if missing := sorted(set(known) - set(classes)):
         raise ConfigError(
-            f"data.classes: got {len(classes)} names without {missing[0]!r}; takes every category "
-            "of the annotations, in the order of the network's outputs"
+            f"data.classes: got {len(classes)} names without {missing[0]!r}; expected every "
+            "category of the annotations, in the order of the network's outputs"
         )
     return tuple(classes), tuple(known.get(name, -1 - n) for n, name in enumerate(classes))
 

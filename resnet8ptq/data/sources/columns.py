@@ -67,7 +67,7 @@ class Table:
         if len(positions) != 1:
             count = "several columns" if positions else "no column"
             raise ConfigError(
-                f"{key}: got {name}, and {self.source} has {count} of that name; takes one of "
+                f"{key}: got {name}, and {self.source} has {count} of that name; expected one of "
                 f"{list_names(self.names)}"
             )
         column = self.columns.column(positions[0])
@@ -101,11 +101,13 @@ class Limits:
         """
         if columns > self.columns:
             raise DataError(
-                f"{path}: has {columns:,} columns, takes {self.columns:,} at most; try one column "
-                "of lists (Parquet), or data=arrays"
+                f"{path}: has {columns:,} columns, expected at most {self.columns:,}; try one "
+                "column of lists (Parquet), or data=arrays"
             )
         if rows > self.rows:
-            raise DataError(f"{path}: has {rows:,} rows, takes {self.rows:,} at most; try a part")
+            raise DataError(
+                f"{path}: has {rows:,} rows, expected at most {self.rows:,}; try a part"
+            )
         if size > self.bytes:
             raise DataError(
                 f"{path}: unpacks to more than {self.bytes:,} bytes, the most that a table may "
@@ -152,7 +154,7 @@ def pictures_at(table: Table, name: str, folder: Path) -> list[Picture]:
     for row, text in enumerate(table.column("data.inputs", name).to_pylist(), 1):
         cell = f"{table.source}: column {name!r}, row {row}"
         if not text:
-            raise DataError(f"{cell}: holds nothing; takes the path of a picture")
+            raise DataError(f"{cell}: holds nothing; expected the path of a picture")
         path = Path("/") if "\0" in text else top / text
         try:
             inside = path.resolve().is_relative_to(top)
@@ -160,7 +162,7 @@ def pictures_at(table: Table, name: str, folder: Path) -> list[Picture]:
             inside = False
         if not inside:
             raise DataError(
-                f"{cell}: got {text}, outside of {top}; takes paths below it; data.folder= sets "
+                f"{cell}: got {text}, outside of {top}; expected paths below it; data.folder= sets "
                 "another folder"
             )
         pictures.append(Picture(f"{table.source}: row {row}: {path}", path))
@@ -203,13 +205,13 @@ def write_numbers(
     parts = [_numbers(table, name) for name in names]
     if len(parts) > 1 and any(part.ndim > 1 for part in parts):
         raise ConfigError(
-            f"data.inputs: got {list_names(names)}, and a column of lists among them; takes that "
-            "one alone, or columns of numbers"
+            f"data.inputs: got {list_names(names)}, and a column of lists among them; expected "
+            "that one alone, or columns of numbers"
         )
     stored = (len(parts),) if parts[0].ndim == 1 else parts[0].shape[1:]
     if shape is not None and math.prod(shape) != math.prod(stored):
         raise ConfigError(
-            f"data.shape: got {list(shape)}, takes sizes that make {math.prod(stored)} numbers, "
+            f"data.shape: got {list(shape)}, expected sizes that make {math.prod(stored)} numbers, "
             f"which each row of {table.source} has"
         )
     count = len(parts[0])
@@ -238,7 +240,7 @@ def _numbers(table: Table, name: str) -> NDArray[Any]:
     shape = [len(column)]
     if not is_numbers(column):
         row, got = _first_not_a_number(column)
-        raise DataError(f"{source}, row {row}: got {got}, takes a number")
+        raise DataError(f"{source}, row {row}: got {got}, expected a number")
     while _is_list(column.type):
         per_row = math.prod(shape[1:])
         check_filled(column, source, per_row)
@@ -247,7 +249,7 @@ def _numbers(table: Table, name: str) -> NDArray[Any]:
         if odd.size:
             raise DataError(
                 f"{source}, row {odd[0] // per_row + 1}: has {lengths[odd[0]]} values, row 1 "
-                f"{lengths[0]}; takes as many in each"
+                f"{lengths[0]}; expected equal numbers"
             )
         shape.append(int(lengths[0]))
         column = pc.list_flatten(column)
@@ -256,7 +258,7 @@ def _numbers(table: Table, name: str) -> NDArray[Any]:
     values = values.astype(np.uint8) if values.dtype.kind == "b" else values
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         first = int(np.argwhere(~np.isfinite(values))[0, 0])
-        raise DataError(f"{source}, row {first + 1}: NaN or infinity; takes finite numbers")
+        raise DataError(f"{source}, row {first + 1}: NaN or infinity; expected finite numbers")
     return values
 
 
@@ -276,7 +278,9 @@ def check_filled(column: Column, source: str, per_row: int = 1) -> None:
 
 
 def _empty(source: str, index: int) -> DataError:
-    return DataError(f"{source}, row {index + 1}: holds nothing, or NaN; takes a value in each row")
+    return DataError(
+        f"{source}, row {index + 1}: holds nothing, or NaN; expected a value in each row"
+    )
 
 
 def _first_not_a_number(column: Column) -> tuple[int, str]:
@@ -309,8 +313,8 @@ def labels(
         return _numbers(table, name), (), True
     if not pa.types.is_integer(column.type):
         raise DataError(
-            f"{source}: holds {column.type}; takes labels as integers from 0 or as text, or values "
-            "as floats"
+            f"{source}: got {column.type}, expected labels as integers from 0 or as text, or "
+            "values as floats"
         )
     numbers = arrays.check_labels(column.to_numpy(), source)
     return numbers, *arrays.name_classes(source, int(numbers.max()), classes)
@@ -340,7 +344,7 @@ def _by_name(
         raise DataError(f"{source}: class {unknown[0]!r} is none of data.classes={list(names)}")
     if not 2 <= len(names) <= MAX_CLASSES:
         raise DataError(
-            f"{source}: has {len(names)} different labels; takes 2 to {MAX_CLASSES} classes"
+            f"{source}: has {len(names)} different labels; expected 2 to {MAX_CLASSES} classes"
         )
     numbers = {text: label for label, text in enumerate(names)}
     return np.array([numbers[text] for text in texts], np.int64), names, True

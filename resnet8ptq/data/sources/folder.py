@@ -62,7 +62,7 @@ def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not 2 <= len(names) <= MAX_CLASSES:
         raise DataError(
-            f"{folder}: has {len(names)} class folders; takes 2 to {MAX_CLASSES}, each with the "
+            f"{folder}: has {len(names)} class folders; expected 2 to {MAX_CLASSES}, each with the "
             "pictures of a class, or train and test (or val) with these in both; "
             "data.labels=none takes pictures without classes"
         )
@@ -71,8 +71,8 @@ def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
     if set(config.classes) != set(names):
         odd = sorted(set(config.classes) ^ set(names))
         raise ConfigError(
-            f"data.classes: got {config.classes}, takes the class folders of {folder} in the order "
-            f"of the network's outputs; {odd[0]} is in one of the two only"
+            f"data.classes: got {config.classes}, expected the class folders of {folder} in the "
+            f"order of the network's outputs; {odd[0]} is in one of the two only"
         )
     return tuple(config.classes)
 
@@ -103,7 +103,7 @@ def find_pictures(folder: Path) -> list[Path]:
     by_name = [path for path in inside if path.suffix.lower() in pictures.SUFFIXES]
     if not by_name:
         kinds = ", ".join(pictures.SUFFIXES)
-        raise DataError(f"{folder}: has no pictures; takes {kinds} files")
+        raise DataError(f"{folder}: has no pictures; expected {kinds} files")
     if others := len(inside) - len(by_name):
         log.warning("%s: %d files are no pictures by their names", folder, others)
     return by_name

@@ -21,7 +21,7 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sources import SOURCES, table, unpacking
 from resnet8ptq.data.sources.columns import LABELS, Limits, Table
 
-TAKES = f"takes {SOURCES['huggingface'].takes}"
+EXPECTED = f"expected {SOURCES['huggingface'].takes}"
 _NOTES = b"resnet8ptq"
 
 
@@ -42,7 +42,7 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
     inside = sorted(path for path in root.rglob("*") if path.is_file())
     hashes = "".join(f"{path.relative_to(root)}: {files.sha256(path)}\n" for path in inside)
     sha256 = hashlib.sha256(hashes.encode()).hexdigest()
-    rows = unpacking.unpack(root, _read, sha256, TAKES, cache_root)
+    rows = unpacking.unpack(root, _read, sha256, EXPECTED, cache_root)
     notes = json.loads(rows.schema.metadata[_NOTES])
     if notes["sides"] > 1:
         config = replace(config, split=table.SIDE)
@@ -89,4 +89,4 @@ def _check_paths(root: Path) -> None:
         stored = json.loads((folder / "state.json").read_bytes())["_data_files"]
         for path in (folder, *(folder / file["filename"] for file in stored)):
             if not path.resolve().is_relative_to(root.resolve()):
-                raise DataError(f"{root}: names {path}, which lies elsewhere; {TAKES}")
+                raise DataError(f"{root}: names {path}, which lies elsewhere; {EXPECTED}")

@@ -28,7 +28,7 @@ from resnet8ptq.data.splitting import NamedSplit, keep_split, split_one
 
 log = logging.getLogger(__name__)
 
-TAKES = f"takes {SOURCES['table'].takes}"
+EXPECTED = f"expected {SOURCES['table'].takes}"
 SPLITS = ("split", "subset", "set")
 SIDE = "split of the data set"  # name of an added column
 TRAIN, TESTS = ("train", "training"), (("test", "testing"), ("val", "valid", "validation", "dev"))
@@ -62,14 +62,14 @@ def _join(train: pa.Table, test: pa.Table, config: TableConfig) -> pa.Table:
     """Return the rows of two tables with the same columns, and a column that names their split."""
     if config.split is not None:
         raise ConfigError(
-            f"data.split: got {config.split} with data.test={config.test}; takes one of the two"
+            f"data.split: got {config.split} with data.test={config.test}; expected one of the two"
         )
     sides = [
         rows.append_column(SIDE, pa.array([side] * len(rows), pa.string()))
         for side, rows in (("train", train), ("test", test))
     ]
     unlike = f"{config.test}: its columns do not fit those of {config.root}"
-    with errors_as(DataError, unlike, "takes the same names and types"):
+    with errors_as(DataError, unlike, "expected the same names and types"):
         return pa.concat_tables(sides, promote_options="permissive")
 
 
@@ -90,7 +90,7 @@ def build(
     """
     root = table.source
     if not len(table.columns):
-        raise DataError(f"{root}: has no rows; takes one for each sample")
+        raise DataError(f"{root}: has no rows; expected one for each sample")
     side_column = config.split or table.pick(SPLITS)
     group_column = config.groups or table.pick(arrays.GROUPS)
     label_column = _find_labels(table, config)
@@ -104,8 +104,8 @@ def build(
     others = [name for name in table.names if name not in taken]
     if config.pairs == "apart" and groups is not None:
         raise ConfigError(
-            f"data.pairs: got apart with groups ({group_column}); takes together: the texts of a "
-            "row are a group"
+            f"data.pairs: got apart with groups ({group_column}); expected together: the texts of "
+            "a row are a group"
         )
     if config.tokenizer is not None:
         samples = _read_texts(table, others, config, cache_root)
@@ -195,10 +195,10 @@ def read(path: Path, sha256: str, cache_root: Path) -> pa.Table:
     Raises:
         DataError: it cannot be read.
     """
-    with errors_as(DataError, f"{path}: cannot be read", TAKES):
+    with errors_as(DataError, f"{path}: cannot be read", EXPECTED):
         if path.suffix.lower() != ".parquet":
             return _read_csv(path)
-        return unpacking.unpack(path, _read_parquet, sha256, TAKES, cache_root)
+        return unpacking.unpack(path, _read_parquet, sha256, EXPECTED, cache_root)
 
 
 def _read_parquet(path: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -211,7 +211,7 @@ def _read_csv(path: Path) -> pa.Table:
     with path.open("rb") as file:
         head = file.read(MAX_HEAD_BYTES)
     if head.startswith(arrays.GZIP):
-        raise DataError(f"{path}: is gzipped; takes it unpacked; try gunzip {path.name}")
+        raise DataError(f"{path}: is gzipped, expected it unpacked; try gunzip {path.name}")
     text = head.decode("utf-8", "replace")
     separator = max(_SEPARATORS, key=text.partition("\n")[0].count)
     lines = iter(text.splitlines(keepends=True))
@@ -251,7 +251,7 @@ def _find_labels(table: Table, config: TableConfig) -> str:
     text_first = [column for column, _ in sorted(pairs, key=lambda p: columns.is_numbers(p[1]))]
     raise ConfigError(
         f"data.labels: got null, and {table.source} has the columns {list_names(text_first)}; "
-        f"takes the name of one, or one named {' | '.join(LABELS)}, or {NO_LABELS}"
+        f"expected the name of one, or one named {' | '.join(LABELS)}, or {NO_LABELS}"
     )
 
 
@@ -270,7 +270,7 @@ def _find_inputs(table: Table, config: TableConfig, others: Sequence[str]) -> li
     if len(usual) > 1 or not numeric:
         raise ConfigError(
             f"data.inputs: got null, and {table.source} has the columns {list_names(table.names)}; "
-            "takes the name of one with paths or lists, or a list of those with numbers; for "
+            "expected the name of one with paths or lists, or a list of those with numbers; for "
             "texts, data.tokenizer="
         )
     log.info(
@@ -289,13 +289,13 @@ def _sides(table: Table, name: str, rows: NDArray[np.int64]) -> list[NDArray[np.
         if cell not in takes:
             raise DataError(
                 f"{table.source}: column {name!r}, row {row + 1}: got {printable(cell)[:80]!r}, "
-                f"takes {' | '.join(takes)}"
+                f"expected {' | '.join(takes)}"
             )
     train, test, validation = (np.flatnonzero(np.isin(cells, side)) for side in (TRAIN, *TESTS))
     sides = [train, test if len(test) else validation]
     if not all(map(len, sides)):
         raise DataError(
             f"{table.source}: column {name!r} has {len(sides[0])} rows to train and "
-            f"{len(sides[1])} to test; takes both"
+            f"{len(sides[1])} to test; expected both"
         )
     return sides

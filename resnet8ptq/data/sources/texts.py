@@ -31,7 +31,7 @@ TEXTS = ("text", "sentence", "question")
 LABELS = ("score", "similarity", "category", "intent")  # where no column has a usual name
 MAX_TOKENS = 128  # if neither the settings nor the tokenizer set a length
 MAX_BYTES = 2**28  # of a tokenizer file
-TAKES = "takes a tokenizer.json of Hugging Face's tokenizers"
+EXPECTED = "expected a tokenizer.json of Hugging Face's tokenizers"
 
 Texts = list[str]
 
@@ -44,7 +44,7 @@ def find(table: Table, config: TableConfig, others: Sequence[str]) -> list[str]:
     """
     if config.inputs is not None:
         raise ConfigError(
-            f"data.inputs: got {config.inputs} with data.tokenizer, takes null; "
+            f"data.inputs: got {config.inputs} with data.tokenizer, expected null; "
             "try data.text= for the columns of texts"
         )
     if config.text is not None:
@@ -56,7 +56,8 @@ def find(table: Table, config: TableConfig, others: Sequence[str]) -> list[str]:
         pairs = " | ".join(f"[{one}, {other}]" for one, other in PAIRS)
         raise ConfigError(
             f"data.text: got null, and {table.source} has the columns {list_names(table.names)}; "
-            f"takes one column, two for pairs, or one of {' | '.join(TEXTS)} | {pairs} in the table"
+            f"expected one column, two for pairs, or one of {' | '.join(TEXTS)} | {pairs} in the "
+            "table"
         )
     log.info("%s: data.text: %s", table.source, list_names(usual[0]))
     return usual[0]
@@ -84,8 +85,8 @@ def encode(table: Table, names: Sequence[str], config: TableConfig, cache_root: 
     texts = [_read(table, name) for name in names]
     apart = config.pairs == "apart"
     if apart and len(names) != 2:
-        raise ConfigError(f"data.pairs: got apart with data.text={names[0]}, takes two columns")
-    crashed = DataError(f"{path}: reading it crashed, or took too much memory or time; {TAKES}")
+        raise ConfigError(f"data.pairs: got apart with data.text={names[0]}, expected two columns")
+    crashed = DataError(f"{path}: reading it crashed, or took too much memory or time; {EXPECTED}")
 
     def make(folder: Path) -> None:
         sources = (str(table.source), texts, apart, config.max_tokens, folder)
@@ -112,7 +113,7 @@ def encode(table: Table, names: Sequence[str], config: TableConfig, cache_root: 
 def _read(table: Table, name: str) -> Texts:
     column = table.column("data.text", name)
     if not columns.is_text(column):
-        raise DataError(f"{table.source}: column {name!r}: holds {column.type}, takes text")
+        raise DataError(f"{table.source}: column {name!r}: got {column.type}, expected text")
     columns.check_filled(column, f"{table.source}: column {name!r}")
     return column.to_pylist()
 
@@ -123,7 +124,7 @@ def _write(
     """Tokenize texts and write them as records; runs in a separate process."""
     import tokenizers
 
-    with errors_as(DataError, f"{path}: cannot be read", TAKES):
+    with errors_as(DataError, f"{path}: cannot be read", EXPECTED):
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"larger than {MAX_BYTES:,} bytes")
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -132,7 +133,8 @@ def _write(
         added = tokenizer.num_special_tokens_to_add(len(texts) == 2 and not apart)
         if most <= added:  # such lengths truncate nothing
             raise ConfigError(
-                f"data.max_tokens: got {most}, takes more than the {added} tokens that {path} adds"
+                f"data.max_tokens: got {most}, expected more than the {added} tokens that {path} "
+                "adds"
             )
         tokenizer.enable_truncation(**{**cut, "max_length": most, "stride": 0})
         tokenizer.no_padding()
@@ -141,7 +143,7 @@ def _write(
         ids, types, truncated = _tokenize(tokenizer, samples)
     if empty := [number for number, row in enumerate(ids) if not len(row)]:
         row = empty[0] // (len(texts) if apart else 1) + 1
-        raise DataError(f"{source}: row {row}: has no tokens; takes text in each row")
+        raise DataError(f"{source}: row {row}: has no tokens; expected text in each row")
     _save(ids, types, to / "records.npy")
     files.write_text(to / "notes.json", json.dumps({"truncated": truncated, "most": most}))
 

@@ -180,9 +180,9 @@ def _without_corrections(seen: Seen) -> list[str]:
 def order(seen: Seen, goal: str) -> Sequence[Rung]:
     """Return the rungs above the first one, the cheap ones first.
 
-    Learned rounding comes before layers in float, unless the activations cost more: rounding of
-    weights cannot win that back. In networks with SiLU they do, so layers in float come before the
-    diagnosis there.
+    Learned rounding comes before layers in float, unless the activations cost more, because
+    rounding of weights cannot win that back. In networks with SiLU the activations cost more, so
+    layers in float come before the diagnosis.
     """
     middle: list[Rung] = [answers, quick_corrections]
     if seen.has(SILU):

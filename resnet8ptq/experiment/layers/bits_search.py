@@ -216,11 +216,11 @@ def choose(
         plan = tried[high if first_wanted else low]
         if first_wanted:
             raise ConfigError(
-                f"precision.max_bytes: got {max_bytes}, takes at least {plan.size_bytes} here: "
+                f"precision.max_bytes: got {max_bytes}, expected at least {plan.size_bytes} here: "
                 "every layer has the fewest bits that this backend's files hold"
             )
         raise ConfigError(
-            f"precision.max_drop: got {max_drop}, takes at least {plan.drop:.5f} here: the drop "
+            f"precision.max_drop: got {max_drop}, expected at least {plan.drop:.5f} here: the drop "
             "on held-out images with the most bits that the layers can have"
         )
     if first_wanted:

@@ -22,7 +22,9 @@ from resnet8ptq.core.deadline import Deadline
 log = logging.getLogger(__name__)
 
 COUNTS = (1, 2, 4, 8, 16, 32)  # of groups of nodes that are left in float
-TESTS = len(COUNTS) + 3  # that decide: none in float, `COUNTS`, two that end at the first refusal
+TESTS = (
+    len(COUNTS) + 3
+)  # none in float, each of `COUNTS`, and two searches that end at the first failure
 
 
 @dataclass(frozen=True)

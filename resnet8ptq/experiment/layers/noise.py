@@ -22,7 +22,7 @@ from resnet8ptq.graph.session import end_at_logits, open_session
 SAMPLES = 4
 RUNS = 64  # of the network; each halving takes two
 LEAST = 0.01  # of the whole noise: a smaller group is not halved
-# Their output has the levels of their input: leaving one of both in float gains nothing.
+# Their output has the levels of their input, so leaving only one of the two in float gains nothing.
 _SAME_LEVELS = {
     *("MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather")
 }

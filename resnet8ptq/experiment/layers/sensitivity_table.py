@@ -95,7 +95,7 @@ def draw(result: SensitivityResult, title: str) -> Figure:
     )
     places = range(len(layers))
     for axes, (values, label, name) in zip(panels, columns, strict=True):
-        # An output that did not change has an infinite SQNR: the name says it, and no bar.
+        # An output that did not change has an infinite SQNR: its label says so, and it has no bar.
         lengths = [value if math.isfinite(value) else 0 for value in values]
         bars = axes.barh(places, lengths, color="tab:blue", height=0.65)
         axes.bar_label(bars, fmt=label, padding=3, fontsize=9)

@@ -147,7 +147,7 @@ def read(path: Path) -> KerasFile:
     """
     with errors_as(ModelError, f"{path}: Keras refuses it"):
         if path.stat().st_size > MAX_BYTES:
-            raise ModelError(f"{path}: larger than 2 GiB; takes at most {MAX_BYTES} bytes")
+            raise ModelError(f"{path}: larger than 2 GiB; expected at most {MAX_BYTES} bytes")
         content = path.read_bytes()
         is_zip = not content.startswith(_HDF5)
         config, content, reason = (_unpack if is_zip else _open)(content)
@@ -175,7 +175,7 @@ def _open(content: bytes) -> tuple[Any, bytes, str | None]:
     with h5py.File(io.BytesIO(content)) as file:
         config = file.attrs.get(LEGACY_CONFIG)
     if config is None:
-        return None, content, "holds weights and no layers; takes what `model.save` writes"
+        return None, content, "holds weights and no layers; expected what `model.save` writes"
     return json.loads(config), content, None
 
 
@@ -188,11 +188,11 @@ def _unpack(content: bytes) -> tuple[Any, bytes, str | None]:
         if len(sizes) < len(archive.infolist()):
             return None, b"", "two of its members have one name"
         if sizes[CONFIG] > MAX_CONFIG_BYTES or sum(sizes.values()) > MAX_BYTES:
-            reason = f"unpacks to {sum(sizes.values())} bytes; takes at most {MAX_BYTES}"
+            reason = f"unpacks to {sum(sizes.values())} bytes; expected at most {MAX_BYTES}"
             return None, b"", reason
         config = json.loads(archive.read(CONFIG))
         if WEIGHTS not in sizes:
-            return config, b"", f"has no {WEIGHTS}; takes what `model.save` writes"
+            return config, b"", f"has no {WEIGHTS}; expected what `model.save` writes"
         return config, archive.read(WEIGHTS), None
 
 
@@ -211,7 +211,7 @@ def _strange_config(config: Any) -> Reasons:
 
 def _refusal(where: str, got: Any, expected: str) -> str:
     shown = repr(got)
-    return f"{where}: got {shown if len(shown) < 100 else shown[:100] + '...'}, takes {expected}"
+    return f"{where}: got {shown if len(shown) < 100 else shown[:100] + '...'}, expected {expected}"
 
 
 def _is_one_of(value: Any, known: Collection[str]) -> bool:
@@ -377,15 +377,15 @@ def _strange_weights(file: h5py.File) -> Reasons:
         group = groups.pop()
         for name in group:
             if isinstance(group.get(name, getlink=True), h5py.ExternalLink | h5py.SoftLink):
-                yield f"{name!r} is a link; takes weights in the file itself"
+                yield f"{name!r} is a link; expected weights in the file itself"
                 continue
             item = group[name]
             if isinstance(item, h5py.Dataset):
                 if item.external or item.is_virtual:
-                    yield f"{name!r} lies in another file; takes weights in the file itself"
+                    yield f"{name!r} lies in another file; expected weights in the file itself"
                 count += item.size * item.dtype.itemsize
             elif isinstance(item, h5py.Group) and item not in seen:
                 seen.add(item)
                 groups.append(item)
     if count > MAX_BYTES:
-        yield f"claims {count} bytes of weights; takes at most {MAX_BYTES}"
+        yield f"claims {count} bytes of weights; expected at most {MAX_BYTES}"

@@ -64,7 +64,7 @@ def read(path: Path) -> onnx.ModelProto:
             of other domains, already quantized, or optimized too far.
     """
     if path.stat().st_size > MAX_BYTES:
-        raise ModelError(f"{path}: larger than 2 GiB; takes one within protobuf's limit")
+        raise ModelError(f"{path}: larger than 2 GiB; expected one within protobuf's limit")
     proto = _parse(files.read_bytes(path, MAX_BYTES), path)
     proto.ir_version = max(proto.ir_version, 4)  # some IR 3 files lack initializers as inputs
     _read_outside(proto, path)
@@ -79,7 +79,7 @@ def _parse(content: bytes, path: Path) -> onnx.ModelProto:
         if not proto.graph.node:
             raise ValueError("holds no graph")
         if len(proto.graph.node) > MAX_NODES:
-            raise ValueError(f"has {len(proto.graph.node):,} nodes, takes {MAX_NODES:,} at most")
+            raise ValueError(f"has {len(proto.graph.node):,} nodes, expected at most {MAX_NODES:,}")
     return proto
 
 
@@ -91,7 +91,7 @@ def _read_outside(proto: onnx.ModelProto, path: Path) -> bool:
         _read_inside(tensor, path, contents)
     with errors_as(ModelError, f"{path}: larger than 2 GiB with its data"):
         if proto.ByteSize() > MAX_BYTES:
-            raise ValueError(f"takes {MAX_BYTES} bytes, protobuf's limit")
+            raise ValueError(f"expected at most {MAX_BYTES} bytes, protobuf's limit")
     return bool(outside)
 
 
@@ -108,11 +108,11 @@ def read_quantized(path: Path) -> bytes:
         known = node.domain == "com.microsoft" and node.op_type in CONTRIBUTED | NARROWED
         if not known and node.domain not in ONNX_DOMAINS:
             raise ModelError(
-                f"{path}: operator {node.op_type!r} of domain {node.domain!r}; takes ONNX's own, "
-                "and com.microsoft's that compute"
+                f"{path}: operator {node.op_type!r} of domain {node.domain!r}; expected ONNX's "
+                "own, and com.microsoft's that compute"
             )
     if proto.functions:
-        raise ModelError(f"{path}: holds functions; takes an export with those inlined")
+        raise ModelError(f"{path}: holds functions; expected an export with those inlined")
     return proto.SerializeToString() if _read_outside(proto, path) else content
 
 
@@ -127,8 +127,8 @@ def _read_inside(tensor: TensorProto, path: Path, contents: dict[str, bytes]) ->
     beside = path.parent / name
     if not name or Path(name).name != name or beside.is_symlink():
         raise ModelError(
-            f"{path}: tensor {tensor.name!r} lies in {name!r}; takes files beside the model, named "
-            "without a folder"
+            f"{path}: tensor {tensor.name!r} lies in {name!r}; expected files beside the model, "
+            "named without a folder"
         )
     with errors_as(ModelError, f"{path}: the data of {tensor.name!r} cannot be read"):
         if name not in contents:
@@ -168,28 +168,28 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
     tensors = list(find_all(proto, TensorProto))
     for tensor in tensors:
         if _is_external(tensor) or tensor.external_data:
-            yield f"tensor {tensor.name!r} is external data; takes one file with all data in it"
+            yield f"tensor {tensor.name!r} is external data; expected one file with all data in it"
     nodes = list(find_all(proto, onnx.NodeProto))
     if quantized := [node.op_type for node in nodes if _QUANTIZED.fullmatch(node.op_type)]:
-        yield f"already quantized ({_counted(quantized)}); takes the FP32 model"
+        yield f"already quantized ({_counted(quantized)}); expected the FP32 model"
     for tensor in tensors:
         if tensor.data_type in _NARROW and len(tensor.dims) >= 2:
             kind = type_name(tensor.data_type)
-            yield f"already quantized ({kind} weights {tensor.name!r}); takes the FP32 model"
+            yield f"already quantized ({kind} weights {tensor.name!r}); expected the FP32 model"
     operators = [f"{node.domain} {node.op_type}" for node in nodes]
     if fused := [name for name in operators if _FUSED.fullmatch(name)]:
         yield (
             f"already optimized ({_counted(fused)}), so that quantization would not find the "
-            "layers; takes the model as exported, without ONNX Runtime's extended or layout "
+            "layers; expected the model as exported, without ONNX Runtime's extended or layout "
             "optimizations"
         )
     if proto.functions:
-        yield "holds functions; takes an export with those inlined"
+        yield "holds functions; expected an export with those inlined"
     for node in nodes:
         known = node.domain == "com.microsoft" and node.op_type in CONTRIBUTED
         known |= (node.domain, node.op_type) == ("ai.onnx.ml", SCALER)
         if not known and node.domain not in ONNX_DOMAINS:
-            yield f"operator {node.op_type!r} of domain {node.domain!r}; takes ONNX's own"
+            yield f"operator {node.op_type!r} of domain {node.domain!r}; expected ONNX's own"
 
 
 def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
@@ -197,7 +197,7 @@ def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
     if not weights and (inner := find_inner_layers(proto.graph)):
         yield (
             "quantization would find nothing: its layers are inside "
-            f"{', '.join(dict.fromkeys(inner))}, whose graphs are not quantized; takes an "
+            f"{', '.join(dict.fromkeys(inner))}, whose graphs are not quantized; expected an "
             "export without it (the branch that is used), or, if an input decides, its value: "
             "model.inputs={NAME: ...}"
         )
@@ -209,7 +209,7 @@ def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
     for layer, tensor in weights:
         if tensor.data_type != TensorProto.FLOAT:
             kind = type_name(tensor.data_type)
-            yield f"weights {tensor.name!r} of {layer} are {kind}; takes the FP32 model"
+            yield f"weights {tensor.name!r} of {layer} are {kind}; expected the FP32 model"
 
 
 def find_inner_layers(graph: onnx.GraphProto) -> list[str]:

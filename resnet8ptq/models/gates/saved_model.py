@@ -66,7 +66,7 @@ def _take(content: bytes, folder: Path) -> Program:
     metas = saved_model_pb2.SavedModel.FromString(content).meta_graphs
     meta = next((meta for meta in metas if "serve" in meta.meta_info_def.tags), None)
     if meta is None:
-        raise ModelError(f"{folder}: has no graph tagged 'serve'; takes one made for inference")
+        raise ModelError(f"{folder}: has no graph tagged 'serve'; expected one made for inference")
     signature = _signature(meta, folder)
     inputs, outputs = (
         {name: infos[name].name for name in sorted(infos)}
@@ -81,13 +81,13 @@ def _take(content: bytes, folder: Path) -> Program:
     if restores and (reader := next(_foreign_reads(cut(meta.graph_def, restores), filename), None)):
         raise ModelError(
             f"{folder}: its operator {reader!r} restores variables from another path; "
-            "takes those that lie in the folder"
+            "expected those that lie in the folder"
         )
     for roots, allowed in ((ends, inference), (restores, _RESTORE)):
         if roots and (strange := next(_strange(cut(meta.graph_def, roots), allowed), None)):
             trains = "; in training mode? try Keras's model.save('NAME.keras')"
             raise ModelError(
-                f"{folder}: its operator {strange!r} is not an operator of inference; takes "
+                f"{folder}: its operator {strange!r} is not an operator of inference; expected "
                 "operators that compute outputs from inputs and variables"
                 f"{trains * strange.startswith('Assign')}"
             )
@@ -109,7 +109,9 @@ def _signature(meta: Any, folder: Path) -> Any:
         return signatures["serving_default"]
     if len(signatures) != 1:
         names = ", ".join(sorted(signatures)) or "none"
-        raise ModelError(f"{folder}: has signatures {names}; takes 'serving_default', or only one")
+        raise ModelError(
+            f"{folder}: has signatures {names}; expected 'serving_default', or only one"
+        )
     return next(iter(signatures.values()))
 
 

@@ -12,7 +12,7 @@ MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
 def check(path: Path) -> None:
     """Raise `ModelError` if a file is damaged, quantized, or has custom operators."""
     if path.stat().st_size > MAX_BYTES:
-        raise ModelError(f"{path}: larger than 2 GiB; takes one file, within FlatBuffers' limit")
+        raise ModelError(f"{path}: larger than 2 GiB; expected one file, within FlatBuffers' limit")
     from tf2onnx.tflite.Model import Model
 
     with errors_as(ModelError, f"{path}: not a TFLite model"):
@@ -28,9 +28,9 @@ def _reasons_against(model: Any) -> Iterator[str]:
     for index in range(model.OperatorCodesLength()):
         code = model.OperatorCodes(index)
         if code.CustomCode() is not None:
-            yield f"operator {code.CustomCode().decode()!r} is no builtin; takes TFLite's own"
+            yield f"operator {code.CustomCode().decode()!r} is no builtin; expected TFLite's own"
     if model.SubgraphsLength() != 1:
-        yield f"has {model.SubgraphsLength()} graphs; takes one"
+        yield f"has {model.SubgraphsLength()} graphs; expected one"
     graph = model.Subgraphs(0)
     for index in range(graph.TensorsLength()):
         tensor = graph.Tensors(index)
@@ -38,14 +38,14 @@ def _reasons_against(model: Any) -> Iterator[str]:
         constant = model.Buffers(tensor.Buffer()).DataLength() > 0
         name = (tensor.Name() or b"").decode()
         if tensor.Sparsity() is not None:
-            yield f"weights {name!r} are stored sparse; takes a file converted with dense weights"
+            yield f"weights {name!r} are sparse; expected a file with dense weights"
         parameters = tensor.Quantization()
         scaled = parameters is not None and parameters.ScaleLength() > 0
         if kind in ("int8", "uint8", "int4", "int16") and (constant or scaled):
             role = "weights" if constant else "values"
             yield (
-                f"already quantized ({kind} {role} {name!r}); takes the FP32 model; beside it, "
+                f"already quantized ({kind} {role} {name!r}); expected the FP32 model; beside it, "
                 "backend=file backend.path= scores this one"
             )
         if kind == "float16" and not constant:  # float16 weights convert to float32 exactly
-            yield f"{name!r} is computed in float16; takes the FP32 model, or float16 weights"
+            yield f"{name!r} is computed in float16; expected the FP32 model, or float16 weights"

@@ -95,16 +95,16 @@ def describe(names: Collection[str]) -> str:
     """Return the kind of an archive that is not a .keras file, by its records, and the remedy."""
     records = {name.partition("/")[2] for name in names}
     if "archive_format" in records:
-        return "an exported program of torch; takes it under a name that ends in .pt2"
+        return "an exported program of torch; expected it under a name that ends in .pt2"
     if "data.pkl" not in records:
-        return "a zip archive without config.json; takes what `model.save` writes"
+        return "a zip archive without config.json; expected what `model.save` writes"
     if any(name.startswith("code/") for name in records):
         return (
-            "a TorchScript file, which is code; takes the .pt2 file that torch.export.save makes "
-            "of the same module"
+            "a TorchScript file, which is code; expected the .pt2 file that torch.export.save "
+            "makes of the same module"
         )
     return (
-        "pickled by torch.save; takes a .pt2 file of torch.export.save, or a state dict with "
+        "pickled by torch.save; expected a .pt2 file of torch.export.save, or a state dict with "
         "model.module=package.module.Class model.state_dict=FILE"
     )
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import names_of
+from resnet8ptq.core.text import no_such_name
 from resnet8ptq.graph.pruning import prune
 from resnet8ptq.models.batch_axis import Predict
 
@@ -121,7 +122,7 @@ FORMATS = (
     Format(*_KERAS, magic=(0, b"\x89HDF\r\n\x1a\n")),
     Format(*_KERAS, magic=(0, _ZIP)),
 )
-TAKES = f"takes {', '.join(dict.fromkeys(item.takes for item in FORMATS))}"
+EXPECTED = f"expected {', '.join(dict.fromkeys(item.takes for item in FORMATS))}"
 TFLITE_FORMATS = ("keras", "saved_model")  # that TensorFlow's converter takes
 
 
@@ -168,9 +169,9 @@ def read(
         return torch_module.read(source, sample, module)
     file_format = find_format(source)
     if file_format is None:
-        raise ModelError(f"{source}: is not a model; {TAKES}")
+        raise ModelError(f"{source}: is not a model; {EXPECTED}")
     if inputs and not takes_values(source):
-        raise ModelError(f"model.inputs: takes an .onnx file, and {source} is none")
+        raise ModelError(f"model.inputs: got {source}, expected an .onnx file")
     reader = resolve_name(file_format.reader)
     network: Network = reader(source, sample, *((inputs,) if inputs else ()))
     return network
@@ -184,7 +185,7 @@ def select_outputs(network: Network, names: Collection[str]) -> Network:
     """
     every = [value.name for value in network.proto.graph.output]
     if unknown := [name for name in names if name not in every]:
-        raise ModelError(f"model.outputs: got {unknown[0]}, takes {' | '.join(every)}")
+        raise ModelError(no_such_name("model.outputs", unknown[0], every))
     kept = [index for index, name in enumerate(every) if name in names]
     proto = copy.deepcopy(network.proto)
     del proto.graph.output[:]

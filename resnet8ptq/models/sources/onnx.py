@@ -85,7 +85,7 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
     inputs = {value.name: value for value in gate.graph_inputs(graph)}
     if name not in inputs:
         names = ", ".join(inputs)
-        raise ModelError(f"model.inputs: got {name!r}, which is no input; it has {names}")
+        raise ModelError(f"model.inputs: got {name!r}, expected {names}")
     declared = inputs[name].type.tensor_type
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(declared.elem_type)
@@ -93,11 +93,11 @@ def _fix_input(graph: onnx.GraphProto, name: str, values: Any) -> None:
         if not np.isfinite(constant.astype(np.float64)).all():
             raise ValueError("not finite")
     except (KeyError, TypeError, ValueError):
-        raise ModelError(f"model.inputs.{name}: got {values}, takes numbers") from None
+        raise ModelError(f"model.inputs.{name}: got {values}, expected numbers") from None
     sizes = [dim.dim_value or 1 for dim in declared.shape.dim]  # a free size: 1 sample
     missing = len(sizes) - constant.ndim
     if missing < 0:
-        raise ModelError(f"model.inputs.{name}: got {values}, has too many axes for {name}")
+        raise ModelError(f"model.inputs.{name}: got {values}, expected at most the axes of {name}")
     shape = (1,) * missing + constant.shape
     fits = all(size in (1, have) for size, have in zip(shape, sizes, strict=True))
     constant = np.broadcast_to(constant, sizes) if fits else constant.reshape(shape)
@@ -121,7 +121,7 @@ def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.M
         if is_scalar(value):
             asked = f", or its value: {ask_for_values([tensor])}" if takes_values(source) else ""
             raise ModelError(
-                f"{source}: its input {tensor.name} is a single number; takes one with a batch "
+                f"{source}: its input {tensor.name} is a single number; expected one with a batch "
                 f"axis{asked}"
             )
     return converted
@@ -133,12 +133,12 @@ def check_inputs(inputs: Sequence[Tensor], source: Path, sample: Sample) -> None
         asked = f", or one, and values for the others: {ask_for_values(inputs[1:])}"
         raise ModelError(
             f"{source}: has {len(inputs)} inputs ({', '.join(map(str, inputs))}), and the samples "
-            "are one array; takes an array for each (data=arrays)"
+            "are one array; expected an array for each (data=arrays)"
             f"{asked if takes_values(source) else ''}"
         )
     for tensor in inputs:
         if tensor.dtype not in INPUT_DTYPES:
             raise ModelError(
-                f"{source}: its input {tensor.name} is {tensor.dtype}; takes "
+                f"{source}: its input {tensor.name} is {tensor.dtype}; expected "
                 f"{', '.join(INPUT_DTYPES)}"
             )

@@ -90,13 +90,14 @@ def _export(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any
 def _build(module: Module) -> torch.nn.Module:
     package, _, name = module.name.rpartition(".")
     why = f"model.module: got {module.name!r}, which cannot be built"
-    takes = "takes package.module.Class, in the current folder or on PYTHONPATH, with "
+    takes = "expected package.module.Class, in the current folder or on PYTHONPATH, with "
     with errors_as(ModelError, why, f"{takes}model.module_args"):
         import_torchvision()
         built = resolve_name(f"{package}:{name}")(**module.arguments)
     if not isinstance(built, torch.nn.Module):
         raise ModelError(
-            f"model.module: {module.name!r} makes a {type(built).__name__}; takes a torch.nn.Module"
+            f"model.module: {module.name!r} makes a {type(built).__name__}; expected a "
+            "torch.nn.Module"
         )
     return built
 
@@ -104,7 +105,7 @@ def _build(module: Module) -> torch.nn.Module:
 def _load_weights(network: torch.nn.Module, source: Path) -> None:
     """Load a state dict, whose names and shapes must all match the module's."""
     why = f"model.state_dict: {source} does not fit it"
-    takes = "takes .safetensors, or a state dict of only tensors, written by torch.save"
+    takes = "expected .safetensors, or a state dict of only tensors, written by torch.save"
     with errors_as(ModelError, why, takes):
         if source.suffix.lower() == ".safetensors":
             from safetensors.torch import load_file

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import DetectionConfig
 from resnet8ptq.core.errors import ConfigError, ModelError
+from resnet8ptq.core.text import no_such_name
 from resnet8ptq.tasks.contract import Array, describe
 
 Floats = NDArray[np.float32]
@@ -131,7 +132,7 @@ def find_head(frame: Frame) -> str:
         taken = fitting or [f"{key} ({head.takes})" for key, head in HEADS.items()]
         raise ModelError(f"{returned}: {why}; task.head takes {' | '.join(taken)}")
     if name not in HEADS:
-        raise ConfigError(f"task.head: got {name!r}, takes auto | {' | '.join(HEADS)}")
+        raise ConfigError(no_such_name("task.head", name, ["auto", *HEADS]))
     if name not in fitting:
         would = f"; task.head={' or '.join(fitting)} fits" if fitting else "; no other head fits"
         raise ModelError(f"{returned}: task.head={name} takes {HEADS[name].takes}{would}")

@@ -132,7 +132,7 @@ def _make(config: DetectionConfig, setting: TaskContext) -> Task:
     labels = setting.labels
     if labels is None or "boxes" not in (labels.dtype.names or ()):
         raise ConfigError(
-            f"task=detection: {setting.data} has no boxes; takes data=coco with "
+            f"task=detection: {setting.data} has no boxes; expected data=coco with "
             "data.images and data.annotations"
         )
     boxes = labels["boxes"]
