@@ -145,7 +145,7 @@ def test_data_elsewhere_is_not_read(tmp_path, cache_root, name):
     path = tmp_path / "small.onnx"
     path.write_bytes(small(name).SerializeToString())
     (tmp_path / "link.bin").symlink_to("/etc/hostname")
-    with pytest.raises(ConfigError, match=r"^backend\.path: .*takes files beside the model"):
+    with pytest.raises(ConfigError, match=r"^backend\.path: .*expected files beside the model"):
         reading.admit(path, cache_root)
 
 
@@ -164,7 +164,7 @@ def test_a_float_network_is_no_quantized_file(shapes_model, cache_root):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("own.pt", r"TorchScript and pickles are code.*takes \.onnx"),
+        ("own.pt", r"TorchScript and pickles are code.*expected \.onnx"),
         ("own.txt", r"expected \.onnx \| \.tflite"),
         ("gone.onnx", r"not there"),
         ("damaged.onnx", r"not an ONNX model"),

@@ -134,7 +134,7 @@ TABLE = "calibration.json"
         (TABLE, lambda text: text.replace("255.0", "128.0"), "edited or damaged"),
         (PROVENANCE_FILE, lambda _: "{", "damaged: not JSON"),
         (PROVENANCE_FILE, lambda _: "[" * 100_000, "damaged: not JSON"),
-        (PROVENANCE_FILE, lambda _: "[]", "damaged: takes an object"),
+        (PROVENANCE_FILE, lambda _: "[]", "damaged: got other JSON, expected an object"),
         (PROVENANCE_FILE, lambda _: '{"sha256": 3}', "edited or damaged"),
     ],
 )

@@ -66,10 +66,14 @@ def test_damage_is_refused(tmp_path):
     pictures(0).save_to_disk(tmp_path / "a")
     [arrow] = (tmp_path / "a").glob("*.arrow")
     arrow.write_bytes(arrow.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"a: cannot be read \(.*takes a folder that save_to_disk"):
+    with pytest.raises(
+        DataError, match=r"a: cannot be read \(.*expected a folder that save_to_disk"
+    ):
         read(tmp_path / "a")
     (tmp_path / "b").mkdir()
-    with pytest.raises(DataError, match=r"b: cannot be read \(.*takes a folder that save_to_disk"):
+    with pytest.raises(
+        DataError, match=r"b: cannot be read \(.*expected a folder that save_to_disk"
+    ):
         read(tmp_path / "b")
 
 

@@ -141,7 +141,7 @@ def test_the_networks_picture_size_is_taken(run, tmp_path, caplog):
     result = run(*settings)
     assert result.measurement.comparison.model.correct == 30
     [line] = [line for line in caplog.messages if line.startswith("preprocess.size: got null")]
-    assert line.endswith("takes the network's, [8, 6], by preprocess.resize=fit")
+    assert line.endswith("uses the network's, [8, 6], by preprocess.resize=fit")
     [path] = tmp_path.glob("run0/config.yaml")
     assert OmegaConf.load(path).preprocess.size == [8, 6]
     found = identity.find(settle(make_config(*settings)))

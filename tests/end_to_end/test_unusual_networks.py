@@ -184,7 +184,9 @@ def write_if(path: Path, layer_outside: bool) -> Path:
 
 
 def test_layers_inside_an_if_are_named(tmp_path, cache_root):
-    with pytest.raises(ModelError, match=r"its layers are inside If, .* takes an export without"):
+    with pytest.raises(
+        ModelError, match=r"its layers are inside If, .* expected an export without"
+    ):
         summarize(write_if(tmp_path / "around.onnx", layer_outside=False), cache_root)
     found = summarize(write_if(tmp_path / "behind.onnx", layer_outside=True), cache_root)
     assert found.layers == 1

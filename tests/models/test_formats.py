@@ -262,7 +262,9 @@ def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
     network = Fp32Model("own", kept / "float.tflite", "", kept, True, record_of(kept, "logits"))
     split = Split(np.zeros((2, 8, 6, 3), np.float32), np.zeros(2, np.int64), "")
     quantizer = quantizer_of(make_config("backend=tflite"))
-    with pytest.raises(UnsupportedError, match=r"float\.tflite: .*takes a Keras file or a Saved"):
+    with pytest.raises(
+        UnsupportedError, match=r"float\.tflite: .*expected a Keras file or a Saved"
+    ):
         quantizer.quantize(network, split, tmp_path)
 
 

@@ -407,5 +407,5 @@ def test_an_archive_of_something_else_is_told_by_its_kind(tmp_path, members, kin
     with zipfile.ZipFile(path, "w") as archive:
         for name in members:
             archive.writestr(name, "x")
-    with pytest.raises(ModelError, match=f"{kind}.*takes "):
+    with pytest.raises(ModelError, match=f"{kind}.*expected "):
         gate.read(path)

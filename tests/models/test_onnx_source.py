@@ -160,7 +160,7 @@ def test_one_of_several_outputs_can_be_kept(take, tmp_path):
 
 def test_an_output_that_the_network_lacks_is_refused(take):
     with pytest.raises(
-        ModelError, match=r"model\.outputs: got a, expected given \| logits \| best"
+        ModelError, match=r"model\.outputs: got 'a', expected given \| logits \| best"
     ):
         take(with_three_outputs(), outputs=["given", "a"])
 

@@ -49,7 +49,7 @@ def test_seeds_of_one_configuration_are_one_line_and_the_best_comes_first(tmp_pa
 @pytest.mark.parametrize("line", ["T,plain,many,,10,5", "T,plain,5", "T,plain,5,,ten,5"])
 def test_bad_line_is_named(tmp_path, line):
     path = write(tmp_path / "tools.csv", line)
-    with pytest.raises(ConfigError, match=r"report\.reference: .*line 2: .*takes tool"):
+    with pytest.raises(ConfigError, match=r"report\.reference: .*line 2: .*expected tool"):
         reference.load(str(path))
 
 
