@@ -138,7 +138,7 @@ def check_refusals(served: Served) -> None:
     with pytest.raises(PtqError, match=f"^folder: another server runs in {served.folder}"):
         server.serve(Arguments("postgresql:///load", folder=str(served.folder), port=free_port()))
     port = served.uri.rpartition(":")[2]
-    with pytest.raises(ConfigError, match=f"^port: {port} on 127.0.0.1 cannot be used"):
+    with pytest.raises(ConfigError, match=f"^port: got {port}, which cannot be used on 127.0.0.1"):
         server.serve(Arguments("postgresql:///load", port=int(port)))
 
 
