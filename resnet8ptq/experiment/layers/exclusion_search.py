@@ -22,9 +22,8 @@ from resnet8ptq.core.deadline import Deadline
 log = logging.getLogger(__name__)
 
 COUNTS = (1, 2, 4, 8, 16, 32)  # of groups of nodes that are left in float
-TESTS = (
-    len(COUNTS) + 3
-)  # none in float, each of `COUNTS`, and two searches that end at the first failure
+# None in float, each of `COUNTS`, and two searches that end at the first failure.
+TESTS = len(COUNTS) + 3
 
 
 @dataclass(frozen=True)
