@@ -22,6 +22,7 @@ from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.tasks.contract import BASELINE
 
 LEAST = 5  # repeats, also beyond the time limit
+LEAST_WARM_UP = 2  # torch compiles in its first two runs of a shape
 BATCH_SIZE, BATCH_BYTES = 32, 2**24  # upper limits if `latency.batch_size` is not set
 
 Times = NDArray[np.float64]  # [repeats], in milliseconds
@@ -139,9 +140,9 @@ def time_in_turns(
     """Return the times of each predictor; the order alternates, so that caches favour none.
 
     Args:
-        limit: seconds, after which `LEAST` repeats are enough.
+        limit: seconds, after which `LEAST` repeats are enough; half of them for the warm-up.
     """
-    warm_up = max(2, repeats // 10)  # torch compiles in its first two runs of a shape
+    warm_up = max(LEAST_WARM_UP, repeats // 10)
     times: list[list[float]] = [[] for _ in predictors]
     begin = time.perf_counter()
     for turn in range(warm_up + repeats):
@@ -151,7 +152,10 @@ def time_in_turns(
             start = time.perf_counter()
             predictors[index].predict(batch)
             times[index].append(1000 * (time.perf_counter() - start))
-        if turn + 1 >= warm_up + LEAST and time.perf_counter() - begin > limit:
+        spent = time.perf_counter() - begin
+        if LEAST_WARM_UP <= turn + 1 < warm_up and spent > limit / 2:
+            warm_up = turn + 1
+        if turn + 1 >= warm_up + LEAST and spent > limit:
             break
     return [np.array(values[warm_up:]) for values in times]
 

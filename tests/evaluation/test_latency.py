@@ -79,7 +79,9 @@ def test_a_batch_of_large_samples_is_smaller(shape, size):
     assert latency.find_batch_size(LatencyConfig(batch_size=5), split) == 5
 
 
-def test_turns_alternate_and_the_warm_up_is_not_counted():
+@pytest.mark.parametrize(("limit", "repeats", "timed"), [(math.inf, 2, 2), (0, 100, latency.LEAST)])
+def test_turns_alternate_and_the_warm_up_is_not_counted(limit, repeats, timed):
+    """A time limit of 0 also ends the warm-up, whose tenth of 100 would be 10."""
     calls: list[str] = []
 
     class Fake:
@@ -92,9 +94,9 @@ def test_turns_alternate_and_the_warm_up_is_not_counted():
             return batch
 
     split = Split(np.zeros((3, 2, 2, 3), np.uint8), np.zeros(3, np.int64), "made up")
-    found = latency.time_in_turns([Fake("a"), Fake("b")], split, 4, repeats=2)
-    assert calls == ["a", "b", "b", "a"] * 2  # 2 to warm up, then 2
-    assert [len(times) for times in found] == [2, 2]
+    found = latency.time_in_turns([Fake("a"), Fake("b")], split, 4, repeats, limit)
+    assert calls == list("abba" * 4)[: 2 * (2 + timed)]  # 2 turns to warm up
+    assert [len(times) for times in found] == [timed, timed]
 
 
 def test_threads_are_pinned_while_measuring_and_restored(monkeypatch, quantize):
