@@ -17,7 +17,7 @@ from resnet8ptq.core import templates
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.reference import Entry
-from resnet8ptq.tasks.contract import BASELINE
+from resnet8ptq.tasks.contract import BASELINE, Metric
 
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 62, 18, 14, 46  # margins, in units of the drawing
@@ -28,54 +28,13 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 @dataclass(frozen=True)
 class Point:
-    """A model in the figure; x, y, low and high are coordinates of the drawing.
+    """A model: `x` in the unit of the axis, losses in the unit of the metric.
 
     Attributes:
-        title: its name and values, for hovering and screen readers.
-        row: the index of its row in the table of runs; -1 if it has no row.
-        kind: the outcome of its verdict, `fp32` or `other`; sets the shape of the mark.
         low, high: ends of the 95% interval of the loss; equal if there is none.
-        beyond: whether the loss lies outside of the drawing.
+        kind: the outcome of its verdict, `fp32` or `other`; sets the shape of the mark.
+        row: the index of its row in the table of runs; -1 if it has no row.
     """
-
-    title: str
-    row: int
-    kind: str
-    colour: str
-    x: float
-    y: float
-    low: float
-    high: float
-    beyond: bool = False
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One of the two drawings.
-
-    Attributes:
-        name: `size` or `latency`.
-        x_title, y_title: the titles of the axes, with units.
-        x_ticks, y_ticks: positions and texts of the ticks.
-        limit: the position of the largest accepted loss.
-        front: the Pareto front, as the points of a polyline.
-        keys: the frameworks with their colours.
-    """
-
-    name: str
-    x_title: str
-    y_title: str
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
-    limit: float
-    front: str
-    points: list[Point]
-    keys: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class _Datum:
-    """A model in data units: `x` in the unit of the axis, losses in the unit of the metric."""
 
     label: str
     x: float
@@ -83,154 +42,12 @@ class _Datum:
     low: float
     high: float
     kind: str
-    framework: str
+    framework: str = ""
     row: int = -1
 
 
-def panels(selected: ModelSelection, others: Sequence[Entry] = ()) -> list[Panel]:
-    """Return a drawing over size and, if measured, one over latency; empty without runs.
-
-    Args:
-        others: results of other tools on the same samples, drawn over size.
-    """
-    family = selected.family
-    over = [
-        ("size", "model file, kB", "size_bytes", 1e-3, list(_others(family, others))),
-        ("latency", "latency of one sample, median, ms", "latency_p50_ms", 1.0, []),
-    ]
-    drawn = []
-    for name, title, metric_name, scale, more in over:
-        data = [
-            _datum(selected, cell, row, scale * cell.metric(metric_name))
-            for row, cell in enumerate(family.cells)
-            if cell.quantized and not math.isnan(cell.metric(metric_name))
-        ]
-        if data:
-            data += _baselines(family, metric_name, scale)
-            drawn.append(_place(name, title, family, selected.limits, [*data, *more]))
-    return drawn
-
-
-def to_svg(drawn: Sequence[Panel]) -> str:
-    """Return the drawings as one SVG file, side by side."""
-    template = templates.load("resnet8ptq.report", "trade_offs.svg.j2")
-    return template.render(panels=drawn, width=WIDTH, height=HEIGHT)
-
-
-def _datum(selected: ModelSelection, cell: Cell, row: int, x: float) -> _Datum:
-    metric, record = selected.family.metric, cell.record
-    delta = record.delta(metric)
-    loss = cell.metric("drop") if delta is None else metric.cost(delta)
-    loss = loss if record.stopped_loss is None else record.stopped_loss
-    interval = record.interval("delta")
-    low, high = sorted(map(metric.cost, interval)) if interval else (loss, loss)
-    framework = record.combination.framework
-    outcome = selected.outcome(cell)
-    return _Datum(cell.label, x, loss, low, high, outcome, framework, row)
-
-
-def _baselines(family: Family, metric_name: str, scale: float) -> list[_Datum]:
-    """Return FP32 in each framework, as the median over the runs."""
-    measured: dict[str, list[float]] = {}
-    for cell in family.measured:
-        value = cell.record.metrics.get(f"{BASELINE}{metric_name}")
-        if value is not None:
-            measured.setdefault(cell.record.combination.baseline, []).append(value)
-    return [
-        _Datum(f"{framework} fp32", scale * float(np.median(values)), 0, 0, 0, "fp32", framework)
-        for framework, values in measured.items()
-    ]
-
-
-def _others(family: Family, others: Sequence[Entry]) -> "list[_Datum]":
-    if not others:
-        return []
-    name = f"{BASELINE}{family.metric.name}"
-    fp32 = float(np.mean([cell.metric(name) for cell in family.measured]))
-    data = []
-    for entry in others:
-        loss = fp32 - entry.fair / entry.total
-        data.append(
-            _Datum(
-                f"{entry.tool} {entry.configuration}",
-                1e-3 * entry.size_bytes,
-                loss,
-                loss,
-                loss,
-                "other",
-                "",
-            )
-        )
-    return data
-
-
-def _place(
-    name: str, title: str, family: Family, limits: ReportConfig, data: Sequence[_Datum]
-) -> Panel:
-    metric = family.metric
-    values = [cell.metric(f"{BASELINE}{metric.name}") for cell in family.measured]
-    most = metric.allowed(metric.limit(limits), values[0])
-    largest = SPAN * most if most else max(d.loss for d in data)
-    shown = [d for d in data if d.loss <= largest]
-    bottom = max([most, *(min(d.high, largest) for d in shown)])
-    top = min([0.0, *(d.low for d in shown)])
-    pad = 0.06 * ((bottom - top) or 1)
-    x_low, x_high = min(d.x for d in data), max(d.x for d in data)
-    x_pad = 0.06 * ((x_high - x_low) or x_high or 1)
-    x_axis = _Axis(x_low - x_pad, x_high + x_pad, LEFT, WIDTH - RIGHT)
-    y_axis = _Axis(top - pad, bottom + pad, TOP, HEIGHT - BOTTOM)  # the smallest loss on top
-    frameworks = sorted({d.framework for d in data if d.framework})
-    colours = {f: COLOURS[i % len(COLOURS)] for i, f in enumerate(frameworks)}
-    points = [
-        Point(
-            f"{d.label}: {metric.say_change(-d.loss if metric.maximize else d.loss)}, {d.x:.4g} "
-            f"{title.rpartition(', ')[2]}, {d.kind}",
-            d.row,
-            d.kind,
-            colours.get(d.framework, "#777"),
-            x_axis.at(d.x),
-            y_axis.at(min(d.loss, bottom)),
-            y_axis.at(min(d.low, bottom)),
-            y_axis.at(min(d.high, bottom)),
-            d.loss > bottom,
-        )
-        for d in data
-    ]
-    return Panel(
-        name,
-        title,
-        metric.loss_title,
-        x_axis.ticks(1),
-        y_axis.ticks(metric.scale),
-        y_axis.at(most),
-        _front(data, points),
-        points,
-        [(framework, colours[framework]) for framework in frameworks],
-    )
-
-
-def _front(data: Sequence[_Datum], points: Sequence[Point]) -> str:
-    """Return the Pareto-optimal points, from left to right."""
-    costs = np.array([(d.x, d.loss) for d in data])
-    front = sorted(find_front(costs), key=lambda i: points[i].x)
-    return " ".join(f"{points[i].x:.1f},{points[i].y:.1f}" for i in front)
-
-
-def find_front(costs: NDArray[np.float64]) -> list[int]:
-    """Return the Pareto-optimal points of [n, objectives]; lower costs are better.
-
-    A point is dominated by one that is nowhere worse and somewhere better. Equal points do not
-    dominate each other.
-    """
-    return [
-        index
-        for index, point in enumerate(costs)  # one by one: all pairs would take n * n of memory
-        if not ((costs <= point).all(axis=1) & (costs < point).any(axis=1)).any()
-    ]
-
-
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """A linear scale from values `low` to `high` onto positions `start` to `end`."""
 
     low: float
@@ -248,3 +65,142 @@ class _Axis:
         values = MaxNLocator(6).tick_values(scale * self.low, scale * self.high)
         within = [v for v in values if scale * self.low <= v <= scale * self.high]
         return [(self.at(v / scale), f"{v:g}") for v in within]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One of the two drawings, with the methods that its template calls.
+
+    Attributes:
+        name: `size` or `latency`.
+        x_title: the title of the axis, with its unit.
+        most: the largest accepted loss.
+        bottom: the largest loss that is drawn; points beyond it lie on the lower edge.
+        keys: the frameworks with their colours.
+    """
+
+    name: str
+    x_title: str
+    metric: Metric
+    points: list[Point]
+    most: float
+    bottom: float
+    x_axis: Axis
+    y_axis: Axis
+    keys: dict[str, str]
+
+    def y(self, loss: float) -> float:
+        """Return the position of a loss."""
+        return self.y_axis.at(min(loss, self.bottom))
+
+    @property
+    def front(self) -> str:
+        """The Pareto front from left to right, as the points of a polyline."""
+        front = find_front(np.array([(point.x, point.loss) for point in self.points]))
+        points = sorted((self.points[index] for index in front), key=lambda point: point.x)
+        return " ".join(f"{self.x_axis.at(p.x)},{self.y(p.loss)}" for p in points)
+
+    def say(self, point: Point) -> str:
+        """Return a model's name and values, for hovering and screen readers."""
+        change = self.metric.say_change(-point.loss if self.metric.maximize else point.loss)
+        unit = self.x_title.rpartition(", ")[2]
+        return f"{point.label}: {change}, {point.x:.4g} {unit}, {point.kind}"
+
+
+def panels(selected: ModelSelection, others: Sequence[Entry] = ()) -> list[Panel]:
+    """Return a drawing over size and, if measured, one over latency; empty without runs.
+
+    Args:
+        others: results of other tools on the same samples, drawn over size.
+    """
+    family = selected.family
+    over = [
+        ("size", "model file, kB", "size_bytes", 1e-3, list(_others(family, others))),
+        ("latency", "latency of one sample, median, ms", "latency_p50_ms", 1.0, []),
+    ]
+    drawn = []
+    for name, title, metric_name, scale, more in over:
+        data = [
+            _point(selected, cell, row, scale * cell.metric(metric_name))
+            for row, cell in enumerate(family.cells)
+            if cell.quantized and not math.isnan(cell.metric(metric_name))
+        ]
+        if data:
+            data += _baselines(family, metric_name, scale)
+            drawn.append(_draw(name, title, family, selected.limits, [*data, *more]))
+    return drawn
+
+
+def to_svg(drawn: Sequence[Panel]) -> str:
+    """Return the drawings as one SVG file, side by side."""
+    template = templates.load("resnet8ptq.report", "trade_offs.svg.j2")
+    return template.render(panels=drawn, width=WIDTH, height=HEIGHT)
+
+
+def _point(selected: ModelSelection, cell: Cell, row: int, x: float) -> Point:
+    metric, record = selected.family.metric, cell.record
+    delta = record.delta(metric)
+    loss = cell.metric("drop") if delta is None else metric.cost(delta)
+    loss = loss if record.stopped_loss is None else record.stopped_loss
+    interval = record.interval("delta")
+    low, high = sorted(map(metric.cost, interval)) if interval else (loss, loss)
+    framework = record.combination.framework
+    return Point(cell.label, x, loss, low, high, selected.outcome(cell), framework, row)
+
+
+def _baselines(family: Family, metric_name: str, scale: float) -> list[Point]:
+    """Return FP32 in each framework, as the median over the runs."""
+    measured: dict[str, list[float]] = {}
+    for cell in family.measured:
+        value = cell.record.metrics.get(f"{BASELINE}{metric_name}")
+        if value is not None:
+            measured.setdefault(cell.record.combination.baseline, []).append(value)
+    return [
+        Point(f"{framework} fp32", scale * float(np.median(values)), 0, 0, 0, "fp32", framework)
+        for framework, values in measured.items()
+    ]
+
+
+def _others(family: Family, others: Sequence[Entry]) -> list[Point]:
+    if not others:
+        return []
+    name = f"{BASELINE}{family.metric.name}"
+    fp32 = float(np.mean([cell.metric(name) for cell in family.measured]))
+    points = []
+    for entry in others:
+        label, loss = f"{entry.tool} {entry.configuration}", fp32 - entry.fair / entry.total
+        points.append(Point(label, 1e-3 * entry.size_bytes, loss, loss, loss, "other"))
+    return points
+
+
+def _draw(
+    name: str, title: str, family: Family, limits: ReportConfig, points: list[Point]
+) -> Panel:
+    metric = family.metric
+    values = [cell.metric(f"{BASELINE}{metric.name}") for cell in family.measured]
+    most = metric.allowed(metric.limit(limits), values[0])
+    largest = SPAN * most if most else max(p.loss for p in points)
+    shown = [p for p in points if p.loss <= largest]
+    bottom = max([most, *(min(p.high, largest) for p in shown)])
+    top = min([0.0, *(p.low for p in shown)])
+    pad = 0.06 * ((bottom - top) or 1)
+    x_low, x_high = min(p.x for p in points), max(p.x for p in points)
+    x_pad = 0.06 * ((x_high - x_low) or x_high or 1)
+    x_axis = Axis(x_low - x_pad, x_high + x_pad, LEFT, WIDTH - RIGHT)
+    y_axis = Axis(top - pad, bottom + pad, TOP, HEIGHT - BOTTOM)  # the smallest loss on top
+    frameworks = sorted({p.framework for p in points if p.framework})
+    keys = {f: COLOURS[i % len(COLOURS)] for i, f in enumerate(frameworks)}
+    return Panel(name, title, metric, points, most, bottom, x_axis, y_axis, keys)
+
+
+def find_front(costs: NDArray[np.float64]) -> list[int]:
+    """Return the Pareto-optimal points of [n, objectives]; lower costs are better.
+
+    A point is dominated by one that is nowhere worse and somewhere better. Equal points do not
+    dominate each other.
+    """
+    return [
+        index
+        for index, point in enumerate(costs)  # one by one: all pairs would take n * n of memory
+        if not ((costs <= point).all(axis=1) & (costs < point).any(axis=1)).any()
+    ]
