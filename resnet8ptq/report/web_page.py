@@ -8,9 +8,9 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files as resources
+from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
@@ -19,48 +19,12 @@ from markdown_it.token import Token
 
 from resnet8ptq.core import templates
 from resnet8ptq.report import table, trade_off, verdicts
-from resnet8ptq.report.answer import Answer, explain
+from resnet8ptq.report.answer import explain
 from resnet8ptq.report.facts import best_first
 from resnet8ptq.report.recommend import ModelSelection, why_none
 from resnet8ptq.report.trade_off import Panel
 
 FOLD = re.compile(r"<details><summary>[^<>\n]*</summary>|</details>")
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of the table of runs.
-
-    Attributes:
-        key: the index of the run in its family, which links it to the figure; `fp32` for FP32.
-        more: whether the row is shown only on demand.
-    """
-
-    key: str
-    framework: str
-    cells: list[str]
-    more: bool
-
-
-@dataclass(frozen=True)
-class Section:
-    """The part of the page for one family of runs.
-
-    Attributes:
-        heading: empty for a single family.
-        reasons: the reasons if nothing is recommended.
-        heads, numeric: the headings of the table of runs; the numeric ones among them.
-        details: statistics and methods, in HTML.
-    """
-
-    heading: str
-    answers: list[Answer]
-    reasons: list[str]
-    panels: list[Panel]
-    heads: list[str]
-    numeric: list[str]
-    rows: list[Row]
-    details: str
 
 
 def to_html(
@@ -101,21 +65,46 @@ def _script() -> str:
     return resources("resnet8ptq.report").joinpath("templates/report.js").read_text("utf-8")
 
 
-def _section(heading: str, selected: ModelSelection, panels: list[Panel], details: str) -> Section:
+def _section(
+    heading: str, selected: ModelSelection, panels: list[Panel], details: str
+) -> dict[str, Any]:
+    """Return the part of the page for one family of runs.
+
+    Args:
+        heading: empty for a single family.
+        details: statistics and methods, in HTML.
+    """
     family, records = selected.family, selected.family.records
     judged = verdicts.in_words([family], selected.limits, [selected.judged])
     lines = table.rows(records, judged)
     heads, shown = table.without_empty(table.columns(records), lines)
     first = len(lines) - len(records)  # FP32's rows come before those of the runs
-    order = best_first(records) if len(records) > table.MANY else list(range(len(records)))
-    rows = [Row("fp32", line[0], line, False) for line in shown[:first]]
-    for rank, index in enumerate(order):
-        more = len(records) > table.MANY and rank >= table.FIRST
-        rows.append(Row(str(index), lines[first + index][0], shown[first + index], more))
+    many = len(records) > table.MANY
+    order = best_first(records) if many else list(range(len(records)))
+    rows = [
+        {"key": "fp32", "framework": row[0], "cells": row, "more": False} for row in shown[:first]
+    ]
+    rows += [
+        {
+            "key": index,  # links the row to the figure
+            "framework": lines[first + index][0],
+            "cells": shown[first + index],
+            "more": many and rank >= table.FIRST,  # shown only on demand
+        }
+        for rank, index in enumerate(order)
+    ]
     answers = explain(selected)
     measured = bool(family.measured)
-    reasons = [] if answers else why_none(selected) if measured else ["No model was measured."]
-    return Section(heading, answers, reasons, panels, heads, table.numeric(records), rows, details)
+    return {
+        "heading": heading,
+        "answers": answers,
+        "reasons": why_none(selected) if measured else ["No model was measured."],
+        "panels": panels,
+        "heads": heads,
+        "numeric": table.numeric(records),
+        "rows": rows,
+        "details": details,
+    }
 
 
 def render(markdown: str, images: Mapping[str, bytes]) -> str:
