@@ -9,6 +9,7 @@ are found by quantizing. Everything is measured on training images that did not 
 
 import copy
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,38 +201,30 @@ def choose(
     Raises:
         ConfigError: no plan is within the limit; names the smallest value found.
     """
-    tried: dict[int, TriedPlan] = {}
+    # In this order, all plans behind one that fits do fit.
+    ordered = plans if max_bytes is not None else plans[::-1]
+    measured: dict[int, TriedPlan] = {}
 
     def fits(number: int) -> bool:
-        plan = tried[number] = attempt(plans[number])
+        plan = measured[number] = attempt(ordered[number])
         if max_bytes is not None:
             return plan.size_bytes <= max_bytes
         if level is not None:
             return plan.p <= level
         return (math.inf if plan.drop is None else plan.drop) <= (max_drop or 0)
 
-    low, high = 0, len(plans) - 1
-    first_wanted = max_bytes is not None
-    if not fits(high if first_wanted else low):
-        plan = tried[high if first_wanted else low]
-        if first_wanted:
-            raise ConfigError(
-                f"precision.max_bytes: got {max_bytes}, expected at least {plan.size_bytes} here: "
-                "every layer has the fewest bits that this backend's files hold"
-            )
+    last = len(ordered) - 1
+    if fits(last):
+        return measured[bisect_left(range(last), True, key=fits)]
+    if max_bytes is not None:
         raise ConfigError(
-            f"precision.max_drop: got {max_drop}, expected at least {plan.drop:.5f} here: the drop "
-            "on held-out images with the most bits that the layers can have"
+            f"precision.max_bytes: got {max_bytes}, expected at least {measured[last].size_bytes} "
+            "here: every layer has the fewest bits that this backend's files hold"
         )
-    if first_wanted:
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    else:
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return tried[low]
+    raise ConfigError(
+        f"precision.max_drop: got {max_drop}, expected at least {measured[last].drop:.5f} here: "
+        "the drop on held-out images with the most bits that the layers can have"
+    )
 
 
 def to_csv(tried: Sequence[TriedPlan]) -> str:
