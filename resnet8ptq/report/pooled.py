@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from resnet8ptq.config.schema import ReportConfig
@@ -26,7 +27,7 @@ from resnet8ptq.report.facts import asked, varied
 from resnet8ptq.report.table import VOID
 from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.statistics import PART, UNKNOWN, Interval, Margin, find_edge, holm, tango
+from resnet8ptq.tasks.statistics import UNKNOWN, Interval, Margin, holm, invert, tango
 from resnet8ptq.tracking.record import RunRecord
 
 HEADS = ("configuration", "mean loss", "95%", "pooled", "worst data set", "its loss", "on all")
@@ -143,13 +144,6 @@ def _error(stratum: Stratum, loss: float) -> float:
     return 0.5 / correction / stratum.total  # it is half a sample in standard errors
 
 
-def mean_interval(strata: Sequence[Stratum]) -> Interval:
-    """Return the 95% interval of the mean loss: the limits not rejected by `stratified`."""
-    low = find_edge(lambda limit: stratified(strata, limit).p_beyond > PART)
-    high = find_edge(lambda limit: stratified(strata, limit).p_within <= PART)
-    return low, high
-
-
 def hold_on_all(margins: Sequence[Margin]) -> tuple[float, float]:
     """Return the p-values of "some loss is at the limit or above" and "none is above the limit"."""
     beyond = min(holm([margin.p_beyond for margin in margins]))
@@ -209,7 +203,7 @@ def _judge(
         yield Configuration(
             row[0].cell.label,
             mean_loss(strata),
-            mean_interval(strata),
+            invert(partial(stratified, strata)),
             names[worst.source],
             worst.stratum.loss,
             *outcomes.get(id(row), (VOID, VOID)),

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from resnet8ptq.tasks.statistics import PART, UNKNOWN, Interval, Margin, find_edge, tango
+from resnet8ptq.tasks.statistics import UNKNOWN, Interval, Margin, find_edge, invert, tango
 
 LOOKS = 20
 PASS, FAIL, FUTILE = "pass", "fail", "undecided"  # reasons to end scoring
@@ -184,9 +184,7 @@ class StoppingPlan:
 
     def interval(self, lost: int, won: int, seen: int) -> Interval:
         """Return the 95% interval of the loss, by the stage-wise ordering."""
-        low = find_edge(lambda loss: self.margin(lost, won, seen, loss).p_beyond > PART)
-        high = find_edge(lambda loss: self.margin(lost, won, seen, loss).p_within <= PART)
-        return low, high
+        return invert(lambda loss: self.margin(lost, won, seen, loss))
 
     def estimate(self, lost: int, won: int, seen: int) -> float:
         """Return the median-unbiased estimate of the loss, by the stage-wise ordering."""

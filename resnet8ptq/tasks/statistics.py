@@ -177,10 +177,15 @@ def tango_interval(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> In
     It contains the differences that the score test of `tango` does not reject.
     """
     ours, theirs = flips(hits, other_hits)
-    low = find_edge(lambda limit: tango(ours, theirs, len(hits), limit).p_beyond > PART)
-    high = find_edge(lambda limit: tango(ours, theirs, len(hits), limit).p_within <= PART)
+    low, high = invert(lambda limit: tango(ours, theirs, len(hits), limit))
     delta = (ours - theirs) / len(hits)  # rounding would exclude it at -1 and 1
     return min(low, delta), max(high, delta)
+
+
+def invert(margin: Callable[[float], Margin]) -> Interval:
+    """Return the 95% interval of a loss: the limits whose margin is not significant."""
+    low = find_edge(lambda limit: margin(limit).p_beyond > PART)
+    return low, find_edge(lambda limit: margin(limit).p_within <= PART)
 
 
 def find_edge(above: Callable[[float], bool]) -> float:
