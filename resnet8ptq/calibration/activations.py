@@ -44,8 +44,6 @@ class Activations:
 
     Attributes:
         onnx_path: file of the FP32 network.
-        calibration: the calibration images.
-        calib: the calibration method.
         runtime: threads of the passes, and the cache of the statistics.
         preset: ranges from elsewhere, by ONNX tensor name; they take precedence.
     """

@@ -25,10 +25,7 @@ class CorrectionSettings:
 
     Attributes:
         weights: the weight grids of the run's backend.
-        selection: the nodes to quantize.
-        images: calibration images.
         calib: the calibration method; its `batch_size` is the largest batch.
-        runtime: threads and cache.
         activations: the activation grid of the run's backend.
         float_output: whether the last layer's output stays in float.
     """

@@ -21,7 +21,6 @@ class Field:
     """One input of a network, filled by the field of the same name.
 
     Attributes:
-        dtype: the dtype of the input.
         layout: the order of a sample's axes in the input, see `preprocessing.arrange`.
         steps: preprocessing, see `steps_of`.
     """

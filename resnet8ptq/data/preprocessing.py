@@ -20,7 +20,6 @@ class Preprocessing:
     Attributes:
         offset, step: a stored integer has the value `(stored - offset) * step`.
         bgr: whether the order of the channels, the last axis, is reversed.
-        scale: a factor for the values.
         mean, std: the last step is `(value - mean) / std`, with one number for all channels, or one
             for each channel in the order after `bgr`.
     """

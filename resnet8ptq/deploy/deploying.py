@@ -67,12 +67,7 @@ class Arguments:
 
 
 def main(words: list[str]) -> None:
-    """Find the run, check its artifact, write the folder.
-
-    Raises:
-        ConfigError: a key is wrong, the run does not exist, or the folder is not empty.
-        PtqError: the predictions of the artifact, or of the example, differ from the run's.
-    """
+    """Find the run, check its artifact, write the folder."""
     asked = command.parse_words([_as_text(word) for word in words], Arguments, __doc__)
     _check(asked)
     limits = {"max_drop": asked.max_drop, "min_sqnr_db": asked.min_sqnr_db}

@@ -152,9 +152,6 @@ def requirements(library: str, *others: str) -> list[str]:
 def verify(folder: Path, more: Vectors | None = None) -> str:
     """Run the example of a folder in a fresh virtual environment; return its output.
 
-    Args:
-        more: additional samples to check.
-
     Raises:
         QuantizationError: the environment cannot be created, or the example fails.
     """
@@ -175,11 +172,7 @@ def verify(folder: Path, more: Vectors | None = None) -> str:
 
 
 def run(python: Path | str, folder: Path) -> str:
-    """Run a folder's example with an interpreter, isolated from the packages of the user.
-
-    Raises:
-        QuantizationError: the example fails.
-    """
+    """Run a folder's example with an interpreter, isolated from the packages of the user."""
     with waiting(f"Running {FILE}"):
         return _call([str(python), "-I", str(folder / FILE)], f"{FILE} fails")
 

@@ -124,11 +124,7 @@ def _size(tensor: Any) -> int:
 
 
 def run(content: bytes, sample: NDArray[np.float32]) -> tuple[NDArray[Any], list[NDArray[Any]]]:
-    """Run an input [1, ...]; return it and the outputs in the file's dtypes.
-
-    Raises:
-        UnsupportedError: the file has several inputs.
-    """
+    """Run an input [1, ...]; return it and the outputs in the file's dtypes."""
     interpreter = open_interpreter(content, 1)
     details = interpreter.get_input_details()
     if len(details) != 1:

@@ -112,7 +112,6 @@ class Evaluator:
 
     Attributes:
         network: the FP32 network that artifacts are compared with.
-        runtime: threads and cache.
         batch_size: the batch size of evaluations; None: the fastest.
         cut: whether the network ends before its softmax, so that its outputs are logits.
     """
@@ -188,8 +187,6 @@ class Evaluator:
         """Load the artifact at `path`, run and score `samples`, and compare with FP32.
 
         Args:
-            label: the label of the progress bar.
-            batch_size: the batch size of this evaluation.
             logits: whether to collect the softmax's inputs, for the SQNR.
         """
         evaluation = self.run(config, path, samples, label, batch_size, logits)

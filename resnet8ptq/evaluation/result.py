@@ -11,7 +11,6 @@ class Measurement:
     """An artifact, reloaded from disk and run over the test images.
 
     Attributes:
-        task: the task that scored the outputs.
         size_bytes, baseline_size_bytes: file sizes of the model and of its FP32 baseline.
         quantize_s: seconds of conversion, and of calibration unless cached.
         evaluate_s: seconds for all test images.

@@ -45,7 +45,6 @@ def check(
     Args:
         config: the settings, after `compatibility.fit_settings`.
         data: the data set, arranged for the network.
-        path: path of the artifact.
     """
     sqnr = comparison.sqnr_db
     near = sqnr is None or sqnr >= FAR_DB

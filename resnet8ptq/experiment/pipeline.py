@@ -50,14 +50,8 @@ LOW_SQNR_DB = 10.0  # the noise has a tenth of the signal's power
 def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult:
     """Quantize, reload, evaluate, compare with the FP32 baseline, and record.
 
-    Args:
-        settings: the run's settings, with all files located.
-        folder: the run's existing folder, for all its files.
-        run: the open MLflow run.
-
     Raises:
         UnsupportedError: the framework does not support this combination.
-        PtqError: any other failure, in one line.
     """
     memory = PeakMemory()
     settings.quantizer.resolve()  # an unsupported combination is known before any work

@@ -66,7 +66,6 @@ class Workspace:
     """The inputs of each step.
 
     Attributes:
-        config: the run's settings.
         samples: the samples; the steps choose on `samples.tuning`.
         folder: the run's folder, for tables and figures of the steps.
         scratch: folder of corrected networks, which must exist until quantization ends.
@@ -128,11 +127,7 @@ def tunes(config: RunConfig) -> bool:
 
 
 def prepare(work: Workspace) -> Preparation:
-    """Run each step that the settings enable.
-
-    Raises:
-        PtqError: see the steps.
-    """
+    """Run each step that the settings enable."""
     start = time.perf_counter()
     prepared = Preparation(work.config, work.fp32, work.fp32)
     if work.config.dtype.name == "fp32":

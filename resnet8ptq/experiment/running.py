@@ -28,9 +28,6 @@ def run(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
 
     Returns:
         The result; `unsupported` if the framework does not support the combination.
-
-    Raises:
-        PtqError: any other failure, in one line.
     """
     recorder.log_config(settings.config)
     name = settings.config.analysis.name

@@ -29,7 +29,6 @@ class Settings:
 
     Attributes:
         config: the requested settings, with the paths of data and network.
-        runtime: cache and threads.
         source: the network's file or folder; for a module, its weights.
     """
 

@@ -63,7 +63,6 @@ class Tried:
         value: the tie-adjusted metric.
         drop: loss against FP32; corrected for the interim looks if scoring stopped.
         p: one-sided p-value of "the drop is at the limit or above".
-        samples: number of scored samples.
     """
 
     value: float

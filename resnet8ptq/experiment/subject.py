@@ -11,9 +11,6 @@ def open_subject(settings: Settings, run: Recorder) -> tuple[Evaluator, Samples]
     """Read data and network, draw the samples, and log the task.
 
     The measured samples are the tuning samples: training samples that do not calibrate.
-
-    Raises:
-        PtqError: data or network are missing, or do not fit, in one line.
     """
     config = settings.config
     data, fp32 = load(settings)

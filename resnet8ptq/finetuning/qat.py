@@ -39,7 +39,6 @@ class QatSettings:
         training: the settings `qat`, such as epochs and learning rate.
         calib: the calibration method of the initial ranges.
         weights, activations: the grids of the run's backend.
-        selection: the nodes to quantize.
         float_output: whether the last layer's output stays in float.
         seed: seed of the images' order, shifts and flips.
     """
@@ -73,7 +72,6 @@ def fine_tune(
             test images.
         calibration: calibration images for the initial ranges.
         held_out: held-out training images for the choice of the epoch.
-        runtime: threads and cache.
         report: called with each point of the curves, including points from the cache.
 
     Raises:

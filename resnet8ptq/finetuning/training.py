@@ -56,7 +56,6 @@ class Trainer:
     Attributes:
         student: the module to train, from network inputs [n, ...] to logits [n, classes].
         teacher: the FP32 network, with the same inputs and outputs.
-        train: training images.
         held_out: held-out training images for the choice of the epoch.
         checkpoint: the file for continuing an interrupted training.
         report: called with each point of the curves, including points before an interruption.

@@ -29,7 +29,6 @@ class RoundedWeight:
         node: name of the layer's node.
         values, rounded: the weights before and after rounding.
         scales: number of scales: 1, or one for each channel.
-        dtype: the dtype of the integers.
     """
 
     name: str

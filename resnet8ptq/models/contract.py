@@ -176,10 +176,6 @@ def _any_length(contract: Contract, stored: np.dtype[Any]) -> tuple[str, ...]:
 def find_dtype(stored: DTypeLike, preprocessing: Preprocessing, takes: Tensor) -> str:
     """Return the dtype of an input for these samples.
 
-    Args:
-        stored: dtype of the stored samples.
-        preprocessing: the preprocessing of the samples.
-
     Raises:
         ModelError: the input takes integers, and the samples are not integers or preprocessing
             would change them. Integers may be pixels or indices; only the user knows which.

@@ -109,7 +109,6 @@ def convert(
         folder: an existing, empty folder.
         samples: stored samples [n, ...] on which the frameworks must agree; records name their
             inputs.
-        steps: preprocessing of the samples.
 
     Raises:
         ModelError: not a model, unsafe, NaN in its weights, or unsuitable shapes.
@@ -169,7 +168,6 @@ def check_torch(path: Path, samples: Samples, steps: Arithmetic = RAW, final: st
     Args:
         path: a graph written by `convert`.
         samples: stored samples [n, ...].
-        steps: preprocessing of the samples.
         final: see `find_final`.
 
     Raises:

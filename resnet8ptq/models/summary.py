@@ -56,7 +56,6 @@ class Summary:
     """The facts about a network that are known without running it.
 
     Attributes:
-        format: name of the file format.
         contract: inputs and outputs; sizes that the file leaves free are None.
         opset: opset of an ONNX file, or of the export from another format.
         operators: number of nodes by operator, without nodes that only compute shapes.

@@ -19,8 +19,6 @@ class Answer:
     """A recommended model, summarized for the top of the report.
 
     Attributes:
-        uses: the uses for which it is recommended.
-        label: the configuration.
         outcome: the outcome of the verdict; empty for FP32.
         verdict: the verdict as a sentence.
         facts: the metric with its 95% interval, size and latency.

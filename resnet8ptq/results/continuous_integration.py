@@ -55,13 +55,7 @@ class Arguments:
 
 
 def main(words: list[str]) -> None:
-    """Print the verdict.
-
-    Raises:
-        ConfigError: a key is wrong, or the run does not exist.
-        TrackingError: the run failed, or no run of the sweep was measured.
-        SystemExit: with the code of a verdict other than pass.
-    """
+    """Print the verdict."""
     asked = command.parse_words([_as_text(word) for word in words], Arguments, __doc__)
     if asked.format not in FORMATS:
         raise ConfigError(no_such_name("format", asked.format, FORMATS))

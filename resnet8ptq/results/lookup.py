@@ -42,7 +42,6 @@ class _Source:
 
     Attributes:
         parent: the sweep's parent run; None for a single run.
-        records: the runs to compare.
         run_id: the id of the requested run; empty for a sweep.
     """
 

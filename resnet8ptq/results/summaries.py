@@ -112,7 +112,6 @@ class Choice:
     Attributes:
         use: best, balanced, smallest, fastest, fastest_batch, or best_NAME for a backend.
         run_id: None for FP32 itself, which only the uses for speed recommend.
-        because: the reason as text.
         equals: ids of the alternatives: for best and balanced, the runs proven to be within the
             margin of the best; for other uses, runs close in size or speed.
         unknown: ids of the runs that may be within the margin; the samples do not decide.

@@ -88,7 +88,6 @@ class BootstrapScores(Scores):
 
     Attributes:
         statistic: returns the metric of the items with the given indices.
-        resamples: number of bootstrap samples.
         per_item: the value of each item [n], if the metric is a mean of them.
         others: further metrics, by MLflow name.
         of_mean: `per_item` [n] for a network that always predicts the mean of the targets.

@@ -50,7 +50,6 @@ class Metric:
     Attributes:
         name: its name in MLflow; the baseline's is `baseline/{name}`.
         title: its name in tables and figures.
-        maximize: higher is better.
         percent: whether it is a fraction, shown in percent and its differences in points.
         bounded: whether a drop is a difference; else it is a fraction of the baseline's value.
         fair: name of the tie-adjusted metric that ranks models; empty if there is none.
@@ -202,9 +201,7 @@ class TaskContext:
 
     Attributes:
         data: the name of the data set.
-        labels: labels of the scored samples.
         class_names, named, class_ids: see `Dataset`.
-        input_shape: shape of one network input.
         outputs: the shape of each output by name, without the batch axis.
         final: see `Outputs`.
     """
@@ -245,11 +242,7 @@ class SampleValues(ABC):
 
     @abstractmethod
     def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return the margin of the loss against the baseline above `drop`, see `Metric.drop`.
-
-        Args:
-            items: number of scored items.
-        """
+        """Return the margin of the loss against the baseline above `drop`, see `Metric.drop`."""
 
     def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
         """Return the margin of the loss against another quantized model above `drop`."""
@@ -518,8 +511,6 @@ class Task:
 
     Attributes:
         metric: the primary metric.
-        score: scores the outputs of a model.
-        test: the paired test.
         criterion: a metric of `pair_metrics` with less variance over samples than the primary one.
             A sweep uses it to choose among the models near the best; None: only the primary metric
             counts.
@@ -615,7 +606,6 @@ class TaskType:
         make: makes the task for a network and data. Raises ConfigError if the data are not
             sufficient, ModelError if the outputs do not fit.
         recall: makes the task from the settings and class names of a finished run.
-        schema: its settings.
         fingerprint: returns a hash of the user's scoring code; empty if there is none.
     """
 

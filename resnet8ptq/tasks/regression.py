@@ -30,7 +30,6 @@ def build(primary: str = "mae", resamples: int = 9999) -> Task:
 
     Args:
         primary: `mae` or `rmse`; averaged over a sample's values, then over the samples.
-        resamples: see `BootstrapScores`.
     """
     return Task(
         "regression",

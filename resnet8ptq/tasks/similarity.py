@@ -37,7 +37,6 @@ def build(resamples: int = 9999, output: int = 0, embeds: bool = False) -> Task:
     """Return the task.
 
     Args:
-        resamples: see `BootstrapScores`.
         output: the index of the output that is scored.
         embeds: whether the output is the embedding of one text; else it is the score of a pair.
     """

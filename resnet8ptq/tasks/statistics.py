@@ -206,7 +206,6 @@ class CrossedMean:
         sample_error, draw_error: standard errors over samples with fixed draws, and over draws with
             fixed samples.
         freedom: degrees of freedom of `error`.
-        samples: number of samples.
     """
 
     mean: float

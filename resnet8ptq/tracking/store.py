@@ -214,11 +214,7 @@ def _unusable(uri: str, experiment: str, error: Exception) -> TrackingError:
 
 @contextmanager
 def in_one_line(store: Store) -> Iterator[None]:
-    """Turn errors of an unavailable store, which have dozens of lines, into one line.
-
-    Raises:
-        TrackingError: the one-line error.
-    """
+    """Turn errors of an unavailable store, which have dozens of lines, into one line."""
     try:
         yield
     except PtqError:
@@ -230,11 +226,7 @@ def in_one_line(store: Store) -> Iterator[None]:
 
 
 def check_answers(uri: str) -> None:
-    """Check that a server answers within `HEALTH_S`; databases are not checked.
-
-    Raises:
-        TrackingError: it does not answer.
-    """
+    """Check that a server answers within `HEALTH_S`; databases are not checked."""
     if not uri.startswith(("http://", "https://")):
         return
     import requests

@@ -15,7 +15,6 @@ class Source:
         takes: the accepted files or folders, as text; empty if the source reads none.
         file, folder: whether the source reads a file, or a folder.
         key: the key of `data` that names the file or folder.
-        schema: the dataclass of its settings.
         decodes: whether `load` itself decodes and resizes pictures.
     """
 

@@ -527,7 +527,6 @@ def name_classes(
     """Return the names of the classes, by default their numbers, and whether they have names.
 
     Args:
-        highest: the highest label.
         origin: the setting or array that holds `names`, for the error.
 
     Raises:

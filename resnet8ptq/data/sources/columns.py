@@ -37,7 +37,6 @@ class Table:
 
     Attributes:
         source: the file or folder.
-        sha256: SHA-256 of the content.
     """
 
     source: Path

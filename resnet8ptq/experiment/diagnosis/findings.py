@@ -34,7 +34,6 @@ class Finding:
     """A fault and the changes against it.
 
     Attributes:
-        name: a short name.
         tensors: the affected tensors, the worst first.
         meaning: the measurement and its meaning.
         changes: changes of settings, each of which may fix the fault.

@@ -21,7 +21,6 @@ class Outcome:
 
     Attributes:
         words: the change; empty for the unchanged settings.
-        value: the task's metric.
         won: the gain in that metric over the unchanged settings, see `Metric.drop`.
         sqnr_db: SQNR of the output; infinite if it equals FP32's.
         won_db: the gain in SQNR over the unchanged settings.

@@ -56,7 +56,6 @@ class Exclusion:
     Attributes:
         nodes: nodes to leave in float, the noisiest first; for `nodes_to_exclude`.
         steps: all trials, in order; the first has all layers quantized.
-        seconds: seconds of the search.
         excluded_ms: median latency at batch 1 minus that with all layers quantized; None if not
             measured.
     """

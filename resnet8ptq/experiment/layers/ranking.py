@@ -15,7 +15,6 @@ class Layer:
     Attributes:
         name: the short name; `node` is the name in the ONNX graph, for `nodes_to_exclude`.
         sqnr_db: SQNR of the output over all images; see `tasks.distortion`.
-        value: the task's metric.
         lost: the loss of `value` against FP32, see `Metric.drop`.
         saved_bytes: the FP32 artifact's size minus this one's.
     """
@@ -36,7 +35,6 @@ class SensitivityResult(RunResult):
     Attributes:
         layers: with one layer quantized, lowest SQNR first; with one in float, highest first,
             because that layer harms most.
-        metric: the task's metric.
         whole: the same metrics with every layer quantized.
         output: the kind of outputs of the SQNR: `logits`, `probabilities` or `values`.
         images: number of held-out images.

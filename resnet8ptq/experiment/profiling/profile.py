@@ -24,12 +24,9 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
 
     Args:
         settings: the run's settings; `latency` sets repeats and threads.
-        folder: the run's existing folder, for all its files.
-        run: the open MLflow run.
 
     Raises:
         UnsupportedError: the framework does not report times.
-        PtqError: any other failure, in one line.
     """
     timing = settings.config.latency
     settings.quantizer.resolve()

@@ -60,7 +60,6 @@ def read(path: Path, records: re.Pattern[str]) -> dict[str, bytes]:
     """Return the content of each record by its name; memory is bounded by the file.
 
     Args:
-        path: path of the archive.
         records: pattern of the allowed names.
 
     Raises:

@@ -43,7 +43,6 @@ class Evaluation:
     """The result of COCO's evaluation; NaN without objects of the kind.
 
     Attributes:
-        pictures: number of scored pictures.
         precision: pycocotools' array [10 thresholds, 101 recalls, classes, 4 areas], with the
             classes in the order of the annotations' categories.
         recall: [10 thresholds, classes, 4 areas].

@@ -45,7 +45,6 @@ def build(
 
     Args:
         decoder: decodes the outputs; None for a finished run.
-        resamples: number of bootstrap samples.
     """
     return Task(
         "detection",
