@@ -1,7 +1,7 @@
 """A run's artifact as an MLflow model: signature, input example, pinned requirements.
 
 ONNX files use MLflow's onnx flavor. Files of TFLite, torch, ExecuTorch and OpenVINO use a small
-pyfunc. MLflow copies its code (`serving_code`) beside the file, so a server needs only the
+pyfunc. MLflow copies its code (`served_model`) beside the file, so a server needs only the
 framework, not this package.
 """
 
@@ -21,15 +21,15 @@ from resnet8ptq.tracking.store import Store
 
 EXAMPLE = "example.npz"  # in the run's folder: `inputs` [1, ...], as the network takes them
 _REFUSED = re.compile("[/:.%\"']")  # by MLflow, in the name of a model
-_CODE = Path(__file__).parent / "serving_code"
-# By the engine or the file's suffix: the module of its pyfunc, and the packages that it imports.
-_SERVED = {
-    ".onnx": ("", ("onnx", "onnxruntime", "numpy")),
-    "openvino": ("openvino_model.py", ("openvino", "numpy")),
-    ".tflite": ("tflite_model.py", ("ai-edge-litert", "numpy")),
-    ".pt": ("torch_model.py", ("torch", "numpy")),
-    ".pt2": ("torch_model.py", ("torch", "numpy")),
-    ".pte": ("executorch_model.py", ("executorch", "numpy")),
+_CODE = Path(__file__).with_name("served_model.py")
+# The packages that serve a file, by its engine or its suffix.
+_PACKAGES = {
+    ".onnx": ("onnx", "onnxruntime", "numpy"),
+    "openvino": ("openvino", "numpy"),
+    ".tflite": ("ai-edge-litert", "numpy"),
+    ".pt": ("torch", "numpy"),
+    ".pt2": ("torch", "numpy"),
+    ".pte": ("executorch", "numpy"),
 }
 
 
@@ -69,14 +69,15 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     from mlflow.types import Schema, TensorSpec
 
     path = folder / described["file"]
-    code, packages = _SERVED.get(described.get("engine") or "") or _SERVED[path.suffix]
+    engine = described.get("engine")
+    server = engine if engine in _PACKAGES else path.suffix
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
         example = arrays["inputs"]
-    if code:
+    if server != ".onnx":
         shapes, outputs = _shapes(example), described["outputs"]
         values = feed(example, list(shapes))
         dtypes = [[name, array.dtype.name] for name, array in values.items()]  # MLflow sorts a dict
-        settings = _pyfunc(path, code, {**described, "outputs": list(outputs), "inputs": dtypes})
+        settings = _pyfunc(path, {**described, "outputs": list(outputs), "inputs": dtypes})
     else:
         shapes, outputs, settings = _onnx(path)
         values = feed(example, list(shapes))
@@ -94,7 +95,8 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
         input_example=values,
         # Without the name of a torch build: the registry of pip's default has no `+cpu`.
         pip_requirements=[
-            f"{package}=={versions[f'version.{package}'].partition('+')[0]}" for package in packages
+            f"{package}=={versions[f'version.{package}'].partition('+')[0]}"
+            for package in _PACKAGES[server]
         ],
         flavor_name=settings["flavor"].__name__,
         validate_serving_input=False,
@@ -102,13 +104,13 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     )
 
 
-def _pyfunc(path: Path, code: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Model.log` for a file that `serving_code` runs."""
+def _pyfunc(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Model.log` for a file that `served_model` runs."""
     import mlflow.pyfunc
 
     return {
         "flavor": mlflow.pyfunc,
-        "python_model": str(_CODE / code),
+        "python_model": str(_CODE),
         "artifacts": {"model": str(path)},
         "model_config": {key: config[key] for key in ("outputs", "engine", "inputs")},
     }

@@ -1,1 +1,0 @@
-"""Modules that MLflow copies beside files without a flavor; none imports another."""
