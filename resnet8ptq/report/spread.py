@@ -6,7 +6,7 @@ standard error includes both samples and draws.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from resnet8ptq.report.verdicts import Verdict, outcomes
 from resnet8ptq.tasks.statistics import CrossedMean, crossed_mean
 
 
-@dataclass(frozen=True)
+@dataclass
 class Spread:
     """The task's metric of one configuration over several seeds.
 
@@ -56,7 +56,16 @@ def measure(family: Family, limits: ReportConfig) -> list[Spread]:
         return []
     groups = [_by_seed(cells) for cells in group_by_configuration(family)]
     groups = [cells for cells in groups if len(cells) > 1]
-    return _judge([_measure(family, cells) for cells in groups], groups, family, limits)
+    spreads = [_measure(family, cells) for cells in groups]
+    pairs = zip(spreads, groups, strict=True)
+    sound = [s for s, cells in pairs if s.loss and not any(cell.record.doubt for cell in cells)]
+    limit = family.metric.limit(limits)
+    margins = [spread.loss.margin(limit) for spread in sound if spread.loss]
+    # More samples alone do not decide: there is no sample size to name.
+    decided = outcomes([(margin.p_within, margin.p_beyond) for margin in margins])
+    for spread, outcome in zip(sound, decided, strict=True):
+        spread.verdict = Verdict(outcome)
+    return spreads
 
 
 def _measure(family: Family, cells: Sequence[Cell]) -> Spread:
@@ -74,23 +83,6 @@ def _measure(family: Family, cells: Sequence[Cell]) -> Spread:
 def _by_seed(cells: Sequence[Cell]) -> list[Cell]:
     """Return one cell for each seed."""
     return list({cell.record.seed: cell for cell in cells}.values())
-
-
-def _judge(
-    spreads: Sequence[Spread],
-    groups: Sequence[Sequence[Cell]],
-    family: Family,
-    limits: ReportConfig,
-) -> list[Spread]:
-    """Add the verdicts on the recipes, if FP32 is not in doubt."""
-    pairs = zip(spreads, groups, strict=True)
-    sound = [s for s, cells in pairs if s.loss and not any(cell.record.doubt for cell in cells)]
-    limit = family.metric.limit(limits)
-    margins = [spread.loss.margin(limit) for spread in sound if spread.loss]
-    # More samples alone do not decide: there is no sample size to name.
-    decided = outcomes([(margin.p_within, margin.p_beyond) for margin in margins])
-    judged = {id(s): Verdict(outcome) for s, outcome in zip(sound, decided, strict=True)}
-    return [replace(spread, verdict=judged.get(id(spread))) for spread in spreads]
 
 
 def without_seed(cell: Cell) -> str:
