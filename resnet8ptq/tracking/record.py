@@ -9,7 +9,6 @@ from resnet8ptq.config.naming import Combination
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.contract import BASELINE, GROUPED, PLANNED, STOPPED_LOSS, TOTAL, Metric, Task
-from resnet8ptq.tracking import earlier
 from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal
 from resnet8ptq.tracking.params import complete
 
@@ -109,8 +108,7 @@ class RunRecord:
     def of_mlflow(cls, run: Any) -> "RunRecord":
         """Return the record of an MLflow run."""
         info, data = run.info, run.data
-        tags = dict(data.tags)
-        values = complete(data.params), earlier.rename(data.metrics, tags), tags
+        values = complete(data.params), dict(data.metrics), dict(data.tags)
         return cls(info.run_id, *values, info.artifact_uri, info.status in ENDED)
 
     @classmethod
@@ -118,8 +116,8 @@ class RunRecord:
         """Return the record of a run from its own folder."""
         tags = {**journal.tags, "record": journal.key, "mlflow.runName": journal.name}
         run_id = run_id or journal.run_id or journal.key
-        metrics = earlier.rename(journal.metrics, tags)
-        return cls(run_id, journal.params, metrics, tags, folder.as_uri(), journal.ended)
+        values = journal.params, journal.metrics, tags
+        return cls(run_id, *values, folder.as_uri(), journal.ended)
 
     @property
     def combination(self) -> Combination:
