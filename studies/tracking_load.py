@@ -31,6 +31,7 @@ from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.server import server
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
+from resnet8ptq.tasks.contract import Metrics
 from resnet8ptq.tracking.run import start_parent, start_run
 from resnet8ptq.tracking.store import Store, open_store
 
@@ -122,19 +123,17 @@ def make_result() -> RunResult:
     )
     timings = Timings(content.random(50), content.random(50))
     task = classification.build(CLASSES)
-    measurement = Measurement(
-        task=task,
-        comparison=task.compare(model, baseline),
-        size_bytes=100_000,
-        baseline_size_bytes=320_000,
-        quantized_layers=11,
-        quantize_s=1.0,
-        evaluate_s=1.0,
-        evaluate_batch_size=256,
-        evaluate_threads=1,
-        peak_memory_bytes=500_000_000,
-        latency=Latency(timings, timings),
-    )
+    metrics: Metrics = {
+        "baseline/size_bytes": 320_000,
+        "counts/quantized_layers": 11,
+        "system/quantize_s": 1.0,
+        "system/evaluate_s": 1.0,
+        "system/evaluate_batch_size": 256,
+        "system/evaluate_threads": 1,
+        "peak_memory_bytes": 500_000_000,
+        **Latency(timings, timings).to_metrics(),
+    }
+    measurement = Measurement(task, task.compare(model, baseline), 100_000, metrics)
     return RunResult("ok", measurement=measurement, resolved={"weight_dtype": "int8"})
 
 

@@ -39,7 +39,7 @@ from resnet8ptq.graph.layers import is_grouped
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.summary import quantized_operators
 from resnet8ptq.precision.plan import Selection, find_float_nodes
-from resnet8ptq.tasks.contract import GROUPED, Comparison, Task
+from resnet8ptq.tasks.contract import BASELINE, GROUPED, Comparison, Metrics, Task
 from resnet8ptq.tasks.sequential import StoppingPlan
 
 log = logging.getLogger(__name__)
@@ -121,43 +121,38 @@ def _measure(
     plan: StoppingPlan | None,
 ) -> Measurement:
     """Reload the artifact from disk, and measure it on every role of samples."""
-    config, artifact, reported = prepared.config, quantized.artifact, samples.reported
+    config, path, reported, task = prepared.config, quantized.path, samples.reported, evaluator.task
     if plan is None:
-        compared = evaluator.compare(config, artifact.path, reported)
+        compared = evaluator.compare(config, path, reported)
     else:
-        compared = evaluator.compare_until(config, artifact.path, reported, plan)
-    choice = single = None
+        compared = evaluator.compare_until(config, path, reported, plan)
+    comparison, evaluation, choice = compared.comparison, compared.evaluation, None
+    metrics: Metrics = {
+        "counts/quantized_layers": quantized.artifact.quantized_layers,
+        "system/quantize_s": quantized.seconds,  # without calibration that the cache had
+        "system/prepare_s": prepared.seconds,  # fine-tuning, corrections and choices
+        "system/evaluate_s": evaluation.seconds,
+        "system/evaluate_batch_size": evaluation.batching.batch_size,
+        "system/evaluate_threads": evaluation.batching.threads * evaluation.batching.at_once,
+        **prepared.metrics,
+    }
     if samples.selection is not None:
         label = "Evaluating to choose"
-        choice = evaluator.compare(config, artifact.path, samples.selection, label, logits=False)
-    if config.method == "dynamic" and config.dtype.name != "fp32":
+        chosen = evaluator.compare(config, path, samples.selection, label, logits=False)
+        choice, metrics["system/choose_s"] = chosen.comparison, chosen.evaluation.seconds
+    if config.method == "dynamic" and config.dtype.name != "fp32":  # the batch sets its ranges
         label = "Evaluating one by one"
-        seen = reported.take(np.arange(compared.comparison.model.total)) if plan else reported
-        single = evaluator.compare(config, artifact.path, seen, label, 1, logits=False)
-    peak_memory_bytes = memory.read_bytes()  # before the baseline is loaded beside the model
-    evaluation = compared.evaluation
-    if evaluation.cached:
-        peak_memory_bytes = None  # of this process, which has not run the file
-    return Measurement(
-        task=evaluator.task,
-        comparison=compared.comparison,
-        size_bytes=quantized.size_bytes,
-        baseline_size_bytes=evaluator.baseline(config, reported).size_bytes,
-        quantized_layers=artifact.quantized_layers,
-        quantize_s=quantized.seconds,
-        evaluate_s=evaluation.seconds,
-        evaluate_batch_size=evaluation.batching.batch_size,
-        evaluate_threads=evaluation.batching.threads * evaluation.batching.at_once,
-        evaluation_cached=evaluation.cached,
-        peak_memory_bytes=peak_memory_bytes,
-        latency=_time(evaluator, config, quantized, reported),
-        single=None if single is None else single.comparison,
-        choice=None if choice is None else choice.comparison,
-        p_within=_test_limit(config, evaluator.task, compared.comparison, reported),
-        choose_s=None if choice is None else choice.evaluation.seconds,
-        preparation=prepared.metrics,
-        prepare_s=prepared.seconds,
-    )
+        seen = reported.take(np.arange(comparison.model.total)) if plan else reported
+        single = evaluator.compare(config, path, seen, label, 1, logits=False).comparison
+        values, names = task.metrics(single), (task.metric.name, task.metric.ranked_by)
+        metrics |= {f"batch1/{name}": values.get(name) for name in names}
+    if not evaluation.cached:  # before the baseline is loaded beside the model
+        metrics["peak_memory_bytes"] = memory.read_bytes()
+    metrics[f"{BASELINE}size_bytes"] = evaluator.baseline(config, reported).size_bytes
+    metrics["paired/p_within"] = _test_limit(config, task, comparison, reported)
+    metrics |= _time(evaluator, config, quantized, reported)
+    size_bytes, cached = quantized.size_bytes, evaluation.cached
+    return Measurement(task, comparison, size_bytes, metrics, choice, cached)
 
 
 def _test_limit(
@@ -179,22 +174,20 @@ def _is_grouped(samples: Split, task: Task) -> bool:
     return groups is not None and not task.joins_groups and len(np.unique(groups)) < len(groups)
 
 
-def _time(
-    evaluator: Evaluator, config: RunConfig, quantized: Quantized, samples: Split
-) -> Latency | None:
-    """Time the artifact and its FP32 baseline in turns; None if disabled or not meaningful."""
+def _time(evaluator: Evaluator, config: RunConfig, quantized: Quantized, samples: Split) -> Metrics:
+    """Time the artifact and its FP32 baseline in turns; empty if disabled or not meaningful."""
     runtime = evaluator.runtime
     if (
         not config.latency.enabled
         or make_quantizer(config, runtime).resolve().execution == "simulated"
     ):
-        return None
+        return {}
     loads = [loader(config, runtime, quantized.path)]
     if config.dtype.name != "fp32":
         baseline = evaluator.baseline(config, samples)
         loads.append(loader(as_fp32(config), runtime, baseline.path))
     background.rest()
-    return Latency(*latency.measure(loads, samples, config.latency))
+    return {**Latency(*latency.measure(loads, samples, config.latency)).to_metrics()}
 
 
 def _describe_samples(samples: Samples, task: Task) -> dict[str, str]:
@@ -221,8 +214,7 @@ def _describe_timing(
     config: RunConfig, samples: Samples, measurement: Measurement
 ) -> dict[str, str]:
     """Return the timed batch size as a param."""
-    timed = measurement.latency
-    if timed is None or timed.model.batch_ms is None:
+    if "latency_batch_p50_ms" not in measurement.metrics:
         return {}
     size = latency.find_batch_size(config.latency, samples.reported)
     return {"latency_batch_size": str(size)}

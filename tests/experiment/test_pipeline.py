@@ -68,7 +68,7 @@ def test_run_is_measured_and_logged(store, tmp_path):
     assert found.size_bytes == (tmp_path / "model.onnx").stat().st_size
     assert found.comparison.baseline.value > 0.85
     assert found.comparison.model.agreement(found.comparison.baseline) < 1
-    assert found.quantized_layers == 10
+    assert record.metrics["counts/quantized_layers"] == 10
 
 
 @pytest.mark.parametrize(
