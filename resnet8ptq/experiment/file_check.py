@@ -7,7 +7,7 @@ classes, and checks the ranges of the file's inputs and tensors.
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import onnx
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.file import reading
-from resnet8ptq.backends.file.contents import Contents
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Dataset, Split
@@ -50,7 +49,7 @@ def check(
     near = sqnr is None or sqnr >= FAR_DB
     if not len(data.train) or (near and comparison.drop <= config.report.max_drop):
         return {}
-    tried = _Trial.of(config, evaluator, data.train.spaced(SAMPLES), path)
+    tried = _Trial(config, evaluator, data.train.spaced(SAMPLES), path)
     causes = [*tried.input_ranges(), *tried.preprocessing(config), *tried.class_order()]
     causes = causes or [*tried.tensor_ranges()]
     shown = "" if sqnr is None else f", SQNR {sqnr:.1f} dB"
@@ -62,29 +61,15 @@ def check(
     return {"cause": "; ".join(causes)}
 
 
-@dataclass(frozen=True)
 class _Trial:
-    """A file and FP32 on the same samples.
+    """A file and FP32 on the same samples."""
 
-    Attributes:
-        reference: FP32's outputs.
-    """
-
-    contents: Contents
-    file: Path
-    fp32: onnx.ModelProto
-    run: Any
-    samples: Split
-    reference: list[NDArray[Any]]
-
-    @classmethod
-    def of(cls, config: RunConfig, evaluator: Evaluator, split: Split, path: Path) -> "_Trial":
+    def __init__(self, config: RunConfig, evaluator: Evaluator, split: Split, path: Path) -> None:
         runtime = evaluator.runtime
-        proto = onnx.load(evaluator.network.onnx_path)
-        admitted = reading.admit(path, runtime.cache_root)
-        run = loader(config, runtime, path)(runtime.threads).predict
-        reference = run_all(open_runner(proto, runtime.threads), split)
-        return cls(admitted.contents, path, proto, run, split, reference)
+        self.file, self.samples, self.fp32 = path, split, onnx.load(evaluator.network.onnx_path)
+        self.contents = reading.admit(path, runtime.cache_root).contents
+        self.run = loader(config, runtime, path)(runtime.threads).predict
+        self.reference = run_all(open_runner(self.fp32, runtime.threads), split)
 
     def input_ranges(self) -> Iterator[str]:
         """Yield the inputs whose range in the file differs from the samples' range."""

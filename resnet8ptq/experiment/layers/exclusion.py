@@ -239,7 +239,7 @@ class _Variants:
 
     def _by_layer(self) -> Groups:
         """Rank the layers by the SQNR of the logits with one layer quantized."""
-        layers = sensitivity.Layers.cut(
+        layers = sensitivity.Layers(
             self.config, self.evaluator, self.network, self.samples, self.folder, self.ranges
         )
         return [[layer.node] for layer in layers.rank()]

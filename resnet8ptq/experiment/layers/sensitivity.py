@@ -6,10 +6,9 @@ choose layers.
 
 import math
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 import onnx
 
@@ -39,7 +38,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
     if config.method == "weight_only":  # takes some of the layers only
         config = fit_settings(settings, evaluator.network).config
     with tempfile.TemporaryDirectory() as scratch:
-        layers = Layers.cut(config, evaluator, evaluator.network, samples, Path(scratch))
+        layers = Layers(config, evaluator, evaluator.network, samples, Path(scratch))
         result = layers.analyse()
     params = {**resolved.to_params(), "sqnr_of": result.output, **samples.digests}
     result = replace(result, resolved=params)
@@ -69,43 +68,30 @@ def cut_softmax(network: Fp32Model, path: Path) -> Fp32Model:
     return replace(network, onnx_path=path, conversion=conversion)
 
 
-@dataclass(frozen=True)
 class Layers:
-    """Quantizes the layers of a network that ends at its logits, one by one.
+    """Quantizes the layers of a network that ends at its logits, one by one."""
 
-    Attributes:
-        config: settings; `analysis.mode` sets whether one layer is quantized, or all but one.
-        evaluator: evaluator of the FP32 network without softmax.
-        network: the network to quantize, without softmax.
-        samples: the samples; the tuning samples are measured.
-        scratch: folder of the artifacts.
-        ranges: see `contract.Quantizer.quantize`.
-    """
-
-    config: RunConfig
-    evaluator: Evaluator
-    network: Fp32Model
-    samples: Samples
-    scratch: Path
-    ranges: Ranges | None = None
-
-    @classmethod
-    def cut(
-        cls,
+    def __init__(
+        self,
         config: RunConfig,
         evaluator: Evaluator,
         network: Fp32Model,
         samples: Samples,
         scratch: Path,
         ranges: Ranges | None = None,
-    ) -> Self:
-        """Cut the softmax from the FP32 network of `evaluator`, and from `network` if different."""
+    ) -> None:
+        """Cut the softmax from the FP32 network of `evaluator`, and from `network` if different.
+
+        Args:
+            config: settings; `analysis.mode` sets whether one layer is quantized, or all but one.
+            samples: the samples; the tuning samples are measured.
+            ranges: see `contract.Quantizer.quantize`.
+        """
         fp32 = cut_softmax(evaluator.network, scratch / "fp32_logits.onnx")
         same = network is evaluator.network
-        cut = fp32 if same else cut_softmax(network, scratch / "logits.onnx")
-        return cls(
-            config, replace(evaluator, network=fp32, cut=True), cut, samples, scratch, ranges
-        )
+        self.network = fp32 if same else cut_softmax(network, scratch / "logits.onnx")
+        self.evaluator = replace(evaluator, network=fp32, cut=True)
+        self.config, self.samples, self.scratch, self.ranges = config, samples, scratch, ranges
 
     @cached_property
     def nodes(self) -> dict[str, str]:
