@@ -51,37 +51,55 @@ class Ladder:
     clock: Callable[[], float] = time.monotonic
     tried: list[Tried] = field(default_factory=list)
     confirmed: list[Tried] = field(default_factory=list)
+    begun_s: float = 0.0
 
     def climb(self) -> None:
         """Try steps until the goal is met, no step is left or the time is up; confirm the best.
 
+        If the best passes on the selection samples only, the ladder goes on, unless the reported
+        samples are too few to show that any model passes.
+
         Raises:
             Exception: the error of the first job, if no step could be measured.
         """
-        begun_s = self.clock()
+        self.begun_s = self.clock()
+        while len(self.confirmed) < climbing.FINALISTS:
+            if not climbing.passing(self.tried):
+                self._try_steps()
+            ranked = climbing.rank(self.asked, self.tried)
+            if not ranked:
+                return
+            if self.confirmed and _again_s(ranked[0]) > self._left_s():
+                _say(f"not confirmed: {climbing.say(ranked[0].found.settings)}; the time is up")
+                return
+            done = self._confirm(ranked[0])
+            if done.passes or not ranked[0].passes or climbing.loses_nothing(self.asked, done):
+                return
+            _say("  not shown to pass on the reported samples: the ladder goes on")
 
-        def left_s() -> float:
-            return self.seconds - (self.clock() - begun_s)
-
+    def _try_steps(self) -> None:
+        """Try steps until the goal is met, no step is left or the time is up."""
         while steps := climbing.next_steps(self.asked, self.tried):
-            fitting = [step for step in steps if self._fits(step, left_s())]
-            self._run(fitting[: self.at_once], left_s() - self._confirm_s())
-        ranked = climbing.rank(self.asked, self.tried)
-        for finalist in ranked[: climbing.FINALISTS]:
-            if self.confirmed and _again_s(finalist) > left_s():
-                _say(f"not confirmed: {climbing.say(finalist.found.settings)}; the time is up")
-                return
-            step = climbing.confirm(self.asked, finalist.found)
-            [done] = self._run([step], left_s(), self.confirmed)
-            if done.passes or not finalist.passes:
-                return
+            fitting = [step for step in steps if self._fits(step)]
+            self._run(fitting[: self.at_once], self._left_s() - self._confirm_s())
 
-    def _fits(self, step: Step, left_s: float) -> bool:
+    def _confirm(self, finalist: Tried) -> Tried:
+        """Measure a model on the reported samples; note in `tried` if it does not pass there."""
+        step = climbing.confirm(self.asked, finalist.found)
+        [done] = self._run([step], self._left_s(), self.confirmed)
+        if not done.passes:
+            self.tried[self.tried.index(finalist)] = replace(finalist, refuted=True)
+        return done
+
+    def _left_s(self) -> float:
+        return self.seconds - (self.clock() - self.begun_s)
+
+    def _fits(self, step: Step) -> bool:
         """Return whether a step and a confirmation fit into the remaining time; else skip the step.
 
         For a step that can end early with the best so far, it is enough if a part fits.
         """
-        expected_s, confirm_s = self._expect(step), self._confirm_s()
+        expected_s, confirm_s, left_s = self._expect(step), self._confirm_s(), self._left_s()
         expected_s *= climbing.ENDS_IN_TIME.get(step.rung, 1)
         if not self.tried or expected_s + confirm_s <= left_s:
             return True
@@ -112,7 +130,8 @@ class Ladder:
     ) -> list[Tried]:
         """Run steps, and print their outcomes."""
         for step in steps:
-            _say(f"{step.backend}: {step.words}: {step.why}")
+            left = f" ({self._left_s() / 60:.1f} minutes left)" if self.tried else ""
+            _say(f"{step.backend}: {step.words}: {step.why}{left}")
         begun_s, results = (
             self.clock(),
             self.launch(steps, max(seconds_each, LEAST_S)) if steps else [],
@@ -137,7 +156,9 @@ class Ladder:
             reaches = reaches_least(result.task.metric, Cell(result, ""), self.allowed)
         else:
             reaches = True
-        done = measure(step, result, seconds)
+        # Holm: the earlier models have larger p-values.
+        looks = 1 + len(self.confirmed) if step.rung == climbing.CONFIRM else 1
+        done = measure(step, result, seconds, SIGNIFICANCE / looks)
         return replace(done, within=done.within and reaches)
 
     def _outcome(self, tried: Tried) -> str:
@@ -188,8 +209,8 @@ _REFUSED = {
 _LADDERS = ("evaluate.split", "evaluate.choice", "evaluate.stop", "analysis")
 
 
-def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
-    """Return a step's measurements for the next choice.
+def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIFICANCE) -> Tried:
+    """Return a step's measurements for the next choice; `level` is that of a pass.
 
     A step that an earlier sweep has run returns at once; the time of that earlier run counts.
     """
@@ -213,7 +234,7 @@ def measure(step: Step, record: RunRecord, seconds: float) -> Tried:
         loss=record.drop,
         show_loss=metric.show_drop,
         error=_error(record, metric),
-        within=record.p_within is not None and record.p_within <= SIGNIFICANCE,
+        within=record.p_within is not None and record.p_within <= level,
         noise=noise(record),
         own_seconds=sum(record.metrics.get(f"system/{key}", 0.0) for key in _TIMES),
         size_bytes=record.size_bytes or shared.size_bytes,

@@ -120,6 +120,39 @@ def test_the_next_finalist_is_confirmed_where_the_first_does_not_pass():
     assert 1 < len(confirmed) <= 3
 
 
+def test_the_ladder_goes_on_where_the_reported_samples_do_not_show_a_pass(capsys):
+    """No other model passes on the selection samples yet."""
+
+    def outcome(step):
+        better = "calib=mse" in step.overrides
+        return record(0.001 if better else 0.006 if step.rung != CONFIRM else 0.009)
+
+    jobs = Jobs(outcome)
+    ladder = jobs.climb()
+    assert jobs.rungs == ["start", CONFIRM, "calibrations", "calibrations", CONFIRM]
+    assert ladder.confirmed[-1].passes
+    assert "the ladder goes on" in capsys.readouterr().err
+
+
+def test_the_ladder_ends_where_the_reported_samples_are_too_few_for_any_model():
+    jobs = Jobs(lambda s: record(0.004, *([0.02] if s.rung == CONFIRM else [])))
+    jobs.climb()
+    assert jobs.rungs == ["start", CONFIRM]
+
+
+def test_a_later_confirmation_passes_at_the_level_of_the_verdict():
+    """Two confirmed models share 5%: the verdicts are corrected for their number (Holm)."""
+
+    def outcome(step):
+        done = record(0.006 if step.rung != CONFIRM else 0.009)
+        if step.rung == CONFIRM and "calib=percentile" in step.overrides:
+            done.metrics["paired/p_within"] = 0.04
+        return done
+
+    ladder = Jobs(outcome).climb()
+    assert len(ladder.confirmed) == 3 and not any(done.passes for done in ladder.confirmed)
+
+
 def test_where_nothing_passes_the_closest_is_confirmed_alone():
     jobs = Jobs(lambda step: record(0.02 if "calib=percentile" in step.overrides else 0.05))
     ladder = jobs.climb()

@@ -87,6 +87,7 @@ class Tried:
         loss: loss against FP32, in the unit of the limit.
         error: half of the loss's 95% interval; 0 if unknown.
         within: whether the samples prove that the loss is within the limit.
+        refuted: whether the reported samples do not prove it.
         noise: distance of the outputs from FP32's, the criterion between models of equal loss.
         properties, findings: those that the job reported, see `rungs.Seen`; findings as JSON.
         classifies: see `rungs.Seen`.
@@ -105,6 +106,7 @@ class Tried:
     loss: float = math.nan
     error: float = 0.0
     within: bool = False
+    refuted: bool = False
     noise: float = math.inf
     size_bytes: float = math.inf
     latency_ms: float | None = None
@@ -147,7 +149,7 @@ class Tried:
     @property
     def passes(self) -> bool:
         """Whether the step has a model that is proven to be within the limit."""
-        return self.measured and self.within
+        return self.measured and self.within and not self.refuted
 
 
 def closest(tried: Sequence[Tried]) -> Tried:
@@ -166,19 +168,34 @@ def closest(tried: Sequence[Tried]) -> Tried:
     return min(small, key=lambda trial: (trial.distance, trial.loss))
 
 
+def passing(tried: Sequence[Tried]) -> list[Tried]:
+    """Return the models that pass, without those about as noisy as a model that was refuted.
+
+    Chance on the selection samples lets several models pass that lose about the same.
+    """
+    return [trial for trial in tried if trial.passes and _is_quieter(trial, tried)]
+
+
 def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
     """Return the models in the order of confirmation.
 
     Models that pass on the selection samples come first, ordered by the goal. If none passes,
-    because the samples are too few or all models lose too much, the closest to FP32 come first.
+    because the samples are too few or all models lose too much, the closest to FP32 come first. A
+    refuted model is left out, and a noisier one that does not pass either.
     """
-    left = [trial for trial in tried if trial.measured]
-    passing = [trial for trial in left if trial.passes]
-    if not passing or asked.goal == "best":
-        return _by_closeness(passing or left)
+    left = [trial for trial in tried if trial.measured and not trial.refuted]
+    left = [trial for trial in left if trial.passes or _is_quieter(trial, tried)]
+    first = passing(tried)
+    if not first or asked.goal == "best":
+        return _by_closeness(first or left)
     if asked.goal == "smallest":
-        return sorted(passing, key=lambda trial: (trial.size_bytes, trial.noise))
-    return sorted(passing, key=lambda trial: (trial.latency_ms or math.inf, trial.noise))
+        return sorted(first, key=lambda trial: (trial.size_bytes, trial.noise))
+    return sorted(first, key=lambda trial: (trial.latency_ms or math.inf, trial.noise))
+
+
+def _is_quieter(trial: Tried, tried: Sequence[Tried]) -> bool:
+    refuted = [other.noise for other in tried if other.refuted]
+    return not refuted or SAME_NOISE * trial.noise < min(refuted)
 
 
 def _by_closeness(tried: Sequence[Tried]) -> list[Tried]:
@@ -208,7 +225,7 @@ def confirm(asked: Asked, step: Step) -> Step:
     settings = {**step.settings, "evaluate.split": "evaluate.split=test"}
     if "latency.enabled" not in asked.fixed:
         settings["latency.enabled"] = "latency.enabled=true"
-    why = "the best so far, on samples that nothing was chosen on"
+    why = "confirmation: the best so far, on the reported samples"
     return replace(step, rung=CONFIRM, settings=settings, why=why, words=say(step.settings))
 
 
@@ -225,20 +242,20 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
         return [_step(asked, _base(asked, backend), START, Proposal(rungs.start(begun), why))]
     if not any(trial.measured for trial in own):
         return []  # the backend or the network cannot
-    if asked.goal != "best" and any(trial.passes for trial in own):
+    if asked.goal != "best" and passing(own):
         return _narrow(asked, own) if asked.goal == "smallest" else []
     order = rungs.order(_see(asked, own, own), asked.goal)
     above = [rung.__name__ for rung in order]
     for rung in order:
         before = [trial for trial in own if trial.step.rung not in above]
         above.remove(rung.__name__)
-        base = closest([trial for trial in before if trial.measured]).found
+        best = closest([trial for trial in before if trial.measured])
         costs_nothing = rung.__name__ in COST_NOTHING
-        if asked.goal != "best" and not costs_nothing and _loses_nothing(asked, before):
+        if asked.goal != "best" and not costs_nothing and loses_nothing(asked, best):
             continue
         seen = rung(_see(asked, own, before))
         proposals = [proposal for proposal in seen if not _is_fixed(asked, proposal)]
-        steps = [_step(asked, base.settings, rung.__name__, proposal) for proposal in proposals]
+        steps = [_step(asked, best.found.settings, rung.__name__, each) for each in proposals]
         if rung is rungs.answers:
             steps = _diagnose(own) or steps
         if left := [step for step in steps if not _is_tried(step, own)]:
@@ -246,7 +263,7 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
     return []
 
 
-def _loses_nothing(asked: Asked, tried: Sequence[Tried]) -> bool:
+def loses_nothing(asked: Asked, best: Tried) -> bool:
     """Whether no loss was measured, or at most half of the limit on too few samples.
 
     No step can make too few samples decide; the confirmation uses others. Then the ladder tries
@@ -254,9 +271,8 @@ def _loses_nothing(asked: Asked, tried: Sequence[Tried]) -> bool:
     is not an effect of few samples (a rule of thumb: 100 samples showed no loss for a KL divergence
     of 0.02, 800 others a loss of 1.1 points).
     """
-    best = closest([trial for trial in tried if trial.measured])
     kept = best.loss <= 0 or (best.error >= asked.limit and best.loss <= asked.limit / 2)
-    return kept and best.noise <= asked.limit
+    return kept and best.noise <= asked.limit and not best.refuted
 
 
 def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
