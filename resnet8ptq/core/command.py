@@ -33,6 +33,11 @@ T = TypeVar("T")
 class Closable(Protocol):
     """A sweep that is closed when the program ends, including after an error or a signal."""
 
+    @property
+    def is_ladder(self) -> bool:
+        """Whether the error of a job ends it."""
+        ...
+
     def close(self, status: str) -> str:
         """Close it with the status `ok`, `failed` or `killed`; return its final status."""
         ...
@@ -59,7 +64,7 @@ def main(
         code = 141
     except Exception as error:
         status, code = "failed", report(error)
-        if isinstance(error, _INPUTS) and find_sweep():
+        if isinstance(error, _INPUTS) and (sweep := find_sweep()) and not sweep.is_ladder:
             code = 1  # one job failed, and the others have run
     finally:
         try:

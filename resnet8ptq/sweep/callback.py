@@ -152,7 +152,8 @@ class RunningSweep:
                 judged = verdicts.in_words(families, self.limits, [s.judged for s in chosen])
             # A ladder has said what each step came to.
             shown = [r for r in records if not (self.is_ladder and r.held_out)]
-            terminal.print_runs(shown, judged=judged)
+            if shown:
+                terminal.print_runs(shown, judged=judged)
             terminal.print_pools(pooled.judge(families, self.limits))
             if mlperf_tiny.is_suite(shown):
                 mlperf_tiny.print_suite(shown)
