@@ -8,11 +8,13 @@ layers, and uses all levels of the common grid.
 
 import copy
 import logging
+from contextlib import suppress
 
 import numpy as np
 import onnx
 
 from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.corrections import layers
 from resnet8ptq.graph.layers import consumers
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
@@ -69,24 +71,52 @@ def find_pairs(
     return pairs
 
 
+def find_imbalance(graph: onnx.GraphProto) -> float:
+    """Return the largest ratio of two factors that would equalize a pair; 1 without pairs.
+
+    The channel with the larger factor has a range that is larger by about that ratio. Both share
+    the scale of an activation.
+    """
+    ratios = [1.0]
+    with suppress(QuantizationError):  # no layer at all
+        for first, second in find_pairs(graph, Selection()):
+            factors = _find_factors(*_find_ranges(graph, first, second))
+            ratios.append(float(factors.max() / factors.min()))
+    return max(ratios)
+
+
+def _find_ranges(
+    graph: onnx.GraphProto, first: onnx.NodeProto, second: onnx.NodeProto
+) -> tuple[Array, Array]:
+    """Return the ranges of a pair's weights [channels], before and after each channel."""
+    weights1, weights2 = read_weights(graph, first), read_weights(graph, second)
+    grouped = _group(weights2, len(weights1))
+    others = tuple(axis for axis in range(grouped.ndim) if axis not in (0, 2))
+    before = np.abs(weights1).reshape(len(weights1), -1).max(axis=1)
+    return before, np.abs(grouped).max(axis=others).reshape(-1)
+
+
+def _find_factors(before: Array, after: Array) -> Array:
+    """Return the divisors of channels: s = sqrt(r1 * r2) / r2 (equation 11)."""
+    used = (before > 0) & (after > 0)  # a channel of zeros has no range to equalize
+    factors = np.ones(len(before), np.float32)
+    factors[used] = np.sqrt(before[used] / after[used])
+    return factors
+
+
+def _group(weights: Array, channels: int) -> Array:
+    """Return a layer's weights as [groups, filters, channels of a group, ...]."""
+    return weights.reshape(channels // weights.shape[1], -1, *weights.shape[1:])
+
+
 def _equalize_pair(graph: onnx.GraphProto, first: onnx.NodeProto, second: onnx.NodeProto) -> Array:
     """Equalize one pair; return the divisors of its channels."""
+    factors = _find_factors(*_find_ranges(graph, first, second))
     weights1, weights2 = read_weights(graph, first), read_weights(graph, second)
-    channels = weights1.shape[0]
-    # [groups, filters, channels of a group, ...]
-    grouped = weights2.reshape(channels // weights2.shape[1], -1, *weights2.shape[1:])
-    ranges1 = np.abs(weights1).reshape(channels, -1).max(axis=1)
-    others = tuple(i for i in range(grouped.ndim) if i not in (0, 2))
-    ranges2 = np.abs(grouped).max(axis=others).reshape(channels)
-    # Equation 11: s = sqrt(r1 * r2) / r2. A channel of zeros has no range to equalize.
-    used = (ranges1 > 0) & (ranges2 > 0)
-    factors = np.ones(channels, np.float32)
-    factors[used] = np.sqrt(ranges1[used] / ranges2[used])
-
-    shape = (channels,) + (1,) * (weights1.ndim - 1)
-    write_weights(graph, first, weights1 / factors.reshape(shape))
+    write_weights(graph, first, weights1 / factors.reshape(-1, *(1,) * (weights1.ndim - 1)))
     if first.op_type != "MatMul":
         write_bias(graph, first, read_bias(graph, first) / factors)
+    grouped = _group(weights2, len(factors))
     spread = factors.reshape(grouped.shape[0], 1, -1, *(1,) * (grouped.ndim - 3))
     write_weights(graph, second, (grouped * spread).reshape(weights2.shape))
     return factors

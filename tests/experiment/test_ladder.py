@@ -295,3 +295,20 @@ def test_properties_of_a_graph():
     assert properties.find_properties(proto.graph) == [
         *(properties.DEPTHWISE, properties.POOLS, properties.SILU)
     ]
+
+
+@pytest.mark.parametrize(("scale", "unequal"), [(1.0, False), (100.0, True)])
+def test_channels_of_unequal_scale_are_equalized_first(scale, unequal):
+    """The second channel may be larger in one layer and smaller in the next: the same function."""
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        "g (float[1, 1, 2, 2] x) => (float[1, 1, 2, 2] y) "
+        f"<float[2, 1, 1, 1] w = {{1.0, {scale}}}, float[1, 2, 1, 1] v = {{1.0, {1 / scale}}}> {{"
+        "[a] c = Conv (x, w) [b] r = Relu(c) [c] y = Conv(r, v) }"
+    )
+    onnx.checker.check_model(proto)
+    found = properties.find_properties(proto.graph)
+    assert found == ([properties.UNEQUAL] if unequal else [])
+    tried = climb(ASKED, lambda step: replace(LOST, properties=tuple(found)))
+    assert ("equalization" in rungs_of(tried)) == unequal
+    assert rungs_of(tried)[1] == ("equalization" if unequal else "calibrations")

@@ -57,6 +57,7 @@ def _set(owner: Any, path: Sequence[str], value: Any) -> Any:
 PER_CHANNEL = change("per_channel=true")
 REDUCE_RANGE = change("reduce_range=true")
 UINT8 = change("dtype=uint8")
+EQUALIZE = change("corrections.equalization=true")
 BIAS = change("corrections.bias_correction=true")
 LEARN = change(
     "corrections.adaround=true corrections.adaround_iterations=500 corrections.bias_correction=true"

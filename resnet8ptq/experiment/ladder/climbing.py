@@ -27,7 +27,7 @@ SAME_SIZE = 1.03  # sizes that differ by less are not told apart
 SAME_NOISE = 1.25
 FEWEST = 0.35  # of the bytes of 8 bits: 2 or 3 bits a weight
 # Steps whose models have the bytes and the speed of the first one.
-COST_NOTHING = ("calibrations", "quick_corrections", "learned_rounding")
+COST_NOTHING = ("equalization", "calibrations", "quick_corrections", "learned_rounding")
 _EXCLUDE = "nodes_to_exclude"
 NARROWER = ("onnx", "tflite")  # backends that store weights below 8 bits
 

@@ -2,11 +2,14 @@
 
 import onnx
 
+from resnet8ptq.corrections.equalization import find_imbalance
 from resnet8ptq.graph.attention import find_attention
 from resnet8ptq.graph.layers import is_grouped
 
 ATTENTION, DEPTHWISE, POOLS, SILU = "attention", "depthwise", "average pool", "SiLU"
+UNEQUAL = "channels of unequal scale"
 
+_IMBALANCE = 16.0  # of channels that share a scale: the small ones keep 4 of 8 bits
 _POOLS = {"GlobalAveragePool", "AveragePool", "ReduceMean"}
 
 
@@ -19,6 +22,7 @@ def find_properties(graph: onnx.GraphProto) -> list[str]:
         DEPTHWISE: any(map(is_grouped, graph.node)),
         POOLS: not attention and not operators.isdisjoint(_POOLS),
         SILU: "HardSwish" in operators or _has_silu(graph),
+        UNEQUAL: find_imbalance(graph) >= _IMBALANCE,
     }
     return [name for name, holds in present.items() if holds]
 

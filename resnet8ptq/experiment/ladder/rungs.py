@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from resnet8ptq.experiment.ladder import changes
 from resnet8ptq.experiment.ladder.changes import Change, change
-from resnet8ptq.experiment.ladder.properties import ATTENTION, DEPTHWISE, POOLS, SILU
+from resnet8ptq.experiment.ladder.properties import ATTENTION, DEPTHWISE, POOLS, SILU, UNEQUAL
 
 WEIGHTS, ACTIVATIONS = "weights", "activations"
 _CALIBRATIONS = ("minmax", "percentile", "mse")
@@ -86,6 +86,16 @@ def start(seen: Seen) -> Change:
     return Change(("dtype=int8", *plain, *pools))
 
 
+def equalization(seen: Seen) -> Iterator[Proposal]:
+    """Equalization, where few channels set the scale of an activation.
+
+    Elsewhere it gains nothing beside a scale per channel, and may harm.
+    """
+    if seen.has(UNEQUAL):
+        why = "channels of very different ranges share a scale: layers can be equalized"
+        yield Proposal(changes.EQUALIZE, why)
+
+
 def calibrations(seen: Seen) -> Iterator[Proposal]:
     """Other ranges of the activations."""
     for method in _CALIBRATIONS:
@@ -109,7 +119,7 @@ def answers(seen: Seen) -> Iterator[Proposal]:
 
 
 def quick_corrections(seen: Seen) -> Iterator[Proposal]:
-    """Corrections that take seconds; equalization gains nothing beside a scale per channel."""
+    """Corrections that take seconds."""
     if seen.has(ATTENTION):
         why = "attention: outliers in few channels before matrix products"
         yield Proposal(changes.SMOOTH, why, 2)
@@ -195,4 +205,4 @@ def order(seen: Seen, goal: str) -> Sequence[Rung]:
     last += [learned_blocks] if goal == "best" else []
     last += [wide_activations] if goal != "fastest" else []
     last += [fine_tuning]
-    return [calibrations, operators, *costly, *last]
+    return [equalization, calibrations, operators, *costly, *last]
