@@ -81,7 +81,8 @@ class Ladder:
         """Try steps until the goal is met, no step is left or the time is up."""
         while steps := climbing.next_steps(self.asked, self.tried):
             fitting = [step for step in steps if self._fits(step)]
-            self._run(fitting[: self.at_once], self._left_s() - self._confirm_s())
+            # A search that ends in time still quantizes and evaluates its choice, then confirms it.
+            self._run(fitting[: self.at_once], self._left_s() - 2 * self._confirm_s())
 
     def _confirm(self, finalist: Tried) -> Tried:
         """Measure a model on the reported samples; note in `tried` if it does not pass there."""
@@ -92,7 +93,7 @@ class Ladder:
         return done
 
     def _left_s(self) -> float:
-        return self.seconds - (self.clock() - self.begun_s)
+        return max(0.0, self.seconds - (self.clock() - self.begun_s))
 
     def _fits(self, step: Step) -> bool:
         """Return whether a step and a confirmation fit into the remaining time; else skip the step.
@@ -106,7 +107,7 @@ class Ladder:
         self.tried.append(Tried(step, climbing.SKIPPED))
         _say(
             f"not tried: {step.words}: it takes about {expected_s:.0f} s and the confirmation "
-            f"{confirm_s:.0f} s, but {max(left_s, 0):.0f} s are left; try a larger minutes="
+            f"{confirm_s:.0f} s, but {left_s:.0f} s are left; try a larger minutes="
         )
         return False
 
@@ -116,14 +117,18 @@ class Ladder:
         return _again_s(ranked[0]) if ranked else 0.0
 
     def _expect(self, step: Step) -> float:
-        """Return the expected seconds of a step, based on measured steps."""
+        """Return the expected seconds of a step, based on measured steps.
+
+        The time of a job without quantization and evaluation is the same for every step.
+        """
         measured = [trial for trial in self.tried if trial.status == "ok"]
         own = [trial for trial in measured if trial.step.backend == step.backend] or measured
         if alike := [_warm_s(trial) for trial in own if trial.step.rung == step.rung]:
             return max(alike)
-        return step.cost * max(
-            (_warm_s(trial) / max(trial.step.cost, 1) for trial in own), default=0
-        )
+        plain_s = [(_warm_s(e) / max(e.step.cost, 1), e.own_seconds) for e in own]
+        job_s = max((seconds for seconds, _ in plain_s), default=0)
+        varying_s = max((own_s or seconds for seconds, own_s in plain_s), default=0)
+        return min(step.cost, 1) * job_s + max(step.cost - 1, 0) * varying_s
 
     def _run(
         self, steps: Sequence[Step], seconds_each: float, into: list[Tried] | None = None
@@ -267,8 +272,10 @@ def _warm_s(tried: Tried) -> float:
 
 
 def _again_s(tried: Tried) -> float:
-    """Return the seconds of a step on other samples, with learned layers from the cache."""
-    return min(tried.seconds, 2 * tried.own_seconds or tried.seconds)
+    """Return the seconds of a step on other samples: learned layers and choices are kept."""
+    if tried.step.rung == climbing.START or tried.step.rung in climbing.ENDS_IN_TIME:
+        return min(tried.seconds, 2 * tried.own_seconds or tried.seconds)
+    return tried.seconds
 
 
 def _error(record: RunRecord, metric: Metric) -> float:

@@ -90,6 +90,15 @@ def test_ship_for_an_npu_takes_the_settings_of_its_preset():
     assert replace(ours, evaluate=preset.evaluate) == preset
 
 
+def test_the_time_of_a_job_that_all_steps_share_is_expected_once(capsys):
+    """On a busy machine most of a small job; thirty times it would not fit."""
+    quick = record(0.05)
+    quick.metrics.update({"system/quantize_s": 0.2, "system/evaluate_s": 0.3})
+    jobs = Jobs(lambda step: quick, seconds=lambda step: 10.0)
+    jobs.climb(seconds=120)
+    assert "learned_rounding" in jobs.rungs and jobs.rungs[-1] == CONFIRM
+
+
 def test_a_step_that_is_not_expected_to_fit_is_not_started(capsys):
     jobs = Jobs(lambda step: record(0.05))
     jobs.climb(seconds=5)

@@ -257,7 +257,7 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
         proposals = [proposal for proposal in seen if not _is_fixed(asked, proposal)]
         steps = [_step(asked, best.found.settings, rung.__name__, each) for each in proposals]
         if rung is rungs.answers:
-            steps = _diagnose(own) or steps
+            steps = _diagnose(own, best.found) or steps
         if left := [step for step in steps if not _is_tried(step, own)]:
             return left
     return []
@@ -309,12 +309,11 @@ def _costs_more(diagnosed: Tried) -> str:
     return rungs.WEIGHTS if weights < activations else rungs.ACTIVATIONS
 
 
-def _diagnose(own: Sequence[Tried]) -> list[Step]:
-    """Return the diagnosis of the first step; empty if it has run, or for other backends."""
-    first = own[0].step
-    if first.backend != "onnx" or any(trial.step.rung == DIAGNOSIS for trial in own):
+def _diagnose(own: Sequence[Tried], best: Step) -> list[Step]:
+    """Return the diagnosis of the best so far; empty if one has run, or for other backends."""
+    if best.backend != "onnx" or any(trial.step.rung == DIAGNOSIS for trial in own):
         return []
-    settings = {**first.settings, "format": "format=qdq", "slim": "slim=false"}
+    settings = {**best.settings, "format": "format=qdq", "slim": "slim=false"}
     settings.pop("evaluate.split")  # it measures on training samples
     for word in ("+analysis=diagnose", "analysis.try_changes=false"):
         settings[word.partition("=")[0]] = word
