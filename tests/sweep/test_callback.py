@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from resnet8ptq.config import words
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import command
+from resnet8ptq.core.errors import DataError
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.report import page
 from resnet8ptq.sweep import callback
@@ -65,6 +66,17 @@ def test_a_failed_report_does_not_hide_a_failed_job(running, monkeypatch, capsys
     assert "TypeError" in capsys.readouterr().err
     parent = sweep.store.client.get_run(sweep.parent_id)
     assert (parent.info.status, parent.data.tags["status"]) == ("FAILED", "failed")
+
+
+@pytest.mark.parametrize(("is_ladder", "code"), [(False, 1), (True, 2)])
+def test_wrong_input_is_exit_code_2_unless_other_jobs_have_run(
+    running, monkeypatch, is_ladder, code
+):
+    def fail() -> None:
+        raise DataError("no such file")
+
+    monkeypatch.setattr(page, "write", lambda *args: None)
+    assert command.main(fail, lambda: replace(running, is_ladder=is_ladder)) == code
 
 
 @pytest.mark.slow
