@@ -40,8 +40,8 @@ class Halves:
         )
         remedy = {
             WEIGHTS: "; per_channel=true and corrections may win that back",
-            ACTIVATIONS: "; corrections do not change that; calib=, layers in float or method=qat "
-            "may win it back",
+            ACTIVATIONS: "; learned rounding does not change that; calib=, equalization, layers in "
+            "float or method=qat may win it back",
             "": "",
         }[self.costs_more]
         which = f"the {self.costs_more}" if self.costs_more else "none, both cost alike"
