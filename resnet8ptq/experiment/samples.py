@@ -168,7 +168,8 @@ def _report_selection(samples: Samples) -> Samples:
     if samples.selection is None:
         raise ConfigError(
             f"evaluate.split: got choice, but {samples.data.name} has too few samples for separate "
-            "selection samples; try evaluate.split=test"
+            f"selection samples, expected {2 * LEAST_TO_CHOOSE} test samples; try more samples, or "
+            "a larger data.test_fraction"
         )
     data = replace(samples.data, test=samples.selection)
     return replace(samples, data=data, selection=None)

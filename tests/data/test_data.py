@@ -556,6 +556,15 @@ def test_too_few_samples_are_not_halved():
     assert len(one) == len(other) == LEAST_TO_CHOOSE
 
 
+def test_too_few_selection_samples_name_a_way_that_ship_takes():
+    """`ship` refuses another `evaluate.split`."""
+    assert len(SMALL.test) < 2 * LEAST_TO_CHOOSE
+    config = make_config("evaluate.split=choice", "evaluate.choice=half")
+    config = replace(config, calib=replace(config.calib, samples_per_class=5))
+    with pytest.raises(ConfigError, match=r"expected 100 test samples; try more samples, or a la"):
+        draw(config, SMALL, False, lambda split: None)
+
+
 def test_what_chooses_neither_calibrates_nor_tests_and_depends_little_on_the_draw():
     data = make_dataset(per_class=100)
     draws = [draw_calibration(data, 10, seed).split for seed in (1, 2)]
