@@ -321,6 +321,37 @@ def test_a_cubic_resize_stays_in_float(shapes_model, tmp_path):
     assert 0 < np.abs(got - expected).max() < 0.06 * np.abs(expected).max()
 
 
+RESIZE = 'Resize <mode = "linear", coordinate_transformation_mode = "asymmetric"> (wide, , factors)'
+NEAREST = 'Resize <coordinate_transformation_mode = "tf_half_pixel_for_nn"> (wide, , factors)'
+
+
+@pytest.mark.parametrize(
+    ("backend", "steps"),
+    [
+        ("torch", "changed = Clip(wide, zero)"),  # a Relu
+        ("torch", "changed = Clip(wide, , zero)"),
+        ("torch", "changed = PRelu(wide, slopes)"),
+        ("torch", "changed = LpPool <kernel_shape = [2, 2], pads = [0, 0, 1, 1], p = 3> (wide)"),
+        *((backend, f"changed = {RESIZE}") for backend in FLOWS),
+        *((backend, "changed, places = TopK <axis = 2> (wide, two)") for backend in FLOWS),
+        ("torch_pt2e", f"changed = {NEAREST}"),
+    ],
+)
+def test_operators_that_onnx2torch_lacks_keep_their_range(shapes_model, tmp_path, backend, steps):
+    """And torch's quantized PReLU multiplied values above 0 by the largest slope."""
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 4, a, b] y)
+        <float zero = {{0}}, int64[1] two = {{2}}, float[4] factors = {{1, 1, 1.5, 2}},
+         float[4, 1, 1] slopes = {{0.2, 0.1, 0.25, 0.05}}>
+        {{ wide = Conv(x, v)  {steps}  y = Conv(changed, w) }}"""
+    )
+    weights = {"v": (4, 2, 1, 1), "w": (4, 4, 1, 1)}
+    got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights, backend)
+    assert kernels[0] == 2
+    assert 0 < np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("backend", FLOWS)
 def test_a_pad_keeps_a_value_beyond_its_input(shapes_model, tmp_path, backend):
     """As linear attention pads ones, to sum its weights."""

@@ -15,6 +15,7 @@ from torch.ao.quantization.observer import (
     HistogramObserver,
     MinMaxObserver,
     PerChannelMinMaxObserver,
+    PlaceholderObserver,
     UniformQuantizationObserverBase,
 )
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
@@ -30,6 +31,7 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import fused_activations
 from resnet8ptq.graph.torch_module import as_tensors, name_tensors
+from resnet8ptq.graph.torch_operators import InFloat
 from resnet8ptq.precision.grid import WeightScheme
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,19 @@ TAKES: Takes = {
         f"FX's quantized linear always returns 8 bits; {_PT2E} leaves it in float",
     ),
 }
+
+
+class SlopeObserver(MinMaxObserver):  # type: ignore[misc]
+    """Observes the slopes of a PReLU, and 1.
+
+    torch's quantized PReLU multiplies values above 0 by a 1 that it rounds like a slope. Slopes of
+    0.25 at most would leave a quarter of them (torch 2.13).
+    """
+
+    def forward(self, slopes: torch.Tensor) -> torch.Tensor:
+        """Update the range; return `slopes`."""
+        super().forward(torch.cat([slopes.detach().flatten(), torch.ones(1)]))
+        return slopes
 
 
 class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
@@ -92,7 +107,10 @@ _KEEPING = {
     for config in get_native_backend_config().configs
     if config.observation_type == ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
 }
-_OWN_WEIGHTS = (torch.nn.LayerNorm, torch.nn.PReLU)  # in float, and in quint8
+_OWN_WEIGHTS = {
+    torch.nn.LayerNorm: PlaceholderObserver,
+    torch.nn.PReLU: SlopeObserver.with_args(dtype=torch.quint8, qscheme=torch.per_tensor_affine),
+}
 # The operators of `_FIXED`, by their names in ONNX.
 _FIXED_SCALES = ("Sigmoid", "Tanh", "HardSigmoid", "Softmax")
 _MOVING = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice")
@@ -128,9 +146,8 @@ def quantize(
     observer = _activation_observer(config.calib, scheme)
     qconfig = QConfig(observer, weight_observer(config, weights))
     mapping = get_default_qconfig_mapping(torch.backends.quantized.engine).set_global(qconfig)
-    for kind in _OWN_WEIGHTS:  # torch's mapping also gives them its own observer of activations
-        own = mapping.object_type_qconfigs[kind]
-        mapping.set_object_type(kind, own._replace(activation=qconfig.activation))
+    for kind, weight in _OWN_WEIGHTS.items():
+        mapping.set_object_type(kind, QConfig(observer, weight))
     # Constants are quantized only with the node that takes them.
     if any(isinstance(layer, _TRANSPOSED) for layer in module.modules()):
         log.warning(
@@ -142,8 +159,8 @@ def quantize(
         mapping.set_module_name(name, None)
     with known_warnings():
         try:
-            # FX quantizes a cat and a resize that it traced, whatever its settings.
-            left = [*_find_mixed(graph), *_find_float_resizes(module)]
+            # FX quantizes a cat, a pad and a resize that it traced, whatever its settings.
+            left = [*_find_mixed(graph), *_find_opaque(module)]
             opaque = PrepareCustomConfig().set_non_traceable_module_names(left)
             prepared = prepare_fx(module, mapping, example, opaque)
         except Exception as error:  # TraceError, TypeError, NotImplementedError, AssertionError
@@ -188,10 +205,14 @@ def _find_mixed(graph: onnx.GraphProto) -> list[str]:
     return [n.name for n in graph.node if n.op_type == "Concat" and any(map(is_fixed, n.input))]
 
 
-def _find_float_resizes(module: Any) -> list[str]:
-    """Return the names of the layers for whose mode torch has no quantized kernel."""
+def _find_opaque(module: Any) -> list[str]:
+    """Return the names of layers of several steps, or for whose mode torch has no 8-bit kernel."""
     without = ("linear", "trilinear", "bicubic")
-    return [name for name, layer in module.named_modules() if getattr(layer, "mode", "") in without]
+    return [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, InFloat) or getattr(layer, "mode", "") in without
+    ]
 
 
 def _share_observers(prepared: Any) -> None:
