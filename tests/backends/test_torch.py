@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torchao.quantization.pt2e import qat_utils
 
 from resnet8ptq.backends.kernels import saturates
+from resnet8ptq.backends.torch import program, torchscript
 from resnet8ptq.backends.torch import quantizer as torch_quantizer
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.core import machine
@@ -22,6 +23,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.torch_module import load_torch_module, to_torch_module
+from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Selection, find_float_nodes
@@ -194,6 +196,27 @@ def test_a_network_that_cannot_be_traced_is_unsupported(
     with pytest.raises(UnsupportedError, match=message):
         quantizer_of(config).quantize(shapes_model, draw_calibration(shapes, 1, 0).split, tmp_path)
     assert "def forward" not in capfd.readouterr().err  # torch would print the whole graph
+
+
+def test_a_network_that_torch_cannot_run_is_not_saved(tmp_path):
+    """As with an operator that has no quantized kernel."""
+
+    class Lacking(torch.nn.Module):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return torch.quantize_per_tensor(values, 0.1, 0, torch.quint8).erf()
+
+    example = torchscript.Example((torch.zeros(1, 2),), (False,))
+    with pytest.raises(UnsupportedError, match=r"TorchScript cannot trace.*erf.*; try .*pt2e"):
+        torchscript.save(Lacking(), example, tmp_path / "model.pt", freeze=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_program_that_could_not_be_read_is_not_saved(tmp_path, monkeypatch):
+    monkeypatch.setitem(torch_archive.OPERATORS, "aten", frozenset())
+    example = torchscript.Example((torch.zeros(1, 2),), (False,))
+    with pytest.raises(UnsupportedError, match=r"may not hold.*aten\.relu\.default"):
+        program.save(torch.nn.ReLU(), example, tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
 
 
 def quantize_and_run(

@@ -21,13 +21,12 @@ from torch.ao.quantization.observer import (
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 from resnet8ptq.backends.contract import Takes
-from resnet8ptq.backends.torch.torchscript import known_warnings
+from resnet8ptq.backends.torch.torchscript import PT2E, known_warnings
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import find_range, make_observer, run_pass
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import CalibConfig, QuantizationConfig
-from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import fused_activations
 from resnet8ptq.graph.torch_module import as_tensors, name_tensors
@@ -36,24 +35,23 @@ from resnet8ptq.precision.grid import WeightScheme
 
 log = logging.getLogger(__name__)
 
-_PT2E = "backend.flow=pt2e (backend=torch_pt2e)"
 # Weights that torch's integer kernels take.
 WEIGHTS: Takes = {
     "dtype.name": (
         ["int8", "u8s8"],
         "FBGEMM's and oneDNN's quantized convolutions require qint8 weights; "
-        f"{_PT2E} simulates uint8 in float",
+        f"{PT2E} simulates uint8 in float",
     ),
     "symmetric.weights": (
         [None, True],
-        f"FBGEMM's and oneDNN's kernels require symmetric weights; {_PT2E} takes others per tensor",
+        f"FBGEMM's and oneDNN's kernels require symmetric weights; {PT2E} takes others per tensor",
     ),
 }
 TAKES: Takes = {
     **WEIGHTS,
     "float_output": (
         [False],
-        f"FX's quantized linear always returns 8 bits; {_PT2E} leaves it in float",
+        f"FX's quantized linear always returns 8 bits; {PT2E} leaves it in float",
     ),
 }
 
@@ -158,14 +156,11 @@ def quantize(
     for name in [*skipped, "initializers"] if skipped else []:
         mapping.set_module_name(name, None)
     with known_warnings():
-        try:
+        with errors_as(UnsupportedError, "FX cannot trace the network", f"try {PT2E}"):
             # FX quantizes a cat, a pad and a resize that it traced, whatever its settings.
             left = [*_find_mixed(graph), *_find_opaque(module)]
             opaque = PrepareCustomConfig().set_non_traceable_module_names(left)
             prepared = prepare_fx(module, mapping, example, opaque)
-        except Exception as error:  # TraceError, TypeError, NotImplementedError, AssertionError
-            why = f"FX cannot trace the network ({one_line(error)}); try {_PT2E}"
-            raise UnsupportedError(why) from error
         _share_observers(prepared)
         _free_inputs(prepared, qconfig.activation)
         observers = _observers(prepared, graph)
@@ -184,7 +179,8 @@ def quantize(
         first = {id(observer): (name, observer) for name, observer in reversed(observers)}
         # The first of a name wins.
         ranges = {name: observer.chosen_range() for name, observer in first.values()}
-        return convert_fx(prepared), ranges
+        with errors_as(UnsupportedError, "FX cannot convert the network", f"try {PT2E}"):
+            return convert_fx(prepared), ranges
 
 
 def _find_mixed(graph: onnx.GraphProto) -> list[str]:
