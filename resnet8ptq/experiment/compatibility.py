@@ -56,8 +56,7 @@ def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
 
 def _learns(config: QuantizationConfig) -> bool:
     """Return whether torch learns the network's weights."""
-    changes = config.corrections
-    return config.method == "qat" or changes.adaround or changes.reconstruction
+    return config.corrections.adaround or any(_training(config).values())
 
 
 def make_task(
@@ -98,21 +97,33 @@ def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
     config = settings.config
     _refuse_training(config, fp32)
     reason = fp32.conversion.without_torch.get(fp32.onnx_path.name)
-    if reason and settings.quantizer.runs_torch:
-        raise UnsupportedError(f"torch cannot run the network: {reason}; try backend=onnx")
+    mends = ["backend=onnx"] if settings.quantizer.runs_torch else []
+    mends += [_WITHOUT[setting] for setting, is_set in _training(config).items() if is_set]
+    if reason and mends:
+        raise UnsupportedError(f"torch cannot run the network: {reason}; try {' '.join(mends)}")
     if config.dtype.name != "fp32":
         find_float_nodes(onnx.load(fp32.onnx_path).graph, Selection.of(config))
     return replace(settings, config=cast(RunConfig, settings.quantizer.fit(fp32)))
 
 
-def _refuse_training(config: RunConfig, fp32: Fp32Model) -> None:
-    """Raise `UnsupportedError` for methods that cannot train a network with several inputs."""
-    contract = fp32.contract
-    asked = {
+_WITHOUT = {
+    "method=qat": "method=static",
+    "corrections.reconstruction=true": "corrections.reconstruction=false",
+}
+
+
+def _training(config: QuantizationConfig) -> dict[str, bool]:
+    """Return the settings that train the network as a whole, in torch, and whether each is set."""
+    return {
         "method=qat": config.method == "qat",
         "corrections.reconstruction=true": config.corrections.reconstruction,
     }
-    for setting, is_set in asked.items():
+
+
+def _refuse_training(config: RunConfig, fp32: Fp32Model) -> None:
+    """Raise `UnsupportedError` for methods that cannot train a network with several inputs."""
+    contract = fp32.contract
+    for setting, is_set in _training(config).items():
         if is_set and len(contract.inputs) > 1:
             raise UnsupportedError(
                 f"{setting}: got a network of {len(contract.inputs)} inputs "

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -178,6 +178,14 @@ def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
     """Return an attribute of a node, or `default`."""
     matching = [item for item in node.attribute if item.name == name]
     return onnx.helper.get_attribute_value(matching[0]) if matching else default
+
+
+def is_relu(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
+    """Return whether a node is a Relu, or a Clip from 0 without a maximum."""
+    lowest, highest = [*node.input[1:], "", ""][:2]
+    if node.op_type != "Clip" or highest or lowest not in constants:
+        return node.op_type == "Relu"
+    return not numpy_helper.to_array(constants[lowest]).any()
 
 
 def is_grouped(node: onnx.NodeProto) -> bool:

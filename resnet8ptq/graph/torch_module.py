@@ -5,9 +5,9 @@ import importlib
 import sys
 import types
 from collections.abc import Collection, Mapping
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from inspect import signature
-from operator import attrgetter
+from operator import attrgetter, getitem
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,9 +19,12 @@ from onnx import defs
 
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.core.records import names_of, unpack
+from resnet8ptq.graph import torch_operators
 from resnet8ptq.graph.embeddings import round_rows
-from resnet8ptq.graph.layers import attribute, float_tensors
+from resnet8ptq.graph.layers import attribute, float_tensors, is_relu
+from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.shapes import infer_shapes
+from resnet8ptq.graph.torch_operators import Fixed
 
 _PASSING = (
     "OnnxCast",
@@ -30,7 +33,8 @@ _PASSING = (
     "_Squeeze",
 )  # of one number
 _CONSTANTS = "initializers"  # onnx2torch's module of constants
-_REDUCED = {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add}
+_REDUCED = {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add, "Mean": torch.add}
+_OWN = "own"  # the domain of nodes for which `torch_operators` has a module
 _TO_THE_END = 2**31 - 1  # of an axis of any size, as the end of a Slice
 _OPSET = 17  # the newest in which onnx2torch supports every common operator
 
@@ -63,50 +67,98 @@ def load_torch_module(onnx_path: Path) -> Any:
 def to_torch_module(proto: onnx.ModelProto) -> Any:
     """Return a graph as a torch module, see `load_torch_module`."""
     onnx2torch = _import_onnx2torch()
+    lowered = copy.deepcopy(proto)
+    _ease(lowered.graph)
+    own = torch_operators.find_modules(lowered)
+    _lower(lowered, own)
     why = "onnx2torch cannot convert the network"
     with errors_as(UnsupportedError, why, "backend=onnx takes it"):
-        module = onnx2torch.convert(_lower(proto))
+        module = onnx2torch.convert(lowered)
+    for node in module.graph.find_nodes(op="call_module"):
+        node.target = node.target.removeprefix(f"{_OWN}/")
     floats = {*float_tensors(proto)}
-    makers = {node.name for node in proto.graph.node if not floats.isdisjoint(node.output)}
-    for name, depth in _index_depths(proto).items():
-        module.set_submodule(name, _Pick(depth=depth))
-    for node in proto.graph.node:  # onnx2torch takes TensorFlow's nearest pixel for torch's
-        how = attribute(node, "coordinate_transformation_mode", b"")
-        if node.op_type == "Resize" and how == b"tf_half_pixel_for_nn":
-            module.get_submodule(node.name).onnx_mode = "nearest-exact"
+    makers = {node.name for node in lowered.graph.node if not floats.isdisjoint(node.output)}
+    for name, depth in _index_depths(lowered).items():
+        own[name] = _Pick(depth=depth)
+    for node in lowered.graph.node:
         if node.op_type in _REDUCED:
-            module.set_submodule(node.name, _Reduced(operation=_REDUCED[node.op_type]))
+            kind = _Mean if node.op_type == "Mean" else _Reduced
+            own[node.name] = kind(operation=_REDUCED[node.op_type])
+    for name, layer in own.items():
+        module.set_submodule(name, layer)
+    _fix_outputs(module.graph, lowered.graph)
     _fix_constants(module, makers)
-    (output,) = module.graph.find_nodes(op="output")
-    if isinstance(output.args[0], list):  # which can neither be traced nor loaded again
-        output.args = (tuple(output.args[0]),)
-        module.recompile()
     return module.eval()
+
+
+def find_difference(
+    proto: onnx.ModelProto, batch: NDArray[Any], tolerance: float
+) -> onnx.NodeProto | None:
+    """Return the first node whose output differs from ONNX Runtime's, if there is one.
+
+    Args:
+        tolerance: of the difference, relative to the tensor's largest value.
+    """
+    module, computed = to_torch_module(proto), {}
+
+    def keep(name: str, layer: Any, inputs: Any, output: Any) -> None:
+        computed[name] = (output[0] if isinstance(output, tuple) else output).numpy()
+
+    for name, layer in module.named_modules():
+        layer.register_forward_hook(partial(keep, name))
+    infer(module, batch)
+    nodes = [node for node in proto.graph.node if node.name in computed]
+    shown = copy.deepcopy(proto)
+    del shown.graph.output[:]
+    shown.graph.output.extend(onnx.ValueInfoProto(name=node.output[0]) for node in nodes)
+    for node, expected in zip(nodes, open_runner(shown)(batch), strict=True):
+        got, limit = computed[node.name], tolerance * np.abs(expected).max(initial=0)
+        if got.shape != expected.shape or not np.allclose(got, expected, 0, limit):
+            return node
+    return None
+
+
+def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
+    """Return the outputs of an ONNX graph, in a tuple if there are several.
+
+    onnx2torch returns each node that makes outputs: all its outputs, once. A list can neither be
+    traced nor loaded again.
+    """
+    makers = {name: node for node in graph.node for name in node.output}
+    calls = {node.target: node for node in traced.find_nodes(op="call_module")}
+    (returned,) = traced.find_nodes(op="output")
+    outputs = []
+    with traced.inserting_before(returned):
+        for name in (value.name for value in graph.output):
+            maker = makers[name]
+            output = calls[maker.name]
+            if len(maker.output) > 1:
+                output = traced.call_function(getitem, (output, list(maker.output).index(name)))
+            outputs.append(output)
+    returned.args = (outputs[0] if len(outputs) == 1 else tuple(outputs),)
 
 
 _COUNTED = "num_outputs"  # of a Split without sizes, whose outputs say the same
 
 
-def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a graph in the newest opset that onnx2torch supports, if its operators allow it.
+def _lower(lowered: onnx.ModelProto, own: Collection[str]) -> None:
+    """Change a graph to the newest opset that onnx2torch supports, if its operators allow it.
 
     Later opsets mostly add types to operators. In addition, reductions take their axes as an input,
-    and Gelu is an operator. onnx2torch misreads an empty name at the end of a node's inputs as a
-    tensor, and a CumSum without `reverse` as a reversed one.
+    and Gelu is an operator.
+
+    Args:
+        own: names of the nodes that onnx2torch leaves to `torch_operators`.
     """
-    lowered = copy.deepcopy(proto)
-    for node in lowered.graph.node:
-        while node.input and not node.input[-1]:
-            del node.input[-1]
-        if node.op_type == "CumSum" and attribute(node, "reverse", None) is None:
-            node.attribute.append(onnx.helper.make_attribute("reverse", 0))
+    if own:
+        _mark(lowered, own)
     version = max(entry.version for entry in lowered.opset_import if not entry.domain)
     if version <= _OPSET:
-        return lowered
-    for entry in lowered.opset_import:
-        entry.version = entry.version if entry.domain else _OPSET
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+        return
     nodes = list(lowered.graph.node)
+    original = copy.deepcopy(nodes)
+    _set_opset(lowered, _OPSET)
+    constants = {tensor.name: tensor for tensor in lowered.graph.initializer}
     del lowered.graph.node[:]
     for node in nodes:
         axes = constants.get(node.input[1]) if len(node.input) > 1 else None
@@ -117,13 +169,51 @@ def _lower(proto: onnx.ModelProto) -> onnx.ModelProto:
             node.attribute.extend([*kept, onnx.helper.make_attribute("axes", values)])
         for item in [item for item in node.attribute if _is_dispensable(node, item, version)]:
             node.attribute.remove(item)
-        exact = node.op_type == "Gelu" and attribute(node, "approximate", b"none") == b"none"
-        lowered.graph.node.extend(_to_erf(node, lowered.graph) if exact else [node])
+        lowered.graph.node.extend(
+            _to_erf(node, lowered.graph) if node.op_type == "Gelu" else [node]
+        )
     try:
         onnx.checker.check_model(lowered)
     except onnx.checker.ValidationError:  # the older opset lacks something
-        return proto
-    return lowered
+        _set_opset(lowered, version)
+        del lowered.graph.node[:]
+        lowered.graph.node.extend(original)
+
+
+def _ease(graph: onnx.GraphProto) -> None:
+    """Name all nodes, and avoid two faults, in place.
+
+    onnx2torch misreads an empty name at the end of a node's inputs as a tensor. It refuses a Clip
+    without a minimum, and torch's quantized clamp refuses one with a single bound.
+    """
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for index, node in enumerate(graph.node):
+        node.name = node.name or f"unnamed_{index}"
+        while node.input and not node.input[-1]:
+            del node.input[-1]
+        bounds = [name for name in node.input[1:] if name]
+        if node.op_type == "Clip" and len(bounds) == 1 and not is_relu(node, constants):
+            node.op_type = "Max" if node.input[1] else "Min"
+            node.input[1:] = bounds
+
+
+def _mark(proto: onnx.ModelProto, own: Collection[str]) -> None:
+    """Give these nodes a domain of their own, in place, and their outputs known shapes."""
+    graph = proto.graph
+    outputs = {name for node in graph.node if node.name in own for name in node.output}
+    known = {value.name for value in (*graph.value_info, *graph.output)}
+    inferred = infer_shapes(proto).value_info
+    graph.value_info.extend(v for v in inferred if v.name in outputs - known)
+    proto.opset_import.append(onnx.helper.make_opsetid(_OWN, 1))
+    for node in graph.node:
+        if node.name in own:
+            node.domain, node.op_type = _OWN, _OWN
+            del node.input[1:], node.attribute[:]
+
+
+def _set_opset(proto: onnx.ModelProto, version: int) -> None:
+    for entry in proto.opset_import:
+        entry.version = entry.version if entry.domain else version
 
 
 def _is_dispensable(node: onnx.NodeProto, item: onnx.AttributeProto, version: int) -> bool:
@@ -187,7 +277,8 @@ def name_tensors(
         fused: nodes that include the Relu after them.
     """
     outputs = {node.name: node.output[0] for node in graph.node}
-    relus = {node.input[0]: node.output[0] for node in graph.node if node.op_type == "Relu"}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    relus = {node.input[0]: node.output[0] for node in graph.node if is_relu(node, constants)}
     kept = {paths.get(node.name) for node in traced.nodes}
     norms = {  # which FX folds into the convolution before
         node.input[0]: node.output[0]
@@ -217,11 +308,11 @@ def name_tensors(
 def _fix_constants(module: Any, floats: Collection[str]) -> None:
     """Replace modules that read constants at run time by modules with fixed parameters.
 
-    `torch.export` and FX cannot trace onnx2torch's Pad, Reshape, Resize, Slice and Squeeze, which
-    read their widths, shape, sizes, parts and axes at run time, nor its Div, which reads the type
-    of its operands. With torch's split, ExecuTorch fixes the batch size. torch's integer kernels
-    need a Linear in place of a MatMul, a Hardtanh in place of a Clip with two ends, and constants
-    as second operands.
+    `torch.export` and FX cannot trace onnx2torch's Pad, Reshape, Slice and Squeeze, which read
+    their widths, shape, parts and axes at run time, nor its Div, which reads the type of its
+    operands. With torch's split, ExecuTorch fixes the batch size. torch's integer kernels need a
+    Linear in place of a MatMul, a Hardtanh in place of a Clip with two ends, and constants as
+    second operands.
 
     Args:
         floats: names of the modules with float outputs.
@@ -279,12 +370,8 @@ def _fix_first(
         return _Reshape(shape=[int(size) for size in constants[1]])
     if kind == "OnnxFlatten":
         return _Flatten(axis=layer.axis)
-    if kind == "OnnxCumSum" and settled and not (layer.exclusive or layer.reverse):
-        return _CumSum(axis=int(constants[1]))
     if kind == "OnnxExpand" and 1 in constants:
         return _Expand(sizes=[-1 if size == 1 else int(size) for size in constants[1]])
-    if kind == "OnnxResize" and settled:
-        return _fix_resize(layer, constants)
     if kind == "OnnxSlice" and settled:
         return _fix_slice(constants)
     if kind == "OnnxTile" and settled:
@@ -333,34 +420,28 @@ def quantize_tables(module: Any, names: Collection[str]) -> None:
             module.set_submodule(name, _RowLookup(layer.weights))
 
 
-def _fix_resize(layer: Any, constants: Mapping[int, Any]) -> "_Resize | None":
-    """Return a Resize with fixed scales or sizes; None if it crops a region."""
-    roi, scales, sizes = (constants.get(index, torch.empty(0)).tolist() for index in (1, 2, 3))
-    if (roi and not layer.ignore_roi) or bool(scales) == bool(sizes):
-        return None
-    if scales and scales[:2] != [1, 1]:
-        return None
-    axes = len(scales or sizes) - 2
-    modes = {"linear": ["linear", "bilinear", "trilinear"], "cubic": ["", "bicubic", ""]}
-    mode = modes.get(layer.onnx_mode, [layer.onnx_mode] * 3)[axes - 1]
-    target = {"scales": scales[2:] or None, "sizes": sizes[2:] or None}
-    return _Resize(**target, mode=mode, align_corners=layer.align_corners)
-
-
-def _fix_slice(constants: Mapping[int, Any]) -> "_Slice | None":
-    """Return a Slice with fixed parts; None if it counts axes from both ends, or backwards."""
+def _fix_slice(constants: Mapping[int, Any]) -> "_Slice":
+    """Return a Slice with fixed parts."""
     parts = {index: constant.tolist() for index, constant in constants.items()}
     starts, ends = parts[1], parts[2]
     axes, steps = parts.get(3, list(range(len(starts)))), parts.get(4, [1] * len(starts))
-    if min(steps) < 1 or min(axes) < 0 <= max(axes):
-        return None
+    turned = [axis for axis, step in zip(axes, steps, strict=True) if step < 0]
+    slices = {
+        axis: _part(start, end, step)
+        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
+    }
+    first: list[Any] = [slices.get(axis, slice(None)) for axis in range(max(*axes, -1) + 1)]
+    last: list[Any] = [slices.get(axis, slice(None)) for axis in range(min(*axes, 0), 0)]
+    indices = [*([(*first,)] if first else []), *([(..., *last)] if last else [])]
+    return _Slice(parts=indices, turned=turned)
+
+
+def _part(start: int, end: int, step: int) -> slice:
+    """Return a part of an axis, from its other end if `step` is negative."""
+    if step < 0:
+        start, end, step = -start - 1, -end - 1, -step
     # A number would bound the batch in `torch.export`.
-    open_ends = [None if end >= _TO_THE_END else end for end in ends]
-    slices = dict(zip(axes, map(slice, starts, open_ends, steps), strict=True))
-    if min(axes) < 0:
-        inner = (slices.get(axis, slice(None)) for axis in range(min(axes), 0))
-        return _Slice(parts=(..., *inner))
-    return _Slice(parts=tuple(slices.get(axis, slice(None)) for axis in range(max(axes) + 1)))
+    return slice(start, None if end >= _TO_THE_END else end, step)
 
 
 def _fix_pad(mode: str, constants: Mapping[int, torch.Tensor]) -> "_Pad":
@@ -372,7 +453,7 @@ def _fix_pad(mode: str, constants: Mapping[int, torch.Tensor]) -> "_Pad":
     return _Pad(widths=pairs.flip(0).flatten().tolist(), mode=mode, value=value)
 
 
-def _fix_gather(axis: int, indices: torch.Tensor) -> "_Fixed | None":
+def _fix_gather(axis: int, indices: torch.Tensor) -> "Fixed | None":
     """Return a Gather of fixed indices; None if there are several and some count from the end."""
     if indices.ndim == 0:
         return _Select(axis=axis, index=int(indices))
@@ -411,34 +492,22 @@ def _find_sized(module: Any, expand: Any) -> Any:
     return source
 
 
-class _Fixed(torch.nn.Module):  # type: ignore[misc]
-    """A module with fixed attributes."""
+class _Slice(Fixed):
+    """ONNX's Slice with fixed `parts`: of the first axes, of the last ones, or of both.
 
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__()
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
-class _Resize(_Fixed):
-    """ONNX's Resize, as in onnx2torch, with fixed `scales` or `sizes`."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values` [N, C, ...] resized."""
-        return torch.nn.functional.interpolate(
-            values, self.sizes, self.scales, self.mode, self.align_corners
-        )
-
-
-class _Slice(_Fixed):
-    """ONNX's Slice with fixed `parts`."""
+    Attributes:
+        turned: axes whose parts count from the end, backwards.
+    """
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return the parts of `values`."""
-        return values[self.parts]
+        values = values.flip(self.turned) if self.turned else values
+        for part in self.parts:
+            values = values[part]
+        return values
 
 
-class _Pad(_Fixed):
+class _Pad(Fixed):
     """ONNX's Pad with fixed `widths`: before and after each axis, the last axis first."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -446,7 +515,7 @@ class _Pad(_Fixed):
         return torch.nn.functional.pad(values, self.widths, self.mode, self.value)
 
 
-class _Squeeze(_Fixed):
+class _Squeeze(Fixed):
     """ONNX's Squeeze with fixed `axes`; None: all axes of size 1."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -454,7 +523,7 @@ class _Squeeze(_Fixed):
         return values.squeeze() if self.axes is None else values.squeeze(self.axes)
 
 
-class _Split(_Fixed):
+class _Split(Fixed):
     """ONNX's Split along `axis` into parts of fixed `sizes`.
 
     `sizes` None: `count` equal parts; the last one may be smaller.
@@ -470,7 +539,7 @@ class _Split(_Fixed):
         return tuple(values.narrow(self.axis, start, end - start) for start, end in parts)
 
 
-class _Tile(_Fixed):
+class _Tile(Fixed):
     """ONNX's Tile with fixed `repeats`."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -478,7 +547,7 @@ class _Tile(_Fixed):
         return values.repeat(self.repeats)
 
 
-class _Reduced(_Fixed):
+class _Reduced(Fixed):
     """ONNX's Max, Min or Sum of several tensors, in steps of two, which FX can trace."""
 
     def forward(self, *values: torch.Tensor) -> torch.Tensor:
@@ -486,7 +555,15 @@ class _Reduced(_Fixed):
         return reduce(self.operation, values)
 
 
-class _Lookup(_Fixed):
+class _Mean(_Reduced):
+    """ONNX's Mean of several tensors."""
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        """Return one tensor, in the shape to which all broadcast."""
+        return super().forward(*values) / len(values)
+
+
+class _Lookup(Fixed):
     """Looks up rows of fixed `weights`, such as an embedding table."""
 
     def __init__(self, weights: torch.Tensor) -> None:
@@ -498,7 +575,7 @@ class _Lookup(_Fixed):
         return self.weights[indices]
 
 
-class _RowLookup(_Fixed):
+class _RowLookup(Fixed):
     """A `_Lookup` of a table in 8 bits with a scale for each row, see `graph.embeddings`."""
 
     def __init__(self, weights: torch.Tensor) -> None:
@@ -512,7 +589,7 @@ class _RowLookup(_Fixed):
         return self.levels[indices].to(torch.float32) * self.scale[indices]
 
 
-class _Select(_Fixed):
+class _Select(Fixed):
     """ONNX's Gather of one fixed `index` along `axis`."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -520,7 +597,7 @@ class _Select(_Fixed):
         return values.select(self.axis, self.index)
 
 
-class _Take(_Fixed):
+class _Take(Fixed):
     """ONNX's Gather of fixed `indices` along `axis`."""
 
     def __init__(self, axis: int, indices: torch.Tensor) -> None:
@@ -532,7 +609,7 @@ class _Take(_Fixed):
         return values.index_select(self.axis, self.indices)
 
 
-class _Pick(_Fixed):
+class _Pick(Fixed):
     """ONNX's GatherND whose indices name `depth` axes."""
 
     def forward(self, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -540,7 +617,7 @@ class _Pick(_Fixed):
         return values[tuple(indices.select(-1, axis) for axis in range(self.depth))]
 
 
-class _Positions(_Fixed):
+class _Positions(Fixed):
     """The positions 0, 1, ... along an axis, which FX, `torch.export` and tracing keep dynamic."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -555,7 +632,7 @@ def _line(values: torch.Tensor, axis: int) -> torch.Tensor:
     return rows.reshape(rows.shape[0], -1).select(1, 0)
 
 
-class _Flatten(_Fixed):
+class _Flatten(Fixed):
     """ONNX's Flatten to two axes; onnx2torch returns one axis if `axis` is the last."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -563,15 +640,7 @@ class _Flatten(_Fixed):
         return values.unsqueeze(-1).flatten(end_dim=self.axis - 1).flatten(start_dim=1)
 
 
-class _CumSum(_Fixed):
-    """ONNX's CumSum along a fixed `axis`."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the cumulative sums of the values."""
-        return torch.cumsum(values, self.axis, dtype=values.dtype)
-
-
-class _Expand(_Fixed):
+class _Expand(Fixed):
     """ONNX's Expand to fixed `sizes`; -1 keeps the input's size."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -579,7 +648,7 @@ class _Expand(_Fixed):
         return values.expand(self.sizes)
 
 
-class _Repeat(_Fixed):
+class _Repeat(Fixed):
     """A fixed `row` [1, ...], such as a class token, for each sample."""
 
     def __init__(self, row: torch.Tensor) -> None:
@@ -591,7 +660,7 @@ class _Repeat(_Fixed):
         return self.row.index_select(0, torch.zeros_like(_line(values, 0), dtype=torch.int64))
 
 
-class _Reshape(_Fixed):
+class _Reshape(Fixed):
     """ONNX's Reshape to a fixed `shape`; 0 copies the input's size."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -650,44 +719,17 @@ def _import_onnx2torch() -> types.ModuleType:
             del sys.modules[name]
 
 
-class _SpaceToDepth(_Fixed):
-    """ONNX's SpaceToDepth, into which ONNX Runtime fuses slices; onnx2torch lacks it."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return [N, C, H, W] as [N, block * block * C, H / block, W / block]."""
-        count, channels, height, width = values.shape
-        height, width = height // self.block, width // self.block
-        parts = values.reshape(count, channels, height, self.block, width, self.block)
-        return parts.permute(0, 3, 5, 1, 2, 4).reshape(count, -1, height, width)
-
-
-class _GlobalMaxPool(_Fixed):
-    """ONNX's GlobalMaxPool over `axes`, which onnx2torch lacks."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the largest values [N, C, 1, ...]."""
-        return values.amax(self.axes, keepdim=True)
-
-
 def _add_converters() -> None:
-    """Register operators that onnx2torch lacks, and the comparisons of opset 16."""
+    """Register the nodes of `torch_operators`, and the comparisons of opset 16."""
     from onnx2torch.node_converters.registry import add_converter, get_converter
     from onnx2torch.utils.common import OperationConverterResult, onnx_mapping_from_node
 
     for kind in ("GreaterOrEqual", "LessOrEqual"):
         add_converter(operation_type=kind, version=16)(get_converter(kind, 12))
 
-    @add_converter(operation_type="SpaceToDepth", version=1)  # type: ignore[untyped-decorator]
-    @add_converter(operation_type="SpaceToDepth", version=13)  # type: ignore[untyped-decorator]
+    @add_converter(operation_type=_OWN, version=1, domain=_OWN)  # type: ignore[untyped-decorator]
     def _(node: Any, graph: Any) -> Any:
-        module = _SpaceToDepth(block=node.attributes["blocksize"])
-        return OperationConverterResult(module, onnx_mapping_from_node(node))
-
-    @add_converter(operation_type="GlobalMaxPool", version=1)  # type: ignore[untyped-decorator]
-    def _(node: Any, graph: Any) -> Any:
-        rank = len(graph.value_info[node.input_values[0]].type.tensor_type.shape.dim)
-        module = _GlobalMaxPool(axes=tuple(range(2, rank)))
-        return OperationConverterResult(module, onnx_mapping_from_node(node))
+        return OperationConverterResult(torch.nn.Identity(), onnx_mapping_from_node(node))
 
 
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:

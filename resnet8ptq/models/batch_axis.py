@@ -24,7 +24,12 @@ from resnet8ptq.graph.pruning import find_all, inputs_of, prune
 from resnet8ptq.graph.session import expose, open_session
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models.contract import Samples, read_contract
-from resnet8ptq.models.normalization import drop_attribute, rename_inside, write_paddings
+from resnet8ptq.models.normalization import (
+    drop_attribute,
+    rename_inside,
+    write_group_norms,
+    write_paddings,
+)
 
 Outputs = list[NDArray[Any]]
 # From samples [n, ...] to the outputs [n, ...], in the order of the contract.
@@ -153,6 +158,7 @@ def fix_sizes(
                 f"expected outputs with one row for each sample{mend}"
             )
     write_paddings(fixed)
+    write_group_norms(fixed)
     onnx.checker.check_model(fixed)
     return fixed
 

@@ -163,26 +163,27 @@ def _convert(
 
 
 def check_torch(path: Path, samples: Samples, steps: Arithmetic = RAW, final: str = VALUES) -> str:
-    """Return JSON: the difference of torch from ONNX Runtime, or the reason why torch fails.
+    """Return JSON: the difference of torch from ONNX Runtime, or why torch cannot run the network.
 
     Args:
         path: a graph written by `convert`.
         samples: stored samples [n, ...].
         final: see `find_final`.
 
-    Raises:
-        ParityError: torch disagrees with ONNX Runtime.
     """
     proto, label = onnx.load(path), f"torch, {path.stem}"
     matched = match(samples, steps, read_contract(proto.graph))
-    run = _run_on(matched.prepare(samples, steps), proto, matched.fields)
+    prepared = matched.prepare(samples, steps)
+    run = _run_on(prepared, proto, matched.fields)
     expected = run(open_runner(str(path)), "Running ONNX Runtime")
     try:
         outputs = run(_torch_runner(path), f"{_COMPARING}: {label}")
+        return json.dumps({"parity": {label: compare(outputs, expected, final, label)}})
+    except ParityError as error:
+        reason = f"onnx2torch converts {_name_difference(proto, prepared)} wrongly ({error})"
     except Exception as error:  # UnsupportedError, or any that onnx2torch's modules raise
         reason = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
-        return json.dumps({"without_torch": {path.name: reason}})
-    return json.dumps({"parity": {label: compare(outputs, expected, final, label)}})
+    return json.dumps({"without_torch": {path.name: reason}})
 
 
 def _take_branches(network: Network, samples: Samples) -> None:
@@ -301,6 +302,14 @@ def _torch_runner(path: Path) -> Predict:
     from resnet8ptq.graph.torch_module import infer, load_torch_module  # imports torch
 
     return partial(infer, load_torch_module(path))
+
+
+def _name_difference(proto: onnx.ModelProto, samples: Samples) -> str:
+    """Return the first operator that torch computes otherwise than ONNX Runtime does."""
+    from resnet8ptq.graph.torch_module import find_difference
+
+    node = find_difference(proto, samples[:1], PARITY_TOLERANCE_OF_VALUES)
+    return "the network" if node is None else f"{node.op_type} {node.name}"
 
 
 def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:

@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
-from resnet8ptq.models.normalization import avoid_quantizer_names, flatten_biases
+from resnet8ptq.models.normalization import avoid_quantizer_names, flatten_biases, name_nodes
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,11 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=True)
         proto = onnx.load(folded)
         changed = fold_into_products(proto.graph) | flatten_biases(proto.graph)
-        if avoid_quantizer_names(proto.graph) or changed:
+        changed |= avoid_quantizer_names(proto.graph)
+        if not all(node.name for node in proto.graph.node):  # of an operator that is a function
+            name_nodes(proto.graph)
+            changed = True
+        if changed:
             onnx.save(proto, folded)
     except Exception as error:  # symbolic shape inference raises Exception itself
         folded.unlink(missing_ok=True)

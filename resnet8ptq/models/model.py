@@ -75,11 +75,11 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = Tru
     """Locate, check and convert the network; conversions are cached by content.
 
     Args:
-        torch: whether torch must agree with ONNX Runtime.
+        torch: whether to compare torch with ONNX Runtime.
 
     Raises:
         ModelError: the file is missing, empty, not a model, unsafe, or does not fit the data.
-        ParityError: ONNX or torch disagree with the original on up to 1,000 training samples.
+        ParityError: ONNX disagrees with the original on up to 1,000 training samples.
     """
     source = locate(config, data.name)
     digest = hash_source(config, source)

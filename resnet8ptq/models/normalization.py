@@ -180,6 +180,60 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         node.attribute.append(onnx.helper.make_attribute("pads", pads))
 
 
+def write_group_norms(proto: onnx.ModelProto) -> None:
+    """Replace each GroupNormalization by an instance normalization of its groups, in place.
+
+    ONNX Runtime would replace it by twenty operators with computed shapes, which torch cannot
+    trace. Sizes must be known.
+    """
+    graph, sizes = proto.graph, {}
+    if any(node.op_type == "GroupNormalization" for node in graph.node):
+        sizes = find_sizes(proto)
+    nodes = list(graph.node)
+    del graph.node[:]
+    for node in nodes:
+        known = sizes.get(node.input[0], [0])[1:] if node.op_type == "GroupNormalization" else [0]
+        graph.node.extend([node] if 0 in known else _normalize_groups(graph, node, known))
+
+
+def _normalize_groups(
+    graph: onnx.GraphProto, node: onnx.NodeProto, sizes: list[int]
+) -> list[onnx.NodeProto]:
+    """Return the nodes of a GroupNormalization of [N, *sizes]; add their constants to `graph`."""
+    (values, scale, bias), [output] = node.input, node.output
+    groups, epsilon = attribute(node, "num_groups", 1), attribute(node, "epsilon", 1e-5)
+    constants = {
+        "parts": np.array([0, groups, -1]),
+        "whole": np.array([0, *sizes]),
+        "by_channel": np.array([-1, *[1] * (len(sizes) - 1)]),
+        "ones": np.ones(groups, np.float32),
+        "zeros": np.zeros(groups, np.float32),
+    }
+    for key, constant in constants.items():
+        graph.initializer.append(numpy_helper.from_array(constant, f"{output}__{key}"))
+    steps = [
+        ("Reshape", [values, "parts"], "cut"),
+        ("InstanceNormalization", ["cut", "ones", "zeros"], "even"),
+        ("Reshape", ["even", "whole"], "joined"),
+        ("Reshape", [scale, "by_channel"], "scale"),
+        ("Reshape", [bias, "by_channel"], "bias"),
+        ("Mul", ["joined", "scale"], "scaled"),
+        ("Add", ["scaled", "bias"], output),
+    ]
+    own = {*constants, *(made for _, _, made in steps[:-1])}
+    nodes = [
+        onnx.helper.make_node(
+            kind,
+            [f"{output}__{name}" if name in own else name for name in inputs],
+            [made if made == output else f"{output}__{made}"],
+            node.name if made == output else f"{node.name}__{made}",
+        )
+        for kind, inputs, made in steps
+    ]
+    nodes[1].attribute.append(onnx.helper.make_attribute("epsilon", epsilon))
+    return nodes
+
+
 def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     """Rename tensors everywhere, by old name; another tensor with a new name gets a suffix."""
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torchao.quantization.pt2e import qat_utils
 
 from resnet8ptq.backends.kernels import saturates
+from resnet8ptq.backends.torch import program, torchscript
 from resnet8ptq.backends.torch import quantizer as torch_quantizer
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.core import machine
@@ -22,6 +23,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.torch_module import load_torch_module, to_torch_module
+from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Selection, find_float_nodes
@@ -196,6 +198,27 @@ def test_a_network_that_cannot_be_traced_is_unsupported(
     assert "def forward" not in capfd.readouterr().err  # torch would print the whole graph
 
 
+def test_a_network_that_torch_cannot_run_is_not_saved(tmp_path):
+    """As with an operator that has no quantized kernel."""
+
+    class Lacking(torch.nn.Module):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return torch.quantize_per_tensor(values, 0.1, 0, torch.quint8).erf()
+
+    example = torchscript.Example((torch.zeros(1, 2),), (False,))
+    with pytest.raises(UnsupportedError, match=r"TorchScript cannot trace.*erf.*; try .*pt2e"):
+        torchscript.save(Lacking(), example, tmp_path / "model.pt", freeze=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_program_that_could_not_be_read_is_not_saved(tmp_path, monkeypatch):
+    monkeypatch.setitem(torch_archive.OPERATORS, "aten", frozenset())
+    example = torchscript.Example((torch.zeros(1, 2),), (False,))
+    with pytest.raises(UnsupportedError, match=r"may not hold.*aten\.relu\.default"):
+        program.save(torch.nn.ReLU(), example, tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
 def quantize_and_run(
     proto: onnx.ModelProto,
     model: Fp32Model,
@@ -319,6 +342,37 @@ def test_a_cubic_resize_stays_in_float(shapes_model, tmp_path):
     got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights)
     assert kernels == (2, 0)
     assert 0 < np.abs(got - expected).max() < 0.06 * np.abs(expected).max()
+
+
+RESIZE = 'Resize <mode = "linear", coordinate_transformation_mode = "asymmetric"> (wide, , factors)'
+NEAREST = 'Resize <coordinate_transformation_mode = "tf_half_pixel_for_nn"> (wide, , factors)'
+
+
+@pytest.mark.parametrize(
+    ("backend", "steps"),
+    [
+        ("torch", "changed = Clip(wide, zero)"),  # a Relu
+        ("torch", "changed = Clip(wide, , zero)"),
+        ("torch", "changed = PRelu(wide, slopes)"),
+        ("torch", "changed = LpPool <kernel_shape = [2, 2], pads = [0, 0, 1, 1], p = 3> (wide)"),
+        *((backend, f"changed = {RESIZE}") for backend in FLOWS),
+        *((backend, "changed, places = TopK <axis = 2> (wide, two)") for backend in FLOWS),
+        ("torch_pt2e", f"changed = {NEAREST}"),
+    ],
+)
+def test_operators_that_onnx2torch_lacks_keep_their_range(shapes_model, tmp_path, backend, steps):
+    """And torch's quantized PReLU multiplied values above 0 by the largest slope."""
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 4, a, b] y)
+        <float zero = {{0}}, int64[1] two = {{2}}, float[4] factors = {{1, 1, 1.5, 2}},
+         float[4, 1, 1] slopes = {{0.2, 0.1, 0.25, 0.05}}>
+        {{ wide = Conv(x, v)  {steps}  y = Conv(changed, w) }}"""
+    )
+    weights = {"v": (4, 2, 1, 1), "w": (4, 4, 1, 1)}
+    got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights, backend)
+    assert kernels[0] == 2
+    assert 0 < np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("backend", FLOWS)

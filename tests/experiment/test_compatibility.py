@@ -100,12 +100,21 @@ def test_auto_is_the_smaller_format_that_works(shapes_model, words, format_):
     assert quantizer.fit(shapes_model).format == format_
 
 
-@pytest.mark.parametrize("backend", ["torch", "torch_pt2e"])
-def test_a_network_that_torch_cannot_run_is_unsupported_there(shapes_model, backend):
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (("backend=torch",), "backend=onnx"),
+        (("backend=torch_pt2e", "method=qat"), "backend=onnx method=static"),
+        (("backend=onnx", "method=qat"), "method=static"),
+        (("corrections.reconstruction=true",), "corrections.reconstruction=false"),
+    ],
+)
+def test_a_network_that_torch_cannot_run_is_unsupported_there(shapes_model, words, mend):
     fails = {shapes_model.onnx_path.name: "Padding size 0"}
     fp32 = replace(shapes_model, conversion=replace(shapes_model.conversion, without_torch=fails))
-    config = make_config("data=shapes", f"backend={backend}")
-    with pytest.raises(UnsupportedError, match=r"torch cannot run the network: Padding size 0"):
+    config = make_config("data=shapes", *words)
+    reason = f"torch cannot run the network: Padding size 0; try {mend}$"
+    with pytest.raises(UnsupportedError, match=reason):
         fit_settings(settle(config), fp32)
-    other = make_config("data=shapes", "backend=onnx")
+    other = make_config("data=shapes", "backend=onnx", "corrections.adaround=true")
     fit_settings(settle(other), fp32)

@@ -8,8 +8,7 @@ import torch
 
 from resnet8ptq.backends.torch.program import export
 from resnet8ptq.backends.torch.torchscript import Example
-from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.graph import torch_module
+from resnet8ptq.graph import torch_module, torch_operators
 from resnet8ptq.graph.torch_module import to_torch_module
 from tests.helpers import transformers
 
@@ -190,7 +189,7 @@ def test_the_operators_in_use_have_a_converter(opset):
     torch_module._import_onnx2torch()
     from onnx2torch.node_converters.registry import get_converter
 
-    for name in USED:
+    for name in {*USED} - {*torch_operators._CONVERTERS}:
         if name != "LayerNormalization" or opset >= 17:  # which has it first
             assert callable(get_converter(name, version=opset, domain=""))
 
@@ -208,21 +207,14 @@ def test_a_split_into_equal_parts_of_a_newer_opset_can_be_traced():
     assert torch.equal(traced(values), values[:, [2, 3, 0, 1]])
 
 
-@pytest.mark.parametrize("antialias", [0, 1])
-def test_attributes_of_a_newer_opset_with_their_default_are_dropped(antialias):
+def test_attributes_of_a_newer_opset_with_their_default_are_dropped():
     """torch's exporter writes the default; another value has no meaning in the older opset."""
     proto = onnx.parser.parse_model(
-        f"""<ir_version: 10, opset_import: ["" : 20]>
-        network (float[N, 1, 2, 2] x) => (float[N, 1, 4, 4] y) <float[4] factors = {{1, 1, 2, 2}}>
-        {{ y = Resize <mode = "linear", antialias = {antialias}> (x, , factors) }}"""
+        """<ir_version: 10, opset_import: ["" : 20]>
+        network (float[N, 4] x) => (float[N, 1] y) <int64[1] last = {1}>
+        { y = ReduceMax <keepdims = 1, noop_with_empty_axes = 0> (x, last) }"""
     )
-    if antialias:
-        with pytest.raises(UnsupportedError, match="onnx2torch cannot convert the network"):
-            to_torch_module(proto)
-        return
-    values = np.arange(8, dtype=np.float32).reshape(2, 1, 2, 2)
-    [expected] = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": values})
-    np.testing.assert_allclose(to_torch_module(proto)(torch.from_numpy(values)), expected)
+    assert to_torch_module(proto)(torch.eye(4)).tolist() == [[1]] * 4
 
 
 def test_the_last_part_of_an_uneven_split_is_smaller():
@@ -266,3 +258,104 @@ def test_slopes_of_the_channels_can_be_traced(slopes):
     given = np.random.default_rng(0).normal(size=(2, 3, 2, 2)).astype(np.float32)
     found = torch.fx.symbolic_trace(to_torch_module(proto))(torch.from_numpy(given))
     np.testing.assert_allclose(found.detach(), np.where(given < 0, given * values, given))
+
+
+CONSTANTS = """float low = {-0.5}, float zero = {0}, int64[1] two = {2}, int64 one = {1},
+    int64[2] from = {-1, 9}, int64[2] to = {-9223372036854775807, 0}, int64[2] axes = {3, 1},
+    int64[2] mixed = {-1, 1}, int64[2] inner = {1, 2}, int64[2] outer = {9, 3},
+    int64[2] back = {-1, -2}, float[6] row = {1, 2, 0.5, -1, 0, 3},
+    float[4] factors = {1, 1, 2, 1.5}, float[4] smaller = {1, 1, 0.5, 0.5},
+    float[4] of_rows = {1, 1.5, 2, 1}, int64[4] sizes = {1, 4, 7, 9}"""
+POOL = "kernel_shape = [3, 2], strides = [2, 1], pads = [0, 1, 1, 0]"
+OF_17 = (
+    *("Acosh(y1)", "Asinh(x)", "Atanh(y0)", "Cosh(x)", "Sinh(x)", "Clip(x, , low)", "Clip(x, low)"),
+    *("Clip(x, zero)", "ThresholdedRelu <alpha = 0.7> (x)", "Shrink <bias = 0.5> (x)"),
+    *("Shrink(x)", "GlobalLpPool <p = 3> (x)", "LpNormalization(x)", "Mean(x, y0, y1)"),
+    *("LpNormalization <axis = 1, p = 1> (x)", "MeanVarianceNormalization <axes = [2, 3]> (x)"),
+    *("DepthToSpace <blocksize = 2> (x)", 'DepthToSpace <blocksize = 2, mode = "CRD"> (x)'),
+    *(f"AveragePool <{POOL}, count_include_pad = {counts}> (x)" for counts in (0, 1)),
+    f"AveragePool <{POOL}, ceil_mode = 1> (x)",
+    f"LpPool <{POOL}, p = 3> (x)",
+    *("PRelu(x, y0_)", "PRelu(x, row)", "Trilu <upper = 0> (x, one)", "Trilu(x)"),
+    *(f"CumSum <exclusive = {e}, reverse = {r}> (x, one)" for e in (0, 1) for r in (0, 1)),
+    *(f"Slice(x, from, to, {axes}, back)" for axes in ("axes", "mixed")),
+    *("Slice(x, inner, outer, mixed)", "TopK <axis = 1, largest = 0> (x, two)"),
+)
+RESIZES = (
+    *(("linear", how, "factors") for how in ("asymmetric", "align_corners", "half_pixel")),
+    *(("cubic", how, "factors") for how in ("asymmetric", "align_corners", "half_pixel")),
+    *(("linear", "half_pixel", to) for to in ("smaller", ", sizes")),
+    *(("nearest", how, "factors") for how in ("asymmetric", "align_corners", "half_pixel")),
+    *(("nearest", "tf_half_pixel_for_nn", "factors"), ("nearest", "asymmetric", "of_rows")),
+)
+NEAREST = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+RESIZED = (
+    *(
+        f'Resize <mode = "{mode}", coordinate_transformation_mode = "{how}"> (x, , {to})'
+        for mode, how, to in RESIZES
+    ),
+    *(f'Resize <nearest_mode = "{way}"> (x, , factors)' for way in NEAREST),
+    'Resize <mode = "cubic", exclude_outside = 1, cubic_coeff_a = -0.5> (x, , factors)',
+)
+LATER = {
+    18: ("Mish(x)", 'Resize <mode = "linear", antialias = 1> (x, , smaller)'),
+    20: ('Gelu <approximate = "tanh"> (x)', "Gelu(x)"),
+    23: ("RMSNormalization(x, row)",),
+    24: ("Swish(x)",),
+}
+
+
+@pytest.mark.parametrize(
+    ("opset", "steps"),
+    [
+        *((17, steps) for steps in (*OF_17, *RESIZED)),
+        *((opset, steps) for opset, kinds in LATER.items() for steps in kinds),
+    ],
+)
+def test_computes_operators_that_onnx2torch_lacks_or_converts_wrongly(opset, steps):
+    """`y0` lies between -1 and 1, and `y1` between 1 and 2; a pool follows, of known shape."""
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : {opset}]>
+        network (float[N, 4, 6, 6] x) => (float[N, a, b, c] y, float[N, d, 1, 1] z) <{CONSTANTS}>
+        {{ sine = Sin(x)  y0 = Mul(sine, half)  y1 = Exp(y0)  y = {steps}
+           z = GlobalAveragePool(y) }}"""
+    )
+    full = np.random.default_rng(1).normal(size=(4, 6, 6)).astype(np.float32)
+    for name, values in (("y0_", full), ("half", np.float32(0.5))):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(values), name))
+    if "TopK" in steps:
+        proto.graph.node[-2].output.append("places")
+    count = 1 if "sizes" in steps else 3
+    values = np.random.default_rng(0).normal(size=(count, 4, 6, 6)).astype(np.float32)
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    expected = session.run(None, {"x": values})
+    found = torch.fx.symbolic_trace(to_torch_module(proto))(torch.from_numpy(values))
+    for same, got in zip(expected, found, strict=True):
+        np.testing.assert_allclose(got.detach(), same, atol=1e-5)
+
+
+def test_operators_of_several_steps_keep_any_batch():
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 4, 6, 6] x) => (float[N, a, b, c] y) <{CONSTANTS}>
+        {{ a = LpPool <{POOL}> (x)  b = AveragePool <{POOL}> (a)
+           c = Resize <mode = "linear", coordinate_transformation_mode = "asymmetric">
+             (b, , factors)
+           d = Slice(c, from, to, axes, back)  e, f = TopK <axis = 1> (d, two)
+           g = CumSum <reverse = 1> (e, one)  y = PRelu(g, slopes) }}"""
+    )
+    slopes = np.full((1, 2, 9), 0.1, np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(slopes, "slopes"))
+    module = to_torch_module(proto)
+    program = export(module, Example((torch.ones(1, 4, 6, 6),), (False,)))
+    values = torch.randn(3, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(program.module()(values), module(values))
+
+
+def test_one_output_of_several_is_returned():
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 4] x) => (float[N, 2] b, float[N, 4] y)
+        {{ a, b = Split <axis = 1> (x)  y = Neg(x) }}"""
+    )
+    values = torch.arange(8.0).reshape(2, 4)
+    b, y = to_torch_module(proto)(values)
+    assert torch.equal(b, values[:, 2:]) and torch.equal(y, -values)

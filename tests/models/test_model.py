@@ -5,6 +5,7 @@ TensorFlow is only imported by processes of their own, as in the package.
 
 import json
 import os
+import re
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -24,8 +25,9 @@ from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.data import registry, shapes
 from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.graph import torch_operators
 from resnet8ptq.graph.torch_module import load_torch_module
-from resnet8ptq.models import batch_axis, conversion, model, normalization
+from resnet8ptq.models import conversion, model, normalization
 from resnet8ptq.models.conversion import compare
 from resnet8ptq.models.network_path import SHA256, URL
 from resnet8ptq.tasks.contract import PROBABILITIES
@@ -445,16 +447,21 @@ def test_torch_is_checked_only_where_it_is_needed(shapes_model, shapes, tmp_path
     assert both.onnx_path == alone.onnx_path  # one conversion
 
 
-def test_a_network_on_which_torch_disagrees_is_refused(shapes_model, monkeypatch):
-    right = conversion._torch_runner(shapes_model.onnx_path)
+def test_an_operator_that_torch_computes_otherwise_is_named(shapes_model, monkeypatch):
+    right = torch_operators.find_modules
 
-    def wrong(path: Path) -> batch_axis.Predict:
-        return lambda batch: [output[:, ::-1] for output in right(batch)]
+    def wrong(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
+        (softmax,) = (node.name for node in proto.graph.node if node.op_type == "Softmax")
+        return right(proto) | {softmax: torch.nn.Softmin(1)}
 
-    monkeypatch.setattr(conversion, "_torch_runner", wrong)
+    monkeypatch.setattr(torch_operators, "find_modules", wrong)
     samples = np.random.default_rng(0).uniform(0, 255, (20, 32, 32, 3)).astype(np.float32)
-    with pytest.raises(ParityError, match="torch, folded: differs from the original on"):
+    result = json.loads(
         conversion.check_torch(shapes_model.onnx_path, samples, final=PROBABILITIES)
+    )
+    (reason,) = result["without_torch"].values()
+    assert re.fullmatch(r"onnx2torch converts Softmax \S+ wrongly \(torch, folded: .*\)", reason)
+    assert "parity" not in result
 
 
 def test_the_source_is_told_with_its_hash(shapes_model):

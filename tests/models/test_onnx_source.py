@@ -351,12 +351,25 @@ def test_slices_that_onnx_runtime_makes_one_operator_of_run_in_torch(take):
     assert record.parity["torch, folded"] < 1e-5
 
 
+def test_groups_are_normalized_by_an_operator_that_torch_has(take):
+    """ONNX Runtime's own operators for it have computed shapes."""
+    nodes = [
+        helper.make_node("Relu", ["relu"], ["again"]),
+        helper.make_node("GroupNormalization", ["again", "s", "b"], ["middle"], num_groups=2),
+    ]
+    scales = {name: RANDOM.normal(size=8).astype(np.float32) for name in "sb"}
+    record = take(build(21, middle=nodes, constants=scales))
+    assert max(record.parity.values()) < 1e-5
+    assert len(record.parity) == 4
+    assert record.preprocessing.operators_after["InstanceNormalization"] == 1
+
+
 def test_what_onnx2torch_does_not_know_is_for_onnx_alone(take, tmp_path):
-    nodes = [helper.make_node("ThresholdedRelu", ["relu"], ["middle"], alpha=0.1)]
+    nodes = [helper.make_node("Hardmax", ["relu"], ["middle"], axis=1)]
     record = take(build(middle=nodes))
     assert set(record.parity) == {"onnx, folded", "onnx, unfolded"}
-    assert "ThresholdedRelu" in record.without_torch[conversion.FOLDED]
-    with pytest.raises(UnsupportedError, match=r"ThresholdedRelu.*backend=onnx") as caught:
+    assert "Hardmax" in record.without_torch[conversion.FOLDED]
+    with pytest.raises(UnsupportedError, match=r"Hardmax.*backend=onnx") as caught:
         load_torch_module(tmp_path / "made" / conversion.FOLDED)
     assert "\n" not in str(caught.value)
 

@@ -15,45 +15,58 @@ from torch.ao.quantization.observer import (
     HistogramObserver,
     MinMaxObserver,
     PerChannelMinMaxObserver,
+    PlaceholderObserver,
     UniformQuantizationObserverBase,
 )
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 from resnet8ptq.backends.contract import Takes
-from resnet8ptq.backends.torch.torchscript import known_warnings
+from resnet8ptq.backends.torch.torchscript import PT2E, known_warnings
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import find_range, make_observer, run_pass
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import CalibConfig, QuantizationConfig
-from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import fused_activations
 from resnet8ptq.graph.torch_module import as_tensors, name_tensors
+from resnet8ptq.graph.torch_operators import InFloat
 from resnet8ptq.precision.grid import WeightScheme
 
 log = logging.getLogger(__name__)
 
-_PT2E = "backend.flow=pt2e (backend=torch_pt2e)"
 # Weights that torch's integer kernels take.
 WEIGHTS: Takes = {
     "dtype.name": (
         ["int8", "u8s8"],
         "FBGEMM's and oneDNN's quantized convolutions require qint8 weights; "
-        f"{_PT2E} simulates uint8 in float",
+        f"{PT2E} simulates uint8 in float",
     ),
     "symmetric.weights": (
         [None, True],
-        f"FBGEMM's and oneDNN's kernels require symmetric weights; {_PT2E} takes others per tensor",
+        f"FBGEMM's and oneDNN's kernels require symmetric weights; {PT2E} takes others per tensor",
     ),
 }
 TAKES: Takes = {
     **WEIGHTS,
     "float_output": (
         [False],
-        f"FX's quantized linear always returns 8 bits; {_PT2E} leaves it in float",
+        f"FX's quantized linear always returns 8 bits; {PT2E} leaves it in float",
     ),
 }
+
+
+class SlopeObserver(MinMaxObserver):  # type: ignore[misc]
+    """Observes the slopes of a PReLU, and 1.
+
+    torch's quantized PReLU multiplies values above 0 by a 1 that it rounds like a slope. Slopes of
+    0.25 at most would leave a quarter of them (torch 2.13).
+    """
+
+    def forward(self, slopes: torch.Tensor) -> torch.Tensor:
+        """Update the range; return `slopes`."""
+        super().forward(torch.cat([slopes.detach().flatten(), torch.ones(1)]))
+        return slopes
 
 
 class RangeObserver(UniformQuantizationObserverBase):  # type: ignore[misc]
@@ -92,7 +105,10 @@ _KEEPING = {
     for config in get_native_backend_config().configs
     if config.observation_type == ObservationType.OUTPUT_SHARE_OBSERVER_WITH_INPUT
 }
-_OWN_WEIGHTS = (torch.nn.LayerNorm, torch.nn.PReLU)  # in float, and in quint8
+_OWN_WEIGHTS = {
+    torch.nn.LayerNorm: PlaceholderObserver,
+    torch.nn.PReLU: SlopeObserver.with_args(dtype=torch.quint8, qscheme=torch.per_tensor_affine),
+}
 # The operators of `_FIXED`, by their names in ONNX.
 _FIXED_SCALES = ("Sigmoid", "Tanh", "HardSigmoid", "Softmax")
 _MOVING = ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice")
@@ -128,9 +144,8 @@ def quantize(
     observer = _activation_observer(config.calib, scheme)
     qconfig = QConfig(observer, weight_observer(config, weights))
     mapping = get_default_qconfig_mapping(torch.backends.quantized.engine).set_global(qconfig)
-    for kind in _OWN_WEIGHTS:  # torch's mapping also gives them its own observer of activations
-        own = mapping.object_type_qconfigs[kind]
-        mapping.set_object_type(kind, own._replace(activation=qconfig.activation))
+    for kind, weight in _OWN_WEIGHTS.items():
+        mapping.set_object_type(kind, QConfig(observer, weight))
     # Constants are quantized only with the node that takes them.
     if any(isinstance(layer, _TRANSPOSED) for layer in module.modules()):
         log.warning(
@@ -141,14 +156,11 @@ def quantize(
     for name in [*skipped, "initializers"] if skipped else []:
         mapping.set_module_name(name, None)
     with known_warnings():
-        try:
-            # FX quantizes a cat and a resize that it traced, whatever its settings.
-            left = [*_find_mixed(graph), *_find_float_resizes(module)]
+        with errors_as(UnsupportedError, "FX cannot trace the network", f"try {PT2E}"):
+            # FX quantizes a cat, a pad and a resize that it traced, whatever its settings.
+            left = [*_find_mixed(graph), *_find_opaque(module)]
             opaque = PrepareCustomConfig().set_non_traceable_module_names(left)
             prepared = prepare_fx(module, mapping, example, opaque)
-        except Exception as error:  # TraceError, TypeError, NotImplementedError, AssertionError
-            why = f"FX cannot trace the network ({one_line(error)}); try {_PT2E}"
-            raise UnsupportedError(why) from error
         _share_observers(prepared)
         _free_inputs(prepared, qconfig.activation)
         observers = _observers(prepared, graph)
@@ -167,7 +179,8 @@ def quantize(
         first = {id(observer): (name, observer) for name, observer in reversed(observers)}
         # The first of a name wins.
         ranges = {name: observer.chosen_range() for name, observer in first.values()}
-        return convert_fx(prepared), ranges
+        with errors_as(UnsupportedError, "FX cannot convert the network", f"try {PT2E}"):
+            return convert_fx(prepared), ranges
 
 
 def _find_mixed(graph: onnx.GraphProto) -> list[str]:
@@ -188,10 +201,14 @@ def _find_mixed(graph: onnx.GraphProto) -> list[str]:
     return [n.name for n in graph.node if n.op_type == "Concat" and any(map(is_fixed, n.input))]
 
 
-def _find_float_resizes(module: Any) -> list[str]:
-    """Return the names of the layers for whose mode torch has no quantized kernel."""
+def _find_opaque(module: Any) -> list[str]:
+    """Return the names of layers of several steps, or for whose mode torch has no 8-bit kernel."""
     without = ("linear", "trilinear", "bicubic")
-    return [name for name, layer in module.named_modules() if getattr(layer, "mode", "") in without]
+    return [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, InFloat) or getattr(layer, "mode", "") in without
+    ]
 
 
 def _share_observers(prepared: Any) -> None:

@@ -7,16 +7,17 @@ import onnx
 from resnet8ptq.graph.embeddings import find_tables
 from resnet8ptq.graph.layers import integer_nodes, value_pads
 from resnet8ptq.graph.torch_module import quantize_tables
+from resnet8ptq.graph.torch_operators import InFloat
 from resnet8ptq.precision.plan import Selection, find_float_nodes
 
 
 def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[str]:
     """Store a module's embeddings in 8 bits, and return the nodes to leave unquantized.
 
-    These are: nodes that stay in float; embeddings, whose rows would be rounded twice; nodes with
-    integer inputs or outputs, which torch's observers would quantize like floats; and Pads with a
-    value other than 0, because torch gives the padded tensor the scale of its input, which clips
-    the value.
+    These are: nodes that stay in float; operators of several steps; embeddings, whose rows would be
+    rounded twice; nodes with integer inputs or outputs, which torch's observers would quantize like
+    floats; and Pads with a value other than 0, because torch gives the padded tensor the scale of
+    its input, which clips the value.
 
     Args:
         module: result of `load_torch_module`; changed in place.
@@ -26,6 +27,8 @@ def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[s
         Names of the ONNX nodes.
     """
     skipped = find_float_nodes(proto.graph, selection)
+    composed = [name for name, layer in module.named_modules() if isinstance(layer, InFloat)]
     tables = [node.name for node in find_tables(proto.graph) if node.name not in skipped]
     quantize_tables(module, tables)
-    return [*dict.fromkeys((*skipped, *tables, *integer_nodes(proto), *value_pads(proto.graph)))]
+    others = (*tables, *integer_nodes(proto), *value_pads(proto.graph))
+    return [*dict.fromkeys((*skipped, *composed, *others))]

@@ -57,7 +57,11 @@ def export(module: Any, example: Example, most: int | None = None) -> ExportedPr
 
 
 def save(module: Any, example: Example, path: Path, *_: bool) -> None:
-    """Export a network and write it to `path` atomically; the bytes are reproducible."""
+    """Export a network and write it to `path` atomically; the bytes are reproducible.
+
+    Raises:
+        UnsupportedError: see `export`; or `load` would refuse the file.
+    """
     program = export(module, example)
     program.example_inputs = None
     program._guards_code = []  # Python that loading would run, and the gate refuses: equal lengths
@@ -68,6 +72,12 @@ def save(module: Any, example: Example, path: Path, *_: bool) -> None:
         torch.export.save(program, archive)
     with files.atomic(path) as temporary:
         copy_reproducibly(archive, temporary, compressed=(".json",))
+        try:
+            read(temporary)
+        except QuantizationError as error:
+            reason = str(error).removeprefix(f"{temporary}: ")
+            why = f"a saved program may not hold the whole network ({reason}); try backend=torch"
+            raise UnsupportedError(why) from None
 
 
 def load(path: Path) -> Predictor:

@@ -18,11 +18,13 @@ import torch
 
 from resnet8ptq.backends.contract import Predictor, Run
 from resnet8ptq.core import files
+from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.core.records import names_of
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import as_tensors, infer
 
 MODEL_FILE, FORMAT = "model.pt", "TorchScript"
+PT2E = "backend.flow=pt2e (backend=torch_pt2e)"
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,16 @@ def save(module: Any, example: Example, path: Path, freeze: bool, debug: bool = 
         example: the inputs for tracing.
         freeze: write one class with the weights as constants, instead of one class for each layer.
         debug: keep the records of the traced Python code.
+
+    Raises:
+        UnsupportedError: torch cannot run the network, such as an operator without a quantized
+            kernel.
     """
     archive = io.BytesIO()
+    why = "TorchScript cannot trace the network"
     with known_warnings(), torch.inference_mode():
-        traced = torch.jit.trace(_Network(module).eval(), example.inputs, check_trace=False)
+        with errors_as(UnsupportedError, why, f"try {PT2E}"):
+            traced = torch.jit.trace(_Network(module).eval(), example.inputs, check_trace=False)
         if freeze:
             traced = torch.jit.freeze(traced, optimize_numerics=False)
         torch.jit.save(traced, archive)

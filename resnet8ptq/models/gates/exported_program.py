@@ -111,7 +111,7 @@ def _check(records: Mapping[str, bytes]) -> Iterator[str]:
         if name.endswith(".json"):
             for key, value in _items(json.loads(content)):
                 if not _is_plain(key, value):
-                    yield f"{name}: {key}"
+                    yield f"{name}: {key} {str(value)[:60]}"
 
 
 def _is_plain(key: str, value: Any) -> bool:

@@ -39,7 +39,8 @@ sub sum swapaxes sym_numel sym_size t tan tanh tensor_split threshold tile to to
 triu true_divide trunc type_as unbind unflatten unsqueeze upsample_bicubic2d upsample_bilinear2d
 upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var
 view where zeros zeros_like _assert_scalar _assert_tensor_metadata _convolution _log_softmax
-_softmax _to_copy __and__ __or__
+_softmax _to_copy _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+__and__ __or__
 """
 _DECOMPOSED = """
 quantize_per_tensor dequantize_per_tensor quantize_per_channel dequantize_per_channel

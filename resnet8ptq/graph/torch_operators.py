@@ -1,0 +1,404 @@
+"""Torch modules for ONNX operators that onnx2torch lacks or converts wrongly.
+
+Each takes the node's first input; its other inputs must be constants.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.graph.shapes import find_sizes
+
+_POOLS = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
+_FUNCTIONS = {
+    **{"Acosh": torch.acosh, "Asinh": torch.asinh, "Atanh": torch.atanh},
+    **{"Cosh": torch.cosh, "Sinh": torch.sinh},
+}
+
+
+class Fixed(torch.nn.Module):  # type: ignore[misc]
+    """A module with fixed attributes; tensors among them are buffers."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__()
+        for name, value in attributes.items():
+            if isinstance(value, torch.Tensor):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+
+class InFloat(Fixed):
+    """A module of several operators, none of which may be rounded by itself."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """An ONNX node with what its graph says about its inputs.
+
+    Attributes:
+        sizes: of the first input; empty: unknown; 0: a free size.
+        constants: the constant inputs, by index.
+        opset: the opset of the graph.
+    """
+
+    proto: onnx.NodeProto
+    sizes: list[int]
+    constants: Mapping[int, NDArray[Any]]
+    opset: onnx.OperatorSetIdProto
+
+    def __call__(self, name: str, default: Any = None) -> Any:
+        """Return an attribute, or `default`."""
+        return attribute(self.proto, name, default)
+
+
+def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
+    """Return the modules of the nodes that onnx2torch does not convert, by the nodes' names."""
+    nodes = [node for node in proto.graph.node if not node.domain and node.op_type in _CONVERTERS]
+    if not nodes:
+        return {}
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    sizes, opset = find_sizes(proto), next(o for o in proto.opset_import if not o.domain)
+    modules = {}
+    for node in nodes:
+        values = {
+            index: onnx.numpy_helper.to_array(constants[name])
+            for index, name in enumerate(node.input)
+            if name in constants
+        }
+        given = [index for index, name in enumerate(node.input) if name][1:]
+        if values.keys() == {*given}:
+            known = Node(node, sizes.get(node.input[0], []), values, opset)
+            modules[node.name] = _CONVERTERS[node.op_type](known)
+    return {name: module for name, module in modules.items() if module is not None}
+
+
+class _Function(Fixed):
+    """A `function` of each value."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the function's values."""
+        return self.function(values)
+
+
+class _CumSum(InFloat):
+    """ONNX's CumSum along a fixed `axis`."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the cumulative sums of the values."""
+        turned = values.flip(self.axis) if self.reverse else values
+        sums = torch.cumsum(turned, self.axis, dtype=values.dtype)
+        sums = sums - turned if self.exclusive else sums
+        return sums.flip(self.axis) if self.reverse else sums
+
+
+class _SpaceToDepth(Fixed):
+    """ONNX's SpaceToDepth, into which ONNX Runtime fuses slices."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [N, C, H, W] as [N, block * block * C, H / block, W / block]."""
+        count, channels, height, width = values.shape
+        height, width = height // self.block, width // self.block
+        parts = values.reshape(count, channels, height, self.block, width, self.block)
+        return parts.permute(0, 3, 5, 1, 2, 4).reshape(count, -1, height, width)
+
+
+class _DepthToSpace(Fixed):
+    """ONNX's DepthToSpace whose channels are ordered by block first (DCR)."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [N, C, H, W] as [N, C / block / block, H * block, W * block]."""
+        count, channels, height, width = values.shape
+        channels = channels // self.block**2
+        parts = values.reshape(count, self.block, self.block, channels, height, width)
+        turned = parts.permute(0, 3, 4, 1, 5, 2)
+        return turned.reshape(count, channels, height * self.block, width * self.block)
+
+
+class _GlobalMaxPool(Fixed):
+    """ONNX's GlobalMaxPool over `axes`."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the largest values [N, C, 1, ...]."""
+        return values.amax(self.axes, keepdim=True)
+
+
+class _AveragePool(InFloat):
+    """ONNX's AveragePool with other `widths` of padding before an axis than after it.
+
+    Attributes:
+        counts_padding: whether the zeros count.
+    """
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the means."""
+        means = self.pool(functional.pad(values, self.widths))
+        if self.counts_padding:
+            return means
+        return means / self.pool(functional.pad(torch.ones_like(values), self.widths))
+
+
+class _LpPool(InFloat):
+    """ONNX's LpPool; torch's takes no padding, and no absolute values for odd powers."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the norms."""
+        powers = functional.pad(values.abs().pow(self.power), self.widths)
+        return (self.pool(powers) * self.count).pow(1 / self.power)
+
+
+class _Norm(InFloat):
+    """ONNX's GlobalLpPool over `axes`."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the norms, of size 1 along the axes."""
+        return torch.linalg.vector_norm(values, self.power, self.axes, keepdim=True)
+
+
+class _Normalize(InFloat):
+    """ONNX's LpNormalization."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values divided by their norms."""
+        return functional.normalize(values, self.power, self.axis)
+
+
+class _Standardize(InFloat):
+    """ONNX's MeanVarianceNormalization over `axes`."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values of mean 0 and variance 1."""
+        deviation = values.std(self.axes, correction=0, keepdim=True)
+        return (values - values.mean(self.axes, keepdim=True)) / (deviation + 1e-9)
+
+
+class _PRelu(InFloat):
+    """ONNX's PRelu with `slopes` that torch's does not take."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values, the negative ones multiplied by their slopes."""
+        return torch.where(values < 0, values * self.slopes, values)
+
+
+class _TopK(InFloat):
+    """ONNX's TopK with a fixed `count`."""
+
+    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the values and their indices."""
+        chosen = torch.topk(values, self.count, self.axis, self.largest, self.ordered)
+        return chosen[0], chosen[1]
+
+
+class _Resize(Fixed):
+    """ONNX's Resize as torch computes it, with fixed `scales` or `sizes`."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `values` [N, C, ...] resized."""
+        return functional.interpolate(
+            values, self.sizes, self.scales, self.mode, self.align_corners
+        )
+
+
+class _Resample(InFloat):
+    """Any Resize, as a product with a matrix [size, new size] along each of its `axes`."""
+
+    def __init__(self, matrices: Mapping[int, NDArray[np.float32]]) -> None:
+        super().__init__(axes=list(matrices))
+        for axis, matrix in matrices.items():
+            self.register_buffer(f"matrix_{axis}", torch.from_numpy(matrix))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `values` resized."""
+        for axis in self.axes:
+            matrix = self.get_buffer(f"matrix_{axis}")
+            values = torch.matmul(values.transpose(axis, -1), matrix).transpose(axis, -1)
+        return values
+
+
+def _make_function(function: Callable[..., Any], node: Node) -> torch.nn.Module:
+    return _Function(function=function)
+
+
+def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
+    """Return a mean without padding, and the padding; None for other windows."""
+    kernel, rank = node("kernel_shape"), len(node("kernel_shape"))
+    ones, pads = [1] * rank, node("pads", [0] * 2 * rank)
+    plain = node("dilations", ones) == ones and b"SAME" not in node("auto_pad", b"")
+    if not plain or rank not in _POOLS:
+        return None
+    settings = {"stride": node("strides", ones), "ceil_mode": bool(node("ceil_mode", 0))}
+    widths = np.reshape(pads, (2, rank)).T[::-1].flatten().tolist()
+    return partial(_POOLS[rank], kernel_size=kernel, **settings), widths
+
+
+def _average_pool(node: Node) -> torch.nn.Module | None:
+    made = _make_pool(node)
+    if made is None or made[1][::2] == made[1][1::2]:
+        return None
+    counts = bool(node("count_include_pad", 0))
+    return _AveragePool(pool=made[0], widths=made[1], counts_padding=counts)
+
+
+def _lp_pool(node: Node) -> torch.nn.Module | None:
+    made = _make_pool(node)
+    if made is None or node("ceil_mode", 0):
+        return None
+    count = int(np.prod(node("kernel_shape")))
+    return _LpPool(pool=made[0], widths=made[1], power=node("p", 2), count=count)
+
+
+def _over_space(kind: type[Fixed], node: Node, **settings: Any) -> torch.nn.Module:
+    return kind(axes=tuple(range(2, len(node.sizes))), **settings)
+
+
+def _depth_to_space(node: Node) -> torch.nn.Module | None:
+    in_torchs_order = node("mode", b"DCR") == b"CRD"
+    return None if in_torchs_order else _DepthToSpace(block=node("blocksize"))
+
+
+def _shrink(node: Node) -> torch.nn.Module | None:
+    bias, bound = node("bias", 0.0), node("lambd", 0.5)
+    kinds = {0.0: torch.nn.Hardshrink, bound: torch.nn.Softshrink}
+    return kinds[bias](bound) if bias in kinds else None
+
+
+def _gelu(node: Node) -> torch.nn.Module | None:
+    return torch.nn.GELU("tanh") if node("approximate", b"none") == b"tanh" else None
+
+
+def _swish(node: Node) -> torch.nn.Module | None:
+    return torch.nn.SiLU() if node("alpha", 1.0) == 1 else None
+
+
+def _rms_norm(node: Node) -> torch.nn.Module:
+    weights = torch.tensor(node.constants[1])
+    norm = torch.nn.RMSNorm(weights.shape, node("epsilon", 1e-5))
+    norm.weight = torch.nn.Parameter(weights)
+    return norm
+
+
+def _prelu(node: Node) -> torch.nn.Module | None:
+    slopes, rank = torch.tensor(node.constants[1]), len(node.sizes)
+    by_channel = [*node.sizes[1:2], *[1] * (rank - 2)]
+    known = slopes.numel() == 1 or [*slopes.shape][1 - rank :] == by_channel
+    return None if known or not rank else _PRelu(slopes=slopes)
+
+
+def _triangle(node: Node) -> torch.nn.Module:
+    function = torch.triu if node("upper", 1) else torch.tril
+    diagonal = int(node.constants.get(1, np.array(0)))
+    return _Function(function=partial(function, diagonal=diagonal))
+
+
+def _cum_sum(node: Node) -> torch.nn.Module:
+    ways = {name: bool(node(name, 0)) for name in ("exclusive", "reverse")}
+    return _CumSum(axis=int(node.constants[1].item()), **ways)
+
+
+def _top_k(node: Node) -> torch.nn.Module:
+    order = {"largest": bool(node("largest", 1)), "ordered": bool(node("sorted", 1))}
+    return _TopK(count=int(node.constants[1].item()), axis=node("axis", -1), **order)
+
+
+def _resize(node: Node) -> torch.nn.Module | None:
+    """Return torch's interpolation if it computes the same, or else the product.
+
+    Both are compared on the unit matrix, for each axis, since a Resize is linear in each.
+    """
+    rank, cropped = len(node.sizes), b"tf_crop" in node("coordinate_transformation_mode", b"")
+    key = 3 if 3 in node.constants else 2
+    targets = node.constants.get(key, np.empty(0)).tolist()
+    if not rank or cropped or len(targets) != rank or node(*_POLICY) != b"stretch":
+        return None
+    kept = node.sizes if key == 3 else [1] * rank
+    if kept[0] and targets[0] != kept[0]:
+        return None
+    axes = [i for i in range(1, rank) if targets[i] != kept[i]]
+    matrices = {i: _find_matrix(node, key, node.sizes[i] or _ANY, targets[i]) for i in axes}
+    for module in _interpolations(node, key, targets[2:]) if 1 not in axes else ():
+        if all(_is_same(module, i, matrix) for i, matrix in matrices.items()):
+            return module
+    return _Resample(matrices) if all(node.sizes[i] for i in axes) else None
+
+
+_POLICY = ("keep_aspect_ratio_policy", b"stretch")
+_ANY = 7  # of a free size, to compare two ways to resize it
+_MODES = {
+    b"nearest": {rank: ["nearest", "nearest-exact"] for rank in (3, 4, 5)},
+    b"linear": {3: ["linear"], 4: ["bilinear"], 5: ["trilinear"]},
+    b"cubic": {4: ["bicubic"]},
+}
+
+
+def _interpolations(node: Node, key: int, targets: list[Any]) -> list[_Resize]:
+    """Return the ways in which torch resizes to these scales, or sizes if `key` is 3."""
+    mode, rank = node("mode", b"nearest"), len(node.sizes)
+    scales, sizes = (None, targets) if key == 3 else (targets, None)
+    return [
+        _Resize(scales=scales, sizes=sizes, mode=name, align_corners=corners)
+        for name in _MODES[mode].get(rank, ())
+        for corners in ([None] if mode == b"nearest" else [False, True])
+    ]
+
+
+def _find_matrix(node: Node, key: int, size: int, target: float) -> NDArray[np.float32]:
+    """Return the matrix [size, new size] by which ONNX Runtime resizes an axis."""
+    targets = np.array([size, 1, target, 1] if key == 3 else [1, 1, target, 1])
+    inputs = ["x", "", "", "target"] if key == 3 else ["x", "", "target"]
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        axis (float[a, 1, b, 1] x) => (float[a, 1, c, 1] y) { y = Resize(x) }"""
+    )
+    (resize,) = proto.graph.node
+    resize.input[:] = inputs
+    resize.attribute.extend(item for item in node.proto.attribute if item.name != _POLICY[0])
+    proto.opset_import[0].CopyFrom(node.opset)
+    kind = np.int64 if key == 3 else np.float32
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(targets.astype(kind), "target"))
+    unit = np.eye(size, dtype=np.float32)[:, np.newaxis, :, np.newaxis]
+    [rows] = open_runner(proto, threads=1)(unit)
+    return np.ascontiguousarray(rows[:, 0, :, 0])
+
+
+def _is_same(module: _Resize, axis: int, matrix: NDArray[np.float32]) -> bool:
+    """Return whether torch resizes an axis by this matrix."""
+    size, mode = len(matrix), "bilinear" if "linear" in module.mode else module.mode
+    sizes = None if module.sizes is None else [module.sizes[axis - 2], 1]
+    scales = None if module.scales is None else [module.scales[axis - 2], 1]
+    unit = torch.eye(size)[:, None, :, None]
+    rows = functional.interpolate(unit, sizes, scales, mode, module.align_corners)[:, 0, :, 0]
+    return rows.shape == matrix.shape and bool(np.abs(rows.numpy() - matrix).max() < 1e-5)
+
+
+_Converter = Callable[[Node], torch.nn.Module | None]
+_CONVERTERS: dict[str, _Converter] = {
+    "AveragePool": _average_pool,
+    "CumSum": _cum_sum,
+    "DepthToSpace": _depth_to_space,
+    "Gelu": _gelu,
+    "GlobalLpPool": lambda node: _over_space(_Norm, node, power=node("p", 2)),
+    "GlobalMaxPool": partial(_over_space, _GlobalMaxPool),
+    "LpNormalization": lambda node: _Normalize(power=node("p", 2), axis=node("axis", -1)),
+    "LpPool": _lp_pool,
+    "MeanVarianceNormalization": lambda node: _Standardize(axes=node("axes", [0, 2, 3])),
+    "Mish": lambda node: torch.nn.Mish(),
+    "PRelu": _prelu,
+    "RMSNormalization": _rms_norm,
+    "Resize": _resize,
+    "Shrink": _shrink,
+    "SpaceToDepth": lambda node: _SpaceToDepth(block=node("blocksize")),
+    "Swish": _swish,
+    "ThresholdedRelu": lambda node: torch.nn.Threshold(node("alpha", 1.0), 0.0),
+    "TopK": _top_k,
+    "Trilu": _triangle,
+    **{kind: partial(_make_function, function) for kind, function in _FUNCTIONS.items()},
+}
