@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _HOMOGENEOUS = ("Relu", "LeakyRelu")
 _TOLERANCE = 1e-4  # of a factor, from 1
 _ROUNDS = 100
+_LEAST_SHARE = 0.01  # of the largest product of ranges before and after a channel
 
 
 def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
@@ -75,12 +76,15 @@ def find_imbalance(graph: onnx.GraphProto) -> float:
     """Return the largest ratio of two factors that would equalize a pair; 1 without pairs.
 
     The channel with the larger factor has a range that is larger by about that ratio. Both share
-    the scale of an activation.
+    the scale of an activation. Channels that hardly contribute do not count: training leaves some
+    with weights of nearly zero.
     """
     ratios = [1.0]
     with suppress(QuantizationError):  # no layer at all
         for first, second in find_pairs(graph, Selection()):
-            factors = _find_factors(*_find_ranges(graph, first, second))
+            before, after = _find_ranges(graph, first, second)
+            share = before * after  # equalization keeps it
+            factors = _find_factors(before, after)[share >= _LEAST_SHARE * share.max()]
             ratios.append(float(factors.max() / factors.min()))
     return max(ratios)
 

@@ -297,13 +297,17 @@ def test_properties_of_a_graph():
     ]
 
 
-@pytest.mark.parametrize(("scale", "unequal"), [(1.0, False), (100.0, True)])
-def test_channels_of_unequal_scale_are_equalized_first(scale, unequal):
-    """The second channel may be larger in one layer and smaller in the next: the same function."""
+@pytest.mark.parametrize(
+    ("before", "after", "unequal"),
+    [(1.0, 1.0, False), (100.0, 0.01, True), (1e-9, 1.0, False)],
+    ids=["equal", "the same function", "nearly dead"],
+)
+def test_channels_of_unequal_scale_are_equalized_first(before, after, unequal):
+    """The second channel has these weights in two layers."""
     proto = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> '
         "g (float[1, 1, 2, 2] x) => (float[1, 1, 2, 2] y) "
-        f"<float[2, 1, 1, 1] w = {{1.0, {scale}}}, float[1, 2, 1, 1] v = {{1.0, {1 / scale}}}> {{"
+        f"<float[2, 1, 1, 1] w = {{1.0, {before}}}, float[1, 2, 1, 1] v = {{1.0, {after}}}> {{"
         "[a] c = Conv (x, w) [b] r = Relu(c) [c] y = Conv(r, v) }"
     )
     onnx.checker.check_model(proto)
