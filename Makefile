@@ -5,6 +5,7 @@ HOST := 127.0.0.1
 PORT ?= 5000
 SETUP := pyproject.toml constraints.txt
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu: torch without CUDA, which takes gigabytes on Linux
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 INSTALL := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 
 # pip would try an index that does not answer five times for each package, for minutes.
@@ -22,18 +23,21 @@ except (OSError, ValueError) as error:
 endef
 export CHECK_INDEX
 
-.PHONY: help setup sweep test check bench ui server clean
+.PHONY: help setup sweep test test-all check bench ui server clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 setup: .venv/.run ## Make the virtual environment
 
 sweep: .venv/.run ## Quantize with both frameworks, int8 and uint8, and compare
 	$(BIN)/python run.py -m backend=onnx,torch dtype=int8,uint8
 
-test: .venv/.dev ## Run every test, a process for each core (CIFAR10_DIR and RESNET8_H5 name the real files)
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+test: .venv/.dev ## Run the tests of up to two seconds, a process for each core
+	$(PYTEST) -m "not slow"
+
+test-all: .venv/.dev ## Run every test, as CI does (CIFAR10_DIR and RESNET8_H5 name the real files)
+	$(PYTEST)
 
 check: .venv/.dev ## Format, lint, types, and which package imports which
 	$(BIN)/ruff format --check .

@@ -42,6 +42,7 @@ def test_the_integers_are_those_that_pt2e_simulates(quantize):
     assert (cell.predict().argmax(1) == simulated.predict().argmax(1)).mean() > 0.98
 
 
+@pytest.mark.slow
 @needs_executorch
 def test_a_network_that_xnnpack_runs_in_float_is_not_called_quantized(shapes_model, tmp_path):
     nodes = [
@@ -85,6 +86,7 @@ def lowered(mixer: Fp32Model, tmp_path_factory: pytest.TempPathFactory) -> Lower
     return lower(mixer, tmp_path_factory.mktemp("lowered"))
 
 
+@pytest.mark.slow
 @needs_executorch
 def test_more_samples_than_memory_is_planned_for_run_in_parts(
     mixer, lowered, tmp_path, monkeypatch
@@ -100,6 +102,7 @@ def test_more_samples_than_memory_is_planned_for_run_in_parts(
         np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
+@pytest.mark.slow
 @needs_executorch
 def test_files_are_reproduced_and_per_channel_has_more_scales(mixer, lowered, tmp_path):
     before, again = lowered[0].path.read_bytes(), lower(mixer, tmp_path)[0].path.read_bytes()
@@ -109,6 +112,7 @@ def test_files_are_reproduced_and_per_channel_has_more_scales(mixer, lowered, tm
     assert not np.array_equal(predictor.predict(PICTURES)[0], lowered[1].predict(PICTURES)[0])
 
 
+@pytest.mark.slow
 @needs_executorch
 def test_a_float_layer_behind_8_bits_is_unsupported(quantize):
     with pytest.raises(UnsupportedError, match="a layer in float behind one in 8 bits"):

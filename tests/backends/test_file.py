@@ -47,6 +47,7 @@ def judged(path: Path, fp32: Fp32Model, folder: Path, quantize: Quantize) -> Pro
 # Formats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "framework", "activations"),
     [

@@ -205,6 +205,7 @@ def test_dynamic_without_a_kernel_is_unsupported(monkeypatch):
         quantizer_of(config).resolve()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides", [("dtype=int8",), (*FLAGSHIP, "float_output=true"), ("method=dynamic",)]
 )

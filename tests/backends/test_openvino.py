@@ -56,6 +56,7 @@ def test_without_the_extra_nncf_a_run_is_unsupported(monkeypatch):
         quantizer_of(make_config("backend=openvino_nncf", "dtype=int8")).resolve()
 
 
+@pytest.mark.slow
 @needs_nncf
 def test_options_of_nncf_have_an_effect(quantize):
     settings = ("backend=openvino_nncf", "dtype=int8", "per_channel=true")
@@ -128,6 +129,7 @@ def refuse(_: object) -> None:
     raise RuntimeError("Exception from graph_rewrite.cpp")
 
 
+@pytest.mark.slow
 @needs_openvino
 @pytest.mark.parametrize(
     ("count", "kind", "reason"),

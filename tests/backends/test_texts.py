@@ -62,6 +62,7 @@ def test_the_conversion_keeps_both_inputs_and_frees_the_length(phrases):
     assert len({batch.dtype for batch in data.test.take(np.arange(50)).batches(5)}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "backend"),
     # ExecuTorch's fp32 is lowered with the same bounds: 20 s for the same answer.

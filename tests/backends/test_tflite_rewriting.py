@@ -292,6 +292,7 @@ def small(
     return network, made.path.read_bytes()
 
 
+@pytest.mark.slow
 def test_layers_of_every_kind_are_matched_and_run_in_4_bits(small, shapes, calibration):
     network, content = small
     graph = onnx.load(network.onnx_path).graph
@@ -351,6 +352,7 @@ def test_given_ranges_win(shapes_model, ranges, calibration, tmp_path):
     assert first.input.quantization.scale[0] == 2
 
 
+@pytest.mark.slow
 def test_floats_in_and_out_leave_the_levels_as_they_are(quantize, shapes):
     settings = ("backend=tflite", "dtype=w4a8", "per_channel=true")
     integers, floats = quantize(*settings), quantize(*settings, "backend.integer_io=false")

@@ -122,6 +122,7 @@ def clipped_model(shapes_model: Fp32Model, tmp_path_factory: pytest.TempPathFact
     return replace(shapes_model, onnx_path=path)
 
 
+@pytest.mark.slow
 def test_what_a_clip_takes_has_the_levels_of_what_is_left(shapes, clipped_model, tmp_path):
     samples = draw_calibration(shapes, 1, 0).split
     fx, pt2e = (
@@ -391,6 +392,7 @@ def test_a_pad_keeps_a_value_beyond_its_input(shapes_model, tmp_path, backend):
     assert 0 < np.abs(got - expected).max() < 0.03 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [*FLOWS, "executorch"])
 @pytest.mark.parametrize("wider", ["wider = Conv(wide, w)", "rest = Conv(x, t) wider = Neg(rest)"])
 def test_tensors_of_different_ranges_are_concatenated(shapes_model, tmp_path, backend, wider):
@@ -486,6 +488,7 @@ def test_several_outputs_are_saved_and_read_back(shapes, shapes_model, tmp_path,
     assert predictor.logits(images) is None
 
 
+@pytest.mark.slow
 def test_pt2e_float_output_is_not_rounded(quantize):
     cell = quantize("backend=torch_pt2e", "float_output=true")
     probabilities = cell.predict(images=100)
@@ -500,6 +503,7 @@ def test_method_qat_is_not_refused(backend):
     assert resolved.execution == ("simulated" if backend == "torch_pt2e" else "integer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", FLOWS)
 def test_symmetric_activations_change_the_model(quantize, backend):
     cell = quantize(f"backend={backend}", "symmetric.activations=true")
@@ -656,6 +660,7 @@ def test_weights_of_7_bits_keep_their_levels_within_64(quantize, backend):
     assert most == [64] * WEIGHT_LAYERS
 
 
+@pytest.mark.slow
 def test_reduce_range_changes_the_model(quantize):
     seven, eight = (
         quantize("backend=torch", f"reduce_range={value}") for value in ("true", "false")
@@ -682,6 +687,7 @@ def test_file_holds_one_class_and_no_debug_records(quantize):
     assert np.array_equal(slim.predict(), whole.predict())
 
 
+@pytest.mark.slow
 def test_histogram_observer_is_its_own_method(quantize):
     histogram = quantize("backend=torch", "calib=histogram")
     assert histogram.artifact.quantized_layers == WEIGHT_LAYERS

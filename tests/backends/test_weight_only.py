@@ -290,6 +290,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Called:
     return call(folder, "-m", *words, "dtype=w4,int8", "weight_only.block_size=16,32", "slim=true")
 
 
+@pytest.mark.slow
 def test_a_run_says_how_it_was_quantized(sweep):
     assert sweep.code == 0, sweep.err
     rows = [row for row in sweep.table if row["dtype"] == "w4"]

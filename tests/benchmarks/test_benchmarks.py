@@ -56,6 +56,7 @@ def test_bare_loop_refuses_a_pickle_that_runs_code(tmp_path):
 
 
 # Of a CPU without VNNI, where another engine is the default.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Default qconfig of oneDNN backend")
 def test_bare_loop_does_the_same_job(batches, shapes, shapes_model, tmp_path):
     done = subprocess.run(
@@ -232,6 +233,7 @@ def recorded() -> dict[str, Any]:
     return {name: {**section, "measured": {**measured}} for name, section in found.items()}
 
 
+@pytest.mark.slow
 def test_page_is_made_from_the_measurements(tmp_path):
     results.write(recorded(), tmp_path)
     page = (tmp_path / results.MARKDOWN_FILE).read_text()

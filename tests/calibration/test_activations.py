@@ -54,6 +54,7 @@ def find(network: Fp32Model, split: Split, config: RunConfig) -> dict[str, Range
     return Activations(network.onnx_path, split, config.calib, runtime_of(config)).find_around([])
 
 
+@pytest.mark.slow
 def test_one_collection_serves_every_method_dtype_and_framework(
     shapes_model, split, observed, tmp_path
 ):
@@ -67,6 +68,7 @@ def test_one_collection_serves_every_method_dtype_and_framework(
     assert observed == ["minmax", "percentile"]
 
 
+@pytest.mark.slow
 def test_ranges_do_not_depend_on_what_was_found_before(shapes_model, split, tmp_path):
     for method in METHODS:
         alone = configure(tmp_path / method, f"calib={method}")

@@ -212,6 +212,7 @@ def run(folder: Path, *overrides: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_from_a_table_is_the_run_that_wrote_it(tmp_path):
     method = ("calib=percentile", "dtype=u8s8")
     first = run(tmp_path / "first", *method)

@@ -259,6 +259,7 @@ def test_adaround_beats_nearest_rounding(dtype, per_channel, relu, groups):
     assert np.abs(grid.dequantize(levels) - weights).max() <= 1.01 * grid.scale.max()
 
 
+@pytest.mark.slow
 def test_learned_layers_are_kept_and_the_rest_ends_in_time(proto, images, caplog):
     """With the time up after some layers, a second run has these, and no more."""
     setting = setting_of(configure(), images)
@@ -441,6 +442,7 @@ def test_a_pair_without_its_layer_is_told(proto, caplog):
     assert "corrections.equalization: changes nothing" in caplog.text
 
 
+@pytest.mark.slow
 def test_same_seed_same_file(shapes_model, images, tmp_path):
     def write(folder: str, *overrides: str) -> bytes:
         config = configure(*switch_on(*CORRECTIONS), *overrides)
@@ -453,6 +455,7 @@ def test_same_seed_same_file(shapes_model, images, tmp_path):
     assert write("three", "seed=1") != one
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("real_files")
 def test_real_network(cache_root, tmp_path, caplog):
     config = make_config("threads=1", "corrections.adaround_iterations=50")

@@ -120,6 +120,7 @@ def outputs(proto: onnx.ModelProto, images: Split, rounded: bool) -> NDArray[np.
     return np.asarray(open_runner(expose(proto, [last]))(next(iter(images.batches(100))))[0])
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_nearer_to_fp32(shapes_model, images, learned):
     fp32 = onnx.load(shapes_model.onnx_path)
     exact = outputs(fp32, images, rounded=False)
@@ -161,6 +162,7 @@ def test_a_backend_finds_the_learned_levels(shapes_model, images, tmp_path):
         np.testing.assert_array_equal(tensors[f"{node.input[1]}_quantized"], expected)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_network(shapes_model, images):
     setting = setting_of(images, WeightScheme("int4", True))
     found = [

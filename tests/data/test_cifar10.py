@@ -363,6 +363,7 @@ def read_in_own_process(folder: Path, contents: list[bytes], extra_bytes: int = 
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_goes_further_than_a_refusal(tmp_path):
     contents = []
     for place, bit in product(OUTSIDE, range(8)):

@@ -100,6 +100,7 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
         read(tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_many_columns(tmp_path, monkeypatch):
     count = 2000
     content = {f"g{n}": np.arange(8) + n for n in range(count)}

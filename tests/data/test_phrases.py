@@ -4,6 +4,7 @@ import hashlib
 
 import numpy as np
 import onnx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ words = st.sampled_from(VOCABULARY) | st.text("abc", min_size=1, max_size=9)
 texts = st.lists(words, max_size=2 * TOKENS).map(" ".join)
 
 
+@pytest.mark.slow
 def test_same_phrases_everywhere():
     digest = hashlib.sha256()
     for side in ("train", "test"):
@@ -28,6 +30,7 @@ def test_same_phrases_everywhere():
     assert digest.hexdigest() == DIGEST
 
 
+@pytest.mark.slow
 def test_balance_lengths_and_sides_that_share_no_tokens():
     sides = {}
     for side, per_class in (("train", 1000), ("test", 500)):

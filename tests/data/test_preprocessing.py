@@ -152,6 +152,7 @@ def test_what_counts_as_pictures(shape, dtype, expected):
     assert split_of(np.zeros(shape, dtype)).has_pictures == expected
 
 
+@pytest.mark.slow
 def test_resizing_stored_pictures(cache_root):
     raw = registry.read(DataConfig("shapes"), PreprocessConfig(), cache_root)
     small = registry.read(DataConfig("shapes"), PreprocessConfig(size=[8, 16]), cache_root)

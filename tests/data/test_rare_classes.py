@@ -76,6 +76,7 @@ def test_one_sample_alone_cannot_be_split(tmp_path):
         read(write(tmp_path / "a.csv", a=[1, 1], label=[0, 1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [(), ("calib.samples_per_class=1",)])
 def test_a_run_on_them(table, tmp_path, own_store, settings):
     path, _ = table

@@ -28,6 +28,7 @@ def test() -> Split:
     return drawing.draw("test")
 
 
+@pytest.mark.slow
 def test_same_pictures_everywhere(train, test):
     digest = hashlib.sha256()
     for array in (*train, *test):
@@ -79,6 +80,7 @@ def test_parameters_of_the_weights():
     assert sum(sizes) == 78_666
 
 
+@pytest.mark.slow
 def test_accuracy_of_the_weights(test, shapes_model):
     """As they were converted, which is checked against Keras."""
     images, labels = test

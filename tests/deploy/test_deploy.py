@@ -98,6 +98,7 @@ def run_example(folder: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "file"), BACKENDS.items())
 def test_folder_computes_what_the_run_predicted(backend, file, runs, deployed):
     found = deployed[backend]
@@ -153,6 +154,7 @@ def test_what_does_not_pass_is_deployed_with_a_caution(runs, tmp_path):
     assert "CAUTION: verdict on its loss, as in a report: undecided" in named.out
 
 
+@pytest.mark.slow
 def test_what_is_void_is_not_deployed(tmp_path):
     """Pixels from 0 to 1 for a network that takes them raw, so that FP32 guesses."""
     words = ("preprocess=unit", "backend=onnx", "seed=1,2", "held_out_images=60", *QUICK)
@@ -438,6 +440,7 @@ def servers(runs: Called, deployed: dict[str, Deployed]) -> Iterator[dict[str, s
         yield addresses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_served_model_predicts_what_the_run_did(backend, runs, servers, deployed):
     with np.load(deployed[backend].folder / "test_vectors.npz") as vectors:

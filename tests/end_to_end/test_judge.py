@@ -56,6 +56,7 @@ def test_without_words_it_explains_itself(tmp_path):
     assert "resnet8ptq judge FP32 FILE..." in done.out
 
 
+@pytest.mark.slow
 def test_a_broken_file_fails_and_its_cause_is_named(quantize, shapes_model, tmp_path):
     good, broken = quantize("backend=onnx", "dtype=u8s8").artifact.path, tmp_path / "broken.onnx"
     onnx.save(take_unit(onnx.load(good)), broken)

@@ -85,6 +85,7 @@ def write_floats(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_float_pictures_that_the_network_takes_otherwise(run, tmp_path, caplog):
     """It takes 0 to 255: of pictures from 0 to 1 all is cut off, and each class looks the same."""
     data, network = write_floats(tmp_path / "a.npz"), write_network(tmp_path / "own.onnx")
@@ -109,6 +110,7 @@ def test_float_pictures_that_the_network_takes_otherwise(run, tmp_path, caplog):
 REMARK = "preprocess=raw: the samples are float pictures from 0 to 1 and stay so"
 
 
+@pytest.mark.slow
 def test_float_pictures_are_remarked_only_where_nothing_tells(run, tmp_path, caplog):
     data, network = write_floats(tmp_path / "a.npz"), write_network(tmp_path / "own.onnx")
     files = (f"data.root={data}", f"model.path={network}", "dtype=fp32")

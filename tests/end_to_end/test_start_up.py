@@ -38,6 +38,7 @@ def test_questions_are_answered_without_the_libraries(tmp_path, args):
     assert not modules & (FRAMEWORKS | YARDSTICKS | REPORT | LIBRARIES)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="py-cpuinfo tells the CPU elsewhere")
 def test_a_cached_run_imports_its_own_framework_only(tmp_path, shapes_model):
     new_store(tmp_path / "mlruns")
@@ -54,6 +55,7 @@ def loaded(imports: str, packages: set[str]) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws():
     imports = (
         "from resnet8ptq.experiment import pipeline; from resnet8ptq import job;"
@@ -64,6 +66,7 @@ def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws():
     assert loaded(imports, left) == set()
 
 
+@pytest.mark.slow
 def test_only_the_conversion_imports_tensorflow_and_only_pt2e_torchao():
     imports = (
         "from resnet8ptq.models import conversion, model;"

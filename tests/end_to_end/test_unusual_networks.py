@@ -318,6 +318,7 @@ def test_other_inputs_are_asked_for_by_their_names(tmp_path, cache_root):
     )
 
 
+@pytest.mark.slow
 def test_a_run_and_its_deployed_folder_take_integers(tmp_path):
     network_path = write_table(tmp_path / "table.onnx", TensorProto.INT32, "Softmax")
     np.savez(tmp_path / "ids.npz", x=RANDOM.integers(0, 50, (120, 8)).astype(np.int32))

@@ -185,6 +185,7 @@ def test_a_pace_is_measured(quantize, shapes):
     assert batching.measure(load, shapes.test.take(np.arange(64)), Batching(16, 1, 2)) > 0
 
 
+@pytest.mark.slow
 def test_batch_and_threads_do_not_change_predictions(quantize, shapes):
     for backend in ("onnx", "torch", "tflite"):
         cell = quantize(f"backend={backend}")

@@ -55,6 +55,7 @@ def measure(fp32: Fp32Model, cell: Cell, *overrides: str) -> dict[str, float]:
     return Latency(*latency.measure(loads, few, config.latency)).to_metrics()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b != "file"])  # it needs one
 def test_a_quantized_model_and_its_baseline(backend, shapes_model, quantize):
     found = measure(shapes_model, quantize(f"backend={backend}"), f"backend={backend}")
@@ -127,6 +128,7 @@ def test_a_wrong_setting_names_its_key(key):
         make_config(f"latency.{key}=0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_run_has_latency_metrics_unless_disabled(enabled, tmp_path):
     from resnet8ptq.experiment.pipeline import run_experiment

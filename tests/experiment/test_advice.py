@@ -188,6 +188,7 @@ def test_what_is_wrong_is_one_line(tmp_path, word, message):
     assert message in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "warned"), [((), True), (("reduce_range=true",), False)])
 def test_a_run_warns_where_sums_may_saturate(tmp_path, monkeypatch, words, warned):
     monkeypatch.setattr(machine, "cpu", lambda: ("CPU", AVX2))

@@ -63,6 +63,7 @@ def test_plans_save_more_with_more_error(network):
     assert found[-1][0] == sum(weights * 6 // 8 for weights, *_ in network)
 
 
+@pytest.mark.slow
 @given(networks, st.floats(0, 1))
 def test_no_plan_saves_as_much_with_less_error(network, share):
     every = [
@@ -174,6 +175,7 @@ def test_a_float_layer_that_cannot_be_is_told(shapes_model):
         find_float_nodes(graph, selection)
 
 
+@pytest.mark.slow
 def test_learned_rounding_tells_what_a_layer_costs(shapes, shapes_model):
     config = make_config("data=shapes", "per_channel=true", "dtype=w4a8")
     images = draw_calibration(shapes, 5, 42).split
@@ -244,6 +246,7 @@ def test_an_undecided_plan_rounds_as_the_one_that_is_decided(reduced):
     assert Plan(default, undecided=True).most_bits == decided.most_bits == 8 - reduced
 
 
+@pytest.mark.slow
 def test_a_run_within_a_drop_that_8_bits_exceed(tmp_path):
     """Weights of 7 bits, with one scale for a tensor, lose 3 points; with a layer in float none."""
     settings = ("data=shapes", "calib.samples_per_class=1", "reduce_range=true")
@@ -259,6 +262,7 @@ def test_a_run_within_a_drop_that_8_bits_exceed(tmp_path):
     assert within
 
 
+@pytest.mark.slow
 def test_a_run_within_a_budget(tmp_path):
     settings = ("data=shapes", "calib.samples_per_class=2", "slim=true")
     scored = ("evaluate.split=held_out", "held_out_images=50")

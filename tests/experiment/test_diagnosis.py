@@ -198,6 +198,7 @@ def test_what_is_broken_is_named_and_its_half_costs_more(diagnose, capsys, broke
         assert f"({broken.half} alone)" in to_markdown(result, "title")
 
 
+@pytest.mark.slow
 def test_corrections_are_tried_where_the_weights_of_each_channel_cost_more(diagnose):
     tried = {
         granularity: {each.words for each in diagnose(outlier_weight(), granularity).outcomes}

@@ -205,6 +205,7 @@ def choose(config: RunConfig, dataset: Dataset, fp32: Fp32Model, folder: Path) -
     return exclusion.choose(config, evaluator_of(config, fp32), samples, fp32, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["onnx", "torch"])  # TFLite quantizes all or nothing
 def test_choice_on_real_artifacts(backend, shapes, shapes_model, tmp_path):
     layers = weight_layers(onnx.load(shapes_model.onnx_path).graph).values()
@@ -293,6 +294,7 @@ def test_a_run_corrects_the_network_of_each_trial_again(
         assert same == [True, False]
 
 
+@pytest.mark.slow
 def test_a_run_tells_what_it_left_in_float(tmp_path):
     run = ("backend=onnx", "dtype=u8s8", "nodes_to_exclude=auto", "max_drop=0.5")
     called = call(tmp_path, *SMALL, *run, "latency.enabled=false")

@@ -218,6 +218,7 @@ outcomes = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.sampled_from(climbing.GOALS), st.lists(outcomes, min_size=1, max_size=20))
 def test_every_ladder_ends_and_tries_nothing_twice(goal, results):

@@ -88,6 +88,7 @@ def test_unsupported_combination_does_no_work(store, tmp_path, monkeypatch, over
     assert {path.name for path in tmp_path.iterdir()} == {journal.FILE, journal.LOCK}
 
 
+@pytest.mark.slow
 def test_held_out_images_are_the_same_for_every_seed(store, tmp_path):
     overrides = ("dtype=fp32", "evaluate.split=held_out", "held_out_images=203")
     tags = []

@@ -53,6 +53,7 @@ def test_models_that_nothing_else_ranks_score_all(samples, caplog):
     assert "evaluate.choice" in caplog.text
 
 
+@pytest.mark.slow
 def test_scoring_stops_at_a_look_with_what_a_whole_run_predicts(quantize, shapes, shapes_model):
     cell = quantize("backend=onnx")
     config = replace(cell.config, cache_dir=None)
@@ -74,6 +75,7 @@ def test_scoring_stops_at_a_look_with_what_a_whole_run_predicts(quantize, shapes
     assert metrics["ci95/delta_low"] == -metrics["stopping/loss_high"]
 
 
+@pytest.mark.slow
 def test_a_try_of_a_search_stops_when_its_test_decides(quantize, shapes, shapes_model):
     """A try that the test does not decide scores all samples, and has their measured drop."""
     cell = quantize("backend=onnx")

@@ -231,6 +231,7 @@ def test_student_computes_what_the_onnx_file_computes(few, shapes_model, tmp_pat
     assert_same_as_onnx(shapes_model, few.train, images, tmp_path, *SMALL, *overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -271,6 +272,7 @@ def test_student_computes_what_the_onnx_file_computes_on_the_real_model(
     assert_same_as_onnx(fp32, calibration, images, tmp_path)
 
 
+@pytest.mark.slow
 def test_training_changes_every_weight_and_range_and_lowers_the_loss(tuned, few, shapes_model):
     _, run, _, ranges = tuned
     names = [[node.name for node in onnx.load(p).graph.node] for p in paths(tuned, shapes_model)]
@@ -323,6 +325,7 @@ def test_second_run_reuses_the_first_and_logs_the_same_curves(
     assert again.steps == run.steps
 
 
+@pytest.mark.slow
 def test_interrupted_training_goes_on_to_the_same_bits(tuned, few, shapes_model, tmp_path, caplog):
     _, run, network, ranges = tuned
     last = run.steps[-2][0]  # in the second epoch
@@ -346,6 +349,7 @@ def test_interrupted_training_goes_on_to_the_same_bits(tuned, few, shapes_model,
     assert "is damaged; training starts again" in caplog.text
 
 
+@pytest.mark.slow
 def test_at_the_end_of_the_time_whole_epochs_count_and_more_time_goes_on(
     tuned, few, shapes_model, tmp_path
 ):

@@ -85,6 +85,7 @@ VALUES = (
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_any_value_of_any_setting_is_taken_or_refused_by_its_key(data):

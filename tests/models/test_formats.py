@@ -216,6 +216,7 @@ def report(kept: Path) -> Report:
 # SavedModel
 
 
+@pytest.mark.slow
 def test_a_saved_model_keeps_the_names_of_its_signature(kept, report):
     assert report["sound"] == ["", "", False]
     record = record_of(kept, "sound")
@@ -332,6 +333,7 @@ def test_a_quantized_tflite_file_is_no_baseline(report):
     assert "expected the FP32 model" in message
 
 
+@pytest.mark.slow
 def test_sparse_weights_of_a_tflite_file_are_refused_as_such(kept, tmp_path):
     network = contents.read((kept / "float16.tflite").read_bytes())
     weights = next(t for t in network.subgraphs[0].tensors if t.type == schema.TensorType.FLOAT16)
@@ -409,6 +411,7 @@ def program(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export(network, tmp_path_factory.mktemp("program") / "network.pt2", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, None])
 def test_an_exported_program_is_taken(take, network, program, tmp_path, batch):
     path = program if batch == 1 else export(network, tmp_path / "free.pt2", batch)
@@ -435,6 +438,7 @@ def plant_samples(records: dict[str, bytes], target: Path) -> None:
     records[name] = pickle.dumps(Touches(target))
 
 
+@pytest.mark.slow
 def test_pickled_samples_of_a_program_are_never_unpickled(take, program, tmp_path):
     target = tmp_path / "target"
     path = forge(program, tmp_path / "a.pt2", lambda records: plant_samples(records, target))
@@ -472,6 +476,7 @@ def test_a_program_with_more_than_a_network_is_refused(take, program, tmp_path, 
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_a_module_is_taken_by_its_dotted_path(take, network, tmp_path, suffix):
     path = tmp_path / f"weights{suffix}"
@@ -483,6 +488,7 @@ def test_a_module_is_taken_by_its_dotted_path(take, network, tmp_path, suffix):
     assert max(record.parity.values()) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="needs torchvision")
 def test_a_module_may_import_torchvision(take, tmp_path, monkeypatch):
     """Beside a CPU build of torch, its import alone fails on an operator that did not load."""

@@ -300,6 +300,7 @@ def test_random_bytes_behind_the_magic_are_refused_in_one_line(shapes, cache_roo
     assert str(path) in one_line(caught)
 
 
+@pytest.mark.slow
 def test_sound_models_are_converted(kept, report):
     for name in ("good.h5", "good.keras"):
         assert report[name] == ["", "", False]

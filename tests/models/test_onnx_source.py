@@ -387,6 +387,7 @@ def exported(shapes: Dataset, shapes_model: model.Fp32Model, cache_root: Path, t
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["onnx", "torch"])
 def test_quantizes_like_the_keras_file_it_came_from(
     shapes, shapes_model, cache_root, exported, tmp_path, backend

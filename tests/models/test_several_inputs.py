@@ -100,6 +100,7 @@ class Network(torch.nn.Module):
         return self.head((self.table(ids) * mask[:, :, None]).sum(1))
 
 
+@pytest.mark.slow
 def test_a_module_takes_its_inputs_by_the_names_of_its_parameters(tmp_path):
     network = Network()
     torch.save(network.state_dict(), tmp_path / "weights.pt")

@@ -101,6 +101,7 @@ def test_a_folder_is_read_without_the_store(sweep, tmp_path):
     assert Path(artifact).is_relative_to(folder)
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_has_the_runs_that_it_took_over(resumed):
     assert "2 of 4 runs had finished before" in resumed.out
     with chdir(resumed.folder):

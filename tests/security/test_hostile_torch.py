@@ -92,6 +92,7 @@ def test_one_name_for_two_records_is_refused(program, tmp_path):
         path.write_bytes(program.read_bytes())
 
 
+@pytest.mark.slow
 def test_torch_reads_what_was_checked_and_not_the_file(program, tmp_path):
     """Whatever lies around the archive, or in front of it, is not there for torch."""
     path = tmp_path / "model.pt2"

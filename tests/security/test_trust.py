@@ -75,6 +75,7 @@ def foreign(sweep: Called, tmp_path: Path) -> Foreign:
     return Foreign(sweep, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_onnx_run_of_others_is_deployed_and_a_torch_run_only_if_it_is_trusted(foreign):
     done = foreign.deploy(foreign.run("onnx")[0], "folder=onnx")
     assert done.code == 0, done.err

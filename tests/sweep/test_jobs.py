@@ -113,6 +113,7 @@ class Elsewhere(JobsLauncher):
             return {job.number: pickle.loads(cloudpickle.dumps(job))() for job in jobs}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [(), ("hydra.sweep.dir=relative",)])
 def test_a_job_that_starts_elsewhere_writes_to_the_sweeps_folder(tmp_path, setting, monkeypatch):
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
@@ -165,6 +166,7 @@ def test_every_error_reaches_the_parent_with_its_traceback(error, kind):
     assert f"raise error\n{''.join(found.__notes__).splitlines()[-1]}" in found.__notes__[0]
 
 
+@pytest.mark.slow
 def test_a_worker_can_start_processes():
     def start_another() -> str:
         jobs.enter(Worker(2, 1))

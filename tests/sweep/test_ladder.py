@@ -236,6 +236,7 @@ def test_wrong_settings_are_one_line_before_any_work(tmp_path, words, message):
     assert (done.code, done.errors) == (2, [f"error: {message}"])
 
 
+@pytest.mark.slow
 def test_ship_ends_with_a_verdict_and_a_line_that_makes_the_winner_again(tmp_path):
     """A goal that the first job meets; the exit code is the verdict's."""
     quick = ("data=shapes", "latency.repeats=3", "latency.batch_repeats=1", "threads=1")

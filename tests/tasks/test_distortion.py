@@ -116,6 +116,7 @@ def test_kl_divergence_is_zero_for_equals_and_has_a_direction():
 # Logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b not in ("executorch", "file")])
 def test_softmax_of_the_logits_is_the_probabilities(backend, shapes, shapes_model, cache_root):
     config = make_config("data=shapes", f"backend={backend}")
@@ -130,6 +131,7 @@ def test_softmax_of_the_logits_is_the_probabilities(backend, shapes, shapes_mode
     np.testing.assert_allclose(softmax, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "dtype"), CASES)
 def test_sqnr_of_a_quantized_model(backend, dtype, shapes, shapes_model, quantize):
     cell = quantize(f"backend={backend}", f"dtype={dtype}")

@@ -1,6 +1,7 @@
 """Earlier runs on the same samples are counted, those of the same sweep are not."""
 
 import numpy as np
+import pytest
 
 from resnet8ptq.tracking import history, ledger
 from resnet8ptq.tracking.ledger import Looks
@@ -9,6 +10,7 @@ from tests.helpers.logged_runs import log_everything
 from tests.helpers.stores import new_store
 
 
+@pytest.mark.slow
 def test_runs_before_the_sweep_count_and_its_own_do_not(tmp_path, monkeypatch):
     store = new_store(tmp_path / "mlruns")
     first = log_everything(store, tmp_path / "0")

@@ -33,6 +33,7 @@ def test_only_an_earlier_view_of_this_project_is_outdated(value, outdated):
     assert view.is_outdated(value) is outdated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "renewed"), [(FIRST, True), (stored(state=OLD), False)])
 def test_opening_a_store_renews_an_outdated_view(tmp_path, own_store, monkeypatch, value, renewed):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
