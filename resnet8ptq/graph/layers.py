@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -103,15 +103,23 @@ def integer_nodes(proto: onnx.ModelProto) -> list[str]:
 
 def value_pads(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the Pads with a value other than 0, which may lie outside the range."""
+    return [node.name for node, zero in _constant_pads(graph) if not zero]
+
+
+def zero_pads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Return the Pads with zeros."""
+    return [node for node, zero in _constant_pads(graph) if zero]
+
+
+def _constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool]]:
+    """Yield each Pad with a value, and whether it is known to be 0."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    return [
-        node.name
-        for node in graph.node
-        if node.op_type == "Pad"
-        and attribute(node, "mode", b"constant") == b"constant"
-        and (name := "".join(node.input[2:3]))
-        and (name not in constants or numpy_helper.to_array(constants[name]).any())
-    ]
+    for node in graph.node:
+        if node.op_type == "Pad" and attribute(node, "mode", b"constant") == b"constant":
+            name = "".join(node.input[2:3])
+            value = constants.get(name)
+            known = value is not None and not numpy_helper.to_array(value).any()
+            yield node, not name or known
 
 
 def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:

@@ -28,6 +28,7 @@ def open_session(
     optimized: bool = True,
     arena: bool = True,
     spins: bool = True,
+    without: Sequence[str] = (),
 ) -> onnxruntime.InferenceSession:
     """Load a model from a file or from bytes.
 
@@ -39,6 +40,7 @@ def open_session(
         arena: whether memory is kept between runs; False for large tensors.
         spins: whether threads wait for work in a busy loop, ONNX Runtime's default. This shortens
             the latency of small networks, but occupies the cores between two runs.
+        without: names of ONNX Runtime's optimizers to leave out.
     """
     options = onnxruntime.SessionOptions()
     if not optimized:
@@ -53,7 +55,9 @@ def open_session(
         options.enable_profiling = True
         options.profile_file_prefix = str(traced / "trace")
         options.optimized_model_filepath = str(traced / OPTIMIZED)
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        model, options, providers=["CPUExecutionProvider"], disabled_optimizers=[*without]
+    )
 
 
 def open_runner(

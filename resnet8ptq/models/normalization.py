@@ -14,7 +14,7 @@ from onnx import defs, numpy_helper, version_converter
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis
+from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis, zero_pads
 from resnet8ptq.graph.pruning import find_all
 from resnet8ptq.graph.shapes import find_sizes
 from resnet8ptq.graph.weights import read_bias, write_bias
@@ -22,6 +22,7 @@ from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, SCALER, graph_inputs, rea
 
 OPSET = 17
 MIN_OPSET = 13  # the first with a per-channel QuantizeLinear
+PAD_FUSION = "Pad_Fusion"  # ONNX Runtime's optimizer whose fault `_keep_pads` avoids
 MIN_IR_VERSION = 8  # of opset 17; since 4, initializers need not be inputs
 
 
@@ -98,6 +99,22 @@ def normalize(proto: onnx.ModelProto) -> None:
         shape = constants.get(node.input[1])
         if shape is None or numpy_helper.to_array(shape).all():
             drop_attribute(node, "allowzero")
+    _keep_pads(graph)
+
+
+def _keep_pads(graph: onnx.GraphProto) -> None:
+    """Pad with -0.0 instead of 0.0 before a MaxPool, in place.
+
+    ONNX Runtime (1.31) makes zeros the pool's own padding, which never is the largest value. It
+    compares the bytes of the value with 0, so it keeps this Pad. Behind a Relu both are the same.
+    """
+    makers = {name: node.op_type for node in graph.node for name in node.output}
+    pooled = {node.input[0] for node in graph.node if node.op_type == "MaxPool"}
+    for node in zero_pads(graph):
+        if node.output[0] in pooled and makers.get(node.input[0]) != "Relu":
+            zero = f"{node.output[0]}__zero"
+            graph.initializer.append(numpy_helper.from_array(np.float32(-0.0), zero))
+            node.input[:] = [*node.input[:2], zero, *node.input[3:]]
 
 
 def write_scalers(graph: onnx.GraphProto) -> None:

@@ -1,6 +1,7 @@
 """What is special to ExecuTorch: what XNNPACK runs, its threads, and the batches it takes."""
 
 import importlib.util
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from resnet8ptq.backends.executorch import lowering
 from resnet8ptq.backends.executorch import quantizer as executorch_quantizer
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers import product_networks
 from tests.helpers.configs import make_config
@@ -117,6 +119,42 @@ def test_files_are_reproduced_and_per_channel_has_more_scales(mixer, lowered, tm
 def test_a_float_layer_behind_8_bits_is_unsupported(quantize):
     with pytest.raises(UnsupportedError, match="a layer in float behind one in 8 bits"):
         quantize("backend=executorch", "dtype=int8", "precision.plan={conv2d_3_1: 32}")
+
+
+@needs_executorch
+def test_a_softmax_of_pictures_keeps_its_axis_and_lowering_is_named(
+    shapes_model, tmp_path, monkeypatch
+):
+    """XNNPACK's convolutions put the channels last, and its softmax is over the last axis."""
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "v"], ["wide"], "first"),
+        onnx.helper.make_node("Softmax", ["wide"], ["shares"], "softmax"),
+        onnx.helper.make_node("Conv", ["shares", "w"], ["y"], "last"),
+    ]
+    random = np.random.default_rng(0)
+    filters = {"v": random.normal(size=(8, 3, 1, 1)), "w": random.normal(size=(4, 8, 1, 1))}
+    path = product_networks.write(
+        tmp_path / "softmax.onnx", nodes, filters, {"x": ["N", 3, 8, 6]}, {"y": ["N", 4, 8, 6]}
+    )
+    named: list[str] = []
+    monkeypatch.setattr(lowering, "waiting", lambda label: nullcontext(named.append(label)))
+    _, predictor = lower(replace(shapes_model, onnx_path=path), tmp_path, "dtype=fp32")
+    [expected] = open_runner(str(path))(PICTURES)
+    np.testing.assert_allclose(predictor.predict(PICTURES)[0], expected, atol=1e-5)
+    assert len(named) == 1 and named[0].startswith("Lowering a graph of ")
+
+
+@needs_executorch
+def test_a_layer_that_xnnpack_lacks_is_unsupported(shapes_model, tmp_path):
+    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], "three_axes")
+    filters = {"w": np.random.default_rng(0).normal(size=(2, 1, 2, 2, 2))}
+    sides: tuple[dict[str, list[int | str]], ...]
+    sides = {"x": ["N", 1, 3, 8, 6]}, {"y": ["N", 2, 2, 7, 5]}
+    path = product_networks.write(tmp_path / "volume.onnx", [node], filters, *sides)
+    quantizer = quantizer_of(make_config("data=shapes", "backend=executorch", "per_channel=true"))
+    volumes = Split(PICTURES[:, np.newaxis], None, "made")
+    with pytest.raises(UnsupportedError, match=r"^per_channel=true: XNNPACK has no kernel for a"):
+        quantizer.quantize(replace(shapes_model, onnx_path=path), volumes, tmp_path)
 
 
 def test_says_how_to_install_it(monkeypatch):

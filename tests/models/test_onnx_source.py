@@ -27,7 +27,7 @@ from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
-from resnet8ptq.graph.session import open_runner
+from resnet8ptq.graph.session import open_runner, open_session
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models import conversion, folding, model, network_path
 from resnet8ptq.models.batch_axis import in_full_batches
@@ -198,6 +198,27 @@ def test_an_old_opset_is_raised(take, opset):
     assert (record.source_opset, record.opset) == (opset, 17)
     assert record.parity["onnx, unfolded"] < 1e-5
     assert not record.without_torch
+
+
+@pytest.mark.parametrize("opset", [10, 17])
+def test_zeros_before_a_max_pool_stay_zeros(take, tmp_path, opset):
+    """ONNX Runtime takes them for the pool's own padding, which is never the largest value."""
+    widths = [0, 0, 1, 1, 0, 0, 1, 1]
+    old, constants = ({"pads": widths}, {}) if opset < 11 else ({}, {"widths": np.array(widths)})
+    middle = [
+        helper.make_node("Neg", ["relu"], ["negative"]),
+        helper.make_node("Pad", ["negative", *constants], ["padded"], **old),
+        helper.make_node(
+            "MaxPool", ["padded"], ["middle"], kernel_shape=[3, 3], strides=[2, 2], pads=[0] * 4
+        ),
+    ]
+    network = build(opset, middle=middle, constants=constants)
+    assert take(network).parity["onnx, unfolded"] < 1e-5
+    exact = open_session(network.SerializeToString(), THREADS, optimized=False)
+    [expected] = exact.run(None, {"pixels:0": IMAGES})
+    for name in (conversion.UNFOLDED, conversion.FOLDED):
+        [found] = open_runner(str(tmp_path / "made" / name))(IMAGES)
+        assert np.allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("opset", [13, 17, 20])

@@ -3,11 +3,15 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from ai_edge_litert.schema_py_generated import TensorType
 
+from resnet8ptq.backends.tflite import contents, predictor
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.models import conversion
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.tasks.distortion import sqnr_db
 from tests.helpers import probe
 from tests.helpers.configs import make_config
 from tests.helpers.converted import record_of
@@ -24,7 +28,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
+from resnet8ptq.backends.tflite import converter
 from resnet8ptq.core.records import pack
+from resnet8ptq.data.dataset import Split
 from tests.helpers.converted import attempt
 
 folder, random = Path(sys.argv[1]), np.random.default_rng(0)
@@ -53,8 +59,8 @@ network.save(folder / "operators.keras")
 
 bent = keras.activations.gelu(layers.Concatenate()([seen, rows]), approximate=True)
 still = keras.Model([picture, tokens], layers.Dense(2)(bent))
-converter = tf.lite.TFLiteConverter.from_keras_model(still)
-(folder / "still.tflite").write_bytes(converter.convert())
+content = tf.lite.TFLiteConverter.from_keras_model(still).convert()
+(folder / "still.tflite").write_bytes(content)
 
 both = {
     "tokens": random.integers(0, 20, (12, 5)).astype(np.int32),
@@ -69,6 +75,14 @@ for path in sorted(folder.iterdir()):
     report[path.name] = attempt(path, both["picture"] if one else samples)
 report["one"] = attempt(folder / "list.keras", both["picture"])
 (folder / "report.json").write_text(json.dumps(report))
+
+steps, last = keras.Input((4, 3)), layers.Bidirectional(layers.GRU(5))
+network = keras.Model(steps, layers.Dense(2)(last(layers.LSTM(6, return_sequences=True)(steps))))
+network.save(folder / "loops.keras")
+samples = random.normal(size=(50, 4, 3)).astype(np.float32)
+written = converter.convert(folder / "loops.keras", Split(samples, None, "made"), True, True)
+(folder / "loops.tflite").write_bytes(written)
+np.savez(folder / "loops.npz", samples=samples, outputs=network(samples))
 """
 
 
@@ -130,5 +144,13 @@ def test_tflite_does_not_take_several_inputs(kept, report):
     path = kept / "list.keras.converted" / conversion.FOLDED
     network = Fp32Model("own", kept / "list.keras", "", path, True, record)
     quantizer = quantizer_of(make_config("backend=tflite"))
-    with pytest.raises(UnsupportedError, match=r"networks of one input; this one has 2 \("):
+    with pytest.raises(UnsupportedError, match=r"got a network of 2 inputs \("):
         quantizer.fit(network)
+
+
+def test_tflite_runs_recurrent_layers_in_8_bits(kept):
+    content, kept_values = (kept / "loops.tflite").read_bytes(), np.load(kept / "loops.npz")
+    layers = [*contents.layers(contents.read(content))]
+    assert {layer.output.type for layer in layers} == {TensorType.INT8}
+    computed = predictor.open_run(content, 1)(kept_values["samples"])
+    assert sqnr_db([kept_values["outputs"]], computed) > 20

@@ -10,12 +10,20 @@ from typing import Any
 from resnet8ptq.backends.torch.program import export
 from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.core import invocation
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
+from resnet8ptq.core.console import waiting
+from resnet8ptq.core.errors import UnsupportedError, errors_as
 
-_FLOAT_LAYER = (
-    "a layer in float behind one in 8 bits: XNNPACK's partitioner refuses it; expected networks "
-    "without nodes_to_exclude and without 32 bits in precision.plan"
-)
+# Reasons, by ExecuTorch's words for them.
+_REFUSED = {
+    "should both be quantized": (
+        "a layer in float behind one in 8 bits: XNNPACK's partitioner refuses it; expected "
+        "networks without nodes_to_exclude and without 32 bits in precision.plan"
+    ),
+    "quantized_decomposed::dequantize_per_channel": (
+        "per_channel=true: XNNPACK has no kernel for a layer of the network, such as a convolution "
+        "with three axes, or one before a Clip with one bound; try backend=onnx"
+    ),
+}
 
 
 def check_installed() -> None:
@@ -33,22 +41,26 @@ def lower(module: Any, example: Example, most: int) -> bytes:
         most: the largest batch; the runtime plans its memory for it and refuses larger ones.
 
     Raises:
-        UnsupportedError: a float layer takes an 8-bit input.
-        QuantizationError: torch cannot export the network, or ExecuTorch cannot lower it.
+        UnsupportedError: torch cannot export the network, or ExecuTorch cannot lower it, such as a
+            layer with a scale for each channel that XNNPACK lacks, or a float layer with an 8-bit
+            input.
     """
-    with errors_as(QuantizationError, "backend=executorch: cannot lower the network"), silenced():
+    why = "backend=executorch: ExecuTorch cannot lower the network"
+    with errors_as(UnsupportedError, why, "try backend=onnx"), silenced():
         from executorch.exir import to_edge_transform_and_lower
 
         # Even in a trace, torch chooses a kernel of its own for a convolution, and asks whether the
         # batch has 16 samples: 16 as the largest batch would be the only one.
         program = export(module, example, 15 if most == 16 else most)
-        try:
-            lowered = to_edge_transform_and_lower(program, partitioner=[_make_partitioner()])
-        except RuntimeError as error:
-            if "should both be quantized" in str(error):
-                raise UnsupportedError(_FLOAT_LAYER) from None
-            raise
-        return bytes(lowered.to_executorch().buffer)
+        with waiting(f"Lowering a graph of {len(program.graph.nodes)} nodes to XNNPACK"):
+            try:
+                lowered = to_edge_transform_and_lower(program, partitioner=[_make_partitioner()])
+                return bytes(lowered.to_executorch().buffer)
+            except RuntimeError as error:
+                for text, reason in _REFUSED.items():
+                    if text in str(error):
+                        raise UnsupportedError(reason) from None
+                raise
 
 
 def _make_partitioner() -> Any:
@@ -56,8 +68,12 @@ def _make_partitioner() -> Any:
 
     XNNPACK concatenates 8-bit tensors of one scale only; its partitioner does not compare scales.
     """
+    from executorch.backends.xnnpack._passes.channels_last_tagged_reshape_pass import (
+        ChannelsLastTaggedReshapePass,
+    )
     from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS, CatConfig
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir.dialects._ops import ops as exir_ops
 
     class OneScaleCat(CatConfig):  # type: ignore[misc]
         def check_constraints(self, node: Any, ep: Any) -> bool:
@@ -66,6 +82,8 @@ def _make_partitioner() -> Any:
             one = not grids or (len(grids) == len(around) and grids.count(grids[0]) == len(grids))
             return one and bool(super().check_constraints(node, ep))
 
+    # It takes a softmax over the last axis, but after a convolution its own last axis is another.
+    ChannelsLastTaggedReshapePass.memory_sensitive_ops_nchw.add(exir_ops.edge.aten._softmax.default)
     kept = (config for config in ALL_PARTITIONER_CONFIGS if config is not CatConfig)
     return XnnpackPartitioner(configs=[*kept, OneScaleCat])
 

@@ -22,7 +22,13 @@ from resnet8ptq.models.contract import (
     read_contract,
 )
 from resnet8ptq.models.gates import onnx as gate
-from resnet8ptq.models.normalization import normalize, opset, raise_opset, write_scalers
+from resnet8ptq.models.normalization import (
+    PAD_FUSION,
+    normalize,
+    opset,
+    raise_opset,
+    write_scalers,
+)
 from resnet8ptq.models.sources import Network, Sample, is_record, takes_values
 
 
@@ -68,7 +74,7 @@ def read_graph(
 
 def _open(original: bytes, axes: Mapping[str, int]) -> Runner:
     """Load the original for samples with the batch axis in front; `axes`: its original position."""
-    session = open_session(original, 0, spins=False)
+    session = open_session(original, 0, spins=False, without=[PAD_FUSION])
     names = [value.name for value in session.get_inputs()]
 
     def run(batch: NDArray[Any]) -> list[NDArray[Any]]:
