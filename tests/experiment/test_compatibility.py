@@ -82,7 +82,7 @@ def test_a_network_that_a_setting_does_not_fit_is_refused_before_the_learning(
 def test_tflite_refuses_an_onnx_file_before_the_learning(shapes_model):
     quantizer = quantizer_of(make_config("backend=tflite"))
     assert quantizer.fit(shapes_model) == quantizer.config
-    with pytest.raises(UnsupportedError, match="takes a Keras file or a SavedModel"):
+    with pytest.raises(UnsupportedError, match="expected a Keras file or a SavedModel"):
         quantizer.fit(mock.Mock(source=Path("net.onnx"), fold=True))
 
 

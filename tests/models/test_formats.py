@@ -264,7 +264,7 @@ def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
     split = Split(np.zeros((2, 8, 6, 3), np.float32), np.zeros(2, np.int64), "")
     quantizer = quantizer_of(make_config("backend=tflite"))
     with pytest.raises(
-        UnsupportedError, match=r"float\.tflite: .*expected a Keras file or a Saved"
+        UnsupportedError, match=r"got float\.tflite, expected a Keras file or a Saved"
     ):
         quantizer.quantize(network, split, tmp_path)
 

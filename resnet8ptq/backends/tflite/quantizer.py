@@ -242,7 +242,7 @@ class TfliteQuantizer(Quantizer):
         """Raise `UnsupportedError` for formats that TensorFlow's converter does not support."""
         if not is_tflites(model.format, self.config.dtype.name == "fp32"):
             raise UnsupportedError(
-                f"{model.source.name}: backend.flow=convert takes a Keras file or a "
+                f"backend.flow=convert: got {model.source.name}, expected a Keras file or a "
                 "SavedModel; try backend.flow=onnx2tf"
             )
 
