@@ -2,8 +2,8 @@
 
 An entry is a folder `<root>/<kind>/<hash of key>` with an `entry.json` that holds the key and the
 SHA-256 of each file. It is built in a temporary folder and renamed, so that it is complete or
-absent. An entry whose files do not match is made again. An entry that no run has used for
-`UNUSED_DAYS` is removed when another of its kind is made.
+absent. An entry whose files do not match is made again. Once a day, the entries that no run has
+used for `UNUSED_DAYS` are removed.
 """
 
 import hashlib
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 RECORD = "entry.json"  # the file of an entry that is not its own
 MAX_RECORD_BYTES = 2**24
 UNUSED_DAYS = 90
+CHECKED = ".checked"  # the file in the root that tells when entries were last removed
+_DAY_S = 24 * 3600
+_HASHED = 20  # hexadecimal digits of a key's hash, the name of an entry
 Key = Mapping[str, str | int | bool]
 
 
@@ -69,7 +72,7 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if not path.exists():
             _build(path, text, make)
-            _remove_unused(folder)
+            _remove_unused(root)
     except Exception as error:  # libraries and other processes pass on the error's text only
         if not (reason := files.full_disk(error)):
             raise
@@ -99,7 +102,7 @@ def made_with(module: str) -> Key:
 
 def path_of(root: Path, kind: str, key: Key) -> Path:
     """Return the folder of the entry `key`, which may not exist yet."""
-    return root / kind / hashlib.sha256(_as_text(key).encode()).hexdigest()[:20]
+    return root / kind / hashlib.sha256(_as_text(key).encode()).hexdigest()[:_HASHED]
 
 
 def _as_text(key: Key) -> str:
@@ -125,12 +128,15 @@ def _mark_used(path: Path) -> None:
         os.utime(path / RECORD)
 
 
-def _remove_unused(folder: Path) -> None:
-    """Remove the entries of one kind that no run has used for long."""
-    oldest = time.time() - UNUSED_DAYS * 24 * 3600
-    for record in folder.glob(f"*/{RECORD}"):
-        with suppress(OSError):  # another process removes it too
-            if record.stat().st_mtime < oldest:
+def _remove_unused(root: Path) -> None:
+    """Once a day, remove the entries that no run has used for long; listing them takes time."""
+    now, checked = time.time(), root / CHECKED
+    with suppress(OSError):  # a folder that others write, or another process removes an entry too
+        if checked.exists() and now - checked.stat().st_mtime < _DAY_S:
+            return
+        checked.touch()
+        for record in root.glob(f"*/{'[0-9a-f]' * _HASHED}/{RECORD}"):
+            if now - record.stat().st_mtime > UNUSED_DAYS * _DAY_S:
                 shutil.rmtree(record.parent)
 
 

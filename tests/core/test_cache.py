@@ -68,6 +68,7 @@ def test_what_no_run_has_used_for_long_is_removed(tmp_path, make, used_again):
     used_again(tmp_path, "models", used, *([make] if used_again is cache.entry else []))
     cache.entry(tmp_path, "other", new, make)
     assert cache.path_of(tmp_path, "models", unused).exists()
+    os.utime(tmp_path / cache.CHECKED, (long_ago, long_ago))
     cache.entry(tmp_path, "models", new, make)
     assert not cache.path_of(tmp_path, "models", unused).exists()
     assert cache.find(tmp_path, "models", used)
