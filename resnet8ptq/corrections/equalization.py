@@ -82,19 +82,24 @@ def find_imbalance(graph: onnx.GraphProto) -> float:
     ratios = [1.0]
     with suppress(QuantizationError):  # no layer at all
         for first, second in find_pairs(graph, Selection()):
-            before, after = _find_ranges(graph, first, second)
+            before, after = _find_ranges(*_read_pair(graph, first, second))
             share = before * after  # equalization keeps it
             factors = _find_factors(before, after)[share >= _LEAST_SHARE * share.max()]
             ratios.append(float(factors.max() / factors.min()))
     return max(ratios)
 
 
-def _find_ranges(
+def _read_pair(
     graph: onnx.GraphProto, first: onnx.NodeProto, second: onnx.NodeProto
 ) -> tuple[Array, Array]:
-    """Return the ranges of a pair's weights [channels], before and after each channel."""
+    """Return a pair's weights; the second ones [groups, filters, channels of a group, ...]."""
     weights1, weights2 = read_weights(graph, first), read_weights(graph, second)
-    grouped = _group(weights2, len(weights1))
+    groups = len(weights1) // weights2.shape[1]
+    return weights1, weights2.reshape(groups, -1, *weights2.shape[1:])
+
+
+def _find_ranges(weights1: Array, grouped: Array) -> tuple[Array, Array]:
+    """Return the ranges of a pair's weights [channels], before and after each channel."""
     others = tuple(axis for axis in range(grouped.ndim) if axis not in (0, 2))
     before = np.abs(weights1).reshape(len(weights1), -1).max(axis=1)
     return before, np.abs(grouped).max(axis=others).reshape(-1)
@@ -108,19 +113,13 @@ def _find_factors(before: Array, after: Array) -> Array:
     return factors
 
 
-def _group(weights: Array, channels: int) -> Array:
-    """Return a layer's weights as [groups, filters, channels of a group, ...]."""
-    return weights.reshape(channels // weights.shape[1], -1, *weights.shape[1:])
-
-
 def _equalize_pair(graph: onnx.GraphProto, first: onnx.NodeProto, second: onnx.NodeProto) -> Array:
     """Equalize one pair; return the divisors of its channels."""
-    factors = _find_factors(*_find_ranges(graph, first, second))
-    weights1, weights2 = read_weights(graph, first), read_weights(graph, second)
+    weights1, grouped = _read_pair(graph, first, second)
+    factors = _find_factors(*_find_ranges(weights1, grouped))
     write_weights(graph, first, weights1 / factors.reshape(-1, *(1,) * (weights1.ndim - 1)))
     if first.op_type != "MatMul":
         write_bias(graph, first, read_bias(graph, first) / factors)
-    grouped = _group(weights2, len(factors))
     spread = factors.reshape(grouped.shape[0], 1, -1, *(1,) * (grouped.ndim - 3))
-    write_weights(graph, second, (grouped * spread).reshape(weights2.shape))
+    write_weights(graph, second, (grouped * spread).reshape(-1, *grouped.shape[2:]))
     return factors
