@@ -21,11 +21,6 @@ from resnet8ptq.core import machine
 _LINEAR = {"MatMul", "Gemm"}  # dynamic: MatMulInteger
 
 
-def is_x86(flags: Collection[str]) -> bool:
-    """Return whether the flags are those of a 64-bit x86 CPU."""
-    return "sse2" in flags
-
-
 def is_arm(flags: Collection[str]) -> bool:
     """Return whether the flags are those of a 64-bit ARM CPU."""
     return "asimd" in flags

@@ -75,13 +75,18 @@ def has_vnni() -> bool:
     return not VNNI.isdisjoint(cpu()[1])
 
 
+def is_x86(flags: Collection[str]) -> bool:
+    """Return whether the flags are those of a 64-bit x86 CPU."""
+    return "sse2" in flags
+
+
 def sums_exactly(flags: Collection[str] | None = None) -> bool:
-    """Return whether a CPU sums products of 8-bit integers exactly; None: this one.
+    """Return whether a CPU with these flags, by default this one, sums 8-bit products exactly.
 
     x86 without VNNI sums two of them in 16 bits, which saturate.
     """
     flags = cpu()[1] if flags is None else flags
-    return "sse2" not in flags or not VNNI.isdisjoint(flags)
+    return not is_x86(flags) or not VNNI.isdisjoint(flags)
 
 
 @cache

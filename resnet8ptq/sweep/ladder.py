@@ -125,7 +125,7 @@ class Ladder:
         own = [trial for trial in measured if trial.step.backend == step.backend] or measured
         if alike := [_warm_s(trial) for trial in own if trial.step.rung == step.rung]:
             return max(alike)
-        plain_s = [(_warm_s(e) / max(e.step.cost, 1), e.own_seconds) for e in own]
+        plain_s = [(_warm_s(trial) / max(trial.step.cost, 1), trial.own_seconds) for trial in own]
         job_s = max((seconds for seconds, _ in plain_s), default=0)
         varying_s = max((own_s or seconds for seconds, own_s in plain_s), default=0)
         return min(step.cost, 1) * job_s + max(step.cost - 1, 0) * varying_s

@@ -269,7 +269,7 @@ def test_layers_of_any_name_are_left_in_float():
 
 def test_the_flagships_are_presets_of_the_ladder():
     """The recipes of conf/experiment/ take the same settings as its steps on a CPU without VNNI."""
-    seen = rungs.Seen("onnx", vnni=False, limit=0.01)
+    seen = rungs.Seen("onnx", exact_sums=False, limit=0.01)
     quick = rungs.start(seen).settings
     learned = (*quick, *changes.LEARN.settings)
     recipe, ours = make_config("experiment=flagship"), make_config("backend=onnx", *learned)

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from resnet8ptq.backends.contract import Resolved
-from resnet8ptq.backends.kernels import is_arm, is_x86, saturates
+from resnet8ptq.backends.kernels import is_arm, saturates
 from resnet8ptq.config.schema import DTYPES
 from resnet8ptq.core import invocation, machine
-from resnet8ptq.core.machine import VNNI
+from resnet8ptq.core.machine import VNNI, is_x86
 from resnet8ptq.models.summary import Summary
 
 TRY, SLOW, WRONG, CANNOT = "try", "slow here", "may be wrong here", "cannot"

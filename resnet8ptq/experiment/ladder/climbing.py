@@ -42,14 +42,14 @@ class Asked:
         backends: the values of `backend=`.
         limit: the largest loss that passes, in the unit of the loss.
         fixed: the user's settings by key, as typed; no step changes them.
-        vnni: whether this CPU sums 8-bit products exactly.
+        exact_sums: whether this CPU sums 8-bit products exactly.
     """
 
     goal: str
     backends: tuple[str, ...]
     limit: float
     fixed: Mapping[str, str] = field(default_factory=dict)
-    vnni: bool = True
+    exact_sums: bool = True
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def say(settings: Mapping[str, str]) -> str:
 
 def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
     if not own:
-        begun = Seen(backend, asked.vnni, asked.limit, settings=asked.fixed)
+        begun = Seen(backend, asked.exact_sums, asked.limit, settings=asked.fixed)
         why = "8-bit weights, 16-bit activations" if begun.is_wide else "plain 8 bits"
         return [_step(asked, _base(asked, backend), START, Proposal(rungs.start(begun), why))]
     if not any(trial.measured for trial in own):
@@ -255,7 +255,8 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
             continue
         seen = rung(_see(asked, own, before))
         proposals = [proposal for proposal in seen if not _is_fixed(asked, proposal)]
-        steps = [_step(asked, best.found.settings, rung.__name__, each) for each in proposals]
+        base = best.found.settings
+        steps = [_step(asked, base, rung.__name__, proposal) for proposal in proposals]
         if rung is rungs.answers:
             steps = _diagnose(own, best.found) or steps
         if left := [step for step in steps if not _is_tried(step, own)]:
@@ -282,7 +283,7 @@ def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
     base = closest([trial for trial in before if trial.measured]).found
     return Seen(
         backend=base.backend,
-        vnni=asked.vnni,
+        exact_sums=asked.exact_sums,
         limit=asked.limit,
         properties=first.properties,
         settings={**base.settings, **asked.fixed},

@@ -23,7 +23,7 @@ class Seen:
 
     Attributes:
         backend: the value of `backend=`.
-        vnni: whether this CPU sums 8-bit products exactly.
+        exact_sums: whether this CPU sums 8-bit products exactly.
         properties: properties of the network, see `properties`.
         settings: settings of the user and of the best configuration so far, by key.
         findings: the changes against the findings of a diagnosis, by the finding's name.
@@ -33,7 +33,7 @@ class Seen:
     """
 
     backend: str
-    vnni: bool
+    exact_sums: bool
     limit: float
     properties: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -73,7 +73,7 @@ def start(seen: Seen) -> Change:
     It is `experiment=flagship_quick`, with 8-bit weights if their sums do not saturate; with
     `dtype=w8a16`, `experiment=npu`.
     """
-    narrow = () if seen.vnni else ("reduce_range=true",)
+    narrow = () if seen.exact_sums else ("reduce_range=true",)
     plain = ("calib=minmax", "per_channel=true")
     if seen.is_wide:
         return Change(plain)
