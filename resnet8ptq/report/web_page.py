@@ -95,10 +95,11 @@ def _section(
     ]
     answers = explain(selected)
     measured = bool(family.measured)
+    reasons = [] if answers else why_none(selected) if measured else ["No model was measured."]
     return {
         "heading": heading,
         "answers": answers,
-        "reasons": why_none(selected) if measured else ["No model was measured."],
+        "reasons": reasons,
         "panels": panels,
         "heads": heads,
         "numeric": table.numeric(records),
