@@ -140,7 +140,8 @@ def time_in_turns(
     """Return the times of each predictor; the order alternates, so that caches favour none.
 
     Args:
-        limit: seconds, after which `LEAST` repeats are enough; half of them for the warm-up.
+        limit: seconds, after which `LEAST` repeats are enough. The warm-up may take half of them,
+            but runs at least `LEAST_WARM_UP` times.
     """
     warm_up = max(LEAST_WARM_UP, repeats // 10)
     times: list[list[float]] = [[] for _ in predictors]

@@ -74,7 +74,7 @@ def _from_keras(source: Path) -> Any:
     import tensorflow as tf
 
     model = load_keras(source)
-    for layer in model._flatten_layers():
+    for layer in model._flatten_layers():  # `layers` does not list those inside of others
         if isinstance(layer, keras.layers.RNN):
             layer.unroll = True  # TFLite lacks the lists of TensorFlow's loops
     keras.config.disable_interactive_logging()  # it reports each export on stdout
