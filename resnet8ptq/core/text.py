@@ -47,6 +47,15 @@ def escape_markdown(text: object) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#|~!&])", r"\\\1", printable(str(text)))
 
 
+def unescape_markdown(text: str) -> str:
+    """Return the text that `escape_markdown` escaped.
+
+    >>> unescape_markdown(escape_markdown("per_channel=true"))
+    'per_channel=true'
+    """
+    return re.sub(r"\\(.)", r"\1", text)
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that is closest to a mistyped word; None if none is close.
 

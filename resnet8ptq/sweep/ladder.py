@@ -16,13 +16,14 @@ from resnet8ptq.config import limits, words
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import console
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.text import printable
+from resnet8ptq.core.text import printable, unescape_markdown
 from resnet8ptq.experiment.ladder import climbing
 from resnet8ptq.experiment.ladder.climbing import Asked, Step, Tried
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.verdicts import reaches_least
 from resnet8ptq.tasks.contract import BASELINE, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tracking.journal import NOTE_TAG
 from resnet8ptq.tracking.record import RunRecord
 
 # Runs steps that have these seconds.
@@ -223,7 +224,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
     if record.is_analysis:
         return replace(
             shared,
-            reason=record.tags.get("mlflow.note.content", ""),
+            reason=unescape_markdown(record.tags.get(NOTE_TAG, "")),
             findings=record.params.get("findings", "[]"),
             weights_db=record.metrics.get("diagnosis/weights_alone_sqnr_db"),
             activations_db=record.metrics.get("diagnosis/activations_alone_sqnr_db"),
