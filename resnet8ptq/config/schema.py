@@ -359,6 +359,7 @@ class ReportConfig:
     reference: str | None = None
     columns: list[str] = field(default_factory=list)
     expected_accuracy: float | None = limited(None, limits.FRACTION)
+    confirmations: int = limited(1, *limits.COUNT)
 
 
 @dataclass

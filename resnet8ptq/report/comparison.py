@@ -84,6 +84,11 @@ class Family:
         """Whether runs stopped when their verdict was decided, after unequal numbers of samples."""
         return any(map(facts.is_stopped, self.records))
 
+    @property
+    def planned(self) -> int:
+        """The least number of models to correct verdicts for, see `report.confirmations`."""
+        return max((record.confirmations for record in self.records), default=1)
+
     @cached_property
     def task(self) -> Task:
         """The task that scored the runs."""

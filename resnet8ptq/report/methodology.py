@@ -41,12 +41,14 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
     chosen = "on the reported samples, so the results of the best are probably too good"
     if any(run.chosen_by for run in runs):
         chosen = f"on {param('chosen_by')}, used neither for calibration nor for reported results"
-    judged = len(family.measured)
+    judged, planned = len(family.measured), family.planned
     text = f"corrected for all {judged} models of the table (Holm)"
+    if planned > judged:
+        text = f"corrected for {planned} models that the sweep could confirm (Holm)"
     if recommended:
         text += f"; for recommended models, only for these {recommended}, because other samples "
         text += "chose them"
-    verdicts = [("verdicts", text)] if judged > 1 else []
+    verdicts = [("verdicts", text)] if max(judged, planned) > 1 else []
     latency, threads = _describe_timing(runs, param("latency.threads"), param("threads"))
     return [
         ("model", f"{param('model')}, batch normalization folded: {param('model.fold')}"),

@@ -145,7 +145,8 @@ def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list
     texts = [judged.texts[r.run_id] for r in records if r.run_id in judged.texts]
     if not texts:
         return []
-    together = len(texts) - texts.count(VOID)
+    planned = max(record.confirmations for record in records)
+    together = max(len(texts) - texts.count(VOID), planned)
     several = f", corrected for {together} models (Holm)" if together > 1 else ""
     occurring = [outcome for outcome in OUTCOME_NOTES if any(t.startswith(outcome) for t in texts)]
     outcomes = "".join(OUTCOME_NOTES[outcome] for outcome in occurring)

@@ -113,7 +113,7 @@ def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
     judged = [cell for cell in family.measured if not cell.record.doubt]
     cells = [cell for cell in judged if cell.paired is not None]
     margins = [margin_at(metric, cell, drop) for cell in cells]
-    decided = decide(margins, [int(cell.metric(TOTAL)) for cell in cells])
+    decided = decide(margins, [int(cell.metric(TOTAL)) for cell in cells], family.planned)
     return verdicts | {c.record.run_id: verdict for c, verdict in zip(cells, decided, strict=True)}
 
 
@@ -139,7 +139,8 @@ def judge_added(family: Family, limits: ReportConfig) -> list[tuple[Cell, Verdic
     kept = [(cell, paired) for cell, paired in parts if paired is not None]
     total, drop = int(rows.sum()), metric.limit(limits)
     margins = [paired.margin(metric, drop, total) for _, paired in kept]
-    return list(zip([cell for cell, _ in kept], decide(margins, [total] * len(kept)), strict=True))
+    decided = decide(margins, [total] * len(kept), family.planned)
+    return list(zip([cell for cell, _ in kept], decided, strict=True))
 
 
 def say_added(family: Family, limits: ReportConfig) -> str:
@@ -154,10 +155,15 @@ def say_added(family: Family, limits: ReportConfig) -> str:
     return ADDED_NOTE.format(seen=total - added, total=total, added=added, alone=alone)
 
 
-def decide(margins: Sequence[Margin], totals: Sequence[int]) -> list[Verdict]:
-    """Return the verdicts on models that are judged together; `totals` are numbers of samples."""
-    decided = outcomes([(margin.p_within, margin.p_beyond) for margin in margins])
-    level = SIGNIFICANCE / max(len(margins), 1)
+def decide(margins: Sequence[Margin], totals: Sequence[int], planned: int = 1) -> list[Verdict]:
+    """Return the verdicts on models that are judged together.
+
+    Args:
+        totals: the numbers of samples.
+        planned: see `Family.planned`.
+    """
+    decided = outcomes([(margin.p_within, margin.p_beyond) for margin in margins], planned)
+    level = SIGNIFICANCE / max(len(margins), planned)
     columns = zip(decided, margins, totals, strict=True)
     return [
         _undecided(margin, total, level) if outcome == UNDECIDED else Verdict(outcome)
@@ -165,14 +171,15 @@ def decide(margins: Sequence[Margin], totals: Sequence[int]) -> list[Verdict]:
     ]
 
 
-def outcomes(p_values: Sequence[tuple[float, float]]) -> list[str]:
+def outcomes(p_values: Sequence[tuple[float, float]], planned: int = 1) -> list[str]:
     """Return the outcomes of models that are judged together (Holm).
 
     Args:
         p_values: for each model, the p-values of a loss at the limit or above, and at the limit or
             below.
+        planned: see `Family.planned`.
     """
-    within, beyond = (holm([pair[side] for pair in p_values]) for side in (0, 1))
+    within, beyond = (holm([pair[side] for pair in p_values], planned) for side in (0, 1))
     return [
         PASS if low <= SIGNIFICANCE else FAIL if high <= SIGNIFICANCE else UNDECIDED
         for low, high in zip(within, beyond, strict=True)

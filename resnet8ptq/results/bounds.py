@@ -40,26 +40,26 @@ def measure(family: Family, limits: ReportConfig) -> dict[str, Bounds]:
     metric = family.metric
     cells = [cell for cell in family.measured if not cell.record.doubt]
     margins = [margin_at(metric, cell, metric.limit(limits)) for cell in cells]
-    uppers = levels([margin.p_within for margin in margins])
-    lowers = levels([margin.p_beyond for margin in margins])
+    uppers = levels([margin.p_within for margin in margins], family.planned)
+    lowers = levels([margin.p_beyond for margin in margins], family.planned)
     return {
         cell.record.run_id: Bounds(_upper(metric, cell, upper), _lower(metric, cell, lower))
         for cell, upper, lower in zip(cells, uppers, lowers, strict=True)
     }
 
 
-def levels(p_values: Sequence[float]) -> list[float]:
+def levels(p_values: Sequence[float], planned: int = 0) -> list[float]:
     """Return Holm's level (1979) for each p-value, in the same order.
 
-    The k-th smallest of m is tested at 0.05 / (m - k), k = 0, 1, ... The first p-value that is not
-    rejected ends the procedure, and its level holds for all larger ones.
+    Of m, at least `planned`, the k-th smallest is tested at 0.05 / (m - k), k = 0, 1, ... The first
+    p-value that is not rejected ends the procedure, and its level holds for all larger ones.
 
     >>> [round(level, 4) for level in levels([0.5, 0.001, 0.9])]
     [0.025, 0.0167, 0.025]
     """
     count = len(p_values)
     order = np.argsort(p_values, kind="stable")
-    by_rank = SIGNIFICANCE / np.arange(count, 0, -1)
+    by_rank = SIGNIFICANCE / (max(count, planned) - np.arange(count))
     kept = np.flatnonzero(np.asarray(p_values)[order] > by_rank)
     if len(kept):
         by_rank[kept[0] :] = by_rank[kept[0]]

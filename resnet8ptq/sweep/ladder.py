@@ -64,7 +64,7 @@ class Ladder:
             Exception: the error of the first job, if no step could be measured.
         """
         self.begun_s = self.clock()
-        while len(self.confirmed) < climbing.FINALISTS:
+        while len(self.confirmed) < self.allowed.confirmations:
             if not climbing.passing(self.tried):
                 self._try_steps()
             ranked = climbing.rank(self.asked, self.tried)
@@ -162,8 +162,8 @@ class Ladder:
             reaches = reaches_least(result.task.metric, Cell(result, ""), self.allowed)
         else:
             reaches = True
-        # Holm: the earlier models have larger p-values.
-        looks = 1 + len(self.confirmed) if step.rung == climbing.CONFIRM else 1
+        # The level of each of several looks at the same samples.
+        looks = self.allowed.confirmations if step.rung == climbing.CONFIRM else 1
         done = measure(step, result, seconds, SIGNIFICANCE / looks)
         return replace(done, within=done.within and reaches)
 

@@ -390,14 +390,14 @@ def bootstrap_p(differences: Values) -> float:
     return 2 * float(ndtr(ndtri((COUNTABLE + 1) / counted) - edge / error))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number m, in the same order.
+def holm(p_values: Sequence[float], planned: int = 0) -> list[float]:
+    """Return p-values corrected for their number m, at least `planned`, in the same order.
 
     The k-th smallest (k = 0, 1, ...) is multiplied by m - k, raised to at least its predecessor,
     and limited to 1 (Holm, 1979, in the adjusted form of Wright, 1992).
     """
     order = np.argsort(p_values)
-    scaled = np.asarray(p_values)[order] * np.arange(len(order), 0, -1)
+    scaled = np.asarray(p_values)[order] * (max(len(order), planned) - np.arange(len(order)))
     corrected = np.empty(len(order))
     corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
     return corrected.tolist()

@@ -155,6 +155,12 @@ class RunRecord:
         return bool(self.params.get(GROUPED))
 
     @property
+    def confirmations(self) -> int:
+        """`report.confirmations`, at least 1."""
+        text = self.params.get("report.confirmations", "")
+        return max(1, int(text)) if text.isdecimal() and len(text) < 10 else 1
+
+    @property
     def task(self) -> Task:
         """The task that scored the run.
 

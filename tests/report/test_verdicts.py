@@ -44,6 +44,15 @@ def test_what_one_run_shows_many_may_not():
     assert set(judged(*many).values()) == {UNDECIDED}
 
 
+def test_a_model_that_was_confirmed_alone_is_corrected_for_the_one_that_could_follow():
+    near = predictions(lost=4, won=0)
+    for text, outcome in (("2", UNDECIDED), ("1", PASS), ("x", PASS), ("9" * 99, PASS)):
+        assert judged(("a", near, {"report.confirmations": text})) == {"a": outcome}
+    confirmed = sweep(("a", near, {"report.confirmations": "2"}))
+    note = notes.collect(confirmed.records, verdicts.in_words([confirmed], ReportConfig()))
+    assert any("corrected for 2 models (Holm)" in line for line in note)
+
+
 def test_undecided_says_how_many_samples_would_tell():
     (few,) = verdicts.judge(sweep(("a", predictions(lost=8, won=4), {})), ReportConfig()).values()
     assert few.outcome == UNDECIDED

@@ -111,8 +111,9 @@ def test_nothing_is_bounded_by_groups_or_beside_a_broken_fp32():
     assert measure(sweep(("a", predictions(), {"doubt": "NEAR CHANCE"})), ReportConfig()) == {}
 
 
-@given(st.lists(st.floats(0, 1), max_size=8))
-def test_levels_reject_what_holm_rejects(p_values):
-    rejected = [p <= SIGNIFICANCE for p in holm(p_values)]
-    by_level = [p <= level for p, level in zip(p_values, levels(p_values), strict=True)]
+@given(st.lists(st.floats(0, 1), max_size=8), st.integers(0, 9))
+def test_levels_reject_what_holm_rejects(p_values, planned):
+    rejected = [p <= SIGNIFICANCE for p in holm(p_values, planned)]
+    by_levels = zip(p_values, levels(p_values, planned), strict=True)
+    by_level = [p <= level for p, level in by_levels]
     assert by_level == rejected

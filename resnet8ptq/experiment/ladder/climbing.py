@@ -22,7 +22,6 @@ ENDS_IN_TIME = {
     **dict.fromkeys(("float_layers", "learned_rounding", "learned_blocks"), 0.25),
     "fine_tuning": 0.5,  # whole epochs
 }
-FINALISTS = 3  # models that are confirmed on the reported samples, one after the other
 SAME_SIZE = 1.03  # sizes that differ by less are not told apart
 SAME_NOISE = 1.25
 FEWEST = 0.35  # of the bytes of 8 bits: 2 or 3 bits a weight
