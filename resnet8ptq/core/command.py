@@ -70,6 +70,9 @@ def main(
         try:
             ended = sweep.close(status) if (sweep := find_sweep()) else status
             code = 1 if (status, ended) == ("ok", "failed") else code
+        except KeyboardInterrupt:
+            print("interrupted again: the report was not written", file=sys.stderr)
+            code = 130
         except Exception as error:
             report(error)
             code = 1

@@ -247,7 +247,6 @@ class SweepCallback(Callback):
         self.on_run_start(config)
         folder = Path(config.hydra.sweep.dir).absolute()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             worker = jobs.plan(config.hydra.launcher)
             _current = _start(config, folder, worker)
         except command.EXPECTED as error:
@@ -285,6 +284,7 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
         jobs.prepare_workers()
         if worker.at_once > 1 and config.latency.enabled:
             log.warning("%d jobs at once: every job is timed while others run", worker.at_once)
+    folder.mkdir(parents=True, exist_ok=True)
     held = journal.lock(folder)
     if config.sweep.resume:
         begun = _continue(settings, folder, tags)

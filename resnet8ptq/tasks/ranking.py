@@ -65,10 +65,16 @@ class Ranking(SampleValues):
         return delong(self.auc, other.auc)
 
     def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return the margin of the AUC, from DeLong's covariance."""
+        """Return the margin of the AUC, from DeLong's covariance.
+
+        The variance is 0 if every positive is above the same negatives as before. Then the
+        disjoint pairs of a positive and a negative count, as many as the rarer label has.
+        """
         excess = baseline.auc.value - self.auc.value - drop
         rarer = min(len(self.auc.of_positives), len(self.auc.of_negatives))
-        return Margin.student(excess, delong_error(self.auc, baseline.auc), rarer)
+        error = delong_error(self.auc, baseline.auc)
+        unchanged = error == 0 and self.auc.value == baseline.auc.value
+        return Margin.unchanged(drop, rarer) if unchanged else Margin.student(excess, error, rarer)
 
     def select(self, rows: NDArray[np.bool_]) -> Self | None:
         """Return the scores of some samples; None unless both labels are among them."""

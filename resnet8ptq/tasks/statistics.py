@@ -145,6 +145,19 @@ class Margin:
         error = float(excess.std(ddof=1)) / math.sqrt(items) if items > 1 else 0.0
         return cls.student(float(excess.mean()), error, items)
 
+    @classmethod
+    def unchanged(cls, limit: float, items: float) -> Self:
+        """Return the margin of independent items of which none has changed.
+
+        If an item's loss is at most 1, a mean loss at the limit changes at least that part of the
+        items, so that none of n changes with probability (1 - limit)^n or less. The margin is
+        unknown if that is above 5%.
+        """
+        tail = (1 - min(max(limit, 0.0), 1.0)) ** items
+        if tail > SIGNIFICANCE:
+            return cls(0.0, math.inf)
+        return cls(float(ndtri(max(tail, sys.float_info.min))))
+
 
 UNKNOWN = Margin(0.0, math.inf)
 

@@ -236,6 +236,7 @@ def test_settings_become_a_config_of_conf_experiment():
 def test_wrong_settings_are_one_line_before_any_work(tmp_path, words, message):
     done = call(tmp_path, *to_run(words))
     assert (done.code, done.errors) == (2, [f"error: {message}"])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

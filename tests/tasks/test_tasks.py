@@ -55,6 +55,8 @@ from resnet8ptq.tasks.detection import task as detection
 from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder
 from resnet8ptq.tasks.detection.heads import Frame
 from resnet8ptq.tasks.deviation import DeviationValues
+from resnet8ptq.tasks.ranking import AUC, Ranking
+from resnet8ptq.tasks.statistics import SIGNIFICANCE
 
 ITEMS = 120
 RANDOM = np.random.default_rng(0)
@@ -840,6 +842,18 @@ def test_delong_without_spread_takes_the_difference_for_certain():
     best, worst = (statistics.auc(sign * positive, positive) for sign in (1.0, -1.0))
     assert statistics.delong(best, best) == ((0, 0), 1)
     assert statistics.delong(best, worst) == ((1, 1), 0)
+
+
+@pytest.mark.parametrize(("pairs", "passes"), [(298, False), (299, True)])
+def test_rankings_without_a_change_pass_with_enough_pairs(pairs, passes):
+    """0.99 to the power of 299 is below 5%; DeLong's variance is 0 and shows nothing."""
+    labels = np.repeat([0, 1], [1000, pairs])
+    ours, theirs = (Ranking(scale * (labels + 0.1), labels) for scale in (1.0, 2.0))
+    margin = ours.margin(theirs, AUC, 0.01, len(labels))
+    assert (margin.p_within <= SIGNIFICANCE) == passes
+    assert margin.p_beyond > 0.5
+    worse = Ranking(np.where(np.arange(len(labels)) == 5, 9.0, labels + 0.1), labels)
+    assert np.isfinite(worse.margin(theirs, AUC, 0.01, len(labels)).z)
 
 
 def test_delong_keeps_its_level():

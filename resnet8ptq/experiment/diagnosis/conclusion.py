@@ -22,6 +22,7 @@ class Halves:
 
     weights: Outcome = UNCHANGED
     activations: Outcome = UNCHANGED
+    per_channel: bool = False  # the diagnosed setting
 
     @property
     def costs_more(self) -> str:
@@ -39,7 +40,8 @@ class Halves:
             f"{activations:.1f} dB"
         )
         remedy = {
-            WEIGHTS: "; per_channel=true and corrections may win that back",
+            WEIGHTS: f"; {'' if self.per_channel else 'per_channel=true and '}corrections may win "
+            "that back",
             ACTIVATIONS: "; learned rounding does not change that; calib=, equalization, layers in "
             "float or method=qat may win it back",
             "": "",

@@ -141,7 +141,7 @@ class _Variants:
             compared = self.compare(config, path, f"Rounding the {name} alone")
             words = f"({name} alone)"
             halves[name] = outcomes.weigh(words, compared, reference, evaluator.task)
-        return Halves(halves[WEIGHTS], halves[ACTIVATIONS])
+        return Halves(halves[WEIGHTS], halves[ACTIVATIONS], config.per_channel)
 
     def compare(self, config: RunConfig, path: Path, label: str = "Evaluating") -> Comparison:
         """Compare an artifact with FP32 on the tuning samples."""
