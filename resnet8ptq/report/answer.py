@@ -1,12 +1,13 @@
 """The answer of a sweep: the file to deploy, its verdict and its costs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resnet8ptq.core.text import escape_markdown
 from resnet8ptq.evaluation.paired_latency import typical
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.recommend import BEST, ModelSelection, Recommendation, fp32_name
+from resnet8ptq.report.recommend import BALANCED, BEST, ModelSelection, Recommendation, fp32_name
 from resnet8ptq.report.table import VOID, say_size
 from resnet8ptq.report.verdicts import FAIL, PASS, Verdict
 from resnet8ptq.tasks.contract import BASELINE, TOTAL
@@ -50,7 +51,7 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
     assert first.judged is not None  # of every quantized model
     verdict = say_verdict(selected, first.choice, first.judged)
     if first.key == BEST:
-        verdict += say_chance(selected, first.choice)
+        verdict += say_chance(selected, first.choice) + say_balanced(selected, first.choice)
     verdict += say_no_gain(selected, first.choice)
     facts = say_facts(selected, first.choice)
     return Answer(uses, first.label, first.judged.outcome, verdict, facts, first.command)
@@ -98,6 +99,16 @@ def say_chance(selected: ModelSelection, best: Cell) -> str:
     samples = best.record.chosen_by or "other samples"
     better = f"Another model has a better {metric.title} here, possibly by chance."
     return f" Chosen on {samples}. {better}"
+
+
+def say_balanced(selected: ModelSelection, best: Cell) -> str:
+    """Return a sentence on the balanced model; empty if it is the best model itself."""
+    balanced = next((use for use in selected.recommendations if use.key == BALANCED), None)
+    if balanced is None or balanced.choice is None or balanced.choice is best:
+        return ""
+    sizes = [cell.record.size_bytes or math.inf for cell in (balanced.choice, best)]
+    gain = "smaller" if sizes[0] < sizes[1] else "faster"
+    return f" {balanced.label} is {gain}, and {balanced.equals_mean}."
 
 
 def say_facts(selected: ModelSelection, cell: Cell) -> tuple[str, ...]:

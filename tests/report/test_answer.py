@@ -37,6 +37,20 @@ def test_a_better_result_of_another_model_is_explained():
     )
 
 
+def test_a_smaller_model_that_is_as_good_is_named():
+    cells = (
+        ("a", predictions(), {"size_bytes": 9e4}),
+        ("b", predictions(), {"calib": "mse", "size_bytes": 8e4}),
+    )
+    family = sweep(*cells, choices=[predictions(won=9), predictions()])
+    (selected,) = page.select([family], LIMITS)
+    assert answer.explain(selected)[0].label == "onnx int8 minmax per tensor"
+    assert answer.explain(selected)[0].verdict.endswith(
+        " onnx int8 mse per tensor is smaller, and shown to be at most 0.5 points "
+        "worse than the best."
+    )
+
+
 def test_finalists_have_the_latencies_of_the_timing_in_turns():
     timing = PairedLatency({"a": [1.0, 1.0], "onnx fp32": [2.0, 2.0]}, {}, 32, 1)
     family = sweep(("a", predictions(won=2), {"latency_p50_ms": 9.0}))
