@@ -18,8 +18,8 @@ import numpy as np
 
 from resnet8ptq.core import command, files
 from resnet8ptq.data import registry
-from resnet8ptq.data.shapes.train import build
 from resnet8ptq.finetuning.training import augment
+from studies.train_shapes import build
 
 BATCH = 128
 PEAK_RATE = 4e-3

@@ -1,7 +1,7 @@
 """Trains a small transformer on the embedded data set `phrases` and exports it as ONNX.
 
-    python -m resnet8ptq.data.phrases.train                         replaces encoder.onnx beside it
-    python -m resnet8ptq.data.phrases.train epochs=10 output=PATH
+    python -m studies.train_phrases                  replaces resnet8ptq/data/phrases/encoder.onnx
+    python -m studies.train_phrases epochs=10 output=PATH
 
 An epoch has 16,000 new phrases; training takes about a minute on one core. The default arguments
 made the network of this package. The seeds are fixed, but sums may differ in the last digit on
@@ -141,7 +141,7 @@ def _tensors(tokens: Array) -> tuple[Tensor, ...]:
 
 @dataclass
 class Arguments:
-    """The key=value arguments of `python -m resnet8ptq.data.phrases.train`."""
+    """The key=value arguments of `python -m studies.train_phrases`."""
 
     epochs: int = 10
     output: str = str(NETWORK)

@@ -1,7 +1,7 @@
 """Trains MLPerf Tiny's ResNet8 on the embedded data set `shapes` and saves it as Keras .h5.
 
-    python -m resnet8ptq.data.shapes.train                         replaces resnet8.h5 beside it
-    python -m resnet8ptq.data.shapes.train epochs=18 output=PATH
+    python -m studies.train_shapes                  replaces resnet8ptq/data/shapes/resnet8.h5
+    python -m studies.train_shapes epochs=18 output=PATH
 
 An epoch has 20,000 new pictures; training takes about six minutes on two cores. The default
 arguments made the weights of this package. The seeds are fixed, but sums in several threads may
@@ -81,7 +81,7 @@ def train(epochs: int) -> keras.Model:
 
 @dataclass
 class Arguments:
-    """The key=value arguments of `python -m resnet8ptq.data.shapes.train`."""
+    """The key=value arguments of `python -m studies.train_shapes`."""
 
     epochs: int = 18
     output: str = str(WEIGHTS)
