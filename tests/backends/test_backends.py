@@ -76,7 +76,15 @@ SUPPORTED = [cell for cell in CELLS if DTYPE_TABLE.get(cell)]
 QUANTIZED = [cell for cell in SUPPORTED if cell[1] != "fp32"]
 # TFLite and NNCF calibrate by themselves; ExecuTorch's ranges are PT2E's (test_executorch.py).
 CALIBRATED = [b for b in INSTALLED if b not in ("tflite", "executorch", NNCF)]
+LATER = ("executorch", "tflite", "torch_pt2e", NNCF)  # they quantize for seconds: marked slow
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
+
+
+def params(cases):
+    """Return backends, or pairs with a dtype, as parameters of a test."""
+    cells = [(case,) if isinstance(case, str) else case for case in cases]
+    marks = [[pytest.mark.slow] if cell[0] in LATER else [] for cell in cells]
+    return [pytest.param(*cell, marks=mark) for cell, mark in zip(cells, marks, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +111,7 @@ def test_resolves_as_the_dtype_table_says(quantize, backend, dtype):
         assert (resolved.weight_dtype, resolved.activation_dtype) == promised
 
 
-@pytest.mark.parametrize(("backend", "dtype"), SUPPORTED)
+@pytest.mark.parametrize(("backend", "dtype"), params(SUPPORTED))
 def test_writes_one_file_and_counts_its_layers(quantize, backend, dtype):
     cell = quantize(f"backend={backend}", f"dtype={dtype}")
     assert list(cell.folder.iterdir()) == [cell.artifact.path]
@@ -111,7 +119,7 @@ def test_writes_one_file_and_counts_its_layers(quantize, backend, dtype):
     assert cell.artifact.quantized_layers == (0 if dtype == "fp32" else WEIGHT_LAYERS)
 
 
-@pytest.mark.parametrize(("backend", "dtype"), SUPPORTED)
+@pytest.mark.parametrize(("backend", "dtype"), params(SUPPORTED))
 def test_predicts_probabilities(quantize, backend, dtype):
     probabilities = quantize(f"backend={backend}", f"dtype={dtype}").predict()
     assert probabilities.shape == (TESTED, 10)
@@ -123,7 +131,7 @@ def test_predicts_probabilities(quantize, backend, dtype):
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=tolerance)
 
 
-@pytest.mark.parametrize(("backend", "dtype"), SUPPORTED)
+@pytest.mark.parametrize(("backend", "dtype"), params(SUPPORTED))
 def test_batch_size_does_not_change_predictions(quantize, backend, dtype):
     cell = quantize(f"backend={backend}", f"dtype={dtype}")
     whole = cell.predict()[:50]
@@ -136,14 +144,14 @@ def test_batch_size_does_not_change_predictions(quantize, backend, dtype):
         assert (found.argmax(1) != whole.argmax(1)).sum() <= most
 
 
-@pytest.mark.parametrize("backend", INSTALLED)
+@pytest.mark.parametrize("backend", params(INSTALLED))
 def test_fp32_predicts_the_same_in_every_framework(quantize, fp32, backend):
     probabilities = quantize(f"backend={backend}", "dtype=fp32").predict()
     np.testing.assert_allclose(probabilities, fp32, atol=1e-4)
     assert (probabilities.argmax(1) == fp32.argmax(1)).all()
 
 
-@pytest.mark.parametrize(("backend", "dtype"), QUANTIZED)
+@pytest.mark.parametrize(("backend", "dtype"), params(QUANTIZED))
 def test_keeps_the_accuracy(quantize, fp32, shapes, backend, dtype):
     probabilities = quantize(f"backend={backend}", f"dtype={dtype}").predict()
     assert accuracy(fp32, shapes) > 0.85
@@ -154,7 +162,7 @@ def test_keeps_the_accuracy(quantize, fp32, shapes, backend, dtype):
 
 # A file of another program has no FP32 file. NNCF's .xml is as large as ResNet8's weights.
 @pytest.mark.parametrize(
-    ("backend", "dtype"), [cell for cell in QUANTIZED if cell[0] not in (FILE, NNCF)]
+    ("backend", "dtype"), params(cell for cell in QUANTIZED if cell[0] not in (FILE, NNCF))
 )
 def test_halves_the_size_at_least(quantize, backend, dtype):
     whole = quantize(f"backend={backend}", "dtype=fp32").artifact.size_bytes
@@ -162,7 +170,7 @@ def test_halves_the_size_at_least(quantize, backend, dtype):
 
 
 # In a compiled package oneDNN's descriptors of weights have bytes that nothing sets.
-@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("backend", params(FAST))
 def test_same_config_gives_the_same_file(quantize, quantize_anew, backend):
     overrides = (f"backend={backend}", "dtype=int8")
     first, second = quantize(*overrides), quantize_anew(*overrides)
@@ -182,7 +190,7 @@ def test_calibration_methods_differ(quantize, backend):
         assert not np.array_equal(one.predict(), other.predict())
 
 
-@pytest.mark.parametrize("backend", CALIBRATED)
+@pytest.mark.parametrize("backend", params(CALIBRATED))
 def test_methods_never_widen_the_range(quantize, backend):
     widest = quantize(f"backend={backend}", "dtype=int8").artifact.ranges
     cut = quantize(f"backend={backend}", "dtype=int8", "calib=percentile").artifact.ranges
@@ -191,7 +199,7 @@ def test_methods_never_widen_the_range(quantize, backend):
         assert low <= cut[name][0] <= cut[name][1] <= high
 
 
-@pytest.mark.parametrize("backend", CALIBRATED)
+@pytest.mark.parametrize("backend", params(CALIBRATED))
 def test_given_ranges_win_and_make_calibration_needless(
     quantize, shapes, shapes_model, tmp_path, backend
 ):
@@ -220,7 +228,7 @@ def test_logits_give_the_probabilities(quantize, settings):
     np.testing.assert_allclose(probabilities, softmax(logits), atol=most)
 
 
-@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("backend", params(FAST))
 def test_per_channel_differs_from_per_tensor(quantize, backend):
     tensor = quantize(f"backend={backend}", "dtype=int8")
     channel = quantize(f"backend={backend}", "dtype=int8", "per_channel=true")

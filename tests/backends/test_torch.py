@@ -444,6 +444,7 @@ def test_a_tensor_keeps_its_range_beside_one_of_fixed_scale(shapes_model, tmp_pa
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "kernels"),
     [
@@ -471,6 +472,7 @@ def test_the_products_of_a_transformer_are_counted_by_their_kernels(
     assert np.corrcoef(scores.ravel(), expected.ravel())[0, 1] > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", FLOWS)
 def test_several_outputs_are_saved_and_read_back(shapes, shapes_model, tmp_path, backend):
     proto = onnx.load(shapes_model.onnx_path)
@@ -512,6 +514,7 @@ def test_symmetric_activations_change_the_model(quantize, backend):
     assert not np.array_equal(cell.predict(images=100), plain.predict(images=100))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", FLOWS)
 def test_op_types_leave_the_rest_in_float(quantize, backend):
     cell = quantize(f"backend={backend}", "op_types=[Conv]")

@@ -330,6 +330,7 @@ def test_weights_are_replaced_in_their_place(proto):
     assert [tensor.name for tensor in proto.graph.initializer] == names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "per_channel"), SCHEMES)
 def test_the_artifact_holds_the_learned_levels(
     dtype, per_channel, shapes_model, images, tmp_path, monkeypatch

@@ -232,6 +232,7 @@ def test_choice_on_real_artifacts(backend, shapes, shapes_model, tmp_path):
     assert again.excluded_bytes > 0
 
 
+@pytest.mark.slow
 def test_a_layer_in_float_has_its_own_weights_in_every_trial(shapes, shapes_model, tmp_path):
     """Corrected weights of a layer in float would lose what the final file does not lose."""
     spoilt = onnx.load(shapes_model.onnx_path)
@@ -253,6 +254,7 @@ def test_a_layer_in_float_has_its_own_weights_in_every_trial(shapes, shapes_mode
     assert layer.name in own.nodes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "again"),
     [

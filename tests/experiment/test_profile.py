@@ -178,6 +178,7 @@ SHORT_RUN = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of MLflow's store
 @pytest.mark.parametrize(
     ("backend", "fp32", "integer", "conversion"),

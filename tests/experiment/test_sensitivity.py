@@ -142,6 +142,7 @@ def test_excluded_layer_keeps_float_weights(quantize, nodes, backend):
         assert float_layers(config, artifact) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", COUNTED)
 def test_chosen_layer_alone_is_quantized(quantize, nodes, backend):
     for name in ("conv2d_1", "conv2d_3_1", "dense_1"):

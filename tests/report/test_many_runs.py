@@ -78,6 +78,7 @@ def add_others(store: Store, number: int) -> None:
         store.client.set_terminated(run.info.run_id)
 
 
+@pytest.mark.slow
 def test_what_is_asked_of_a_store_does_not_grow_with_its_runs(own_store, tmp_path):
     own = start_sweep(own_store, tmp_path / "sweep")
     report = [f"root={tmp_path / 'mlruns'}", f"run_id={own.parent_id}", f"folder={tmp_path}"]

@@ -120,6 +120,7 @@ def test_a_layer_s_name_steers_no_terminal():
     assert sensitivity_table.to_csv(result)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")  # no room for such names
 @pytest.mark.parametrize("name", ["$\\frac{$", "\\$x", "x" * 10_000])
 def test_figures_take_any_name(found, name):
