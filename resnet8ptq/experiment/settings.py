@@ -17,7 +17,7 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models import network_path, summary
-from resnet8ptq.models.sources import format_name, is_tflites
+from resnet8ptq.models.sources.formats import format_name, is_tflites
 from resnet8ptq.tasks.registry import AUTO, TASKS
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from resnet8ptq.models.batch_axis import SIZES, Outputs
 from resnet8ptq.models.contract import Samples, read_contract
 from resnet8ptq.models.gates.onnx import graph_inputs
 from resnet8ptq.models.normalization import rename_inside
-from resnet8ptq.models.sources import Network
+from resnet8ptq.models.sources.contract import Network
 
 
 def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:

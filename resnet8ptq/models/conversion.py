@@ -40,7 +40,8 @@ from resnet8ptq.models.normalization import (
     normalize,
     opset,
 )
-from resnet8ptq.models.sources import Module, Network, read, select_outputs
+from resnet8ptq.models.sources import read, select_outputs
+from resnet8ptq.models.sources.contract import Module, Network
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
 log = logging.getLogger(__name__)

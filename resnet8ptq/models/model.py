@@ -16,7 +16,8 @@ from resnet8ptq.models import conversion
 from resnet8ptq.models.contract import Contract
 from resnet8ptq.models.network_path import digest as hash_source
 from resnet8ptq.models.network_path import locate
-from resnet8ptq.models.sources import Module, format_name
+from resnet8ptq.models.sources.contract import Module
+from resnet8ptq.models.sources.formats import format_name
 
 log = logging.getLogger(__name__)
 

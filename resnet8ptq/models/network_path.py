@@ -14,7 +14,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.cache import downloads_folder
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data import phrases, shapes
-from resnet8ptq.models import sources
+from resnet8ptq.models.sources import formats
 
 URL = (
     "https://github.com/mlcommons/tiny/raw/master/benchmark/training/image_classification/"
@@ -110,15 +110,15 @@ def _state_dict(config: ModelConfig) -> Path:
 
 def _checked(path: Path, key: str) -> Path:
     if not path.exists():
-        raise ModelError(f"{key}: got {path}, no such file; {sources.EXPECTED}")
+        raise ModelError(f"{key}: got {path}, no such file; {formats.EXPECTED}")
     if path.is_file() and not path.stat().st_size:
         raise ModelError(f"{key}: {path} is empty")
-    if sources.find_format(path) is None:
+    if formats.find_format(path) is None:
         weights = path.suffix.lower() in WEIGHTS and key == "model.path"
         mend = (
             "; weights alone: model.module=PACKAGE.CLASS model.state_dict=FILE" if weights else ""
         )
-        raise ModelError(f"{key}: {path} is not a model; {sources.EXPECTED}{mend}")
+        raise ModelError(f"{key}: {path} is not a model; {formats.EXPECTED}{mend}")
     # A file with holes can be larger than the disk, and all of it is hashed.
     inside = path.rglob("*") if path.is_dir() else [path]
     size = sum(file.stat().st_size for file in inside if file.is_file())

@@ -20,14 +20,14 @@ from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.attention import left_by_attention
 from resnet8ptq.graph.layers import RECURRENT, is_grouped
 from resnet8ptq.graph.pruning import find_all
-from resnet8ptq.models import sources
 from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, picture_size, read_contract
 from resnet8ptq.models.conversion import CRASHED
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.network_path import digest
 from resnet8ptq.models.normalization import opset
-from resnet8ptq.models.sources import Module, Sample
+from resnet8ptq.models.sources import formats, read
+from resnet8ptq.models.sources.contract import Module, Sample
 from resnet8ptq.models.sources.onnx import read_graph
 
 # Operators with integer kernels in torch's FX quantization and TFLite's converter, by ONNX name.
@@ -122,15 +122,15 @@ def summarize(
     """
     config = config or ModelConfig()
     module = Module.of(config)
-    file_format = None if module else sources.find_format(path)
+    file_format = None if module else formats.find_format(path)
     if file_format is None and module is None:
-        raise ModelError(f"model.path: {path} is not a model; {sources.EXPECTED}")
-    name = sources.format_name(path, module is not None)
+        raise ModelError(f"model.path: {path} is not a model; {formats.EXPECTED}")
+    name = formats.format_name(path, module is not None)
     words = file_format.takes.split(" ", 1)[1] if file_format else ""
     proto = _export(path, cache_root, config, sample)
     graph, static = proto.graph, static_tensors(proto.graph)
     computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
-    contract, by_tensorflow = read_contract(graph), name in sources.TFLITE_FORMATS
+    contract, by_tensorflow = read_contract(graph), name in formats.TFLITE_FORMATS
     dtypes = [tensor.dtype for tensor in contract.inputs]
     to_tflite = dtypes == ["float32"] or (by_tensorflow and len(dtypes) == 1)
     backends = [backend for backend in BACKENDS if backend != "tflite" or to_tflite]
@@ -169,7 +169,7 @@ def find_picture_size(path: Path, config: ModelConfig, cache_root: Path) -> tupl
 
 def _export(path: Path, cache_root: Path, config: ModelConfig, sample: Sample) -> onnx.ModelProto:
     module, inputs = Module.of(config), dict(config.inputs or {})
-    name = sources.format_name(path, module is not None)
+    name = formats.format_name(path, module is not None)
     key: cache.Key = {
         "model": digest(config, path),
         "format": name,
@@ -200,7 +200,7 @@ def _read(
         if name == "onnx":
             proto, *_ = read_graph(path, inputs)
         else:
-            proto = sources.read(path, sample if module else None, module).proto
+            proto = read(path, sample if module else None, module).proto
         return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())
 
 
@@ -224,7 +224,7 @@ def requirements(summary: Summary) -> list[str]:
         line = "an array for each input (data=arrays, or data=table with data.tokenizer)"
         setting = ask_for_values(contract.inputs[1:])
         same = f", or values that are the same for every sample: {setting}"
-        lines.append(line + same if sources.takes_values(summary.path) else line)
+        lines.append(line + same if formats.takes_values(summary.path) else line)
     if [value.shape for value in contract.inputs] == [value.shape for value in contract.outputs]:
         lines.append("no labels, or labels of anomalies: input and output have the same shape")
     elif len(contract.outputs) == 1 and len(contract.outputs[0].shape) == 1:

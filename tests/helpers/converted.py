@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.models import conversion
-from resnet8ptq.models.sources import Module
+from resnet8ptq.models.sources.contract import Module
 
 
 def convert(

@@ -24,10 +24,11 @@ from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models import conversion, network_path, sources
+from resnet8ptq.models import conversion, network_path
 from resnet8ptq.models.gates import tflite as tflite_gate
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.models.sources import Module
+from resnet8ptq.models.sources import formats
+from resnet8ptq.models.sources.contract import Module
 from tests.helpers import converted, probe
 from tests.helpers.configs import make_config
 from tests.helpers.converted import record_of
@@ -613,7 +614,7 @@ def test_the_formats_are_told_apart_by_what_files_are(kept, program, tmp_path):
         (kept, None),
         (kept / "report.json", None),
     ):
-        found = sources.find_format(path)
+        found = formats.find_format(path)
         assert (found and found.name) == name
 
 

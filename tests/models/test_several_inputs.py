@@ -12,7 +12,7 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import pack
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import conversion
-from resnet8ptq.models.sources import Module
+from resnet8ptq.models.sources.contract import Module
 from tests.helpers import converted
 from tests.helpers.text_networks import write
 

@@ -30,7 +30,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.models.sources import is_tflites
+from resnet8ptq.models.sources.formats import is_tflites
 
 log = logging.getLogger(__name__)
 

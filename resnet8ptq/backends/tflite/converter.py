@@ -20,7 +20,8 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.gates import saved_model as saved_model_gate
-from resnet8ptq.models.sources import prepare_tensorflow, saved_model
+from resnet8ptq.models.sources import saved_model
+from resnet8ptq.models.sources.contract import prepare_tensorflow
 from resnet8ptq.models.sources.keras import load_keras
 
 

@@ -53,7 +53,7 @@ from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.models.sources import is_tflites
+from resnet8ptq.models.sources.formats import is_tflites
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 

@@ -17,7 +17,7 @@ from resnet8ptq.models.gates import exported_program as gate
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.normalization import opset
-from resnet8ptq.models.sources import Network, Sample
+from resnet8ptq.models.sources.contract import Network, Sample
 from resnet8ptq.models.sources.onnx import to_supported
 
 _BATCH = 8  # for a program whose batch size has bounds

@@ -16,7 +16,7 @@ from resnet8ptq.models.batch_axis import Outputs
 from resnet8ptq.models.contract import Samples, Tensor, arranged, find_layout
 from resnet8ptq.models.gates import keras as gate
 from resnet8ptq.models.normalization import OPSET, rename
-from resnet8ptq.models.sources import Network, Sample, is_record, prepare_tensorflow
+from resnet8ptq.models.sources.contract import Network, Sample, is_record, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import check_inputs
 
 # Names that Keras generates.

@@ -29,7 +29,8 @@ from resnet8ptq.models.normalization import (
     raise_opset,
     write_scalers,
 )
-from resnet8ptq.models.sources import Network, Sample, is_record, takes_values
+from resnet8ptq.models.sources.contract import Network, Sample, is_record
+from resnet8ptq.models.sources.formats import takes_values
 
 
 def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) -> Network:

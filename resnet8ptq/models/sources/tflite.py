@@ -9,7 +9,7 @@ from resnet8ptq.models.contract import Samples
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import tflite as gate
 from resnet8ptq.models.normalization import OPSET
-from resnet8ptq.models.sources import Network, Sample, prepare_tensorflow
+from resnet8ptq.models.sources.contract import Network, Sample, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
 
 

@@ -21,7 +21,7 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.data.fields import find_masked, is_picture
 from resnet8ptq.graph.torch_module import import_torchvision
 from resnet8ptq.models.contract import arranged, likely_layouts
-from resnet8ptq.models.sources import Module, Network, Sample
+from resnet8ptq.models.sources.contract import Module, Network, Sample
 from resnet8ptq.models.sources.exported_program import from_program
 
 

@@ -1,0 +1,58 @@
+"""The result of a reader, and what readers share."""
+
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import ModelConfig
+from resnet8ptq.core.records import names_of
+from resnet8ptq.models.batch_axis import Predict
+
+Sample = NDArray[Any] | None  # [1, ...], as the data has it, maybe a record; None without data
+
+
+def is_record(sample: Sample) -> bool:
+    """Return whether a sample has several inputs."""
+    return sample is not None and bool(names_of(sample.dtype))
+
+
+@dataclass(frozen=True)
+class Network:
+    """The content of a network's file.
+
+    Attributes:
+        proto: the graph as ONNX, normalized; its batch size is fixed only if the file fixes it.
+        predict: runs the original in its framework, on network inputs.
+        source_opset: opset of an ONNX file, or of the export from another format.
+        moved: the original batch axis of each input and output whose batch axis was moved to the
+            front.
+    """
+
+    proto: onnx.ModelProto
+    predict: Predict
+    source_opset: int
+    moved: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Module:
+    """A user's `torch.nn.Module` class, by dotted path, with constructor arguments."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "Module | None":
+        """Return the user's module class in the settings; None if they name a file."""
+        return None if config.module is None else cls(config.module, config.module_args or {})
+
+
+def prepare_tensorflow() -> None:
+    """Silence TensorFlow and tf2onnx, and disable oneDNN; call it before importing TensorFlow."""
+    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # plain FP32 sums, without a banner

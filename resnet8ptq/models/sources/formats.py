@@ -1,0 +1,89 @@
+"""The table of file formats for networks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format.
+
+    Attributes:
+        takes: its description in messages.
+        reader: the function that reads it, `module:name`, as full text because `core.code` searches
+            for it.
+        suffixes: allowed file suffixes, in lower case; empty: any.
+        magic: position and bytes that identify the format; None: only the suffix identifies it.
+        contains: a file that identifies a folder of this format; None: the format is a single file.
+    """
+
+    name: str
+    takes: str
+    reader: str
+    suffixes: tuple[str, ...] = ()
+    magic: tuple[int, bytes] | None = None
+    contains: str | None = None
+
+    def is_of(self, path: Path) -> bool:
+        """Return whether a file or folder has this format, by name and first bytes."""
+        if self.contains is not None:
+            return (path / self.contains).is_file()
+        if not path.is_file() or (self.suffixes and path.suffix.lower() not in self.suffixes):
+            return False
+        if self.magic is None:
+            return True
+        start, magic = self.magic
+        with path.open("rb") as file:
+            return file.read(start + len(magic))[start:] == magic
+
+
+_ZIP = b"PK\x03\x04"
+_KERAS = ("keras", "a Keras .h5 or .keras file", "resnet8ptq.models.sources.keras:read")
+FORMATS = (
+    Format(
+        "saved_model",
+        "a TensorFlow SavedModel folder",
+        "resnet8ptq.models.sources.saved_model:read",
+        contains="saved_model.pb",
+    ),
+    Format("onnx", "an .onnx file", "resnet8ptq.models.sources.onnx:read", (".onnx",)),
+    Format(
+        "exported_program",
+        "a torch .pt2 file",
+        "resnet8ptq.models.sources.exported_program:read",
+        (".pt2",),
+        (0, _ZIP),
+    ),
+    Format(
+        "tflite",
+        "a float .tflite file",
+        "resnet8ptq.models.sources.tflite:read",
+        magic=(4, b"TFL3"),
+    ),
+    Format(*_KERAS, magic=(0, b"\x89HDF\r\n\x1a\n")),
+    Format(*_KERAS, magic=(0, _ZIP)),
+)
+EXPECTED = f"expected {', '.join(dict.fromkeys(item.takes for item in FORMATS))}"
+TFLITE_FORMATS = ("keras", "saved_model")  # that TensorFlow's converter takes
+
+
+def find_format(path: Path) -> Format | None:
+    """Return the format of a file or folder; None if it is unknown."""
+    return next((item for item in FORMATS if item.is_of(path)), None)
+
+
+def takes_values(path: Path) -> bool:
+    """Return whether `model.inputs` may set inputs of a file."""
+    file_format = find_format(path)
+    return file_format is not None and file_format.name == "onnx"
+
+
+def format_name(path: Path, is_module: bool = False) -> str:
+    """Return a network's format; `module` marks a weights file, which may look like Keras's."""
+    file_format = None if is_module else find_format(path)
+    return file_format.name if file_format else "module"
+
+
+def is_tflites(name: str, fp32: bool) -> bool:
+    """Return whether TensorFlow converts a format to .tflite; for FP32, .tflite itself counts."""
+    return name in TFLITE_FORMATS or (fp32 and name == "tflite")
