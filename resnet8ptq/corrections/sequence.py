@@ -8,6 +8,7 @@ correction comes last: it removes the mean of the remaining error, which depends
 """
 
 import logging
+import statistics
 from pathlib import Path
 
 import onnx
@@ -78,9 +79,11 @@ def correct(
 
 def _log(name: str, before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
     changes = [after[layer] / before[layer] - 1 for layer in before if before[layer] > 0]
-    mean = sum(changes) / len(changes) if changes else 0.0
     log.info(
-        "corrections.%s: squared error of a layer's output %+.1f%% on average", name, 100 * mean
+        "corrections.%s: squared error of a layer's output %+.1f%% in the median, larger in %d of "
+        "%d layers",
+        *(name, 100 * statistics.median(changes or [0.0])),
+        *(sum(change > 0 for change in changes), len(changes)),
     )
     for layer in before:
         log.debug("corrections.%s: %s: %.3g, was %.3g", name, layer, after[layer], before[layer])
