@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from resnet8ptq.core import cache, memory
 from resnet8ptq.core.console import track
 from resnet8ptq.core.deadline import Deadline, TimeUpError
-from resnet8ptq.corrections import layers
+from resnet8ptq.corrections import bias_correction, layers
 from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.corrections.quadratic import Quadratic
 from resnet8ptq.corrections.walk import Walk
@@ -38,6 +38,8 @@ _TOLERANCE = 1e-3  # levels
 FEW = 64  # inputs of a group: at most so many, the levels are found without learning
 STARTS = 64  # of the descent, besides the nearest levels
 REGULARIZER = 10.0  # its weight, relative to the error of nearest rounding
+
+Number = TypeVar("Number", np.int64, np.float64)
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,11 @@ class Problem:
 
 
 def round_weights(
-    proto: onnx.ModelProto, setting: CorrectionSettings, iterations: int, seed: int
+    proto: onnx.ModelProto,
+    setting: CorrectionSettings,
+    iterations: int,
+    seed: int,
+    correct_biases: bool = False,
 ) -> onnx.ModelProto:
     """Return the network with weights that nearest rounding maps to the learned levels.
 
@@ -86,6 +92,10 @@ def round_weights(
     the same number of threads. The cache keeps each learned layer. Layers of `nodes_to_exclude` are
     learned too, but keep their weights, so a search for them learns once. Layers after the deadline
     keep their weights.
+
+    With `correct_biases`, the bias of each layer is corrected before the next layer is learned.
+    Learned layers make up for the mean error of the layers before them; a correction of all biases
+    afterwards would bring that error in again, with the other sign.
     """
     torch.set_num_threads(setting.runtime.threads)
     result, simulated = copy.deepcopy(proto), copy.deepcopy(proto)
@@ -93,7 +103,8 @@ def round_weights(
     twins, kept = (layers.find(simulated.graph, chosen) for chosen in (every, setting.selection))
     exact = setting.walk(proto)
     walks = exact, exact.beside(simulated)
-    before = hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+    graph = proto.SerializeToString(deterministic=True)
+    before = hashlib.sha256(graph + bytes([correct_biases])).hexdigest()
     for index, (name, node) in enumerate(layers.find(result.graph, every).items()):
         random, label = np.random.default_rng([seed, index]), _label(name, index, len(twins))
         scheme, weights = setting.weights.scheme(name), read_weights(proto.graph, node)
@@ -115,6 +126,12 @@ def round_weights(
             write_weights(result.graph, node, rounded)
         # Once, since protobuf keeps replaced weights in memory.
         write_weights(simulated.graph, twins[name], scheme.grid(rounded, 0).round(rounded))
+        if correct_biases and bias_correction.has_bias(proto.graph, node):
+            find_error = partial(bias_correction.find_error, walks, node, f"{label}: bias")
+            error = _keep(setting, {**made_of, "before": before}, find_error)
+            bias_correction.shift_bias(simulated.graph, twins[name], error)
+            if name in kept:
+                bias_correction.shift_bias(result.graph, node, error)
     return result
 
 
@@ -128,19 +145,21 @@ def _learn_layer(
     random: np.random.Generator,
     label: str,
 ) -> NDArray[np.int64]:
-    problem, deadline = _pose(proto, walks, node, setting, random, label), setting.runtime.deadline
+    deadline = setting.runtime.deadline
+    deadline.check()
+    problem = _pose(proto, walks, node, setting, random, label)
     weights = read_weights(proto.graph, node)
     return learn_levels(problem, weights, scheme, iterations, random, label, deadline)
 
 
 def _keep(
-    setting: CorrectionSettings, made_of: cache.Key, learn: Callable[[], NDArray[np.int64]]
-) -> NDArray[np.int64]:
-    """Return the levels of a layer, from the cache if it has them.
+    setting: CorrectionSettings, made_of: cache.Key, find: Callable[[], NDArray[Number]]
+) -> NDArray[Number]:
+    """Return the levels of a layer, or the error of its bias, from the cache if it has them.
 
     Args:
-        made_of: the dependencies of the levels; images, threads and memory, which set the order of
-            sums, are added here.
+        made_of: their dependencies; images, threads and memory, which set the order of sums, are
+            added here.
     """
     runtime = setting.runtime
     key: cache.Key = {
@@ -153,13 +172,11 @@ def _keep(
     }
 
     def make(folder: Path) -> None:
-        runtime.deadline.check()
-        np.save(folder / "levels.npy", learn())
+        np.save(folder / "values.npy", find())
 
-    levels: NDArray[np.int64] = np.load(
-        cache.entry(runtime.cache_root, "learned_layers", key, make) / "levels.npy"
-    )
-    return levels
+    folder = cache.entry(runtime.cache_root, "learned_layers", key, make)
+    values: NDArray[Number] = np.load(folder / "values.npy")
+    return values
 
 
 def learn_apart(

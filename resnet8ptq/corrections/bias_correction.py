@@ -6,6 +6,7 @@ section 4.2: rounded weights shift the mean of a layer's output, and the bias ca
 
 import copy
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -42,7 +43,7 @@ def correct_biases(
     for number, (name, node) in enumerate(nodes.items(), 1):
         twin = simulated[name]
         layers.round_weights(rounded.graph, twin, setting.weights.scheme(name))
-        if node.op_type == "MatMul" and find_added_bias(proto.graph, node) is None:
+        if not has_bias(proto.graph, node):
             log.info("corrections.bias_correction: %s is a MatMul without a bias", node.name)
             continue
         label = f"Bias correction {number} of {len(nodes)}: {name}"
@@ -50,11 +51,26 @@ def correct_biases(
         (mean,) = _means(walk, [twin], label).values()
         error = mean - targets[node.output[0]]
         for graph, layer in ((proto.graph, node), (rounded.graph, twin)):
-            _shift_bias(graph, layer, error)
+            shift_bias(graph, layer, error)
     return proto
 
 
-def _shift_bias(graph: onnx.GraphProto, node: onnx.NodeProto, error: NDArray[np.float64]) -> None:
+def has_bias(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
+    """Return whether a layer has a bias or can get one; that of a MatMul is in an Add after it."""
+    return node.op_type != "MatMul" or find_added_bias(graph, node) is not None
+
+
+def find_error(walks: Sequence[Walk], node: onnx.NodeProto, label: str) -> NDArray[np.float64]:
+    """Return the mean error of each output channel of a layer.
+
+    Args:
+        walks: through the FP32 and the rounded network.
+    """
+    exact, rounded = (_means(walk, [node], label)[node.output[0]] for walk in walks)
+    return rounded - exact
+
+
+def shift_bias(graph: onnx.GraphProto, node: onnx.NodeProto, error: NDArray[np.float64]) -> None:
     """Subtract the mean error of a layer's output from its bias."""
     if node.op_type == "MatMul":
         added = find_added_bias(graph, node)

@@ -5,6 +5,7 @@ Each correction takes an ONNX graph and returns a corrected one.
 SmoothQuant and equalization come first: they keep the network's function, but change the weights
 and therefore their grid. AdaRound or block-wise reconstruction then choose the levels. Bias
 correction comes last: it removes the mean of the remaining error, which depends on the levels.
+AdaRound corrects the bias of each layer itself, so that there is little left to remove.
 """
 
 import logging
@@ -57,7 +58,9 @@ def correct(
     if chosen.adaround:
         from resnet8ptq.corrections import adaround  # imports torch
 
-        corrected = adaround.round_weights(corrected, setting, chosen.adaround_iterations, seed)
+        corrected = adaround.round_weights(
+            corrected, setting, chosen.adaround_iterations, seed, chosen.bias_correction
+        )
         before = _log("adaround", before, layers.errors(fp32, corrected, setting))
     ranges = None
     path = folder / FILE
@@ -83,7 +86,7 @@ def _log(name: str, before: dict[str, float], after: dict[str, float]) -> dict[s
         "corrections.%s: squared error of a layer's output %+.1f%% in the median, larger in %d of "
         "%d layers",
         *(name, 100 * statistics.median(changes or [0.0])),
-        *(sum(change > 0 for change in changes), len(changes)),
+        *(sum(round(change, 3) > 0 for change in changes), len(changes)),
     )
     for layer in before:
         log.debug("corrections.%s: %s: %.3g, was %.3g", name, layer, after[layer], before[layer])

@@ -376,6 +376,23 @@ def test_bias_correction_removes_the_mean_error(proto, images):
         assert np.abs(error).max() < 1e-4 * np.abs(target).max()
 
 
+def test_adaround_corrects_each_bias_before_the_next_layer(proto, images, monkeypatch):
+    """With nearest levels instead of learned ones, the biases are those of bias correction."""
+
+    def nearest(problem: object, weights: NDArray[np.float32], scheme: WeightScheme, *_: object):
+        return scheme.grid(weights, 0).quantize(weights)
+
+    monkeypatch.setattr(adaround, "learn_levels", nearest)
+    setting = setting_of(configure(), images)
+    made = adaround.round_weights(proto, setting, 1, 0, correct_biases=True)
+    expected = bias_correction.correct_biases(proto, proto, setting)
+    nodes = layers.find(proto.graph, setting.selection)
+    for node in nodes.values():
+        bias = read_bias(made.graph, node)
+        assert bias == pytest.approx(read_bias(expected.graph, node), abs=1e-5)
+        assert not np.array_equal(bias, read_bias(proto.graph, node))
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_the_bias_of_a_matmul_is_in_the_add_after_it(images, first):
     """As exporters write the layers of transformers; the second MatMul has no bias to correct."""
