@@ -54,13 +54,31 @@ def lower(module: Any, example: Example, most: int) -> bytes:
         program = export(module, example, 15 if most == 16 else most)
         with waiting(f"Lowering a graph of {len(program.graph.nodes)} nodes to XNNPACK"):
             try:
-                lowered = to_edge_transform_and_lower(program, partitioner=[_make_partitioner()])
+                lowered = to_edge_transform_and_lower(
+                    program, [_copy_dequantized], [_make_partitioner()]
+                )
                 return bytes(lowered.to_executorch().buffer)
             except RuntimeError as error:
                 for text, reason in _REFUSED.items():
                     if text in str(error):
                         raise UnsupportedError(reason) from None
                 raise
+
+
+def _copy_dequantized(module: Any) -> Any:
+    """Give each user of a dequantized tensor its own copy, a pass over an edge program.
+
+    ExecuTorch splits operators into several that share it. Where XNNPACK changes the layout of the
+    tensor for one of them, it would change it for the others too.
+    """
+    from torch.fx.passes.infra.pass_base import PassResult
+
+    for node in [node for node in module.graph.nodes if "dequantize" in str(node.target)]:
+        for user in list(node.users)[1:]:
+            with module.graph.inserting_after(node):
+                user.replace_input_with(node, module.graph.node_copy(node))
+    module.recompile()
+    return PassResult(module, True)
 
 
 def _make_partitioner() -> Any:
