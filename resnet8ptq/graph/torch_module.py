@@ -19,7 +19,7 @@ from onnx import defs
 
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.core.records import names_of, unpack
-from resnet8ptq.graph import torch_operators
+from resnet8ptq.graph import torch_operators, torch_recurrent
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import attribute, float_tensors, is_relu
 from resnet8ptq.graph.session import open_runner
@@ -69,6 +69,7 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     onnx2torch = _import_onnx2torch()
     lowered = copy.deepcopy(proto)
     _ease(lowered.graph)
+    torch_recurrent.drop_zero_states(lowered.graph)
     own = torch_operators.find_modules(lowered)
     _lower(lowered, own)
     why = "onnx2torch cannot convert the network"

@@ -3,7 +3,7 @@
 Each takes the node's first input; its other inputs must be constants.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from resnet8ptq.graph import torch_recurrent
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.shapes import find_sizes
@@ -198,6 +199,33 @@ class _TopK(InFloat):
         return chosen[0], chosen[1]
 
 
+class _Recurrent(InFloat):
+    """ONNX's LSTM, GRU or RNN, by torch's `function`.
+
+    Attributes:
+        is_reverse: whether it starts at the last step.
+        count: number of outputs.
+    """
+
+    def __init__(self, weights: Sequence[torch.Tensor], **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.weights = torch.nn.ParameterList(weights)
+
+    def forward(self, values: torch.Tensor) -> Any:
+        """Return [steps, directions, N, width] and the last states [directions, N, width]."""
+        weights = [*self.weights]
+        ways, width = len(weights) // 4, weights[1].shape[1]
+        state = values.new_zeros(ways, values.shape[1], width)
+        states = (state, state) if self.function is torch.lstm else state
+        given = values.flip(0) if self.is_reverse else values
+        options = True, 1, 0.0, False, ways == 2, False  # biases, layers, dropout, training, ...
+        outputs = self.function(given, states, weights, *options)
+        steps, last = outputs[0], [outputs[i] for i in range(1, self.count)]
+        steps = steps.flip(0) if self.is_reverse else steps
+        steps = steps.unflatten(-1, (ways, width)).transpose(1, 2)
+        return (steps, *last) if last else steps
+
+
 class _Resize(Fixed):
     """ONNX's Resize as torch computes it, with fixed `scales` or `sizes`."""
 
@@ -309,6 +337,15 @@ def _top_k(node: Node) -> torch.nn.Module:
     return _TopK(count=int(node.constants[1].item()), axis=node("axis", -1), **order)
 
 
+def _recurrent(node: Node) -> torch.nn.Module | None:
+    function = torch_recurrent.find_function(node.proto, node.constants)
+    if function is None:
+        return None
+    weights = torch_recurrent.find_weights(node.proto, node.constants)
+    is_reverse, count = node("direction", b"") == b"reverse", len(node.proto.output)
+    return _Recurrent(weights, function=function, is_reverse=is_reverse, count=count)
+
+
 def _resize(node: Node) -> torch.nn.Module | None:
     """Return torch's interpolation if it computes the same, or else the product.
 
@@ -401,4 +438,5 @@ _CONVERTERS: dict[str, _Converter] = {
     "TopK": _top_k,
     "Trilu": _triangle,
     **{kind: partial(_make_function, function) for kind, function in _FUNCTIONS.items()},
+    **dict.fromkeys(torch_recurrent.KINDS, _recurrent),
 }

@@ -8,6 +8,7 @@ import torch
 
 from resnet8ptq.backends.torch.program import export
 from resnet8ptq.backends.torch.torchscript import Example
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph import torch_module, torch_operators
 from resnet8ptq.graph.torch_module import to_torch_module
 from tests.helpers import transformers
@@ -359,3 +360,48 @@ def test_one_output_of_several_is_returned():
     values = torch.arange(8.0).reshape(2, 4)
     b, y = to_torch_module(proto)(values)
     assert torch.equal(b, values[:, 2:]) and torch.equal(y, -values)
+
+
+RECURRENT = (
+    *(("LSTM", f'direction = "{way}"') for way in ("forward", "reverse", "bidirectional")),
+    *(("GRU", f'linear_before_reset = 1, direction = "{way}"') for way in ("reverse", "forward")),
+    *(("RNN", f'activations = ["{name}"]') for name in ("Tanh", "Relu")),
+)
+
+
+def recur(kind: str, settings: str) -> onnx.ModelProto:
+    """Return a recurrent layer whose initial states a network expands to its batch."""
+    states = "state, state" if kind == "LSTM" else "state"
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 5, 3] x) => (float[N, D, 5, 4] y, float[N, D, 4] z)
+        <int64[1] at = {{0}}, int64[1] wide = {{4}}, float zero = {{0}}>
+        {{ sizes = Shape(x)  batch = Gather(sizes, at)
+           full = Concat <axis = 0> (ways, batch, wide)  state = Expand(zero, full)
+           steps = Transpose <perm = [1, 0, 2]> (x)
+           all, last = {kind} <hidden_size = 4, {settings}> (steps, w, r, b, , {states})
+           y = Transpose <perm = [2, 1, 0, 3]> (all)  z = Transpose <perm = [1, 0, 2]> (last) }}"""
+    )
+    ways, gates = 1 + ("bidirectional" in settings), {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    random = np.random.default_rng(0)
+    shapes = {"w": (ways, 4 * gates, 3), "r": (ways, 4 * gates, 4), "b": (ways, 8 * gates)}
+    values = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    for name, array in ({"ways": np.array([ways])} | values).items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return proto
+
+
+@pytest.mark.parametrize(("kind", "settings"), RECURRENT)
+def test_recurrent_layers_can_be_traced_and_exported(kind, settings):
+    proto = recur(kind, settings)
+    values = np.random.default_rng(1).normal(size=(2, 5, 3)).astype(np.float32)
+    expected = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": values})
+    module = to_torch_module(proto)
+    program = export(module, Example((torch.ones(1, 5, 3),), (False,)))
+    for computed in (torch.fx.symbolic_trace(module), program.module()):
+        for found, same in zip(computed(torch.from_numpy(values)), expected, strict=True):
+            np.testing.assert_allclose(found.detach(), same, atol=1e-5)
+
+
+def test_variants_of_recurrent_layers_that_torch_lacks_are_unsupported():
+    with pytest.raises(UnsupportedError, match="GRU"):
+        to_torch_module(recur("GRU", "linear_before_reset = 0"))
