@@ -335,6 +335,46 @@ def test_computes_operators_that_onnx2torch_lacks_or_converts_wrongly(opset, ste
         np.testing.assert_allclose(got.detach(), same, atol=1e-5)
 
 
+OF_INDICES = (
+    *(f"Gather <axis = {axis}> (x, places)" for axis in (1, -1)),
+    *(f"GatherElements <axis = {axis}> (x, places)" for axis in (1, -1)),
+    *(
+        f'ScatterElements <axis = 1, reduction = "{how}"> (x, rows, sine)'
+        for how in ("none", "add")
+    ),
+    *(f'ScatterND <reduction = "{how}"> (x, at, row)' for how in ("none", "add")),
+    *(f"OneHot <axis = {axis}> (places, three, ends)" for axis in (1, -1)),
+    *(f'GridSample <mode = "{mode}"> (picture, grid)' for mode in ("linear", "nearest", "cubic")),
+    'GridSample <padding_mode = "border", align_corners = 1> (picture, grid)',
+    *(f"Bitwise{kind}(places, rows)" for kind in ("And", "Or", "Xor")),
+    *("BitwiseNot(places)", "CastLike(x, places)"),
+)
+
+
+@pytest.mark.parametrize("steps", OF_INDICES)
+def test_computes_operators_of_computed_indices(steps):
+    """`places` are -1, 0 or 1, and `rows` count the four rows."""
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 20]>
+        network (float[N, 4, 6] x) => (float[N] y)
+        <int64[4, 1] count = {{0, 1, 2, 3}}, int64 zero = {{0}}, int64[1] one = {{1}},
+         int64 three = {{3}}, float[2] ends = {{-1, 2}}, int64[1, 2] at = {{0, 1}},
+         float[1, 6] row = {{1, 2, 3, 4, 5, 6}}, int64[4] sides = {{0, 3, 4, 2}}>
+        {{ signs = Sign(x)  places = Cast <to = 7> (signs)  none = Mul(places, zero)
+           rows = Add(none, count)  sine = Sin(x)  picture = Unsqueeze(x, one)
+           grid = Reshape(sine, sides)  y = {steps} }}"""
+    )
+    (output,) = proto.graph.output
+    output.type.tensor_type.ClearField("shape")
+    output.type.tensor_type.elem_type = 7 if "Bitwise" in steps or "CastLike" in steps else 1
+    values = np.random.default_rng(0).normal(size=(3, 4, 6)).astype(np.float32)
+    [expected] = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": values})
+    for _ in expected.shape:
+        output.type.tensor_type.shape.dim.add()
+    found = torch.fx.symbolic_trace(to_torch_module(proto))(torch.from_numpy(values))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_operators_of_several_steps_keep_any_batch():
     proto = onnx.parser.parse_model(
         f"""{HEAD} network (float[N, 4, 6, 6] x) => (float[N, a, b, c] y) <{CONSTANTS}>
