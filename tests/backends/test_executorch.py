@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 
 from resnet8ptq.backends.contract import Artifact, Predictor
 from resnet8ptq.backends.executorch import lowering
 from resnet8ptq.backends.executorch import quantizer as executorch_quantizer
+from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
@@ -179,6 +181,14 @@ def test_a_layer_that_xnnpack_lacks_is_unsupported(shapes_model, tmp_path):
     volumes = Split(PICTURES[:, np.newaxis], None, "made")
     with pytest.raises(UnsupportedError, match=r"^per_channel=true: XNNPACK has no kernel for a"):
         quantizer.quantize(replace(shapes_model, onnx_path=path), volumes, tmp_path)
+
+
+@needs_executorch
+def test_a_recurrent_layer_is_unsupported():
+    layer = torch.nn.GRU(6, 2, batch_first=True).eval()
+    example = Example((torch.zeros(1, 3, 6),), (False,))
+    with pytest.raises(UnsupportedError, match=r"a recurrent layer: .* try backend=torch"):
+        lowering.lower(torch.nn.Sequential(layer), example, 4)
 
 
 def test_says_how_to_install_it(monkeypatch):

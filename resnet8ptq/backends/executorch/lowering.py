@@ -24,6 +24,7 @@ _REFUSED = {
         "with three axes, or one before a Clip with one bound; try backend=onnx"
     ),
 }
+_RECURRENT = {f"aten.{kind}.input" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
 def check_installed() -> None:
@@ -52,6 +53,11 @@ def lower(module: Any, example: Example, most: int) -> bytes:
         # Even in a trace, torch chooses a kernel of its own for a convolution, and asks whether the
         # batch has 16 samples: 16 as the largest batch would be the only one.
         program = export(module, example, 15 if most == 16 else most)
+        if _RECURRENT & {str(node.target) for node in program.graph.nodes}:
+            raise UnsupportedError(
+                "backend=executorch: a recurrent layer: ExecuTorch lowers each of its steps, which "
+                "takes minutes for 40 of them; try backend=torch"
+            )
         with waiting(f"Lowering a graph of {len(program.graph.nodes)} nodes to XNNPACK"):
             try:
                 lowered = to_edge_transform_and_lower(
