@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 import torch
 
-from resnet8ptq.backends.torch.program import export
+from resnet8ptq.backends.torch.program import export, save
 from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph import torch_module, torch_operators
@@ -352,7 +352,7 @@ OF_INDICES = (
 
 
 @pytest.mark.parametrize("steps", OF_INDICES)
-def test_computes_operators_of_computed_indices(steps):
+def test_computes_and_saves_operators_of_computed_indices(steps, tmp_path):
     """`places` are -1, 0 or 1, and `rows` count the four rows."""
     proto = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["" : 20]>
@@ -371,8 +371,10 @@ def test_computes_operators_of_computed_indices(steps):
     [expected] = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": values})
     for _ in expected.shape:
         output.type.tensor_type.shape.dim.add()
-    found = torch.fx.symbolic_trace(to_torch_module(proto))(torch.from_numpy(values))
+    module = to_torch_module(proto)
+    found = torch.fx.symbolic_trace(module)(torch.from_numpy(values))
     np.testing.assert_allclose(found, expected, atol=1e-5)
+    save(module, Example((torch.ones(1, 4, 6),), (False,)), tmp_path / "model.pt2")
 
 
 def test_operators_of_several_steps_keep_any_batch():
