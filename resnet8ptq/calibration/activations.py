@@ -30,12 +30,14 @@ from resnet8ptq.core import cache, files, memory
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.attention import stretched_by_masks
 from resnet8ptq.graph.layers import find_copies, float_inputs, float_tensors
 from resnet8ptq.graph.session import Runner, between, expose, fit, group, keep_apart, open_runner
 
 Stats = dict[str, TensorStats]
 
 _STATISTICS = "statistics.npz"
+_LOWEST = np.finfo(np.float32).min
 
 
 @dataclass(frozen=True)
@@ -135,13 +137,18 @@ class Activations:
         inputs = [value.name for value in proto.graph.input if value.name in observers]
         parts = group(proto, [name for name in names if name not in inputs])
         runs, at_once = self._open(proto, parts)
+        masked = stretched_by_masks(proto.graph)  # by minus infinity, which has no range
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy releases the GIL
             for samples, first in run_pass(self.calibration, self.calib, at_once):
                 observe = partial(TensorObserver.observe, new_batch=first)
                 for name, values in feed(samples, inputs).items():
                     observe(observers[name], values)
                 for run, part in zip(runs, parts, strict=True):
-                    list(pool.map(observe, [observers[name] for name in part], run(samples)))
+                    outputs = (
+                        np.maximum(tensor, _LOWEST) if name in masked else tensor
+                        for name, tensor in zip(part, run(samples), strict=True)
+                    )
+                    list(pool.map(observe, [observers[name] for name in part], outputs))
         return observers
 
     def _open(

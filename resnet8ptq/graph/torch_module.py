@@ -19,7 +19,7 @@ from onnx import defs
 
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.core.records import names_of, unpack
-from resnet8ptq.graph import torch_operators
+from resnet8ptq.graph import torch_operators, torch_recurrent
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import attribute, float_tensors, is_relu
 from resnet8ptq.graph.session import open_runner
@@ -69,6 +69,7 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     onnx2torch = _import_onnx2torch()
     lowered = copy.deepcopy(proto)
     _ease(lowered.graph)
+    torch_recurrent.drop_zero_states(lowered.graph)
     own = torch_operators.find_modules(lowered)
     _lower(lowered, own)
     why = "onnx2torch cannot convert the network"
@@ -141,14 +142,14 @@ def _fix_outputs(traced: Any, graph: onnx.GraphProto) -> None:
 _COUNTED = "num_outputs"  # of a Split without sizes, whose outputs say the same
 
 
-def _lower(lowered: onnx.ModelProto, own: Collection[str]) -> None:
+def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
     """Change a graph to the newest opset that onnx2torch supports, if its operators allow it.
 
     Later opsets mostly add types to operators. In addition, reductions take their axes as an input,
     and Gelu is an operator.
 
     Args:
-        own: names of the nodes that onnx2torch leaves to `torch_operators`.
+        own: modules of the nodes that onnx2torch leaves to `torch_operators`.
     """
     if own:
         _mark(lowered, own)
@@ -197,7 +198,7 @@ def _ease(graph: onnx.GraphProto) -> None:
             node.input[1:] = bounds
 
 
-def _mark(proto: onnx.ModelProto, own: Collection[str]) -> None:
+def _mark(proto: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
     """Give these nodes a domain of their own, in place, and their outputs known shapes."""
     graph = proto.graph
     outputs = {name for node in graph.node if node.name in own for name in node.output}
@@ -208,7 +209,9 @@ def _mark(proto: onnx.ModelProto, own: Collection[str]) -> None:
     for node in graph.node:
         if node.name in own:
             node.domain, node.op_type = _OWN, _OWN
-            del node.input[1:], node.attribute[:]
+            del node.attribute[:]
+            if not isinstance(own[node.name], torch_operators.Joint):
+                del node.input[1:]
 
 
 def _set_opset(proto: onnx.ModelProto, version: int) -> None:

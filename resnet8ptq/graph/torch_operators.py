@@ -1,9 +1,9 @@
 """Torch modules for ONNX operators that onnx2torch lacks or converts wrongly.
 
-Each takes the node's first input; its other inputs must be constants.
+Each takes the node's first input, and its other inputs must be constants; a `Joint` takes all.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from resnet8ptq.graph import torch_recurrent
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.shapes import find_sizes
@@ -41,18 +42,24 @@ class InFloat(Fixed):
     """A module of several operators, none of which may be rounded by itself."""
 
 
+class Joint(InFloat):
+    """A module that takes all inputs of its node."""
+
+
 @dataclass(frozen=True)
 class Node:
     """An ONNX node with what its graph says about its inputs.
 
     Attributes:
         sizes: of the first input; empty: unknown; 0: a free size.
+        depth: the last size of the second input; None: unknown or free.
         constants: the constant inputs, by index.
         opset: the opset of the graph.
     """
 
     proto: onnx.NodeProto
     sizes: list[int]
+    depth: int | None
     constants: Mapping[int, NDArray[Any]]
     opset: onnx.OperatorSetIdProto
 
@@ -76,8 +83,10 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
             if name in constants
         }
         given = [index for index, name in enumerate(node.input) if name][1:]
-        if values.keys() == {*given}:
-            known = Node(node, sizes.get(node.input[0], []), values, opset)
+        if values.keys() == {*given} or node.op_type in _OF_SEVERAL:
+            second = sizes.get([*node.input, "", ""][1], [])
+            depth = (second and second[-1]) or None
+            known = Node(node, sizes.get(node.input[0], []), depth, values, opset)
             modules[node.name] = _CONVERTERS[node.op_type](known)
     return {name: module for name, module in modules.items() if module is not None}
 
@@ -88,6 +97,62 @@ class _Function(Fixed):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return the function's values."""
         return self.function(values)
+
+
+class _Joined(Joint):
+    """A `function` of all inputs."""
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        """Return the function's values."""
+        return self.function(*values)
+
+
+class _Gather(Joint):
+    """ONNX's Gather of computed indices along `axis`."""
+
+    def forward(self, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Return [axes before `axis`, *indices, axes after it]."""
+        return values[(*[slice(None)] * self.axis, indices.long())]
+
+
+class _GatherElements(Joint):
+    """ONNX's GatherElements along `axis`."""
+
+    def forward(self, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Return a value for each index; those below 0 count from the end."""
+        return torch.gather(values, self.axis, indices.long() % values.shape[self.axis])
+
+
+class _ScatterElements(Joint):
+    """ONNX's ScatterElements along `axis`; `adds`: to the values, in place of writing."""
+
+    def forward(
+        self, values: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor
+    ) -> torch.Tensor:
+        """Return `values` with the updates."""
+        scatter = torch.scatter_add if self.adds else torch.scatter
+        return scatter(values, self.axis, indices.long() % values.shape[self.axis], updates)
+
+
+class _ScatterND(Joint):
+    """ONNX's ScatterND with indices of `depth` axes; `adds`: to the values."""
+
+    def forward(
+        self, values: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor
+    ) -> torch.Tensor:
+        """Return `values` with the updates."""
+        places = tuple(indices.select(-1, axis) for axis in range(self.depth))
+        return torch.index_put(values, places, updates, self.adds)
+
+
+class _OneHot(InFloat):
+    """ONNX's OneHot of `classes` with the values `off` and `on`, along `axis`."""
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return one axis more than `indices` has; those below 0 count from the end."""
+        hot = indices.long().unsqueeze(-1) % len(self.classes) == self.classes
+        inside = ((indices >= -len(self.classes)) & (indices < len(self.classes))).unsqueeze(-1)
+        return torch.where(hot & inside, self.on, self.off).movedim(-1, self.axis)
 
 
 class _CumSum(InFloat):
@@ -196,6 +261,33 @@ class _TopK(InFloat):
         """Return the values and their indices."""
         chosen = torch.topk(values, self.count, self.axis, self.largest, self.ordered)
         return chosen[0], chosen[1]
+
+
+class _Recurrent(InFloat):
+    """ONNX's LSTM, GRU or RNN, by torch's `function`.
+
+    Attributes:
+        is_reverse: whether it starts at the last step.
+        count: number of outputs.
+    """
+
+    def __init__(self, weights: Sequence[torch.Tensor], **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.weights = torch.nn.ParameterList(weights)
+
+    def forward(self, values: torch.Tensor) -> Any:
+        """Return [steps, directions, N, width] and the last states [directions, N, width]."""
+        weights = [*self.weights]
+        ways, width = len(weights) // 4, weights[1].shape[1]
+        state = values.new_zeros(ways, values.shape[1], width)
+        states = (state, state) if self.function is torch.lstm else state
+        given = values.flip(0) if self.is_reverse else values
+        options = True, 1, 0.0, False, ways == 2, False  # biases, layers, dropout, training, ...
+        outputs = self.function(given, states, weights, *options)
+        steps, last = outputs[0], [outputs[i] for i in range(1, self.count)]
+        steps = steps.flip(0) if self.is_reverse else steps
+        steps = steps.unflatten(-1, (ways, width)).transpose(1, 2)
+        return (steps, *last) if last else steps
 
 
 class _Resize(Fixed):
@@ -309,6 +401,48 @@ def _top_k(node: Node) -> torch.nn.Module:
     return _TopK(count=int(node.constants[1].item()), axis=node("axis", -1), **order)
 
 
+def _joined(function: Callable[..., Any], node: Node) -> torch.nn.Module:
+    return _Joined(function=function)
+
+
+def _gather(node: Node) -> torch.nn.Module | None:
+    axis = node("axis", 0)
+    axis += len(node.sizes) if axis < 0 else 0
+    return None if node.constants or axis < 0 else _Gather(axis=axis)
+
+
+def _scatter(kind: type[Joint], node: Node, **settings: Any) -> torch.nn.Module | None:
+    reduction = node("reduction", b"none")
+    known = reduction in (b"none", b"add") and None not in settings.values()
+    return kind(adds=reduction == b"add", **settings) if known else None
+
+
+def _grid_sample(node: Node) -> torch.nn.Module | None:
+    mode = node("mode", b"linear").decode()
+    settings = {
+        "mode": {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode),
+        "padding_mode": node("padding_mode", b"zeros").decode(),
+        "align_corners": bool(node("align_corners", 0)),
+    }
+    known = len(node.sizes) == 4
+    return _Joined(function=partial(functional.grid_sample, **settings)) if known else None
+
+
+def _one_hot(node: Node) -> torch.nn.Module:
+    off, on = map(torch.tensor, node.constants[2])
+    classes = torch.arange(int(node.constants[1].item()))
+    return _OneHot(classes=classes, off=off, on=on, axis=node("axis", -1))
+
+
+def _recurrent(node: Node) -> torch.nn.Module | None:
+    function = torch_recurrent.find_function(node.proto, node.constants)
+    if function is None:
+        return None
+    weights = torch_recurrent.find_weights(node.proto, node.constants)
+    is_reverse, count = node("direction", b"") == b"reverse", len(node.proto.output)
+    return _Recurrent(weights, function=function, is_reverse=is_reverse, count=count)
+
+
 def _resize(node: Node) -> torch.nn.Module | None:
     """Return torch's interpolation if it computes the same, or else the product.
 
@@ -380,8 +514,21 @@ def _is_same(module: _Resize, axis: int, matrix: NDArray[np.float32]) -> bool:
 
 
 _Converter = Callable[[Node], torch.nn.Module | None]
+_OF_SEVERAL: dict[str, _Converter] = {
+    "BitwiseAnd": partial(_joined, torch.bitwise_and),
+    "BitwiseOr": partial(_joined, torch.bitwise_or),
+    "BitwiseXor": partial(_joined, torch.bitwise_xor),
+    "CastLike": partial(_joined, lambda values, like: values.type_as(like)),
+    "Gather": _gather,
+    "GatherElements": lambda node: _GatherElements(axis=node("axis", 0)),
+    "GridSample": _grid_sample,
+    "ScatterElements": lambda node: _scatter(_ScatterElements, node, axis=node("axis", 0)),
+    "ScatterND": lambda node: _scatter(_ScatterND, node, depth=node.depth),
+}
 _CONVERTERS: dict[str, _Converter] = {
+    **_OF_SEVERAL,
     "AveragePool": _average_pool,
+    "BitwiseNot": partial(_make_function, torch.bitwise_not),
     "CumSum": _cum_sum,
     "DepthToSpace": _depth_to_space,
     "Gelu": _gelu,
@@ -391,6 +538,7 @@ _CONVERTERS: dict[str, _Converter] = {
     "LpPool": _lp_pool,
     "MeanVarianceNormalization": lambda node: _Standardize(axes=node("axes", [0, 2, 3])),
     "Mish": lambda node: torch.nn.Mish(),
+    "OneHot": _one_hot,
     "PRelu": _prelu,
     "RMSNormalization": _rms_norm,
     "Resize": _resize,
@@ -401,4 +549,5 @@ _CONVERTERS: dict[str, _Converter] = {
     "TopK": _top_k,
     "Trilu": _triangle,
     **{kind: partial(_make_function, function) for kind, function in _FUNCTIONS.items()},
+    **dict.fromkeys(torch_recurrent.KINDS, _recurrent),
 }

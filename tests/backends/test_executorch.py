@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 
 from resnet8ptq.backends.contract import Artifact, Predictor
 from resnet8ptq.backends.executorch import lowering
 from resnet8ptq.backends.executorch import quantizer as executorch_quantizer
+from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
@@ -121,27 +123,51 @@ def test_a_float_layer_behind_8_bits_is_unsupported(quantize):
         quantize("backend=executorch", "dtype=int8", "precision.plan={conv2d_3_1: 32}")
 
 
+def write_chain(path: Path, inner: onnx.NodeProto) -> Path:
+    """Write an operator `wide` -> `inner` between two convolutions."""
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "v"], ["wide"], "first"),
+        inner,
+        onnx.helper.make_node("Conv", ["inner", "w"], ["y"], "last"),
+    ]
+    random = np.random.default_rng(0)
+    filters = {"v": random.normal(size=(8, 3, 1, 1)), "w": random.normal(size=(4, 8, 1, 1))}
+    return product_networks.write(
+        path, nodes, filters, {"x": ["N", 3, 8, 6]}, {"y": ["N", 4, 8, 6]}
+    )
+
+
 @needs_executorch
 def test_a_softmax_of_pictures_keeps_its_axis_and_lowering_is_named(
     shapes_model, tmp_path, monkeypatch
 ):
     """XNNPACK's convolutions put the channels last, and its softmax is over the last axis."""
-    nodes = [
-        onnx.helper.make_node("Conv", ["x", "v"], ["wide"], "first"),
-        onnx.helper.make_node("Softmax", ["wide"], ["shares"], "softmax"),
-        onnx.helper.make_node("Conv", ["shares", "w"], ["y"], "last"),
-    ]
-    random = np.random.default_rng(0)
-    filters = {"v": random.normal(size=(8, 3, 1, 1)), "w": random.normal(size=(4, 8, 1, 1))}
-    path = product_networks.write(
-        tmp_path / "softmax.onnx", nodes, filters, {"x": ["N", 3, 8, 6]}, {"y": ["N", 4, 8, 6]}
-    )
+    inner = onnx.helper.make_node("Softmax", ["wide"], ["inner"], "softmax")
+    path = write_chain(tmp_path / "softmax.onnx", inner)
     named: list[str] = []
     monkeypatch.setattr(lowering, "waiting", lambda label: nullcontext(named.append(label)))
     _, predictor = lower(replace(shapes_model, onnx_path=path), tmp_path, "dtype=fp32")
     [expected] = open_runner(str(path))(PICTURES)
     np.testing.assert_allclose(predictor.predict(PICTURES)[0], expected, atol=1e-5)
     assert len(named) == 1 and named[0].startswith("Lowering a graph of ")
+
+
+@needs_executorch
+def test_an_operator_of_several_steps_between_convolutions_keeps_its_layout(shapes_model, tmp_path):
+    """All steps share the dequantized output of the convolution."""
+    inner = onnx.helper.make_node("LpNormalization", ["wide"], ["inner"], "inner")
+    path = write_chain(tmp_path / "steps.onnx", inner)
+    _, predictor = lower(replace(shapes_model, onnx_path=path), tmp_path, "dtype=int8")
+    [expected], [found] = open_runner(str(path))(PICTURES), predictor.predict(PICTURES)
+    assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
+
+
+@needs_executorch
+def test_an_operator_that_the_runtime_lacks_is_unsupported(shapes_model, tmp_path):
+    inner = onnx.helper.make_node("LRN", ["wide"], ["inner"], "inner", size=3)
+    network = replace(shapes_model, onnx_path=write_chain(tmp_path / "lrn.onnx", inner))
+    with pytest.raises(UnsupportedError, match=r"runtime lacks a kernel for aten::avg_pool3d\.out"):
+        lower(network, tmp_path, "dtype=int8")
 
 
 @needs_executorch
@@ -155,6 +181,14 @@ def test_a_layer_that_xnnpack_lacks_is_unsupported(shapes_model, tmp_path):
     volumes = Split(PICTURES[:, np.newaxis], None, "made")
     with pytest.raises(UnsupportedError, match=r"^per_channel=true: XNNPACK has no kernel for a"):
         quantizer.quantize(replace(shapes_model, onnx_path=path), volumes, tmp_path)
+
+
+@needs_executorch
+def test_a_recurrent_layer_is_unsupported():
+    layer = torch.nn.GRU(6, 2, batch_first=True).eval()
+    example = Example((torch.zeros(1, 3, 6),), (False,))
+    with pytest.raises(UnsupportedError, match=r"a recurrent layer: .* try backend=torch"):
+        lowering.lower(torch.nn.Sequential(layer), example, 4)
 
 
 def test_says_how_to_install_it(monkeypatch):

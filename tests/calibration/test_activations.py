@@ -121,6 +121,25 @@ def test_damaged_statistics_are_taken_again(shapes_model, split, observed, tmp_p
     assert len(observed) == 1
 
 
+@pytest.mark.parametrize("method", ["minmax", "percentile", "entropy"])
+def test_scores_that_a_mask_sets_to_minus_infinity_have_a_range(shapes_model, tmp_path, method):
+    """They stay in float, but the pass over the images observes every tensor."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> network (float[N, 3, 4] x) => (float[N, 3, 3] y)
+        { turned = Transpose <perm = [0, 2, 1]> (x)  scores = MatMul(x, turned)
+          masked = Add(scores, mask)  y = Softmax(masked) }"""
+    )
+    mask = np.triu(np.full((3, 3), -np.inf, np.float32), 1)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
+    onnx.save(proto, tmp_path / "causal.onnx")
+    values = np.random.default_rng(0).normal(size=(8, 3, 4)).astype(np.float32)
+    network = replace(shapes_model, onnx_path=tmp_path / "causal.onnx")
+    config = configure(tmp_path / "cache", f"calib={method}")
+    ranges = find(network, Split(values, None, "made"), config)
+    assert np.isfinite(list(ranges.values())).all()
+    assert ranges["scores"][1] > 0
+
+
 def test_a_network_without_numbers_is_refused_and_leaves_nothing(shapes_model, split, tmp_path):
     broken = change(shapes_model, tmp_path, np.inf)
     with pytest.raises(QuantizationError, match="NaN or infinite"):

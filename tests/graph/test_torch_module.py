@@ -6,8 +6,9 @@ import onnxruntime
 import pytest
 import torch
 
-from resnet8ptq.backends.torch.program import export
+from resnet8ptq.backends.torch.program import export, save
 from resnet8ptq.backends.torch.torchscript import Example
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph import torch_module, torch_operators
 from resnet8ptq.graph.torch_module import to_torch_module
 from tests.helpers import transformers
@@ -334,6 +335,48 @@ def test_computes_operators_that_onnx2torch_lacks_or_converts_wrongly(opset, ste
         np.testing.assert_allclose(got.detach(), same, atol=1e-5)
 
 
+OF_INDICES = (
+    *(f"Gather <axis = {axis}> (x, places)" for axis in (1, -1)),
+    *(f"GatherElements <axis = {axis}> (x, places)" for axis in (1, -1)),
+    *(
+        f'ScatterElements <axis = 1, reduction = "{how}"> (x, rows, sine)'
+        for how in ("none", "add")
+    ),
+    *(f'ScatterND <reduction = "{how}"> (x, at, row)' for how in ("none", "add")),
+    *(f"OneHot <axis = {axis}> (places, three, ends)" for axis in (1, -1)),
+    *(f'GridSample <mode = "{mode}"> (picture, grid)' for mode in ("linear", "nearest", "cubic")),
+    'GridSample <padding_mode = "border", align_corners = 1> (picture, grid)',
+    *(f"Bitwise{kind}(places, rows)" for kind in ("And", "Or", "Xor")),
+    *("BitwiseNot(places)", "CastLike(x, places)"),
+)
+
+
+@pytest.mark.parametrize("steps", OF_INDICES)
+def test_computes_and_saves_operators_of_computed_indices(steps, tmp_path):
+    """`places` are -1, 0 or 1, and `rows` count the four rows."""
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 20]>
+        network (float[N, 4, 6] x) => (float[N] y)
+        <int64[4, 1] count = {{0, 1, 2, 3}}, int64 zero = {{0}}, int64[1] one = {{1}},
+         int64 three = {{3}}, float[2] ends = {{-1, 2}}, int64[1, 2] at = {{0, 1}},
+         float[1, 6] row = {{1, 2, 3, 4, 5, 6}}, int64[4] sides = {{0, 3, 4, 2}}>
+        {{ signs = Sign(x)  places = Cast <to = 7> (signs)  none = Mul(places, zero)
+           rows = Add(none, count)  sine = Sin(x)  picture = Unsqueeze(x, one)
+           grid = Reshape(sine, sides)  y = {steps} }}"""
+    )
+    (output,) = proto.graph.output
+    output.type.tensor_type.ClearField("shape")
+    output.type.tensor_type.elem_type = 7 if "Bitwise" in steps or "CastLike" in steps else 1
+    values = np.random.default_rng(0).normal(size=(3, 4, 6)).astype(np.float32)
+    [expected] = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": values})
+    for _ in expected.shape:
+        output.type.tensor_type.shape.dim.add()
+    module = to_torch_module(proto)
+    found = torch.fx.symbolic_trace(module)(torch.from_numpy(values))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    save(module, Example((torch.ones(1, 4, 6),), (False,)), tmp_path / "model.pt2")
+
+
 def test_operators_of_several_steps_keep_any_batch():
     proto = onnx.parser.parse_model(
         f"""{HEAD} network (float[N, 4, 6, 6] x) => (float[N, a, b, c] y) <{CONSTANTS}>
@@ -359,3 +402,48 @@ def test_one_output_of_several_is_returned():
     values = torch.arange(8.0).reshape(2, 4)
     b, y = to_torch_module(proto)(values)
     assert torch.equal(b, values[:, 2:]) and torch.equal(y, -values)
+
+
+RECURRENT = (
+    *(("LSTM", f'direction = "{way}"') for way in ("forward", "reverse", "bidirectional")),
+    *(("GRU", f'linear_before_reset = 1, direction = "{way}"') for way in ("reverse", "forward")),
+    *(("RNN", f'activations = ["{name}"]') for name in ("Tanh", "Relu")),
+)
+
+
+def recur(kind: str, settings: str) -> onnx.ModelProto:
+    """Return a recurrent layer whose initial states a network expands to its batch."""
+    states = "state, state" if kind == "LSTM" else "state"
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 5, 3] x) => (float[N, D, 5, 4] y, float[N, D, 4] z)
+        <int64[1] at = {{0}}, int64[1] wide = {{4}}, float zero = {{0}}>
+        {{ sizes = Shape(x)  batch = Gather(sizes, at)
+           full = Concat <axis = 0> (ways, batch, wide)  state = Expand(zero, full)
+           steps = Transpose <perm = [1, 0, 2]> (x)
+           all, last = {kind} <hidden_size = 4, {settings}> (steps, w, r, b, , {states})
+           y = Transpose <perm = [2, 1, 0, 3]> (all)  z = Transpose <perm = [1, 0, 2]> (last) }}"""
+    )
+    ways, gates = 1 + ("bidirectional" in settings), {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    random = np.random.default_rng(0)
+    shapes = {"w": (ways, 4 * gates, 3), "r": (ways, 4 * gates, 4), "b": (ways, 8 * gates)}
+    values = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    for name, array in ({"ways": np.array([ways])} | values).items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return proto
+
+
+@pytest.mark.parametrize(("kind", "settings"), RECURRENT)
+def test_recurrent_layers_can_be_traced_and_exported(kind, settings):
+    proto = recur(kind, settings)
+    values = np.random.default_rng(1).normal(size=(2, 5, 3)).astype(np.float32)
+    expected = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": values})
+    module = to_torch_module(proto)
+    program = export(module, Example((torch.ones(1, 5, 3),), (False,)))
+    for computed in (torch.fx.symbolic_trace(module), program.module()):
+        for found, same in zip(computed(torch.from_numpy(values)), expected, strict=True):
+            np.testing.assert_allclose(found.detach(), same, atol=1e-5)
+
+
+def test_variants_of_recurrent_layers_that_torch_lacks_are_unsupported():
+    with pytest.raises(UnsupportedError, match="GRU"):
+        to_torch_module(recur("GRU", "linear_before_reset = 0"))

@@ -24,6 +24,7 @@ _REFUSED = {
         "with three axes, or one before a Clip with one bound; try backend=onnx"
     ),
 }
+_RECURRENT = {f"aten.{kind}.input" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
 def check_installed() -> None:
@@ -52,15 +53,38 @@ def lower(module: Any, example: Example, most: int) -> bytes:
         # Even in a trace, torch chooses a kernel of its own for a convolution, and asks whether the
         # batch has 16 samples: 16 as the largest batch would be the only one.
         program = export(module, example, 15 if most == 16 else most)
+        if _RECURRENT & {str(node.target) for node in program.graph.nodes}:
+            raise UnsupportedError(
+                "backend=executorch: a recurrent layer: ExecuTorch lowers each of its steps, which "
+                "takes minutes for 40 of them; try backend=torch"
+            )
         with waiting(f"Lowering a graph of {len(program.graph.nodes)} nodes to XNNPACK"):
             try:
-                lowered = to_edge_transform_and_lower(program, partitioner=[_make_partitioner()])
+                lowered = to_edge_transform_and_lower(
+                    program, [_copy_dequantized], [_make_partitioner()]
+                )
                 return bytes(lowered.to_executorch().buffer)
             except RuntimeError as error:
                 for text, reason in _REFUSED.items():
                     if text in str(error):
                         raise UnsupportedError(reason) from None
                 raise
+
+
+def _copy_dequantized(module: Any) -> Any:
+    """Give each user of a dequantized tensor its own copy, a pass over an edge program.
+
+    ExecuTorch splits operators into several that share it. Where XNNPACK changes the layout of the
+    tensor for one of them, it would change it for the others too.
+    """
+    from torch.fx.passes.infra.pass_base import PassResult
+
+    for node in [node for node in module.graph.nodes if "dequantize" in str(node.target)]:
+        for user in list(node.users)[1:]:
+            with module.graph.inserting_after(node):
+                user.replace_input_with(node, module.graph.node_copy(node))
+    module.recompile()
+    return PassResult(module, True)
 
 
 def _make_partitioner() -> Any:

@@ -90,6 +90,17 @@ class Network:
         self._most = program.metadata("forward").input_tensor_meta(0).sizes()[0]
 
 
+def find_missing(content: bytes) -> list[str]:
+    """Return the operators of a program that the runtime lacks, without which it cannot load."""
+    _POOL.resize(_POOL.threads or 1)
+    from executorch.exir._serialize._program import deserialize_pte_binary
+    from executorch.runtime import Runtime
+
+    [plan] = deserialize_pte_binary(content).program.execution_plan
+    names = {f"{kernel.name}.{kernel.overload}".rstrip(".") for kernel in plan.operators}
+    return sorted(names - Runtime.get().operator_registry.operator_names)
+
+
 @contextmanager
 def _without_stderr() -> Iterator[None]:
     """Drop the log of the runtime's C++ code, about missing CPU files and new threads."""

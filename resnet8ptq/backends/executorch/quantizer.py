@@ -76,7 +76,7 @@ class ExecutorchQuantizer(Quantizer):
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
         """Quantize with PT2E, lower to XNNPACK and save; count the 8-bit layers."""
-        from resnet8ptq.backends.executorch import contents, lowering
+        from resnet8ptq.backends.executorch import contents, lowering, predictor
         from resnet8ptq.backends.torch import pt2e
         from resnet8ptq.backends.torch.preparation import prepare
         from resnet8ptq.backends.torch.torchscript import Example
@@ -98,6 +98,11 @@ class ExecutorchQuantizer(Quantizer):
             )
         limits = (MOST_AT_ONCE, calibration.at_once, calibration.within_memory)
         content = lowering.lower(module, example, min(n for n in limits if n))
+        if missing := predictor.find_missing(content):
+            raise UnsupportedError(
+                "backend=executorch: the published runtime lacks a kernel for "
+                f"{', '.join(missing)}; try backend=onnx"
+            )
         files.write_bytes(path, content)
         if config.dtype.name == "fp32":
             return Artifact(path)
