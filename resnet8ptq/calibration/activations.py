@@ -27,6 +27,7 @@ from resnet8ptq.calibration.observer import TensorObserver
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import cache, files, memory
+from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
@@ -61,12 +62,20 @@ class Activations:
         (calib=histogram), only preset ranges are returned.
 
         Raises:
-            QuantizationError: an activation is NaN or infinite.
+            QuantizationError: one of these activations is NaN or infinite. Others may be, such as
+                masked scores of attention that stay in float.
         """
         names, ranges = list(names), dict(self.preset)
         if find_method(self.calib.name).choose and not ranges.keys() >= set(names):
             ranges = {**self._load_ranges(), **ranges}
-        return {name: ranges[name] for name in names if name in ranges}
+        chosen = {name: ranges[name] for name in names if name in ranges}
+        for name, ends in chosen.items():
+            if not np.isfinite(ends).all():
+                raise QuantizationError(
+                    f"an activation of the calibration images is NaN or infinite: {name}; expected "
+                    "finite values around quantized nodes; try nodes_to_exclude"
+                )
+        return chosen
 
     def find_around(self, skipped: Collection[str]) -> dict[str, Range]:
         """Return the ranges of the input and of each float tensor around nodes not in `skipped`.
@@ -83,7 +92,10 @@ class Activations:
 
         def make(folder: Path) -> None:
             stats = self._load_statistics()
-            ranges = {name: find_range(stat, calib) for name, stat in stats.items()}
+            ranges = {
+                name: find_range(stat, calib) if stat.is_finite else (stat.low, stat.high)
+                for name, stat in stats.items()
+            }
             (folder / "ranges.json").write_text(json.dumps(ranges))
 
         method = json.dumps(describe_method(calib), sort_keys=True)
