@@ -349,15 +349,21 @@ def test_slim_keeps_a_constant_that_equals_one_that_nothing_reads():
     assert constant.name in small.graph.node[0].input
 
 
-def test_a_product_with_several_matrices_stays_in_float(shapes_model, tmp_path):
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize(
+    ("product", "sizes"), [("wide, matrices", (4, 4, 3)), ("matrices, wide", (3, 4))]
+)
+def test_a_product_that_its_kernel_does_not_take_stays_in_float(
+    shapes_model, tmp_path, product, sizes, dtype
+):
     """With scales by channel, ONNX Runtime wrote a file that it could not run."""
     proto = parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]>
-        network (float[N, 2, 4, 4] x) => (float[N, 4, 4, 3] y)
-        { wide = Conv(x, kernels)  y = MatMul(wide, matrices) }"""
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 4, K, M] y)
+        {{ wide = Conv(x, kernels)  y = MatMul({product}) }}"""
     )
     random = np.random.default_rng(0)
-    for name, shape in {"kernels": (4, 2, 1, 1), "matrices": (4, 4, 3)}.items():
+    for name, shape in {"kernels": (4, 2, 1, 1), "matrices": sizes}.items():
         values = random.normal(size=shape).astype(np.float32)
         proto.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     for node in proto.graph.node:
@@ -365,7 +371,8 @@ def test_a_product_with_several_matrices_stays_in_float(shapes_model, tmp_path):
     onnx.save(proto, tmp_path / "network.onnx")
     samples = random.normal(size=(20, 2, 4, 4)).astype(np.float32)
     [expected] = open_runner(proto.SerializeToString())(samples)
-    quantizer = quantizer_of(make_config("data=shapes", "per_channel=true", "reduce_range=true"))
+    words = ("data=shapes", "per_channel=true", "reduce_range=true", f"dtype={dtype}")
+    quantizer = quantizer_of(make_config(*words))
     network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
     artifact = quantizer.quantize(network, Split(samples, None, "made"), tmp_path)
     [got] = quantizer.load(artifact.path, THREADS).predict(samples)

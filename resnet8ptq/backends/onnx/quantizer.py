@@ -237,12 +237,15 @@ class OnnxQuantizer(Quantizer):
         return [node.name for node in find_tables(graph) if node.name not in skipped]
 
     def _find_stacks(self, graph: onnx.GraphProto) -> list[str]:
-        """Return products with several matrices: with scales by channel their kernel crashes."""
+        """Return products with several matrices, or with weights on the left.
+
+        With scales by channel their kernel fails.
+        """
         if not self.config.per_channel:
             return []
         axes = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
         products = [node for node in graph.node if node.op_type == "MatMul"]
-        return [node.name for node in products if axes.get(node.input[1], 0) > 2]
+        return [n.name for n in products if axes.get(n.input[1], 0) > 2 or n.input[0] in axes]
 
     def _leaves_outputs_in_float(self, graph: onnx.GraphProto) -> bool:
         return self.config.attention != "all" and bool(find_attention(graph))
