@@ -378,3 +378,27 @@ def test_a_product_that_its_kernel_does_not_take_stays_in_float(
     [got] = quantizer.load(artifact.path, THREADS).predict(samples)
     assert artifact.quantized_layers == 1
     assert 0 < np.abs(got - expected).max() < 0.03 * np.abs(expected).max()
+
+
+def test_a_file_that_onnx_runtime_cannot_run_is_unsupported(shapes_model, tmp_path):
+    """ONNX Runtime 1.31 moves Transposes over a Resize of some axes, and refuses its own graph."""
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        network (float[N, 2, 4, 4] x) => (float[N, 2, 2, 2] y) <int64[2] sizes = {3, 3}> {
+            wide = Conv(x, w)  small = Resize<mode = "linear", axes = [2, 3]>(wide, , , sizes)
+            y = Conv(small, v)
+        }"""
+    )
+    random = np.random.default_rng(0)
+    for name, shape in {"w": (2, 2, 1, 1), "v": (2, 2, 2, 2)}.items():
+        values = random.normal(size=shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    for index, node in enumerate(proto.graph.node):
+        node.name = f"{node.op_type}{index}"
+    onnx.save(proto, tmp_path / "network.onnx")
+    samples = Split(random.normal(size=(8, 2, 4, 4)).astype(np.float32), None, "made")
+    quantizer = quantizer_of(make_config("data=shapes"))
+    network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
+    artifact = quantizer.quantize(network, samples, tmp_path)
+    with pytest.raises(UnsupportedError, match=r"cannot run the quantized file .*Resize"):
+        quantizer.verify(artifact, network, samples)

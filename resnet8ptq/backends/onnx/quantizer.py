@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import onnx
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationMethod, save_tensors_data
@@ -33,7 +34,7 @@ from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import attention_products, find_attention
 from resnet8ptq.graph.embeddings import find_tables, quantize_tables
@@ -214,6 +215,19 @@ class OnnxQuantizer(Quantizer):
                 whole, small = (open_runner(m, threads) for m in (written, str(temporary)))
                 check_same(whole, small, calibration.batches(config.calib.batch_size))
         return Artifact(path, count, calibrated, details)
+
+    def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
+        """Run one sample; see `contract.Quantizer`.
+
+        Raises:
+            UnsupportedError: ONNX Runtime cannot run the file that its quantizer wrote.
+        """
+        why = "backend=onnx: ONNX Runtime cannot run the quantized file"
+        with errors_as(UnsupportedError, why, "try backend=openvino or another dtype"):
+            run = open_runner(str(artifact.path), self.runtime.threads)
+            for batch in calibration.take(np.arange(min(1, len(calibration)))).batches(1):
+                run(batch)
+        return {}
 
     def _find_narrow(
         self, graph: onnx.GraphProto, skipped: Collection[str]
