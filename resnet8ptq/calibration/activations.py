@@ -31,7 +31,7 @@ from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import find_copies, float_inputs, float_tensors
+from resnet8ptq.graph.layers import LAYERS, find_copies, float_inputs, float_tensors
 from resnet8ptq.graph.session import Runner, between, expose, fit, group, keep_apart, open_runner
 
 Stats = dict[str, TensorStats]
@@ -86,6 +86,21 @@ class Activations:
         proto = onnx.load(self.onnx_path)
         nodes = {node.name for node in proto.graph.node} - set(skipped)
         return self.find_ranges([*float_inputs(proto.graph), *float_tensors(proto, nodes)])
+
+    def find_unbounded(self) -> list[str]:
+        """Return the names of the nodes around activations that are NaN or infinite, but no layers.
+
+        Such nodes compute masks or logarithms of zero, and can stay in float.
+        """
+        if self.preset or not find_method(self.calib.name).choose:
+            return []
+        ranges = self._load_ranges().items()
+        unbounded = {name for name, ends in ranges if not np.isfinite(ends).all()}
+        return [
+            node.name
+            for node in (onnx.load(self.onnx_path).graph.node if unbounded else ())
+            if node.op_type not in LAYERS and not unbounded.isdisjoint((*node.input, *node.output))
+        ]
 
     def _load_ranges(self) -> dict[str, Range]:
         calib = self.calib

@@ -402,3 +402,29 @@ def test_a_file_that_onnx_runtime_cannot_run_is_unsupported(shapes_model, tmp_pa
     artifact = quantizer.quantize(network, samples, tmp_path)
     with pytest.raises(UnsupportedError, match=r"cannot run the quantized file .*Resize"):
         quantizer.verify(artifact, network, samples)
+
+
+def test_nodes_with_infinite_values_stay_in_float(shapes_model, tmp_path):
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 2, 4, 4] y) <float least = {-4}> {
+            wide = Conv(x, w)  some = Relu(wide)  low = Log(some)  cut = Max(low, least)
+            y = Conv(cut, v)
+        }"""
+    )
+    random = np.random.default_rng(0)
+    for name in ("w", "v"):
+        values = random.normal(size=(2, 2, 1, 1)).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    onnx.save(proto, tmp_path / "network.onnx")
+    samples = Split(random.normal(size=(40, 2, 4, 4)).astype(np.float32), None, "made")
+    quantizer = quantizer_of(make_config("data=shapes", "reduce_range=true"))
+    network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
+    artifact = quantizer.quantize(network, samples, tmp_path)
+    assert artifact.quantized_layers == 2
+    assert artifact.ranges.keys() == {"x", "wide", "some", "cut", "y"}
+    batch = samples.images[:]
+    [expected], [got] = open_runner(proto)(batch), quantizer.load(artifact.path, 1).predict(batch)
+    assert np.corrcoef(expected.ravel(), got.ravel())[0, 1] > 0.99

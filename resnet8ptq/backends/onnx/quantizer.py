@@ -186,6 +186,7 @@ class OnnxQuantizer(Quantizer):
                     skipped += [name for name in outputs if name not in skipped]
                 settings = config.calib, self.runtime, ranges or {}
                 activations = Activations(model.onnx_path, calibration, *settings)
+                skipped += self._find_unbounded(activations, skipped)
                 calibrated = activations.find_around(skipped)
                 float_outputs = self._leaves_outputs_in_float(proto.graph)
                 stacks = self._find_stacks(proto.graph)
@@ -249,6 +250,12 @@ class OnnxQuantizer(Quantizer):
             in_blocks = "Gather" in weight_only.find_operators(self.config)
             skipped = [n.name for n in graph.node] if in_blocks else self.config.nodes_to_exclude
         return [node.name for node in find_tables(graph) if node.name not in skipped]
+
+    def _find_unbounded(self, activations: Activations, skipped: Collection[str]) -> list[str]:
+        names = [name for name in activations.find_unbounded() if name not in skipped]
+        if names:
+            log.info("left in float, since values are infinite: %s", ", ".join(names)[:200])
+        return names
 
     def _find_stacks(self, graph: onnx.GraphProto) -> list[str]:
         """Return products with several matrices, or with weights on the left.
