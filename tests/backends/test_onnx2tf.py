@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.schema_py_generated import TensorType
 
 from resnet8ptq.backends.tflite import (
@@ -31,6 +32,7 @@ from tests.helpers.quantized import Quantize
 
 ASKS = "RESNET8PTQ_TEST_ONNX2TF"  # set: install onnx2tf in the user's cache
 USERS_CACHE = cache.folder(None)  # before the tests have one of their own
+MAXIMUM = schema.BuiltinOperator.MAXIMUM
 PIXELS = Tensor("pixels", (3, 8, 6), "float32")
 
 
@@ -200,6 +202,25 @@ def test_16_bits_have_no_zero_point(content, shapes_model, batch):
         assert layer.output.quantization.zeroPoint == [0]
     interpreter = predictor.open_interpreter(written, 1)
     assert {end["dtype"] for end in interpreter.get_input_details()} == {np.int16}
+
+
+def test_a_maximum_with_a_single_number_stays_in_float(content, shapes_model, batch):
+    """ai-edge-quantizer 0.10 gives the number as many axes as the other input has, and fails."""
+    names = correspondence.find(content, shapes_model.onnx_path, batch[:2])
+    model, graph = contents.read(content), onnx.load(shapes_model.onnx_path).graph
+    maximum = next(operator for code, operator in contents.operators(model) if code == "ADD")
+    model.operatorCodes.append(schema.OperatorCodeT(MAXIMUM, builtinCode=MAXIMUM, version=1))
+    model.buffers.append(schema.BufferT(data=np.zeros(1, np.float32).view(np.uint8)))
+    number = schema.TensorT(shape=[1], buffer=len(model.buffers) - 1, name=b"number")
+    model.subgraphs[0].tensors.append(number)
+    maximum.opcodeIndex, maximum.builtinOptionsType = len(model.operatorCodes) - 1, 0
+    maximum.inputs = [maximum.inputs[0], len(model.subgraphs[0].tensors) - 1]
+    operators = edge_quantizer.find_quantized(model, names, graph, [])
+    settings = dict.fromkeys(names, (-1.0, 3.0)), edge_quantizer.Scheme(per_channel=True)
+    layers = contents.layers(contents.read(edge_quantizer.quantize(model, operators, *settings)))
+    assert all(layer.weights.type == TensorType.INT8 for layer in layers)
+    with pytest.raises(UnsupportedError, match="ai-edge-quantizer cannot quantize the network"):
+        edge_quantizer.quantize(model, [*operators, maximum], *settings)
 
 
 def test_nothing_to_quantize_is_an_error(content, shapes_model, batch):

@@ -108,7 +108,7 @@ class NncfQuantizer(Quantizer):
         """Write NNCF's network; see `contract.Quantizer`.
 
         Raises:
-            UnsupportedError: NNCF leaves every layer in float.
+            UnsupportedError: NNCF cannot quantize the network, or leaves every layer in float.
         """
         self.resolve()
         if self.config.dtype.name == "fp32":
@@ -157,7 +157,8 @@ def quantize(
     """
     openvino = library()  # before NNCF, which would report to Intel too
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with errors_as(QuantizationError, f"{network}: NNCF cannot quantize it"):
+    why = "backend=openvino_nncf: NNCF cannot quantize the network"
+    with errors_as(UnsupportedError, why, "try backend=openvino"):
         import nncf
         from nncf.quantization.advanced_parameters import QuantizationParameters
 
