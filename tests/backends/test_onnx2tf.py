@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -32,7 +33,6 @@ from tests.helpers.quantized import Quantize
 
 ASKS = "RESNET8PTQ_TEST_ONNX2TF"  # set: install onnx2tf in the user's cache
 USERS_CACHE = cache.folder(None)  # before the tests have one of their own
-MAXIMUM = schema.BuiltinOperator.MAXIMUM
 PIXELS = Tensor("pixels", (3, 8, 6), "float32")
 
 
@@ -204,23 +204,42 @@ def test_16_bits_have_no_zero_point(content, shapes_model, batch):
     assert {end["dtype"] for end in interpreter.get_input_details()} == {np.int16}
 
 
-def test_a_maximum_with_a_single_number_stays_in_float(content, shapes_model, batch):
-    """ai-edge-quantizer 0.10 gives the number as many axes as the other input has, and fails."""
+def replace_addition(model: Any, kind: int, number: bool) -> Any:
+    """Return the first addition of a file, turned into another operator.
+
+    Args:
+        number: whether its second input becomes a single number.
+    """
+    added = next(operator for code, operator in contents.operators(model) if code == "ADD")
+    model.operatorCodes.append(schema.OperatorCodeT(kind, builtinCode=kind, version=1))
+    added.opcodeIndex, added.builtinOptionsType = len(model.operatorCodes) - 1, 0
+    if number:
+        model.buffers.append(schema.BufferT(data=np.zeros(1, np.float32).view(np.uint8)))
+        constant = schema.TensorT(shape=[1], buffer=len(model.buffers) - 1, name=b"number")
+        model.subgraphs[0].tensors.append(constant)
+        added.inputs = [added.inputs[0], len(model.subgraphs[0].tensors) - 1]
+    return added
+
+
+@pytest.mark.parametrize("kind", ["MAXIMUM", "DIV"])
+def test_operators_whose_integers_fail_stay_in_float(kind, content, shapes_model, batch):
+    """ai-edge-quantizer 0.10 gives a single number as many axes as the other input has, and fails.
+
+    TFLite's division of integers fails if a divisor rounds to 0.
+    """
     names = correspondence.find(content, shapes_model.onnx_path, batch[:2])
     model, graph = contents.read(content), onnx.load(shapes_model.onnx_path).graph
-    maximum = next(operator for code, operator in contents.operators(model) if code == "ADD")
-    model.operatorCodes.append(schema.OperatorCodeT(MAXIMUM, builtinCode=MAXIMUM, version=1))
-    model.buffers.append(schema.BufferT(data=np.zeros(1, np.float32).view(np.uint8)))
-    number = schema.TensorT(shape=[1], buffer=len(model.buffers) - 1, name=b"number")
-    model.subgraphs[0].tensors.append(number)
-    maximum.opcodeIndex, maximum.builtinOptionsType = len(model.operatorCodes) - 1, 0
-    maximum.inputs = [maximum.inputs[0], len(model.subgraphs[0].tensors) - 1]
+    builtin = getattr(schema.BuiltinOperator, kind)
+    changed = replace_addition(model, builtin, number=kind == "MAXIMUM")
     operators = edge_quantizer.find_quantized(model, names, graph, [])
     settings = dict.fromkeys(names, (-1.0, 3.0)), edge_quantizer.Scheme(per_channel=True)
-    layers = contents.layers(contents.read(edge_quantizer.quantize(model, operators, *settings)))
-    assert all(layer.weights.type == TensorType.INT8 for layer in layers)
-    with pytest.raises(UnsupportedError, match="ai-edge-quantizer cannot quantize the network"):
-        edge_quantizer.quantize(model, [*operators, maximum], *settings)
+    written = contents.read(edge_quantizer.quantize(model, operators, *settings))
+    assert all(layer.weights.type == TensorType.INT8 for layer in contents.layers(written))
+    outputs = {code: operator.outputs[0] for code, operator in contents.operators(written)}
+    assert written.subgraphs[0].tensors[outputs[kind]].type == TensorType.FLOAT32
+    if kind == "MAXIMUM":
+        with pytest.raises(UnsupportedError, match="ai-edge-quantizer cannot quantize the network"):
+            edge_quantizer.quantize(model, [*operators, changed], *settings)
 
 
 def test_nothing_to_quantize_is_an_error(content, shapes_model, batch):

@@ -30,6 +30,7 @@ MOVES = {
 # Their constants get the scale of an activation, which ai-edge-quantizer (0.10) only does for equal
 # numbers of axes.
 _SHARING = {"MAXIMUM", "MINIMUM", "PADV2"}
+_FLOAT = {"DIV"}  # its integer kernel ends the run if a divisor rounds to 0
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ def find_quantized(
         quantized = node is not None and node.name not in skipped
         if node is None and code in MOVES:
             quantized = not integer.isdisjoint(operator.inputs)
-        if quantized and not (code in _SHARING and _has_scalar(model, operator)):
+        left = code in _FLOAT or (code in _SHARING and _has_scalar(model, operator))
+        if quantized and not left:
             chosen.append(operator)
             integer.update(operator.outputs)
     return chosen
