@@ -400,7 +400,7 @@ def test_a_file_that_onnx_runtime_cannot_run_is_unsupported(shapes_model, tmp_pa
     quantizer = quantizer_of(make_config("data=shapes"))
     network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
     artifact = quantizer.quantize(network, samples, tmp_path)
-    with pytest.raises(UnsupportedError, match=r"cannot run the quantized file .*Resize"):
+    with pytest.raises(UnsupportedError, match=r"cannot run its quantized file .*Resize"):
         quantizer.verify(artifact, network, samples)
 
 

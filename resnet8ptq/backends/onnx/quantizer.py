@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import onnx
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationMethod, save_tensors_data
@@ -24,6 +23,7 @@ from resnet8ptq.backends.contract import (
     Takes,
     check_same,
     refuse_others,
+    run_once,
 )
 from resnet8ptq.backends.onnx import dynamic, predictor, profiler, rewriting, weight_only
 from resnet8ptq.backends.onnx.slim import slim
@@ -34,7 +34,7 @@ from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import attention_products, find_attention
 from resnet8ptq.graph.embeddings import find_tables, quantize_tables
@@ -217,19 +217,6 @@ class OnnxQuantizer(Quantizer):
                 check_same(whole, small, calibration.batches(config.calib.batch_size))
         return Artifact(path, count, calibrated, details)
 
-    def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Run one sample; see `contract.Quantizer`.
-
-        Raises:
-            UnsupportedError: ONNX Runtime cannot run the file that its quantizer wrote.
-        """
-        why = "backend=onnx: ONNX Runtime cannot run the quantized file"
-        with errors_as(UnsupportedError, why, "try backend=openvino or another dtype"):
-            run = open_runner(str(artifact.path), self.runtime.threads)
-            for batch in calibration.take(np.arange(min(1, len(calibration)))).batches(1):
-                run(batch)
-        return {}
-
     def _find_narrow(
         self, graph: onnx.GraphProto, skipped: Collection[str]
     ) -> dict[str, WeightScheme]:
@@ -306,6 +293,7 @@ class OnnxQuantizer(Quantizer):
                 },
             )
 
+    verify = run_once
     load = staticmethod(predictor.load)
     count_kernels = staticmethod(profiler.count_kernels)
     profile = staticmethod(profiler.profile)

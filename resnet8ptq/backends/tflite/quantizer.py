@@ -33,6 +33,7 @@ from resnet8ptq.backends.contract import (
     check_same,
     options_of,
     refuse_others,
+    run_once,
 )
 from resnet8ptq.backends.tflite import (
     contents,
@@ -193,6 +194,7 @@ class TfliteQuantizer(Quantizer):
         files.write_bytes(path, content)
         return artifact
 
+    verify = run_once
     load = staticmethod(predictor.load)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
