@@ -248,10 +248,8 @@ class Quantizer(ABC):
         """
 
 
-def run_once(
-    quantizer: Quantizer, artifact: Artifact, model: Fp32Model, calibration: Split
-) -> dict[str, str]:
-    """Run one sample; see `Quantizer.verify`.
+def run_once(quantizer: Quantizer, artifact: Artifact, calibration: Split) -> dict[str, str]:
+    """Run one sample of a readable file; see `Quantizer.verify`.
 
     Raises:
         UnsupportedError: the framework cannot run the file that its quantizer wrote.

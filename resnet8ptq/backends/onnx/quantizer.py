@@ -34,7 +34,7 @@ from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import attention_products, find_attention
 from resnet8ptq.graph.embeddings import find_tables, quantize_tables
@@ -217,6 +217,12 @@ class OnnxQuantizer(Quantizer):
                 check_same(whole, small, calibration.batches(config.calib.batch_size))
         return Artifact(path, count, calibrated, details)
 
+    def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
+        """Run one sample; see `contract.Quantizer`."""
+        with errors_as(QuantizationError, f"{artifact.path}: cannot be loaded"):
+            onnx.load(artifact.path)  # a damaged file fails the run
+        return run_once(self, artifact, calibration)
+
     def _find_narrow(
         self, graph: onnx.GraphProto, skipped: Collection[str]
     ) -> dict[str, WeightScheme]:
@@ -293,7 +299,6 @@ class OnnxQuantizer(Quantizer):
                 },
             )
 
-    verify = run_once
     load = staticmethod(predictor.load)
     count_kernels = staticmethod(profiler.count_kernels)
     profile = staticmethod(profiler.profile)
