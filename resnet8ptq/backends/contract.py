@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY, BackendConfig, QuantizationConfig
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
@@ -246,6 +246,20 @@ class Quantizer(ABC):
             UnsupportedError: the framework does not time nodes, or simulates integers; raised
                 before loading.
         """
+
+
+def run_once(quantizer: Quantizer, artifact: Artifact, calibration: Split) -> dict[str, str]:
+    """Run one sample of a readable file; see `Quantizer.verify`.
+
+    Raises:
+        UnsupportedError: the framework cannot run the file that its quantizer wrote.
+    """
+    why = f"backend={quantizer.config.backend.name}: the framework cannot run its quantized file"
+    with errors_as(UnsupportedError, why, "try another backend or dtype"):
+        predictor = quantizer.load(artifact.path, quantizer.runtime.threads)
+        for batch in calibration.take(np.arange(min(1, len(calibration)))).batches(1):
+            predictor.predict(batch)
+    return {}
 
 
 def describe_execution(meant: str, on_integers: int, in_float: int) -> str:

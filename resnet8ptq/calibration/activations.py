@@ -27,11 +27,12 @@ from resnet8ptq.calibration.observer import TensorObserver
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import cache, files, memory
+from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import stretched_by_masks
-from resnet8ptq.graph.layers import find_copies, float_inputs, float_tensors
+from resnet8ptq.graph.layers import LAYERS, find_copies, float_inputs, float_tensors
 from resnet8ptq.graph.session import Runner, between, expose, fit, group, keep_apart, open_runner
 
 Stats = dict[str, TensorStats]
@@ -63,12 +64,20 @@ class Activations:
         (calib=histogram), only preset ranges are returned.
 
         Raises:
-            QuantizationError: an activation is NaN or infinite.
+            QuantizationError: one of these activations is NaN or infinite. Others may be, such as
+                masked scores of attention that stay in float.
         """
         names, ranges = list(names), dict(self.preset)
         if find_method(self.calib.name).choose and not ranges.keys() >= set(names):
             ranges = {**self._load_ranges(), **ranges}
-        return {name: ranges[name] for name in names if name in ranges}
+        chosen = {name: ranges[name] for name in names if name in ranges}
+        for name, ends in chosen.items():
+            if not np.isfinite(ends).all():
+                raise QuantizationError(
+                    f"an activation of the calibration images is NaN or infinite: {name}; expected "
+                    "finite values around quantized nodes; try nodes_to_exclude"
+                )
+        return chosen
 
     def find_around(self, skipped: Collection[str]) -> dict[str, Range]:
         """Return the ranges of the input and of each float tensor around nodes not in `skipped`.
@@ -80,12 +89,30 @@ class Activations:
         nodes = {node.name for node in proto.graph.node} - set(skipped)
         return self.find_ranges([*float_inputs(proto.graph), *float_tensors(proto, nodes)])
 
+    def find_unbounded(self) -> list[str]:
+        """Return the names of the nodes around activations that are NaN or infinite, but no layers.
+
+        Such nodes, as a logarithm of zero, can stay in float.
+        """
+        if self.preset or not find_method(self.calib.name).choose:
+            return []
+        ranges = self._load_ranges().items()
+        unbounded = {name for name, ends in ranges if not np.isfinite(ends).all()}
+        return [
+            node.name
+            for node in (onnx.load(self.onnx_path).graph.node if unbounded else ())
+            if node.op_type not in LAYERS and not unbounded.isdisjoint((*node.input, *node.output))
+        ]
+
     def _load_ranges(self) -> dict[str, Range]:
         calib = self.calib
 
         def make(folder: Path) -> None:
             stats = self._load_statistics()
-            ranges = {name: find_range(stat, calib) for name, stat in stats.items()}
+            ranges = {
+                name: find_range(stat, calib) if stat.is_finite else (stat.low, stat.high)
+                for name, stat in stats.items()
+            }
             (folder / "ranges.json").write_text(json.dumps(ranges))
 
         method = json.dumps(describe_method(calib), sort_keys=True)

@@ -16,6 +16,7 @@ from resnet8ptq.calibration.observer import TensorObserver
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.data.dataset import Split
 
@@ -200,7 +201,12 @@ def find_range(stats: TensorStats, config: CalibConfig) -> Range:
     """Return the range [low, high] that `config.name` chooses for a tensor.
 
     The range of a constant tensor contains its value.
+
+    Raises:
+        QuantizationError: a value is NaN or infinite.
     """
+    if not stats.is_finite:
+        raise QuantizationError("an activation of the calibration images is NaN or infinite")
     if stats.low == stats.high:
         return stats.low, stats.high
     choose = find_method(config.name).choose

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.calibration.statistics import Range, TensorStats
-from resnet8ptq.core.errors import QuantizationError
 
 HALF = 2**15  # fine bins on each side of zero
 
@@ -31,12 +30,14 @@ class TensorObserver:
         batches: the range of each batch, in order.
         counts: the counts of the fine bins [2 * HALF], in ascending order.
         exponent: the bins span [-2**exponent, 2**exponent).
+        finite: whether no value was NaN or infinite; otherwise only the ranges are kept.
     """
 
     counting: bool = False
     batches: list[Range] = field(default_factory=list)
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     exponent: int = _LEAST
+    finite: bool = True
 
     @property
     def width(self) -> float:
@@ -48,26 +49,22 @@ class TensorObserver:
 
         Args:
             new_batch: whether the values start a batch; else they continue the last one.
-
-        Raises:
-            QuantizationError: a value is NaN or infinite.
         """
         low, high = 0.0, 0.0  # without values, such as the boxes of a picture without objects
         if values.size:
             low, high = float(values.min()), float(values.max())
-        if not np.isfinite([low, high]).all():  # min and max of anything with NaN are NaN
-            raise QuantizationError("an activation of the calibration images is NaN or infinite")
-        if self.counting:
+        self.finite &= math.isfinite(low) and math.isfinite(high)  # those of any NaN are NaN
+        if self.counting and self.finite:
             self._widen(max(-low, high))
             self._count(values.reshape(-1), math.floor(low / self.width))
         if not new_batch:
             last_low, last_high = self.batches.pop()
-            low, high = min(low, last_low), max(high, last_high)
+            low, high = float(np.minimum(low, last_low)), float(np.maximum(high, last_high))
         self.batches.append((low, high))
 
     def clipped(self, low: float, high: float) -> "TensorObserver":
         """Return an observer of the same values, limited to [low, high]."""
-        if (low, high) == (-math.inf, math.inf):
+        if (low, high) == (-math.inf, math.inf) or not self.finite:
             return self
         ends = np.clip([low, high], -HALF * self.width, (HALF - 1) * self.width)
         first, last = (math.floor(end / self.width) + HALF for end in ends)
@@ -81,8 +78,10 @@ class TensorObserver:
     def is_coarse(self, num_bins: int) -> bool:
         """Return whether one of `num_bins` bins over the range is narrower than a fine bin.
 
-        A clipped tensor has the fine bins of its source.
+        A clipped tensor has the fine bins of its source. Without finite values there are no bins.
         """
+        if not self.finite:
+            return True
         threshold = max(max(-low, high) for low, high in self.batches)
         return self.counting and 0 < 2 * threshold / num_bins < self.width
 
@@ -93,7 +92,9 @@ class TensorObserver:
         except for the values of one fine bin.
         """
         stats = TensorStats.of_batches(np.array(self.batches))
-        if self.counting:
+        if self.counting and not self.finite:
+            stats.counts = np.zeros(num_bins, np.int64)
+        elif self.counting:
             edges = np.linspace(-stats.threshold, stats.threshold, num_bins + 1)
             fine = self.width * np.arange(-HALF, HALF + 1)
             below = np.concatenate([[0], np.cumsum(self.counts)])

@@ -32,8 +32,13 @@ class TensorStats:
     def of_batches(cls, batches: NDArray[np.float64]) -> "TensorStats":
         """Return the statistics without a histogram, from the ranges of the batches [n, 2]."""
         ranges = [(float(low), float(high)) for low, high in batches]
-        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
-        return cls(low, high, batches=ranges)
+        low, high = batches[:, 0].min(), batches[:, 1].max()  # NaN if any is NaN
+        return cls(float(low), float(high), batches=ranges)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no value was NaN or infinite."""
+        return bool(np.isfinite([self.low, self.high]).all())
 
     @property
     def threshold(self) -> float:

@@ -35,10 +35,11 @@ from resnet8ptq.models.contract import Contract, Samples, is_scalar, match, read
 from resnet8ptq.models.folding import Preprocessing, preprocess
 from resnet8ptq.models.normalization import (
     avoid_quantizer_names,
-    flatten_biases,
+    copy_shared_weights,
     name_nodes,
     normalize,
     opset,
+    simplify_gemms,
 )
 from resnet8ptq.models.sources import read, select_outputs
 from resnet8ptq.models.sources.contract import Module, Network
@@ -136,13 +137,14 @@ def _convert(
 ) -> None:
     """Do the work of `convert`; the samples have the network's dtype and layout."""
     name_nodes(network.proto.graph)
-    flatten_biases(network.proto.graph)
+    simplify_gemms(network.proto.graph)
     network = batch_first.move_outputs(_find_batch(network, samples), samples)
     _take_branches(network, samples)
     proto, why_fixed = _fix_sizes(network, samples, fields)
     added = {node.output[0] for node in proto.graph.node if node.name.endswith("__batch_axis")}
     if indices := [i for i, value in enumerate(proto.graph.output) if value.name in added]:
         network = replace(network, predict=batch_axis.one_by_one(network.predict, indices))
+    copy_shared_weights(proto.graph)
     avoid_quantizer_names(proto.graph)
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)

@@ -18,7 +18,12 @@ from onnx import numpy_helper
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
-from resnet8ptq.models.normalization import avoid_quantizer_names, flatten_biases, name_nodes
+from resnet8ptq.models.normalization import (
+    avoid_quantizer_names,
+    copy_shared_weights,
+    name_nodes,
+    simplify_gemms,
+)
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,8 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
             except Exception:  # symbolic inference fails on some free batches; ONNX's may not
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=True)
         proto = onnx.load(folded)
-        changed = fold_into_products(proto.graph) | flatten_biases(proto.graph)
-        changed |= avoid_quantizer_names(proto.graph)
+        changed = simplify_gemms(proto.graph) | fold_into_products(proto.graph)
+        changed |= copy_shared_weights(proto.graph) | avoid_quantizer_names(proto.graph)
         if not all(node.name for node in proto.graph.node):  # of an operator that is a function
             name_nodes(proto.graph)
             changed = True

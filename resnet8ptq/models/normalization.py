@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,11 +18,12 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis, zero_pads
 from resnet8ptq.graph.pruning import find_all
 from resnet8ptq.graph.shapes import find_sizes
-from resnet8ptq.graph.weights import read_bias, write_bias
+from resnet8ptq.graph.weights import read, read_bias, write_bias, write_input
 from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, SCALER, graph_inputs, read_constant
 
 OPSET = 17
 MIN_OPSET = 13  # the first with a per-channel QuantizeLinear
+_EXPLICIT_RESIZES = 11  # the first in which Resize names its coordinates
 PAD_FUSION = "Pad_Fusion"  # ONNX Runtime's optimizer whose fault `_keep_pads` avoids
 MIN_IR_VERSION = 8  # of opset 17; since 4, initializers need not be inputs
 
@@ -52,7 +54,20 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
                 f"{', '.join(_changed_operators(raised, version + 1))} ({one_line(error)})"
             ) from None
         raised, version = converted, version + 1
+        if version == _EXPLICIT_RESIZES:
+            _write_coordinates(raised.graph)
     return raised
+
+
+def _write_coordinates(graph: onnx.GraphProto) -> None:
+    """Give each Resize of opset 10 its coordinates, in place, which onnx's converter leaves out."""
+    for node in graph.node:
+        if node.op_type == "Resize" and not attribute(node, "coordinate_transformation_mode", b""):
+            for key, value in (
+                ("coordinate_transformation_mode", "asymmetric"),
+                ("nearest_mode", "floor"),
+            ):
+                node.attribute.append(onnx.helper.make_attribute(key, value))
 
 
 def _changed_operators(proto: onnx.ModelProto, version: int) -> list[str]:
@@ -139,6 +154,75 @@ def _scale(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]
         make("Sub", [numbers, offset], [shifted]),
         make("Mul", [shifted, scale], [name]),
     ]
+
+
+def cast_constants(graph: onnx.GraphProto) -> None:
+    """Compute each Cast of a constant to float32, in place: weights stored in 16 or 64 bits."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    outputs = {value.name for value in graph.output}
+    casts = []
+    for node in graph.node:
+        if node.op_type == "Constant" and (constant := read_constant(node)) is not None:
+            constants[node.output[0]] = constant
+        elif node.op_type == "Identity" and node.input[0] in constants:
+            constants[node.output[0]] = constants[node.input[0]]
+        elif node.op_type == "Cast" and node.input[0] in constants:
+            to_float = attribute(node, "to", 0) == onnx.TensorProto.FLOAT
+            casts += [node] if to_float and node.output[0] not in outputs else []
+    for node in casts:
+        values = numpy_helper.to_array(constants[node.input[0]]).astype(np.float32)
+        graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
+        graph.node.remove(node)
+
+
+def simplify_gemms(graph: onnx.GraphProto) -> bool:
+    """Give Gemms with constants a bias [N], and alpha and beta of 1; return whether any changed.
+
+    ONNX Runtime's quantizer drops the beta of a bias that it rounds.
+    """
+    constants = {tensor.name for tensor in graph.initializer}
+    scaled = [
+        node
+        for node in graph.node
+        if node.op_type == "Gemm"
+        and constants.issuperset(filter(None, node.input[1:]))
+        and not attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1
+    ]
+    for node in scaled:
+        factors = {1: attribute(node, "alpha", 1.0), 2: attribute(node, "beta", 1.0)}
+        for index, name in enumerate(node.input):
+            if name in constants:
+                write_input(graph, node, index, read(graph, name) * np.float32(factors[index]))
+        drop_attribute(node, "alpha")
+        drop_attribute(node, "beta")
+    return flatten_biases(graph) or bool(scaled)
+
+
+def copy_shared_weights(graph: onnx.GraphProto) -> bool:
+    """Give a layer its own copy of a constant with another role elsewhere; return whether any was.
+
+    ONNX Runtime's quantizer rounds a constant once, with the scales of its first role: along the
+    axis of a Conv's channels, and not of those of a ConvTranspose.
+    """
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    roles: dict[str, dict[tuple[Any, ...], str]] = {}  # of each constant: its name in each role
+    copied = False
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            layer = index > 0 and node.op_type in (*LAYERS, "ConvTranspose")
+            if name not in constants or node.op_type == "Gather":  # tables of embeddings are large
+                continue
+            role = (node.op_type, index, channel_axis(node)) if layer else ()
+            names = roles.setdefault(name, {})
+            if role not in names:
+                names[role] = f"{name}__copy_{len(names)}" if names else name
+                if names[role] != name:
+                    copy = graph.initializer.add()
+                    copy.CopyFrom(constants[name])
+                    copy.name = names[role]
+                    copied = True
+            node.input[index] = names[role]
+    return copied
 
 
 def flatten_biases(graph: onnx.GraphProto) -> bool:

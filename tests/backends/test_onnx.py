@@ -349,15 +349,21 @@ def test_slim_keeps_a_constant_that_equals_one_that_nothing_reads():
     assert constant.name in small.graph.node[0].input
 
 
-def test_a_product_with_several_matrices_stays_in_float(shapes_model, tmp_path):
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize(
+    ("product", "sizes"), [("wide, matrices", (4, 4, 3)), ("matrices, wide", (3, 4))]
+)
+def test_a_product_that_its_kernel_does_not_take_stays_in_float(
+    shapes_model, tmp_path, product, sizes, dtype
+):
     """With scales by channel, ONNX Runtime wrote a file that it could not run."""
     proto = parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]>
-        network (float[N, 2, 4, 4] x) => (float[N, 4, 4, 3] y)
-        { wide = Conv(x, kernels)  y = MatMul(wide, matrices) }"""
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 4, K, M] y)
+        {{ wide = Conv(x, kernels)  y = MatMul({product}) }}"""
     )
     random = np.random.default_rng(0)
-    for name, shape in {"kernels": (4, 2, 1, 1), "matrices": (4, 4, 3)}.items():
+    for name, shape in {"kernels": (4, 2, 1, 1), "matrices": sizes}.items():
         values = random.normal(size=shape).astype(np.float32)
         proto.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
     for node in proto.graph.node:
@@ -365,9 +371,60 @@ def test_a_product_with_several_matrices_stays_in_float(shapes_model, tmp_path):
     onnx.save(proto, tmp_path / "network.onnx")
     samples = random.normal(size=(20, 2, 4, 4)).astype(np.float32)
     [expected] = open_runner(proto.SerializeToString())(samples)
-    quantizer = quantizer_of(make_config("data=shapes", "per_channel=true", "reduce_range=true"))
+    words = ("data=shapes", "per_channel=true", "reduce_range=true", f"dtype={dtype}")
+    quantizer = quantizer_of(make_config(*words))
     network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
     artifact = quantizer.quantize(network, Split(samples, None, "made"), tmp_path)
     [got] = quantizer.load(artifact.path, THREADS).predict(samples)
     assert artifact.quantized_layers == 1
     assert 0 < np.abs(got - expected).max() < 0.03 * np.abs(expected).max()
+
+
+def test_a_file_that_onnx_runtime_cannot_run_is_unsupported(shapes_model, tmp_path):
+    """ONNX Runtime 1.31 moves Transposes over a Resize of some axes, and refuses its own graph."""
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 18]>
+        network (float[N, 2, 4, 4] x) => (float[N, 2, 2, 2] y) <int64[2] sizes = {3, 3}> {
+            wide = Conv(x, w)  small = Resize<mode = "linear", axes = [2, 3]>(wide, , , sizes)
+            y = Conv(small, v)
+        }"""
+    )
+    random = np.random.default_rng(0)
+    for name, shape in {"w": (2, 2, 1, 1), "v": (2, 2, 2, 2)}.items():
+        values = random.normal(size=shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    for index, node in enumerate(proto.graph.node):
+        node.name = f"{node.op_type}{index}"
+    onnx.save(proto, tmp_path / "network.onnx")
+    samples = Split(random.normal(size=(8, 2, 4, 4)).astype(np.float32), None, "made")
+    quantizer = quantizer_of(make_config("data=shapes"))
+    network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
+    artifact = quantizer.quantize(network, samples, tmp_path)
+    with pytest.raises(UnsupportedError, match=r"cannot run its quantized file .*Resize"):
+        quantizer.verify(artifact, network, samples)
+
+
+def test_nodes_with_infinite_values_stay_in_float(shapes_model, tmp_path):
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 2, 4, 4] y) <float least = {-4}> {
+            wide = Conv(x, w)  some = Relu(wide)  low = Log(some)  cut = Max(low, least)
+            y = Conv(cut, v)
+        }"""
+    )
+    random = np.random.default_rng(0)
+    for name in ("w", "v"):
+        values = random.normal(size=(2, 2, 1, 1)).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    onnx.save(proto, tmp_path / "network.onnx")
+    samples = Split(random.normal(size=(40, 2, 4, 4)).astype(np.float32), None, "made")
+    quantizer = quantizer_of(make_config("data=shapes", "reduce_range=true"))
+    network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
+    artifact = quantizer.quantize(network, samples, tmp_path)
+    assert artifact.quantized_layers == 2
+    assert artifact.ranges.keys() == {"x", "wide", "some", "cut", "y"}
+    batch = samples.images[:]
+    [expected], [got] = open_runner(proto)(batch), quantizer.load(artifact.path, 1).predict(batch)
+    assert np.corrcoef(expected.ravel(), got.ravel())[0, 1] > 0.99

@@ -3,10 +3,12 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.schema_py_generated import TensorType
 
 from resnet8ptq.backends.tflite import (
@@ -200,6 +202,44 @@ def test_16_bits_have_no_zero_point(content, shapes_model, batch):
         assert layer.output.quantization.zeroPoint == [0]
     interpreter = predictor.open_interpreter(written, 1)
     assert {end["dtype"] for end in interpreter.get_input_details()} == {np.int16}
+
+
+def replace_addition(model: Any, kind: int, number: bool) -> Any:
+    """Return the first addition of a file, turned into another operator.
+
+    Args:
+        number: whether its second input becomes a single number.
+    """
+    added = next(operator for code, operator in contents.operators(model) if code == "ADD")
+    model.operatorCodes.append(schema.OperatorCodeT(kind, builtinCode=kind, version=1))
+    added.opcodeIndex, added.builtinOptionsType = len(model.operatorCodes) - 1, 0
+    if number:
+        model.buffers.append(schema.BufferT(data=np.zeros(1, np.float32).view(np.uint8)))
+        constant = schema.TensorT(shape=[1], buffer=len(model.buffers) - 1, name=b"number")
+        model.subgraphs[0].tensors.append(constant)
+        added.inputs = [added.inputs[0], len(model.subgraphs[0].tensors) - 1]
+    return added
+
+
+@pytest.mark.parametrize("kind", ["MAXIMUM", "DIV"])
+def test_operators_whose_integers_fail_stay_in_float(kind, content, shapes_model, batch):
+    """ai-edge-quantizer 0.10 gives a single number as many axes as the other input has, and fails.
+
+    TFLite's division of integers fails if a divisor rounds to 0.
+    """
+    names = correspondence.find(content, shapes_model.onnx_path, batch[:2])
+    model, graph = contents.read(content), onnx.load(shapes_model.onnx_path).graph
+    builtin = getattr(schema.BuiltinOperator, kind)
+    changed = replace_addition(model, builtin, number=kind == "MAXIMUM")
+    operators = edge_quantizer.find_quantized(model, names, graph, [])
+    settings = dict.fromkeys(names, (-1.0, 3.0)), edge_quantizer.Scheme(per_channel=True)
+    written = contents.read(edge_quantizer.quantize(model, operators, *settings))
+    assert all(layer.weights.type == TensorType.INT8 for layer in contents.layers(written))
+    outputs = {code: operator.outputs[0] for code, operator in contents.operators(written)}
+    assert written.subgraphs[0].tensors[outputs[kind]].type == TensorType.FLOAT32
+    if kind == "MAXIMUM":
+        with pytest.raises(UnsupportedError, match="ai-edge-quantizer cannot quantize the network"):
+            edge_quantizer.quantize(model, [*operators, changed], *settings)
 
 
 def test_nothing_to_quantize_is_an_error(content, shapes_model, batch):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.conversion import FOLDED
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.distortion import KERNELS_DB
-from tests.helpers import converted
+from tests.helpers import converted, transformers
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of, runtime_of
 from tests.helpers.originals import start_isolated
@@ -57,6 +58,18 @@ def test_without_the_extra_nncf_a_run_is_unsupported(monkeypatch):
 
 
 @pytest.mark.slow
+@needs_openvino
+@pytest.mark.parametrize(("words", "warned"), [((), True), (("transformer",), False)])
+def test_a_transformer_without_its_type_is_warned_of(shapes_model, tmp_path, caplog, words, warned):
+    onnx.save(transformers.build(), tmp_path / "network.onnx")
+    settings = ["backend=openvino_nncf", *(f"backend.model_type={word}" for word in words)]
+    network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
+    quantizer_of(make_config(*settings, "dtype=int8")).fit(network)
+    assert ("try backend.model_type=transformer" in caplog.text) == warned
+    quantizer_of(make_config(*settings, "dtype=int8")).fit(shapes_model)
+    assert caplog.text.count("try backend.model_type") == warned
+
+
 @needs_nncf
 def test_options_of_nncf_have_an_effect(quantize):
     settings = ("backend=openvino_nncf", "dtype=int8", "per_channel=true")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import numpy_helper, parser
 
 from resnet8ptq.calibration import activations
 from resnet8ptq.calibration.activations import Activations
@@ -140,13 +140,36 @@ def test_scores_that_a_mask_sets_to_minus_infinity_have_a_range(shapes_model, tm
     assert ranges["scores"][1] > 0
 
 
-def test_a_network_without_numbers_is_refused_and_leaves_nothing(shapes_model, split, tmp_path):
+def test_a_network_without_numbers_is_refused_also_from_the_cache(
+    shapes_model, split, observed, tmp_path
+):
     broken = change(shapes_model, tmp_path, np.inf)
-    with pytest.raises(QuantizationError, match="NaN or infinite"):
-        find(broken, split, configure(tmp_path / "cache"))
-    assert not [
-        path for path in (tmp_path / "cache").rglob("*") if path.suffix in (".npz", ".json")
-    ]
+    for _ in range(2):
+        with pytest.raises(QuantizationError, match="NaN or infinite"):
+            find(broken, split, configure(tmp_path / "cache"))
+    assert len(observed) == 2  # the first time: copies of infinite values are observed themselves
+
+
+@pytest.mark.parametrize("method", ["minmax", "moving_average", "percentile"])
+def test_infinite_values_are_refused_only_around_quantized_nodes(shapes_model, tmp_path, method):
+    """The logarithm of zero, whose nodes can stay in float."""
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> network (float[N, 4] x) => (float[N, 4] y)
+        { positive = Relu(x)  logs = Log(positive)  powers = Exp(logs)  y = Neg(powers) }"""
+    )
+    for node in proto.graph.node:
+        node.name = node.op_type
+    onnx.save(proto, tmp_path / "network.onnx")
+    samples = Split(np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32), None, "made")
+    config = configure(tmp_path / "cache", f"calib={method}")
+    network = tmp_path / "network.onnx"
+    activations = Activations(network, samples, config.calib, runtime_of(config))
+    assert activations.find_unbounded() == ["Log", "Exp"]
+    ranges = activations.find_around(activations.find_unbounded())
+    assert ranges.keys() == {"x", "positive", "powers", "y"}
+    assert np.isfinite([*ranges.values()]).all()
+    with pytest.raises(QuantizationError, match="NaN or infinite: logs; "):
+        activations.find_around([])
 
 
 def test_given_ranges_win_and_where_they_suffice_nothing_is_run(

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from resnet8ptq.calibration.methods import find_range
 from resnet8ptq.calibration.observer import HALF, TensorObserver
 from resnet8ptq.calibration.statistics import TensorStats
+from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core.errors import QuantizationError
 from tests.helpers.arrays import NUMBERS, TENSORS
 
@@ -114,5 +116,10 @@ def test_blocks_add_up():
 def test_values_that_are_no_numbers_do_not_go_unseen(wrong):
     """A range taken without them would quantize a broken network as if it were sound."""
     observer = observe(np.ones(3, dtype=np.float32))
-    with pytest.raises(QuantizationError, match="is NaN or infinite"):
-        observer.observe(np.array([1.0, wrong, 2.0], dtype=np.float32))
+    observer.observe(np.array([1.0, wrong, 2.0], dtype=np.float32))
+    observer.observe(np.ones(3, dtype=np.float32), new_batch=False)
+    for seen in (observer, observer.clipped(0, 1)):
+        assert seen.is_coarse(16)
+        assert not seen.stats(16).is_finite
+        with pytest.raises(QuantizationError, match="is NaN or infinite"):
+            find_range(seen.stats(16), CalibConfig(name="percentile"))

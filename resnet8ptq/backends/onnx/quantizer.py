@@ -23,6 +23,7 @@ from resnet8ptq.backends.contract import (
     Takes,
     check_same,
     refuse_others,
+    run_once,
 )
 from resnet8ptq.backends.onnx import dynamic, predictor, profiler, rewriting, weight_only
 from resnet8ptq.backends.onnx.slim import slim
@@ -33,7 +34,7 @@ from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import attention_products, find_attention
 from resnet8ptq.graph.embeddings import find_tables, quantize_tables
@@ -185,6 +186,7 @@ class OnnxQuantizer(Quantizer):
                     skipped += [name for name in outputs if name not in skipped]
                 settings = config.calib, self.runtime, ranges or {}
                 activations = Activations(model.onnx_path, calibration, *settings)
+                skipped += self._find_unbounded(activations, skipped)
                 calibrated = activations.find_around(skipped)
                 float_outputs = self._leaves_outputs_in_float(proto.graph)
                 stacks = self._find_stacks(proto.graph)
@@ -215,6 +217,12 @@ class OnnxQuantizer(Quantizer):
                 check_same(whole, small, calibration.batches(config.calib.batch_size))
         return Artifact(path, count, calibrated, details)
 
+    def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
+        """Run one sample; see `contract.Quantizer`."""
+        with errors_as(QuantizationError, f"{artifact.path}: cannot be loaded"):
+            onnx.load(artifact.path)  # a damaged file fails the run
+        return run_once(self, artifact, calibration)
+
     def _find_narrow(
         self, graph: onnx.GraphProto, skipped: Collection[str]
     ) -> dict[str, WeightScheme]:
@@ -236,13 +244,22 @@ class OnnxQuantizer(Quantizer):
             skipped = [n.name for n in graph.node] if in_blocks else self.config.nodes_to_exclude
         return [node.name for node in find_tables(graph) if node.name not in skipped]
 
+    def _find_unbounded(self, activations: Activations, skipped: Collection[str]) -> list[str]:
+        names = [name for name in activations.find_unbounded() if name not in skipped]
+        if names:
+            log.info("left in float, since values are infinite: %s", ", ".join(names)[:200])
+        return names
+
     def _find_stacks(self, graph: onnx.GraphProto) -> list[str]:
-        """Return products with several matrices: with scales by channel their kernel crashes."""
+        """Return products with several matrices, or with weights on the left.
+
+        With scales by channel their kernel fails.
+        """
         if not self.config.per_channel:
             return []
         axes = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
         products = [node for node in graph.node if node.op_type == "MatMul"]
-        return [node.name for node in products if axes.get(node.input[1], 0) > 2]
+        return [n.name for n in products if axes.get(n.input[1], 0) > 2 or n.input[0] in axes]
 
     def _leaves_outputs_in_float(self, graph: onnx.GraphProto) -> bool:
         return self.config.attention != "all" and bool(find_attention(graph))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import onnx
 
 from resnet8ptq.backends.contract import (
     WITH_ACTIVATIONS,
@@ -34,6 +35,7 @@ from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.attention import find_attention
 from resnet8ptq.models.model import Fp32Model
 
 log = logging.getLogger(__name__)
@@ -97,9 +99,23 @@ class NncfQuantizer(Quantizer):
         )
 
     def fit(self, model: Fp32Model) -> QuantizationConfig:
-        """Check that OpenVINO supports all operators; see `contract.Quantizer`."""
+        """Check that OpenVINO supports all operators; see `contract.Quantizer`.
+
+        Warn if NNCF would quantize a transformer as a network of convolutions: its normalizations
+        and sums too.
+        """
         with errors_as(UnsupportedError, "backend=openvino_nncf: OpenVINO cannot read the network"):
             read(model.onnx_path)
+        quantizes = self.config.dtype.name != "fp32"
+        if (
+            quantizes
+            and not self._options.model_type
+            and find_attention(onnx.load(model.onnx_path).graph)
+        ):
+            log.warning(
+                "backend.model_type: got null for a network with attention, whose outliers NNCF "
+                "then rounds; try backend.model_type=transformer"
+            )
         return self.config
 
     def quantize(
@@ -108,7 +124,7 @@ class NncfQuantizer(Quantizer):
         """Write NNCF's network; see `contract.Quantizer`.
 
         Raises:
-            UnsupportedError: NNCF leaves every layer in float.
+            UnsupportedError: NNCF cannot quantize the network, or leaves every layer in float.
         """
         self.resolve()
         if self.config.dtype.name == "fp32":
@@ -157,7 +173,8 @@ def quantize(
     """
     openvino = library()  # before NNCF, which would report to Intel too
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with errors_as(QuantizationError, f"{network}: NNCF cannot quantize it"):
+    why = "backend=openvino_nncf: NNCF cannot quantize the network"
+    with errors_as(UnsupportedError, why, "try backend=openvino"):
         import nncf
         from nncf.quantization.advanced_parameters import QuantizationParameters
 

@@ -19,7 +19,7 @@ from ai_edge_litert.schema_py_generated import TensorType
 from resnet8ptq.backends.tflite import contents
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core import isolation
-from resnet8ptq.core.errors import QuantizationError, errors_as
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.graph.layers import LAYERS
 
 # Operators that only move values, or leave some out: they are quantized if their input is.
@@ -27,7 +27,10 @@ MOVES = {
     *("MAX_POOL_2D", "PAD", "MIRROR_PAD", "TRANSPOSE", "RESHAPE", "SQUEEZE", "EXPAND_DIMS"),
     *("SLICE", "STRIDED_SLICE", "SPLIT", "SPACE_TO_DEPTH", "GATHER"),
 }
-
+# Their constants get the scale of an activation, which ai-edge-quantizer (0.10) only does for equal
+# numbers of axes.
+_SHARING = {"MAXIMUM", "MINIMUM", "PADV2"}
+_FLOAT = {"DIV"}  # its integer kernel ends the run if a divisor rounds to 0
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +76,20 @@ def find_quantized(
         quantized = node is not None and node.name not in skipped
         if node is None and code in MOVES:
             quantized = not integer.isdisjoint(operator.inputs)
-        if quantized:
+        left = code in _FLOAT or (code in _SHARING and _has_scalar(model, operator))
+        if quantized and not left:
             chosen.append(operator)
             integer.update(operator.outputs)
     return chosen
+
+
+def _has_scalar(model: Any, operator: Any) -> bool:
+    """Return whether an operator has a float constant of fewer axes than its output."""
+    tensors = model.subgraphs[0].tensors
+    axes = len(tensors[int(operator.outputs[0])].shape)
+    values = [tensors[int(index)] for index in operator.inputs]
+    floats = [tensor for tensor in values if tensor.type == TensorType.FLOAT32]
+    return any(contents.is_constant(model, t) and len(t.shape) < axes for t in floats)
 
 
 def _layer_before(name: str, makers: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | None:
@@ -118,7 +131,8 @@ def quantize(
             float.
 
     Raises:
-        QuantizationError: ai-edge-quantizer failed, or there is nothing to quantize.
+        QuantizationError: there is nothing to quantize.
+        UnsupportedError: ai-edge-quantizer cannot quantize the network.
     """
     ranges = _spread(model, ranges)
     chosen = [operator for operator in operators if _is_known(model, operator, ranges)]
@@ -148,7 +162,8 @@ def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:
     try:
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
-            with errors_as(QuantizationError, "backend=tflite: ai-edge-quantizer failed"):
+            failed = "backend=tflite: ai-edge-quantizer cannot quantize the network"
+            with errors_as(UnsupportedError, failed, "try backend=onnx"):
                 work = quantizer.Quantizer(content, recipe)
                 result = work.quantize(statistics, enable_progress_report=False)
                 return bytes(result.quantized_model)

@@ -33,6 +33,7 @@ from resnet8ptq.backends.contract import (
     check_same,
     options_of,
     refuse_others,
+    run_once,
 )
 from resnet8ptq.backends.tflite import (
     contents,
@@ -50,7 +51,7 @@ from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig, TfliteConfig
 from resnet8ptq.core import files, isolation
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources.formats import is_tflites
@@ -192,6 +193,12 @@ class TfliteQuantizer(Quantizer):
             content = slimmed
         files.write_bytes(path, content)
         return artifact
+
+    def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
+        """Run one sample; see `contract.Quantizer`."""
+        with errors_as(QuantizationError, f"{artifact.path}: cannot be loaded"):
+            contents.read(artifact.path.read_bytes())  # a damaged file fails the run
+        return run_once(self, artifact, calibration)
 
     load = staticmethod(predictor.load)
 

@@ -6,10 +6,12 @@ ONNX Runtime and onnx's version converter read the file only afterwards.
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.inliner
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.core import files
@@ -68,6 +70,7 @@ def read(path: Path) -> onnx.ModelProto:
     proto = _parse(files.read_bytes(path, MAX_BYTES), path)
     proto.ir_version = max(proto.ir_version, 4)  # some IR 3 files lack initializers as inputs
     _read_outside(proto, path)
+    proto = _inline(proto, path)
     _check(proto, path)
     return proto
 
@@ -141,6 +144,41 @@ def _read_inside(tensor: TensorProto, path: Path, contents: dict[str, bytes]) ->
     tensor.raw_data = whole[start : start + size]
     tensor.data_location = TensorProto.DEFAULT
     del tensor.external_data[:]
+
+
+def _inline(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+    """Return a model without functions, which torch's and onnxscript's exporters write.
+
+    Functions of another opset than the model's stay, and `_check` refuses them.
+    """
+    if not proto.functions:
+        return proto
+    with errors_as(ModelError, f"{path}: its functions cannot be inlined"):
+        _check_inlined_size(proto)
+        return onnx.inliner.inline_local_functions(proto)
+
+
+def _check_inlined_size(proto: onnx.ModelProto) -> None:
+    """Raise ValueError if functions that call functions would become too large a graph.
+
+    Raises:
+        RecursionError: a function calls itself.
+    """
+    functions = {(item.domain, item.name, item.overload): item for item in proto.functions}
+
+    @cache
+    def measure(key: tuple[str, str, str] | None) -> tuple[int, int]:
+        """Return the numbers of nodes and bytes of a function, or of the graph."""
+        count = size = 0
+        for node in find_all(proto.graph if key is None else functions[key], onnx.NodeProto):
+            called = (node.domain, node.op_type, node.overload)
+            nodes, length = measure(called) if called in functions else (1, node.ByteSize())
+            count, size = count + nodes, size + length
+        return count, size
+
+    count, size = measure(None)
+    if count > MAX_NODES or size > MAX_BYTES:
+        raise ValueError(f"they hold {count:,} nodes, expected at most {MAX_NODES}")
 
 
 def check(proto: onnx.ModelProto, path: Path) -> None:

@@ -24,6 +24,7 @@ from resnet8ptq.models.contract import (
 from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.normalization import (
     PAD_FUSION,
+    cast_constants,
     normalize,
     opset,
     raise_opset,
@@ -66,6 +67,7 @@ def read_graph(
     for name, values in inputs.items():
         _fix_input(proto.graph, name, values)
     original, axes = proto.SerializeToString(), batch_first.find_inputs(proto.graph)
+    cast_constants(proto.graph)
     write_scalers(proto.graph)
     branches.take_branches(proto)
     gate.check_layers(proto, source)
