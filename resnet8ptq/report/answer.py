@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from resnet8ptq.core.text import escape_markdown
 from resnet8ptq.evaluation.paired_latency import typical
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.recommend import BALANCED, BEST, ModelSelection, Recommendation, fp32_name
+from resnet8ptq.report.recommend import (
+    BALANCED,
+    BEST,
+    SAME_SIZE,
+    ModelSelection,
+    Recommendation,
+    fp32_name,
+)
 from resnet8ptq.report.table import VOID, say_size
 from resnet8ptq.report.verdicts import FAIL, PASS, Verdict
 from resnet8ptq.tasks.contract import BASELINE, TOTAL
@@ -102,13 +109,14 @@ def say_chance(selected: ModelSelection, best: Cell) -> str:
 
 
 def say_balanced(selected: ModelSelection, best: Cell) -> str:
-    """Return a sentence on the balanced model; empty if it is the best model itself."""
+    """Return a sentence on the balanced model; empty if it is not smaller than the best."""
     balanced = next((use for use in selected.recommendations if use.key == BALANCED), None)
-    if balanced is None or balanced.choice is None or balanced.choice is best:
+    if balanced is None or balanced.choice is None:
         return ""
     sizes = [cell.record.size_bytes or math.inf for cell in (balanced.choice, best)]
-    gain = "smaller" if sizes[0] < sizes[1] else "faster"
-    return f" {balanced.label} is {gain}, and {balanced.equals_mean}."
+    if sizes[0] * (1 + SAME_SIZE) >= sizes[1]:
+        return ""
+    return f" {balanced.label} is smaller, and {balanced.equals_mean}."
 
 
 def say_facts(selected: ModelSelection, cell: Cell) -> tuple[str, ...]:
