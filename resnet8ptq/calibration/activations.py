@@ -65,7 +65,7 @@ class Activations:
 
         Raises:
             QuantizationError: one of these activations is NaN or infinite. Others may be, such as
-                masked scores of attention that stay in float.
+                the logarithm of zero in a node that stays in float.
         """
         names, ranges = list(names), dict(self.preset)
         if find_method(self.calib.name).choose and not ranges.keys() >= set(names):
@@ -90,9 +90,9 @@ class Activations:
         return self.find_ranges([*float_inputs(proto.graph), *float_tensors(proto, nodes)])
 
     def find_unbounded(self) -> list[str]:
-        """Return the names of the nodes around activations that are NaN or infinite, but no layers.
+        """Return the names of the nodes around activations that are NaN or infinite.
 
-        Such nodes, as a logarithm of zero, can stay in float.
+        Such a node, for example the logarithm of zero, can stay in float. Layers are left out.
         """
         if self.preset or not find_method(self.calib.name).choose:
             return []

@@ -5,7 +5,7 @@ Each correction takes an ONNX graph and returns a corrected one.
 SmoothQuant and equalization come first: they keep the network's function, but change the weights
 and therefore their grid. AdaRound or block-wise reconstruction then choose the levels. Bias
 correction comes last: it removes the mean of the remaining error, which depends on the levels.
-AdaRound corrects the bias of each layer itself, so that there is little left to remove.
+With it, AdaRound corrects the bias of each layer itself, so little is left to remove.
 """
 
 import logging
