@@ -51,7 +51,7 @@ def make_plan(
             "models that stop at different places cannot be ranked; all samples are scored"
         )
         return None
-    level = SIGNIFICANCE / (models or 1)
+    level = SIGNIFICANCE / max(models or 1, config.report.confirmations)
     return StoppingPlan(len(samples.reported), task.metric.limit(config.report), level)
 
 

@@ -47,6 +47,13 @@ def test_metrics_without_hits_and_groups_are_refused(samples):
         make_plan(config, TASK, samples, True)
 
 
+def test_a_stop_has_the_level_of_the_verdict(samples):
+    """Corrected for the models that may be confirmed; see `report.confirmations`."""
+    config = make_config(*DECIDED, "report.confirmations=2")
+    expected = StoppingPlan(len(samples.reported), 0.01, 0.025)
+    assert make_plan(config, TASK, samples, False) == expected
+
+
 def test_models_that_nothing_else_ranks_score_all(samples, caplog):
     config = make_config(*DECIDED, "evaluate.models=4")
     assert make_plan(config, TASK, replace(samples, selection=None), False) is None
