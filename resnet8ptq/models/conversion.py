@@ -27,7 +27,7 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.data.fields import Fields, lengths
 from resnet8ptq.data.preprocessing import RAW
 from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
-from resnet8ptq.graph.footprint import live_bytes
+from resnet8ptq.graph.footprint import tensor_bytes
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import batch_axis, batch_first, branches
 from resnet8ptq.models.batch_axis import Outputs, Predict
@@ -209,7 +209,9 @@ def _run_on(
     if fields is not None and free:
         samples = samples[np.argsort(lengths(samples[fields.mask]))]
     longest = None if fields is None else fields.longest(samples.dtype)
-    at_once = min(AT_ONCE, memory.fitting(live_bytes(proto, longest), memory.step()))
+    # Keras holds every tensor of a batch until its end.
+    of_one = sum(tensor_bytes(proto, longest).values())
+    at_once = min(AT_ONCE, memory.fitting(of_one, memory.step()))
 
     def run(predict: Predict, label: str) -> Outputs:
         full = batch_axis.in_full_batches(predict, contract.batch)
