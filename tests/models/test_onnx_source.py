@@ -872,3 +872,14 @@ def test_the_real_network_as_an_onnx_file(cache_root):
         found = session.run(None, {"input": batch})[0].argmax(1)
         right += int((found == real.test.labels[start : start + 499]).sum())
     assert right == 8703
+
+
+def test_a_shape_is_not_taken_for_weights(refused):
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        ones (float[N, 3, 8, 8] x) => (float[N, 4, 8, 8] y) <int64[4] sizes = {4, 3, 3, 3}> {
+            weights = ConstantOfShape <value: tensor = float[1] {0.1}> (sizes)
+            y = Conv <pads = [1, 1, 1, 1]> (x, weights)
+        }"""
+    )
+    assert "quantization would find nothing" in refused(proto)
