@@ -4,8 +4,8 @@
 
 Other words are settings of `resnet8ptq run`. The calibration samples and the selection samples
 are those of a sweep with these settings; `max_drop` is 0.01, NNCF's default. NNCF takes the hits:
-of the labels, or of FP32's classes without labels. Tasks without hits are refused. Needs the extra
-`nncf`.
+of the labels, or of FP32's classes without labels. Tasks without hits are refused. A network with
+attention gets NNCF's scheme for transformers. Needs the extra `nncf`.
 """
 
 import sys
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from hydra import compose, initialize_config_dir
 
 from benchmarks.setting import REPO
@@ -23,6 +24,7 @@ from resnet8ptq.core.records import feed
 from resnet8ptq.experiment import samples
 from resnet8ptq.experiment.compatibility import load
 from resnet8ptq.experiment.settings import settle
+from resnet8ptq.graph.attention import find_attention
 
 MAX_DROP = 0.01
 
@@ -55,6 +57,7 @@ def quantize(words: list[str], path: Path) -> None:
         hits = np.array(classify(model, chosen)) == classes[chosen]
         return float(hits.mean()), hits.astype(float).tolist()
 
+    attends = find_attention(onnx.load(fp32.onnx_path).graph)
     quantized = nncf.quantize_with_accuracy_control(
         graph,
         nncf.Dataset(
@@ -63,6 +66,7 @@ def quantize(words: list[str], path: Path) -> None:
         nncf.Dataset(range(len(selection))),
         validate,
         max_drop=MAX_DROP,
+        model_type=nncf.ModelType.TRANSFORMER if attends else None,
         subset_size=len(calibrating),
     )
     openvino.save_model(quantized, path, compress_to_fp16=False)

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 from resnet8ptq.core.errors import PtqError
-from resnet8ptq.experiment import pipeline, running
+from resnet8ptq.experiment import run_warnings, running
 from resnet8ptq.experiment.settings import settle
 from resnet8ptq.sweep import identity
 from resnet8ptq.tracking.run import start_run
@@ -69,8 +69,8 @@ def test_without_labels_the_preprocessing_and_the_noise_are_told(
     run, tmp_path, caplog, monkeypatch, saturates, settings
 ):
     caplog.set_level("INFO")
-    monkeypatch.setattr(pipeline.kernels, "saturates", lambda *_: saturates)
-    monkeypatch.setattr(pipeline, "LOW_SQNR_DB", 99)
+    monkeypatch.setattr(run_warnings.kernels, "saturates", lambda *_: saturates)
+    monkeypatch.setattr(run_warnings, "LOW_SQNR_DB", 99)
     files = (f"data.root={write_data(tmp_path / 'a.npz')}", "data.labels=none", "preprocess=unit")
     run(*files, f"model.path={write_network(tmp_path / 'own.onnx')}")
     assert "no labels to test whether preprocess=unit (scale=0.00392157, " in caplog.text

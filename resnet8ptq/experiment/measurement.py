@@ -1,0 +1,101 @@
+"""Measures the quantized artifact, reloaded from disk, on every role of samples."""
+
+import numpy as np
+
+from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import background
+from resnet8ptq.core.machine import PeakMemory
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.evaluation import latency
+from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32, loader
+from resnet8ptq.evaluation.latency import Latency
+from resnet8ptq.evaluation.result import Measurement
+from resnet8ptq.experiment.preparation import Preparation
+from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.tasks.contract import BASELINE, Comparison, Metrics, Task
+from resnet8ptq.tasks.sequential import StoppingPlan
+
+
+def measure(
+    evaluator: Evaluator,
+    samples: Samples,
+    prepared: Preparation,
+    quantized: Quantized,
+    memory: PeakMemory,
+    plan: StoppingPlan | None,
+) -> Measurement:
+    """Return the measurement of the artifact, with that of its baseline.
+
+    Args:
+        memory: measures the peak since the run began.
+        plan: where to stop early; None evaluates all samples.
+    """
+    config, path, reported, task = prepared.config, quantized.path, samples.reported, evaluator.task
+    if plan is None:
+        compared = evaluator.compare(config, path, reported)
+    else:
+        compared = evaluator.compare_until(config, path, reported, plan)
+    comparison, evaluation, choice = compared.comparison, compared.evaluation, None
+    metrics: Metrics = {
+        "counts/quantized_layers": quantized.artifact.quantized_layers,
+        "system/quantize_s": quantized.seconds,  # without calibration that the cache had
+        "system/prepare_s": prepared.seconds,  # fine-tuning, corrections and choices
+        "system/evaluate_s": evaluation.seconds,
+        "system/evaluate_batch_size": evaluation.batching.batch_size,
+        "system/evaluate_threads": evaluation.batching.threads * evaluation.batching.at_once,
+        **prepared.metrics,
+    }
+    if samples.selection is not None:
+        label = "Evaluating to choose"
+        chosen = evaluator.compare(config, path, samples.selection, label, logits=False)
+        choice, metrics["system/choose_s"] = chosen.comparison, chosen.evaluation.seconds
+    if config.method == "dynamic" and config.dtype.name != "fp32":  # the batch sets its ranges
+        label = "Evaluating one by one"
+        seen = reported.take(np.arange(comparison.model.total)) if plan else reported
+        single = evaluator.compare(config, path, seen, label, 1, logits=False).comparison
+        values, names = task.metrics(single), (task.metric.name, task.metric.ranked_by)
+        metrics |= {f"batch1/{name}": values.get(name) for name in names}
+    if not evaluation.cached:  # before the baseline is loaded beside the model
+        metrics["peak_memory_bytes"] = memory.read_bytes()
+    metrics[f"{BASELINE}size_bytes"] = evaluator.baseline(config, reported).size_bytes
+    metrics["paired/p_within"] = _test_limit(config, task, comparison, reported)
+    metrics |= _time(evaluator, config, quantized, reported)
+    size_bytes, cached = quantized.size_bytes, evaluation.cached
+    return Measurement(task, comparison, size_bytes, metrics, choice, cached)
+
+
+def is_grouped(samples: Split, task: Task) -> bool:
+    """Return whether samples of one group count one by one, so that they are not independent."""
+    groups = samples.groups
+    return groups is not None and not task.joins_groups and len(np.unique(groups)) < len(groups)
+
+
+def _test_limit(
+    config: RunConfig, task: Task, comparison: Comparison, samples: Split
+) -> float | None:
+    """Return the p-value of "the loss is at the limit or above", not corrected for other runs.
+
+    None if it would not be valid: samples of a group count one by one, or their number was not
+    fixed in advance.
+    """
+    stops = config.evaluate.stop != "all"
+    if config.dtype.name == "fp32" or stops or is_grouped(samples, task):
+        return None
+    return comparison.p_within(task.metric.limit(config.report))
+
+
+def _time(evaluator: Evaluator, config: RunConfig, quantized: Quantized, samples: Split) -> Metrics:
+    """Time the artifact and its FP32 baseline in turns; empty if disabled or not meaningful."""
+    runtime = evaluator.runtime
+    if (
+        not config.latency.enabled
+        or make_quantizer(config, runtime).resolve().execution == "simulated"
+    ):
+        return {}
+    loads = [loader(config, runtime, quantized.path)]
+    if config.dtype.name != "fp32":
+        baseline = evaluator.baseline(config, samples)
+        loads.append(loader(as_fp32(config), runtime, baseline.path))
+    background.rest()
+    return {**Latency(*latency.measure(loads, samples, config.latency)).to_metrics()}

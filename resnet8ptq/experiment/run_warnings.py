@@ -1,0 +1,66 @@
+"""Warns of what may spoil a run: saturating sums, few bits in depthwise layers, noise."""
+
+import logging
+
+import onnx
+
+from resnet8ptq.backends import kernels
+from resnet8ptq.backends.contract import Resolved
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import machine
+from resnet8ptq.graph.layers import is_grouped
+
+log = logging.getLogger(__name__)
+
+LOW_SQNR_DB = 10.0  # the noise has a tenth of the signal's power
+
+
+def warn_before(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -> bool:
+    """Warn by settings, CPU and network; return whether sums may saturate in the kernels."""
+    saturates = _warn_of_saturation(resolved, graph)
+    _warn_of_depthwise(config, resolved, graph)
+    return saturates
+
+
+def warn_of_noise(config: RunConfig, sqnr_db: float | None, saturates: bool) -> None:
+    """Warn if the quantized network's outputs are far from FP32's."""
+    if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
+        finest = config.per_channel or config.method == "weight_only"
+        finer = "nodes_to_exclude=auto" if finest else "per_channel=true"
+        settings = "reduce_range=true" if saturates else finer
+        log.warning("SQNR %.1f dB: far from FP32's outputs; %s may help", sqnr_db, settings)
+
+
+def _warn_of_saturation(resolved: Resolved, graph: onnx.GraphProto) -> bool:
+    """Warn if sums may saturate in this CPU's kernels; return whether they may."""
+    operators = {node.op_type for node in graph.node}
+    saturates = kernels.saturates(resolved, operators, machine.cpu()[1])
+    if saturates:
+        log.warning(
+            "this CPU has no VNNI: 16-bit sums of %s activations and %s weights may saturate, and "
+            "make the outputs wrong; %s avoids it",
+            *(resolved.activation_dtype, resolved.weight_dtype),
+            kernels.avoid_saturation(resolved),
+        )
+    return saturates
+
+
+def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -> None:
+    """Warn if few bits shift the outputs of depthwise convolutions without a correction.
+
+    A depthwise channel sums few products, mostly nine, so rounding errors do not average out and
+    shift its mean output. In other layers they average out.
+    """
+    changes = config.corrections
+    corrected = changes.bias_correction or changes.adaround or changes.reconstruction
+    elsewhere = config.method in ("qat", "weight_only")  # trained, or in float
+    if corrected or elsewhere or (resolved.weight_bits or 8) >= 8:
+        return
+    grouped = sum(map(is_grouped, graph.node))
+    if grouped:
+        log.warning(
+            "%d-bit weights in %d depthwise convolutions: rounding shifts the mean of their "
+            "channels, and much accuracy may be lost; corrections.bias_correction=true takes "
+            "seconds, experiment=flagship learns the rounding",
+            *(resolved.weight_bits, grouped),
+        )
