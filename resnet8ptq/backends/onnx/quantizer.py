@@ -3,7 +3,7 @@
 import logging
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -159,19 +159,19 @@ class OnnxQuantizer(Quantizer):
         if self.config.format == "auto" and (fitted := self.fit(model)) is not self.config:
             return OnnxQuantizer(fitted, self.runtime).quantize(model, calibration, folder, ranges)
         path, config = folder / MODEL_FILE, self.config
-        proto = onnx.load(model.onnx_path)
         calibrated: dict[str, Range] = {}
         details: dict[str, str] = {}
         with files.atomic(path) as temporary, tempfile.TemporaryDirectory() as scratch:
             if config.dtype.name == "fp32":
                 shutil.copyfile(model.onnx_path, temporary)
                 return Artifact(path)
+            proto = onnx.load(model.onnx_path)
             skipped = find_float_nodes(proto.graph, Selection.of(config))
             tables = self._find_tables(proto.graph, skipped)
             skipped += tables
+            narrow = self._find_narrow(proto.graph, skipped)
             # ONNX Runtime writes files next to its input, which must not be in the cache.
             source = Path(scratch, model.onnx_path.name)
-            narrow = self._find_narrow(proto.graph, skipped)
             least = min((scheme.bits for scheme in narrow.values()), default=8)
             raised = narrow or config.dtype.name == "w8a16"
             onnx.save(rewriting.raise_opset(proto, least) if raised else proto, source)
@@ -181,41 +181,40 @@ class OnnxQuantizer(Quantizer):
                 weight_only.quantize(source, temporary, skipped, config)
                 details = weight_only.describe_left(proto.graph, skipped)
             else:
-                if config.float_output:
-                    outputs = rewriting.find_output_nodes(proto.graph)
-                    skipped += [name for name in outputs if name not in skipped]
                 settings = config.calib, self.runtime, ranges or {}
                 activations = Activations(model.onnx_path, calibration, *settings)
-                skipped += self._find_unbounded(activations, skipped)
-                calibrated = activations.find_around(skipped)
-                float_outputs = self._leaves_outputs_in_float(proto.graph)
-                stacks = self._find_stacks(proto.graph)
-                left = [*skipped, *(name for name in stacks if name not in skipped)]
-                self._quantize_static(source, temporary, left, calibrated, float_outputs)
+                calibrated = self._quantize_static(source, temporary, skipped, activations)
             written = onnx.load(temporary)
-            sorted_again = rewriting.sort_nodes(written.graph)
-            if narrow:
-                rewriting.write_narrow_weights(written, proto.graph, narrow)
-            count = count_quantized_layers(written)
-            if count == 0:
-                recurrent = any(node.op_type in RECURRENT for node in proto.graph.node)
-                advice = "; method=dynamic quantizes its LSTM" if recurrent else ""
-                raise QuantizationError(
-                    f"ONNX Runtime quantized nothing in {model.onnx_path}{advice}"
-                )
-            if config.float_output:
-                rewriting.leave_output_in_float(written)
-            quantize_tables(written, tables)
-            protected = rewriting.protect_float_layers(written)
-            apart = rewriting.keep_sums_apart(written)
-            if sorted_again or protected or apart or config.float_output or narrow or tables:
-                onnx.save(written, temporary)
+            count = self._rewrite(written, proto.graph, narrow, tables)
+            onnx.save(slim(written) if config.slim else written, temporary)
             if config.slim:
-                onnx.save(slim(written), temporary)
                 threads = self.runtime.threads
                 whole, small = (open_runner(m, threads) for m in (written, str(temporary)))
                 check_same(whole, small, calibration.batches(config.calib.batch_size))
         return Artifact(path, count, calibrated, details)
+
+    def _rewrite(
+        self,
+        written: onnx.ModelProto,
+        network: onnx.GraphProto,
+        narrow: dict[str, WeightScheme],
+        tables: Sequence[str],
+    ) -> int:
+        """Add what ONNX Runtime's quantizer lacks, in place; return the number of its layers."""
+        rewriting.sort_nodes(written.graph)
+        if narrow:
+            rewriting.write_narrow_weights(written, network, narrow)
+        count = count_quantized_layers(written)
+        if count == 0:
+            recurrent = any(node.op_type in RECURRENT for node in network.node)
+            advice = "; method=dynamic quantizes its LSTM" if recurrent else ""
+            raise QuantizationError(f"ONNX Runtime quantized nothing{advice}")
+        if self.config.float_output:
+            rewriting.leave_output_in_float(written)
+        quantize_tables(written, tables)
+        rewriting.protect_float_layers(written.graph)
+        rewriting.keep_sums_apart(written.graph)
+        return count
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Run one sample; see `contract.Quantizer`."""
@@ -265,31 +264,37 @@ class OnnxQuantizer(Quantizer):
         return self.config.attention != "all" and bool(find_attention(graph))
 
     def _quantize_static(
-        self,
-        source: Path,
-        path: Path,
-        skipped: list[str],
-        ranges: dict[str, Range],
-        float_outputs: bool,
-    ) -> None:
-        """Quantize `source` into `path`; temporary files are written beside `source`."""
-        config = self.config
-        activations = dynamic.INTEGERS[DTYPES[config.dtype.name][0]]
+        self, source: Path, path: Path, skipped: Sequence[str], activations: Activations
+    ) -> dict[str, Range]:
+        """Quantize `source` into `path`; temporary files are written beside `source`.
+
+        Returns:
+            The ranges around the nodes that are not `skipped`, nor left in float by the settings.
+        """
+        config, graph = self.config, onnx.load(source).graph
+        left = [*skipped]
+        if config.float_output:
+            left += [name for name in rewriting.find_output_nodes(graph) if name not in left]
+        left += self._find_unbounded(activations, left)
+        ranges = activations.find_around(left)
+        left += [name for name in self._find_stacks(graph) if name not in left]
+        inputs = dynamic.INTEGERS[DTYPES[config.dtype.name][0]]
         # Weights below 8 bits are written afterwards.
         weights = dynamic.INTEGERS.get(DTYPES[config.dtype.name][1], QuantType.QInt8)
         # ONNX Runtime takes external ranges through its calibration cache.
         cache = source.with_name("ranges.json")
         save_tensors_data(table.as_tensors_data(ranges), cache)
+        float_outputs = self._leaves_outputs_in_float(graph)
         with _lines_counted():
             quantize_static(
                 source,
                 path,
                 quant_format=FORMATS[config.format or "qdq"],
-                activation_type=activations,
+                activation_type=inputs,
                 weight_type=weights,
                 per_channel=config.per_channel,
                 reduce_range=bool(config.reduce_range),
-                nodes_to_exclude=skipped,
+                nodes_to_exclude=left,
                 calibrate_method=CalibrationMethod.MinMax,
                 calibration_cache_path=cache,
                 extra_options={
@@ -298,6 +303,7 @@ class OnnxQuantizer(Quantizer):
                     "OpTypesToExcludeOutputQuantization": _FLOAT_OUTPUTS if float_outputs else [],
                 },
             )
+        return ranges
 
     load = staticmethod(predictor.load)
     count_kernels = staticmethod(profiler.count_kernels)

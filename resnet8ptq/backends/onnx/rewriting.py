@@ -151,8 +151,8 @@ def _bypass(graph: onnx.GraphProto, node: onnx.NodeProto, name: str) -> None:
     graph.node.remove(node)
 
 
-def protect_float_layers(proto: onnx.ModelProto) -> bool:
-    """Insert a Sum of one input before each float layer, in place; return whether any exists.
+def protect_float_layers(graph: onnx.GraphProto) -> None:
+    """Insert a Sum of one input before each float layer, in place.
 
     On loading, ONNX Runtime's WeightBiasQuantization (since 1.21) rounds the weights of a float
     Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear, per tensor, and runs it
@@ -161,7 +161,6 @@ def protect_float_layers(proto: onnx.ModelProto) -> bool:
     Layers with weights below 8 bits need the same: they compute in float, their biases would be
     rounded, and 2-bit weights would reach integer kernels that do not take them (1.31).
     """
-    graph = proto.graph
     constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
     sources = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "DequantizeLinear"}
     nodes = []
@@ -174,38 +173,34 @@ def protect_float_layers(proto: onnx.ModelProto) -> bool:
                 nodes.append(helper.make_node("Sum", [node.input[0]], [name], name))
                 node.input[0] = name
         nodes.append(node)
-    if len(nodes) == len(graph.node):
-        return False
     del graph.node[:]
     graph.node.extend(nodes)
-    return True
 
 
-def keep_sums_apart(proto: onnx.ModelProto) -> bool:
-    """Replace each Add before a layer normalization by a Sum, in place; return whether any exists.
+def keep_sums_apart(graph: onnx.GraphProto) -> None:
+    """Replace each Add before a layer normalization by a Sum, in place.
 
     On loading, ONNX Runtime fuses such an Add with the normalization into a SkipLayerNormalization,
     which is slower on a CPU than both (docs/design.md). No optimizer fuses a Sum.
     """
     normalized = {
         node.input[0]
-        for node in proto.graph.node
+        for node in graph.node
         if node.op_type in ("LayerNormalization", "ReduceMean")  # whole, or in single operators
     }
-    sums = [n for n in proto.graph.node if n.op_type == "Add" and n.output[0] in normalized]
-    for node in sums:
-        node.op_type = "Sum"
-    return bool(sums)
+    for node in graph.node:
+        if node.op_type == "Add" and node.output[0] in normalized:
+            node.op_type = "Sum"
 
 
-def sort_nodes(graph: onnx.GraphProto) -> bool:
-    """Sort the nodes topologically; return whether any node has an inner graph.
+def sort_nodes(graph: onnx.GraphProto) -> None:
+    """Sort the nodes topologically if any has an inner graph.
 
     ONNX Runtime's quantizer ignores the tensors that inner graphs use.
     """
     nodes = list(graph.node)
     if not any(any(find_all(node, onnx.GraphProto)) for node in nodes):
-        return False
+        return
     makers = {name: index for index, node in enumerate(nodes) for name in node.output}
     taken = {
         index: {makers[name] for name in inputs_of(node) if name in makers}
@@ -213,7 +208,6 @@ def sort_nodes(graph: onnx.GraphProto) -> bool:
     }
     del graph.node[:]
     graph.node.extend(nodes[index] for index in TopologicalSorter(taken).static_order())
-    return True
 
 
 def _is_quantized(graph: onnx.GraphProto, name: str) -> bool:
