@@ -127,7 +127,9 @@ def round_weights(
         # Once, since protobuf keeps replaced weights in memory.
         write_weights(simulated.graph, twins[name], scheme.grid(rounded, 0).round(rounded))
         if correct_biases and bias_correction.has_bias(proto.graph, node):
-            find_error = partial(bias_correction.find_error, walks, node, f"{label}: bias")
+            find_error = partial(
+                bias_correction.find_error, proto.graph, walks, node, f"{label}: bias"
+            )
             error = _keep(setting, {**made_of, "before": before}, find_error)
             bias_correction.shift_bias(simulated.graph, twins[name], error)
             if name in kept:

@@ -6,7 +6,7 @@ section 4.2: rounded weights shift the mean of a layer's output, and the bias ca
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.corrections.walk import Walk
-from resnet8ptq.graph.weights import find_added_bias, read, read_bias, write_bias, write_input
+from resnet8ptq.graph.weights import (
+    biased_output,
+    find_added_bias,
+    read,
+    read_bias,
+    write_bias,
+    write_input,
+)
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +41,13 @@ def correct_biases(
     nodes = layers.find(proto.graph, setting.selection)
     simulated = layers.find(rounded.graph, setting.selection)
     walk = setting.walk(fp32)
-    outputs = [node.output[0] for node in nodes.values()]
+    outputs = [biased_output(proto.graph, node) for node in nodes.values()]
+    axes = dict(zip(outputs, map(_channel_axis, nodes.values()), strict=True))
     targets: dict[str, NDArray[np.float64]] = {}
     for part in walk.parts(outputs):
-        layers_of = [node for node in nodes.values() if node.output[0] in part]
-        targets |= _means(walk, layers_of, "Bias correction: FP32")
+        targets |= _means(walk, {name: axes[name] for name in part}, "Bias correction: FP32")
     walk = walk.beside(rounded)
-    for number, (name, node) in enumerate(nodes.items(), 1):
+    for number, (output, (name, node)) in enumerate(zip(outputs, nodes.items(), strict=True), 1):
         twin = simulated[name]
         layers.round_weights(rounded.graph, twin, setting.weights.scheme(name))
         if not has_bias(proto.graph, node):
@@ -48,8 +55,7 @@ def correct_biases(
             continue
         label = f"Bias correction {number} of {len(nodes)}: {name}"
         walk.to(twin, label)
-        (mean,) = _means(walk, [twin], label).values()
-        error = mean - targets[node.output[0]]
+        error = _means(walk, {output: axes[output]}, label)[output] - targets[output]
         for graph, layer in ((proto.graph, node), (rounded.graph, twin)):
             shift_bias(graph, layer, error)
     return proto
@@ -60,13 +66,16 @@ def has_bias(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
     return node.op_type != "MatMul" or find_added_bias(graph, node) is not None
 
 
-def find_error(walks: Sequence[Walk], node: onnx.NodeProto, label: str) -> NDArray[np.float64]:
-    """Return the mean error of each output channel of a layer.
+def find_error(
+    graph: onnx.GraphProto, walks: Sequence[Walk], node: onnx.NodeProto, label: str
+) -> NDArray[np.float64]:
+    """Return the mean error of each output channel of a layer, with its bias.
 
     Args:
         walks: through the FP32 and the rounded network.
     """
-    exact, rounded = (_means(walk, [node], label)[node.output[0]] for walk in walks)
+    axes = {biased_output(graph, node): _channel_axis(node)}
+    ((exact,), (rounded,)) = (_means(walk, axes, label).values() for walk in walks)
     return rounded - exact
 
 
@@ -82,15 +91,22 @@ def shift_bias(graph: onnx.GraphProto, node: onnx.NodeProto, error: NDArray[np.f
         write_bias(graph, node, read_bias(graph, node) - error)
 
 
-def _means(walk: Walk, nodes: list[onnx.NodeProto], label: str) -> dict[str, NDArray[np.float64]]:
-    """Return the mean of each output channel over images and positions, by output name."""
-    names = [node.output[0] for node in nodes]
-    axes = [1 if node.op_type == "Conv" else -1 for node in nodes]
+def _means(walk: Walk, axes: Mapping[str, int], label: str) -> dict[str, NDArray[np.float64]]:
+    """Return the mean of each channel of tensors over images and positions, by name.
+
+    Args:
+        axes: each tensor's axis of channels.
+    """
     sums: dict[str, NDArray[np.float64]] = {}
-    counts = dict.fromkeys(names, 0)
-    for outputs in walk.run(names, label):
-        for name, axis, output in zip(names, axes, outputs, strict=True):
-            rows = np.moveaxis(output, axis, -1).reshape(-1, output.shape[axis])
+    counts = dict.fromkeys(axes, 0)
+    for tensors in walk.run([*axes], label):
+        for (name, axis), tensor in zip(axes.items(), tensors, strict=True):
+            rows = np.moveaxis(tensor, axis, -1).reshape(-1, tensor.shape[axis])
             sums[name] = sums.get(name, 0) + rows.sum(axis=0, dtype=np.float64)
             counts[name] += len(rows)
-    return {name: sums[name] / counts[name] for name in names}
+    return {name: sums[name] / counts[name] for name in axes}
+
+
+def _channel_axis(node: onnx.NodeProto) -> int:
+    """Return the axis of a layer's output that holds its channels."""
+    return 1 if node.op_type == "Conv" else -1

@@ -12,7 +12,7 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import attribute
-from resnet8ptq.graph.weights import read, read_weights, write_weights
+from resnet8ptq.graph.weights import biased_output, read, read_weights, write_weights
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_quantized_layers
 
@@ -75,16 +75,17 @@ def round_weights(graph: onnx.GraphProto, node: onnx.NodeProto, scheme: WeightSc
 def errors(
     fp32: onnx.ModelProto, corrected: onnx.ModelProto, setting: CorrectionSettings
 ) -> dict[str, float]:
-    """Return the squared error of each layer's output, relative to its power, on a few images.
+    """Return the squared error of each layer's output with bias, relative to its power.
 
-    `corrected` runs with all weights rounded to the nearest level and with float activations.
+    `corrected` runs on a few images, with all weights rounded to the nearest level and with float
+    activations.
     """
     setting = replace(setting, images=setting.images.spaced(IMAGES))
     rounded = copy.deepcopy(corrected)
     nodes = find(rounded.graph, setting.selection)
     for name, node in nodes.items():
         round_weights(rounded.graph, node, setting.weights.scheme(name))
-    names = [node.output[0] for node in nodes.values()]
+    names = [biased_output(rounded.graph, node) for node in nodes.values()]
     error, power = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     walk = setting.walk(fp32)
     for part in walk.parts(names):

@@ -59,6 +59,12 @@ def find_added_bias(
     return None
 
 
+def biased_output(graph: onnx.GraphProto, node: onnx.NodeProto) -> str:
+    """Return the output of a layer with its bias: of the Add after a MatMul, if it has one."""
+    added = find_added_bias(graph, node) if node.op_type == "MatMul" else None
+    return (added[0] if added else node).output[0]
+
+
 def write_input(
     graph: onnx.GraphProto, node: onnx.NodeProto, index: int, values: NDArray[Any]
 ) -> None:

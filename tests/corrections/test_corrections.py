@@ -419,6 +419,10 @@ def test_the_bias_of_a_matmul_is_in_the_add_after_it(images, first):
     error = np.abs((output - target).mean(axis=0, dtype=np.float64))
     assert error.max() < 1e-4 * np.abs(target).max()
     assert not np.array_equal(read(corrected.graph, "b"), read(network.graph, "b"))
+    again = bias_correction.correct_biases(network, corrected, setting)  # as after AdaRound
+    assert read(again.graph, "b") == pytest.approx(read(corrected.graph, "b"), rel=1e-4)
+    before, after = (layers.errors(network, made, setting) for made in (network, corrected))
+    assert after["layer"] < before["layer"]
 
 
 def test_bias_correction_adds_a_bias(images):
