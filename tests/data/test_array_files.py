@@ -213,6 +213,12 @@ def wrong_files(folder):
     yield npz("unnamed.npz", a=INPUTS, b=LABELS), "data.inputs: got null"
     yield npz("both.npz", x=INPUTS, images=INPUTS, y=LABELS), "holds x and images"
     yield npz("no_labels.npz", x=INPUTS, kind=LABELS), "data.labels: got null"
+    sides = {"x_train": INPUTS, "x_test": INPUTS + 100}
+    yield (
+        npz("misspelt.npz", **sides, lables_train=LABELS, lables_test=LABELS),
+        "data.labels: got null, and",
+    )
+    yield npz("sides.npz", a_train=IDS, b_train=MASK, a_test=IDS, b_test=MASK), "data.labels: got"
     nan = INPUTS.astype(np.float32)
     nan[7, 0, 0] = np.nan
     yield npz("nan.npz", x=nan, y=LABELS), "nan.npz: x: NaN or infinity in sample 7"
@@ -250,13 +256,21 @@ def test_what_is_wrong_is_one_line_that_names_it(tmp_path):
 
 def test_samples_without_labels(tmp_path):
     """They are asked for only where something might be labels."""
+    half = COUNT // 2
+    sides = {"x_train": INPUTS[:half], "x_test": INPUTS[half:]}
     np.savez(tmp_path / "bare.npz", x=INPUTS)
     np.savez(tmp_path / "more.npz", x=INPUTS, kind=LABELS)
-    for data in (read(tmp_path / "bare.npz"), read(tmp_path / "more.npz", labels="none")):
+    np.savez(tmp_path / "sides.npz", **sides)
+    np.savez(tmp_path / "sides_more.npz", **sides, kind_train=LABELS[:half])
+    labelled = ("more.npz", "sides_more.npz")
+    for data in (
+        *(read(tmp_path / name) for name in ("bare.npz", "sides.npz")),
+        *(read(tmp_path / name, labels="none") for name in labelled),
+    ):
         assert (data.test.labels, data.train.labels, data.class_names) == (None, None, ())
-        assert len(data.test) == len(data.train) == COUNT // 2
+        assert len(data.test) == len(data.train) == half
     drawn = draw_calibration(data, None, 0)
-    assert len(drawn.split) == COUNT // 2
+    assert len(drawn.split) == half
     assert len(draw_held_out(data, 3)) == 3
 
 

@@ -268,6 +268,10 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
         sides.append([inputs, labels if config.labels is None else None, groups])
     if len({tuple(_named(inputs)) if isinstance(inputs, dict) else () for inputs, *_ in sides}) > 1:
         return None
+    if config.labels is None and sides[-1][1] is None:
+        guessed = config.inputs is None and isinstance(sides[-1][0], dict)
+        inputs = {name for one, *_ in sides for name in _named(one, values=True)}
+        _ask_for_labels(arrays, {*(() if guessed else inputs), *(side[2] for side in sides)}, root)
     return sides
 
 
@@ -308,14 +312,19 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
             "{input: name, ...} for a network of several inputs, or data.labels=none if each array "
             "is an input"
         )
-    others = {name for name in arrays if name.lower() not in CLASSES}
-    others -= {*_named(inputs, values=True), groups}
-    if labels is None and others:
-        raise ConfigError(
-            f"data.labels: got null, and {root} holds {held}; expected the name of one, or one "
-            f"named {' | '.join(LABELS)}, or an .npy or idx file, or {NO_LABELS}"
-        )
+    if labels is None:
+        _ask_for_labels(arrays, {*_named(inputs, values=True), groups}, root)
     return [inputs, None if labels == NO_LABELS else labels, groups]
+
+
+def _ask_for_labels(arrays: Arrays, used: Collection[str | None], root: Path) -> None:
+    """Raise `ConfigError` if an array without a usual name may hold the labels."""
+    if any(name.lower() not in (*CLASSES, *STEPS) for name in arrays if name not in used):
+        raise ConfigError(
+            f"data.labels: got null, and {root} holds {list_names(arrays)}; expected the name of "
+            f"one, or one named {' | '.join(LABELS)} (with _train and _test if the inputs have "
+            f"them), or an .npy or idx file, or {NO_LABELS}"
+        )
 
 
 def _named(inputs: Any, values: bool = False) -> list[str]:
