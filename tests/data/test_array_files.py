@@ -200,7 +200,7 @@ def wrong_files(folder):
     yield npz("short.npz", x=INPUTS, y=LABELS[:5]), "y is int64 [5]; expected 12 labels"
     yield npz("negative.npz", x=INPUTS, y=LABELS - 1), "labels from -1 to 1; expected 0 to 999"
     yield npz("many.npz", x=INPUTS, y=LABELS * 5000), "labels from 0 to 10000; expected 0 to 999"
-    yield npz("pairs.npz", x=INPUTS, y=np.ones((12, 2), int)), "expected labels as integers"
+    yield npz("pairs.npz", x=INPUTS, y=np.ones((12, 2), int)), "try floats and task=custom"
     yield npz("text.npz", x=np.array(["a"] * 12), y=LABELS), "expected numbers [N, ...]"
     yield npz("flat.npz", x=np.zeros(12), y=LABELS), "expected numbers [N, ...]"
     yield npz("none.npz", x=np.zeros((0, 3)), y=LABELS[:0]), "expected numbers [N, ...]"
