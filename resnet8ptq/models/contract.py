@@ -152,7 +152,7 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing) -> Field:
     if tensor.name not in names:
         raise ModelError(
             f"takes an input {tensor.name!r}, the samples have {', '.join(names)}; name them by "
-            f"data.inputs={{{tensor.name}: ...}}"
+            f"data.inputs={{{tensor.name}: ...}} of data=arrays"
         )
     kind = stored[tensor.name]
     taken = steps_of(kind, steps)

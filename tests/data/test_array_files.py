@@ -254,6 +254,15 @@ def test_what_is_wrong_is_one_line_that_names_it(tmp_path):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["inputs", "labels", "groups"])
+def test_a_misspelt_name_of_an_array_is_told(tmp_path, key):
+    np.savez(tmp_path / "a.npz", x_train=INPUTS, y_train=LABELS, x_test=INPUTS, y_test=LABELS)
+    with pytest.raises(
+        ConfigError, match=rf"^data\.{key}: got x_tran, expected a file, or one of x_"
+    ):
+        read(tmp_path / "a.npz", **{key: "x_tran"})
+
+
 def test_samples_without_labels(tmp_path):
     """They are asked for only where something might be labels."""
     half = COUNT // 2

@@ -68,6 +68,10 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     """
     root = Path(str(config.root))
     arrays = _open(root, cache_root)
+    for key in KEYS:
+        name = getattr(config, key.removeprefix("data."))
+        if isinstance(name, str) and name != NO_LABELS:
+            _check_name(key, name, root, arrays)
     find = partial(_find_array, root=root, arrays=arrays, cache_root=cache_root)
     chosen = _find_split(arrays, config, root) or [_find_one(arrays, config, root)]
     sides = [
@@ -369,13 +373,18 @@ def _find_array(
     """Return the array, or the array file, that the setting `key` names."""
     if name is None:
         return None
+    _check_name(key, name, root, arrays)
     if name in arrays:
         return _Sourced(f"{root}: {name}" if len(arrays) > 1 else str(root), arrays[name]())
     path = Path(name).expanduser()
-    if not path.is_file():
+    return _Sourced(str(path), _opener(path, cache_root)())
+
+
+def _check_name(key: str, name: str, root: Path, arrays: Arrays) -> None:
+    """Raise `ConfigError` if `name` is neither an array nor a file."""
+    if name not in arrays and not Path(name).expanduser().is_file():
         held = list_names(arrays) or "nothing"
         raise ConfigError(f"{key}: got {name}, expected a file, or one of {held} in {root}")
-    return _Sourced(str(path), _opener(path, cache_root)())
 
 
 def _find_inputs(
