@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resnet8ptq import run
+from resnet8ptq.backends.file import reading
 from resnet8ptq.config import words as grammar
 from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
@@ -80,11 +81,15 @@ class Arguments:
         """Whether a setting names the FP32 network."""
         return any(word.startswith(("model=", "model.", "benchmark=")) for word in self.settings)
 
+    @property
+    def judged(self) -> Sequence[str]:
+        """The files to score."""
+        return self.files if self.names_network else self.files[1:]
+
     def to_sweep(self) -> list[str]:
         """Return the words of the sweep that scores the files."""
         network = [] if self.names_network else [f"model.path={grammar.quote(self.files[0])}"]
-        judged = self.files if self.names_network else self.files[1:]
-        paths = ",".join(map(grammar.quote, judged))
+        paths = ",".join(map(grammar.quote, self.judged))
         fixed = ("-m", "backend=file", "evaluate.choice=none")
         return [*fixed, *network, f"backend.path={paths}", *self.settings]
 
@@ -100,6 +105,8 @@ def main(words: list[str]) -> None:
         print(invocation.adapt(__doc__ or ""))
         raise SystemExit(0 if words else 2)
     asked = Arguments.parse(words)
+    for file in asked.judged:
+        reading.find_suffix(Path(file))
     sys.argv[1:] = asked.to_sweep()  # Hydra reads the words from there
     with contextlib.redirect_stdout(sys.stdout if asked.format == "text" else sys.stderr):
         code = run.main()

@@ -266,7 +266,7 @@ def describe_execution(meant: str, on_integers: int, in_float: int) -> str:
     """Return how an artifact is executed.
 
     >>> describe_execution("integer", 3, 6)
-    'mixed, 6 of 9 in float'
+    'mixed, 6 of 9 layers in float'
 
     Args:
         meant: see `Resolved.execution`.
@@ -275,7 +275,7 @@ def describe_execution(meant: str, on_integers: int, in_float: int) -> str:
     if meant != "integer" or not in_float:
         return meant
     kind = "mixed" if on_integers else "float"
-    return f"{kind}, {in_float} of {on_integers + in_float} in float"
+    return f"{kind}, {in_float} of {on_integers + in_float} layers in float"
 
 
 def options_of(config: QuantizationConfig, kind: type[Options]) -> Options:

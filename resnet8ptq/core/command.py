@@ -71,7 +71,8 @@ def main(
             ended = sweep.close(status) if (sweep := find_sweep()) else status
             code = 1 if (status, ended) == ("ok", "failed") else code
         except KeyboardInterrupt:
-            print("interrupted again: the report was not written", file=sys.stderr)
+            again = invocation.command("report")
+            print(f"interrupted: the report was not written; try `{again}`", file=sys.stderr)
             code = 130
         except Exception as error:
             report(error)

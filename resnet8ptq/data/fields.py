@@ -1,7 +1,8 @@
 """The inputs of a network with several inputs, and the record fields that fill them.
 
 Samples are records (see `core.records`), padded to the longest one. If a network takes any length,
-each batch is cut to its longest sample, as in the training of text networks.
+each batch is cut to its longest sample, as in the training of text networks. If it takes one
+length, shorter samples are padded to it.
 """
 
 from dataclasses import dataclass
@@ -23,16 +24,21 @@ class Field:
     Attributes:
         layout: the order of a sample's axes in the input, see `preprocessing.arrange`.
         steps: preprocessing, see `steps_of`.
+        padding: zeros at the end of a sample's first axis, up to the network's length.
     """
 
     name: str
     dtype: str
     layout: Layout | None = None
     steps: Preprocessing = RAW
+    padding: int = 0
 
     def prepare(self, stored: NDArray[Any]) -> NDArray[Any]:
         """Return stored values [n, ...] as the network's input [n, ...] of `dtype`."""
-        return np.ascontiguousarray(arrange(self.steps.apply(stored, self.dtype), self.layout))
+        values = arrange(self.steps.apply(stored, self.dtype), self.layout)
+        if self.padding:
+            values = np.pad(values, [(0, 0), (0, self.padding), *[(0, 0)] * (values.ndim - 2)])
+        return np.ascontiguousarray(values)
 
 
 @dataclass(frozen=True)

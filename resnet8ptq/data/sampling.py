@@ -75,6 +75,8 @@ def draw_calibration(
         if len(some)
     ]
     indices = np.sort(np.concatenate(drawn)).astype(np.int64)
+    if len(indices) == free.sum():
+        _log_all(data.name, len(indices))
     return CalibrationSet(pool.take(indices), indices)
 
 
@@ -151,6 +153,11 @@ def _log_half(name: str, images: int, free: int) -> None:
         "number",
         *(name, images, free),
     )
+
+
+@functools.cache  # as above
+def _log_all(name: str, images: int) -> None:
+    log.info("%s: all %d free samples calibrate, with any seed", name, images)
 
 
 def draw_selection(data: Dataset, images: int | None, calibration: Split) -> Split | None:

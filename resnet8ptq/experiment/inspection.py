@@ -101,7 +101,7 @@ def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[s
     except ModelError as error:
         reason, _, advice = str(error).partition(IF_PICTURES)
         advice = f"; {advice} makes pictures fit" if advice and samples.pictures else ""
-        lines = [f"{data}: does not fit: it {reason}{advice}"]
+        lines = [f"{data}: does not fit: {reason}{advice}"]
     shapes = [tensor.shape for tensor in contract.outputs]
     copies = shapes == [tensor.shape for tensor in contract.inputs]  # for task=anomaly
     if samples.classes and not copies and len(shapes) == 1 and len(shapes[0]) == 1:

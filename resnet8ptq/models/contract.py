@@ -152,15 +152,20 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing) -> Field:
     if tensor.name not in names:
         raise ModelError(
             f"takes an input {tensor.name!r}, the samples have {', '.join(names)}; name them by "
-            f"data.inputs={{{tensor.name}: ...}}"
+            f"data.inputs={{{tensor.name}: ...}} of data=arrays"
         )
     kind = stored[tensor.name]
     taken = steps_of(kind, steps)
+    length = next(iter(tensor.shape), None) if tensor.name in find_masked(stored) else None
+    excess = kind.shape[0] - length if length else 0
+    shape = kind.shape if excess >= 0 else (length, *kind.shape[1:])
     try:
-        layout = find_layout(kind.shape, tensor)
-        return Field(tensor.name, find_dtype(kind.base, taken, tensor), layout, taken)
+        layout = find_layout(shape, tensor)
+        dtype = find_dtype(kind.base, taken, tensor)
     except ModelError as error:
-        raise ModelError(f"input {tensor.name}: {error}") from None
+        advice = f"; for texts, try data.max_tokens={length}" if excess > 0 else ""
+        raise ModelError(f"input {tensor.name}: {error}{advice}") from None
+    return Field(tensor.name, dtype, layout, taken, max(0, -excess))
 
 
 def _any_length(contract: Contract, stored: np.dtype[Any]) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def say_verdict(selected: ModelSelection, cell: Cell, verdict: Verdict) -> str:
         return f"{limit[:1].upper()}{limit[1:]}, shown with 95% confidence on {total}."
     if verdict.outcome == FAIL:
         return f"Fails the limit ({limit}), shown with 95% confidence on {total}."
-    needed = f"; {verdict.sizes} decide with 80% power" if verdict.sizes else ""
+    needed = f"; deciding with 80% power takes {verdict.sizes}" if verdict.sizes else ""
     return f"Undecided: {total} neither prove nor disprove the limit ({limit}){needed}."
 
 

@@ -17,7 +17,7 @@ P_NOTE = (
 )
 LIMIT_NOTE = (
     "limit: {limit} ({key}), tested by one-sided 95% bounds of the loss{several}. {outcomes}A "
-    "verdict applies to this file only; another calibration draw (seed) makes another file. "
+    "verdict applies to this file only; another calibration draw makes another file. "
     "experiment=spread judges a configuration over several draws."
 )
 OUTCOME_NOTES = {

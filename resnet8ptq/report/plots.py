@@ -40,6 +40,7 @@ def class_impact(family: Family) -> Figure | None:
     axes = figure.subplots()
     mesh = figures.show_matrix(axes, change, cmap="RdBu", norm=TwoSlopeNorm(0, -limit, limit))
     known = ~np.isnan(change)
+    change = np.round(change, 1) + 0.0  # no -0.0
     texts = np.where(known, np.vectorize("{:+.1f}".format, otypes=["U"])(change), "")
     figures.label_cells(axes, texts, np.abs(change) > 0.6 * limit, size=8)
     for row, column in np.argwhere(known):

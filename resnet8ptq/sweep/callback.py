@@ -305,7 +305,7 @@ def _say_jobs(sweeper: DictConfig, count: int | None) -> str:
     """Return the number of jobs as text; for a ladder, its goal and its time limit."""
     if is_ladder(sweeper):
         return f"goal={sweeper.goal}, at most {sweeper.minutes:g} minutes"
-    return f"{count or 'unknown number of'} jobs"
+    return f"{count or 'unknown number of'} job{'s' * (count != 1)}"
 
 
 def is_ladder(sweeper: Any) -> bool:

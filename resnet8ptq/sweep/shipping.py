@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 from resnet8ptq.core import command, invocation
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.text import nearest
 
 _OWN = ("goal", "minutes")  # settings of the sweeper
 _NPU = ("dtype=w8a16", "attention=all", "latency.enabled=false")  # of conf/experiment/npu.yaml
@@ -33,7 +34,7 @@ def to_run(words: Sequence[str]) -> list[str]:
     """Return the words of `resnet8ptq run` for the words of `resnet8ptq ship`.
 
     Raises:
-        SystemExit: after `--help` is printed, or another experiment is refused.
+        SystemExit: after `--help` is printed, or another experiment or a misspelt key is refused.
 
     >>> to_run(["goal=best", "data=shapes"])
     ['experiment=auto', 'hydra.sweeper.goal=best', 'data=shapes']
@@ -49,5 +50,7 @@ def to_run(words: Sequence[str]) -> list[str]:
                 f"experiment: got {name}, expected auto | npu with ship; try run {word}"
             )
             raise SystemExit(command.report(error))
+        if key not in _OWN and (own := nearest(key, _OWN)):
+            raise SystemExit(command.report(ConfigError(f"{key}: no such key; try {own}={name}")))
     owned = [f"hydra.sweeper.{w}" if w.partition("=")[0] in _OWN else w for w in words]
     return ["experiment=auto", *owned]

@@ -325,9 +325,15 @@ def check_classes(task: str, setting: TaskContext) -> tuple[str, ...]:
     if returned != named:
         raise ModelError(
             f"returns {returned} values; {setting.data} has {named} classes; expected a network "
-            "with one output for each class, or other data (data=)"
+            f"with one output for each class, or other data (data=){_count_from_zero(setting)}"
         )
     return setting.class_names
+
+
+def _count_from_zero(setting: TaskContext) -> str:
+    """Return the advice for labels that seem to start at 1; empty for others."""
+    lowest = 0 if setting.named or setting.labels is None else setting.labels.min()
+    return "; the labels start at 1: subtract 1" if lowest == 1 else ""
 
 
 CLASSIFICATION = TaskType(

@@ -200,7 +200,7 @@ def wrong_files(folder):
     yield npz("short.npz", x=INPUTS, y=LABELS[:5]), "y is int64 [5]; expected 12 labels"
     yield npz("negative.npz", x=INPUTS, y=LABELS - 1), "labels from -1 to 1; expected 0 to 999"
     yield npz("many.npz", x=INPUTS, y=LABELS * 5000), "labels from 0 to 10000; expected 0 to 999"
-    yield npz("pairs.npz", x=INPUTS, y=np.ones((12, 2), int)), "expected labels as integers"
+    yield npz("pairs.npz", x=INPUTS, y=np.ones((12, 2), int)), "try floats and task=custom"
     yield npz("text.npz", x=np.array(["a"] * 12), y=LABELS), "expected numbers [N, ...]"
     yield npz("flat.npz", x=np.zeros(12), y=LABELS), "expected numbers [N, ...]"
     yield npz("none.npz", x=np.zeros((0, 3)), y=LABELS[:0]), "expected numbers [N, ...]"
@@ -213,6 +213,12 @@ def wrong_files(folder):
     yield npz("unnamed.npz", a=INPUTS, b=LABELS), "data.inputs: got null"
     yield npz("both.npz", x=INPUTS, images=INPUTS, y=LABELS), "holds x and images"
     yield npz("no_labels.npz", x=INPUTS, kind=LABELS), "data.labels: got null"
+    sides = {"x_train": INPUTS, "x_test": INPUTS + 100}
+    yield (
+        npz("misspelt.npz", **sides, lables_train=LABELS, lables_test=LABELS),
+        "data.labels: got null, and",
+    )
+    yield npz("sides.npz", a_train=IDS, b_train=MASK, a_test=IDS, b_test=MASK), "data.labels: got"
     nan = INPUTS.astype(np.float32)
     nan[7, 0, 0] = np.nan
     yield npz("nan.npz", x=nan, y=LABELS), "nan.npz: x: NaN or infinity in sample 7"
@@ -248,15 +254,32 @@ def test_what_is_wrong_is_one_line_that_names_it(tmp_path):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["inputs", "labels", "groups"])
+def test_a_misspelt_name_of_an_array_is_told(tmp_path, key):
+    np.savez(tmp_path / "a.npz", x_train=INPUTS, y_train=LABELS, x_test=INPUTS, y_test=LABELS)
+    with pytest.raises(
+        ConfigError, match=rf"^data\.{key}: got x_tran, expected a file, or one of x_"
+    ):
+        read(tmp_path / "a.npz", **{key: "x_tran"})
+
+
 def test_samples_without_labels(tmp_path):
     """They are asked for only where something might be labels."""
+    half = COUNT // 2
+    sides = {"x_train": INPUTS[:half], "x_test": INPUTS[half:]}
     np.savez(tmp_path / "bare.npz", x=INPUTS)
     np.savez(tmp_path / "more.npz", x=INPUTS, kind=LABELS)
-    for data in (read(tmp_path / "bare.npz"), read(tmp_path / "more.npz", labels="none")):
+    np.savez(tmp_path / "sides.npz", **sides)
+    np.savez(tmp_path / "sides_more.npz", **sides, kind_train=LABELS[:half])
+    labelled = ("more.npz", "sides_more.npz")
+    for data in (
+        *(read(tmp_path / name) for name in ("bare.npz", "sides.npz")),
+        *(read(tmp_path / name, labels="none") for name in labelled),
+    ):
         assert (data.test.labels, data.train.labels, data.class_names) == (None, None, ())
-        assert len(data.test) == len(data.train) == COUNT // 2
+        assert len(data.test) == len(data.train) == half
     drawn = draw_calibration(data, None, 0)
-    assert len(drawn.split) == COUNT // 2
+    assert len(drawn.split) == half
     assert len(draw_held_out(data, 3)) == 3
 
 

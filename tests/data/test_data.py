@@ -456,6 +456,16 @@ def test_what_is_held_out_leaves_some_to_calibrate_with():
         draw_calibration(SMALL, None, 0, [SMALL.train])
 
 
+def test_a_draw_of_all_samples_says_that_the_seed_has_no_effect(caplog):
+    caplog.set_level("INFO")
+    for per_class, draws in ((None, 1), (2, 2)):
+        sampling._log_all.cache_clear()
+        caplog.clear()
+        drawn = [draw_calibration(SMALL, per_class, seed).indices.tolist() for seed in (1, 2)]
+        assert len({*map(tuple, drawn)}) == draws
+        assert any("with any seed" in message for message in caplog.messages) == (draws == 1)
+
+
 def test_few_images_are_held_out_by_halves(caplog):
     caplog.set_level("INFO")
     sampling._log_half.cache_clear()

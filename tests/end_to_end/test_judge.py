@@ -9,7 +9,7 @@ import pytest
 
 from resnet8ptq.core import background, figures
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.judge import Arguments
+from resnet8ptq.judge import Arguments, main
 from studies.judge import take_unit
 from tests.helpers.calling import EMPTY, QUICK, call_beside, handed_over_here
 
@@ -48,6 +48,12 @@ def test_a_path_may_hold_an_equals_sign(tmp_path, monkeypatch):
 def test_missing_words_are_named(words, says):
     with pytest.raises(ConfigError, match=says):
         Arguments.parse(words)
+
+
+@pytest.mark.parametrize("name", ["theirs.h5", "theirs.pt"])
+def test_a_file_that_cannot_be_scored_is_wrong_input_before_any_job(name):
+    with pytest.raises(ConfigError, match=rf"^backend\.path: got {name}"):
+        main(["fp32.onnx", "other.onnx", name])
 
 
 def test_without_words_it_explains_itself(tmp_path):

@@ -103,7 +103,7 @@ def test_it_is_told_what_the_settings_lack(tmp_path):
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     said = [line for line in lines if line.startswith("  - data=cifar10: ")]
-    assert "it takes (3, 28, 28), the samples are (32, 32, 3)" in said[0]
+    assert "does not fit: takes (3, 28, 28), the samples are (32, 32, 3)" in said[0]
     assert "; preprocess.size=[28,28] makes pictures fit" in said[0]
     assert said[1] == "  - data=cifar10: 10 classes do not fit: it returns 5 values"
     assert not any("backend=tflite" in line for line in lines)  # onnx2tf converts it

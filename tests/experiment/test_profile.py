@@ -274,8 +274,8 @@ def test_execution_is_what_the_runtime_makes_of_the_file(tmp_path):
     layers = [node for node in nodes if "Conv" in node.operator]
     assert sum(node.kind == "integer" for node in layers) == on_integers == 2
     assert sum(node.kind in ("float", "unfused") for node in layers) == in_float == 1
-    assert describe_execution("integer", on_integers, in_float) == "mixed, 1 of 3 in float"
-    assert describe_execution("integer", 0, 2) == "float, 2 of 2 in float"
+    assert describe_execution("integer", on_integers, in_float) == "mixed, 1 of 3 layers in float"
+    assert describe_execution("integer", 0, 2) == "float, 2 of 2 layers in float"
     assert describe_execution("simulated", 1, 2) == "simulated"
 
 

@@ -119,6 +119,15 @@ def test_samples_keep_their_length_unless_the_network_takes_any_and_the_mask(inp
     assert fields.prepare(TEXTS).dtype["ids"].shape == (6,)
 
 
+@pytest.mark.parametrize("inputs", [("ids",), ("ids", "mask")])
+def test_shorter_samples_are_padded_to_the_only_length_of_the_network(inputs):
+    contract = Contract(tuple(Tensor(name, (9,), "int64") for name in inputs), ())
+    fields = match(TEXTS, RAW, contract).fields
+    for prepared in (fields.prepare(TEXTS), fields.whole(TEXTS)):
+        for name in inputs:
+            assert prepared[name].tolist() == [[1] * 6 + [0] * 3] * 2
+
+
 def test_pictures_among_the_inputs_are_preprocessed_and_laid_out():
     samples = pack({"picture": np.full((1, 4, 5, 3), 255, np.uint8), "size": np.ones((1, 2))})
     contract = Contract(
@@ -134,7 +143,16 @@ def test_pictures_among_the_inputs_are_preprocessed_and_laid_out():
     [
         (np.ones((2, 6)), (IDS, MASK), "takes 2 inputs (ids, mask), the samples are one array"),
         (TEXTS, (IDS, Tensor("types", (6,), "int64")), "takes an input 'types', the samples have"),
-        (TEXTS, (Tensor("ids", (7,), "int64"), MASK), "input ids: takes (7), the samples are (6)"),
+        (
+            TEXTS,
+            (Tensor("ids", (5,), "int64"), MASK),
+            "input ids: takes (5), the samples are (6); for texts, try data.max_tokens=5",
+        ),
+        (
+            pack({"ids": TEXTS["ids"], "mask": TEXTS["mask"], "numbers": np.ones((2, 3))}),
+            (IDS, Tensor("numbers", (4,), "float32")),
+            "input numbers: takes (4), the samples are (3)",
+        ),
     ],
 )
 def test_samples_that_lack_an_input_are_refused(samples, inputs, says):

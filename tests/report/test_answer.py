@@ -84,7 +84,7 @@ def test_an_undecided_model_names_the_sample_size_that_would_decide():
     assert best.outcome == "undecided"
     assert re.search(
         r"^Undecided: 1,000 samples neither prove nor disprove the limit \(at most 1 point worse "
-        r"than FP32\); [\d,]+ or more decide with 80% power\.$",
+        r"than FP32\); deciding with 80% power takes [\d,]+ or more\.$",
         best.verdict,
     )
 

@@ -15,6 +15,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
+from resnet8ptq.core import figures
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.report import (
     comparison,
@@ -34,7 +35,7 @@ from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import end_parent, start_parent, start_run
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
-from tests.helpers.cells import BASELINE, LABELS, predictions, record, sweep, unmeasured
+from tests.helpers.cells import BASELINE, LABELS, NAMES, predictions, record, sweep, unmeasured
 from tests.helpers.configs import make_config
 from tests.helpers.pages import to_page
 
@@ -210,6 +211,16 @@ def test_notes_and_figures_name_some_of_many(many):
     assert figure is not None and len(figure.axes[0].get_yticklabels()) == table.FIRST
     told = dict(methodology.describe(many))
     assert "0 / 1 / 2 / 3 / 4 / 5 / 6 / 7 / 8 / 9 / and 41 more" in told["calibration"]
+
+
+def test_a_class_without_a_change_has_no_sign_of_a_loss(monkeypatch):
+    written: list[str] = []
+    monkeypatch.setattr(
+        figures, "label_cells", lambda axes, texts, *_, **__: written.extend(texts.flat)
+    )
+    drops = {f"class/{name}/drop": drop for name, drop in zip(NAMES, (0.0, 0.0002), strict=True)}
+    assert class_impact(sweep(("a", predictions(), drops))) is not None
+    assert written == ["+0.0", "+0.0"]
 
 
 def test_no_point_of_the_front_is_beaten():

@@ -68,14 +68,16 @@ def test_a_failed_report_does_not_hide_a_failed_job(running, monkeypatch, capsys
     assert (parent.info.status, parent.data.tags["status"]) == ("FAILED", "failed")
 
 
-def test_a_second_interrupt_while_the_sweep_is_closed_is_one_line(running, monkeypatch, capsys):
+@pytest.mark.parametrize("second", [True, False])
+def test_an_interrupt_while_the_sweep_is_closed_is_one_line(running, monkeypatch, capsys, second):
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(page, "write", interrupt)
-    assert command.main(interrupt, lambda: running) == 130
+    assert command.main(interrupt if second else lambda: None, lambda: running) == 130
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "interrupted again: the report was not written"
+    again = "python -m resnet8ptq report"
+    assert last == f"interrupted: the report was not written; try `{again}`"
 
 
 @pytest.mark.parametrize(("is_ladder", "code"), [(False, 1), (True, 2)])

@@ -81,6 +81,12 @@ def test_ship_takes_no_other_experiment(capsys):
     assert "experiment: got qat, expected auto | npu with ship" in capsys.readouterr().err
 
 
+def test_a_misspelt_key_of_ship_is_told(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        to_run(["minute=2", "data=shapes"])
+    assert capsys.readouterr().err == "error: minute: no such key; try minutes=2\n"
+
+
 def test_ship_for_an_npu_takes_the_settings_of_its_preset():
     experiment, *words = to_run(["experiment=npu"])
     first, *_ = climbing.next_steps(

@@ -469,6 +469,12 @@ def test_the_bound_of_the_sqnr_keeps_its_level():
         ("classification", setting(TWO, {"out": (3,)}), ModelError, "returns 3 values; pets"),
         (
             "classification",
+            setting(TWO + 1, names=("0", "1", "2"), named=False),
+            ModelError,
+            "the labels start at 1: subtract 1",
+        ),
+        (
+            "classification",
             setting(TWO, {"a": (7, 2)}, VALUES),
             ModelError,
             "returns a [7, 2]; exp",

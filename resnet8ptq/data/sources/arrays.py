@@ -44,6 +44,7 @@ USUAL = (INPUTS, LABELS, GROUPS)  # the usual names for each of `KEYS`
 NO_LABELS = "none"
 MAX_CLASSES = 1000
 MAX_SAMPLES = 10_000_000  # each is hashed
+SEVERAL = "; several labels a sample: try floats and task=custom with your metric"
 EXPECTED = f"expected {SOURCES['arrays'].takes}"
 
 # The format: http://yann.lecun.com/exdb/mnist/, "the IDX file format"; big-endian.
@@ -67,6 +68,10 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     """
     root = Path(str(config.root))
     arrays = _open(root, cache_root)
+    for key in KEYS:
+        name = getattr(config, key.removeprefix("data."))
+        if isinstance(name, str) and name != NO_LABELS:
+            _check_name(key, name, root, arrays)
     find = partial(_find_array, root=root, arrays=arrays, cache_root=cache_root)
     chosen = _find_split(arrays, config, root) or [_find_one(arrays, config, root)]
     sides = [
@@ -268,6 +273,10 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
         sides.append([inputs, labels if config.labels is None else None, groups])
     if len({tuple(_named(inputs)) if isinstance(inputs, dict) else () for inputs, *_ in sides}) > 1:
         return None
+    if config.labels is None and sides[-1][1] is None:
+        guessed = config.inputs is None and isinstance(sides[-1][0], dict)
+        inputs = {name for one, *_ in sides for name in _named(one, values=True)}
+        _ask_for_labels(arrays, {*(() if guessed else inputs), *(side[2] for side in sides)}, root)
     return sides
 
 
@@ -308,14 +317,19 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
             "{input: name, ...} for a network of several inputs, or data.labels=none if each array "
             "is an input"
         )
-    others = {name for name in arrays if name.lower() not in CLASSES}
-    others -= {*_named(inputs, values=True), groups}
-    if labels is None and others:
-        raise ConfigError(
-            f"data.labels: got null, and {root} holds {held}; expected the name of one, or one "
-            f"named {' | '.join(LABELS)}, or an .npy or idx file, or {NO_LABELS}"
-        )
+    if labels is None:
+        _ask_for_labels(arrays, {*_named(inputs, values=True), groups}, root)
     return [inputs, None if labels == NO_LABELS else labels, groups]
+
+
+def _ask_for_labels(arrays: Arrays, used: Collection[str | None], root: Path) -> None:
+    """Raise `ConfigError` if an array without a usual name may hold the labels."""
+    if any(name.lower() not in (*CLASSES, *STEPS) for name in arrays if name not in used):
+        raise ConfigError(
+            f"data.labels: got null, and {root} holds {list_names(arrays)}; expected the name of "
+            f"one, or one named {' | '.join(LABELS)} (with _train and _test if the inputs have "
+            f"them), or an .npy or idx file, or {NO_LABELS}"
+        )
 
 
 def _named(inputs: Any, values: bool = False) -> list[str]:
@@ -359,13 +373,18 @@ def _find_array(
     """Return the array, or the array file, that the setting `key` names."""
     if name is None:
         return None
+    _check_name(key, name, root, arrays)
     if name in arrays:
         return _Sourced(f"{root}: {name}" if len(arrays) > 1 else str(root), arrays[name]())
     path = Path(name).expanduser()
-    if not path.is_file():
+    return _Sourced(str(path), _opener(path, cache_root)())
+
+
+def _check_name(key: str, name: str, root: Path, arrays: Arrays) -> None:
+    """Raise `ConfigError` if `name` is neither an array nor a file."""
+    if name not in arrays and not Path(name).expanduser().is_file():
         held = list_names(arrays) or "nothing"
         raise ConfigError(f"{key}: got {name}, expected a file, or one of {held} in {root}")
-    return _Sourced(str(path), _opener(path, cache_root)())
 
 
 def _find_inputs(
@@ -459,7 +478,7 @@ def _read_labels(labels: _Sourced) -> Array:
     if stored.dtype.kind not in "iub" or stored.shape not in ((len(stored),), (len(stored), 1)):
         raise DataError(
             f"{labels}: got {_shape(stored)}, expected labels as integers from 0, [N], or "
-            "values as floats, [N, ...]"
+            f"values as floats, [N, ...]{SEVERAL if stored.ndim > 1 else ''}"
         )
     return check_labels(stored.reshape(-1), labels)
 
