@@ -77,11 +77,14 @@ class Latency:
         return metrics | self.baseline.to_metrics(BASELINE) | speedups
 
 
-def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> list[Timings]:
+def measure(
+    loads: Sequence[Load], split: Split, settings: LatencyConfig, least: int = LEAST
+) -> list[Timings]:
     """Load artifacts with `latency.threads` threads, and time them.
 
     Args:
         split: the samples; the first ones are run, repeated if there are too few.
+        least: see `time_in_turns`.
 
     Returns:
         The times of each artifact, in order.
@@ -89,11 +92,11 @@ def measure(loads: Sequence[Load], split: Split, settings: LatencyConfig) -> lis
     with torch_threads_kept(), measuring("Timing"):
         predictors = [load(settings.threads) for load in loads]
         limit = settings.max_seconds
-        single = time_in_turns(predictors, split, 1, settings.repeats, limit)
+        single = time_in_turns(predictors, split, 1, settings.repeats, limit, least)
         batch: Sequence[Times | None] = [None] * len(predictors)
         if split.at_once is None:
             size, repeats = find_batch_size(settings, split), settings.batch_repeats
-            batch = time_in_turns(predictors, split, size, repeats, limit)
+            batch = time_in_turns(predictors, split, size, repeats, limit, least)
     return [Timings(*times) for times in zip(single, batch, strict=True)]
 
 
@@ -136,11 +139,12 @@ def time_in_turns(
     batch_size: int,
     repeats: int,
     limit: float = math.inf,
+    least: int = LEAST,
 ) -> list[Times]:
     """Return the times of each predictor; the order alternates, so that caches favour none.
 
     Args:
-        limit: seconds, after which `LEAST` repeats are enough. The warm-up may take half of them,
+        limit: seconds, after which `least` repeats are enough. The warm-up may take half of them,
             but runs at least `LEAST_WARM_UP` times.
     """
     warm_up = max(LEAST_WARM_UP, repeats // 10)
@@ -156,7 +160,7 @@ def time_in_turns(
         spent = time.perf_counter() - begin
         if LEAST_WARM_UP <= turn + 1 < warm_up and spent > limit / 2:
             warm_up = turn + 1
-        if turn + 1 >= warm_up + LEAST and spent > limit:
+        if turn + 1 >= warm_up + least and spent > limit:
             break
     return [np.array(values[warm_up:]) for values in times]
 

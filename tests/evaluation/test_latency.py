@@ -80,8 +80,10 @@ def test_a_batch_of_large_samples_is_smaller(shape, size):
     assert latency.find_batch_size(LatencyConfig(batch_size=5), split) == 5
 
 
-@pytest.mark.parametrize(("limit", "repeats", "timed"), [(math.inf, 2, 2), (0, 100, latency.LEAST)])
-def test_turns_alternate_and_the_warm_up_is_not_counted(limit, repeats, timed):
+@pytest.mark.parametrize(
+    ("limit", "repeats", "least", "timed"), [(math.inf, 2, 5, 2), (0, 100, 5, 5), (0, 100, 1, 1)]
+)
+def test_turns_alternate_and_the_warm_up_is_not_counted(limit, repeats, least, timed):
     """A time limit of 0 also ends the warm-up, whose tenth of 100 would be 10."""
     calls: list[str] = []
 
@@ -95,7 +97,7 @@ def test_turns_alternate_and_the_warm_up_is_not_counted(limit, repeats, timed):
             return batch
 
     split = Split(np.zeros((3, 2, 2, 3), np.uint8), np.zeros(3, np.int64), "made up")
-    found = latency.time_in_turns([Fake("a"), Fake("b")], split, 4, repeats, limit)
+    found = latency.time_in_turns([Fake("a"), Fake("b")], split, 4, repeats, limit, least)
     assert calls == list("abba" * 4)[: 2 * (2 + timed)]  # 2 turns to warm up
     assert [len(times) for times in found] == [timed, timed]
 
@@ -105,7 +107,7 @@ def test_threads_are_pinned_while_measuring_and_restored(monkeypatch, quantize):
 
     seen: list[int] = []
 
-    def note(predictors, images, batch_size, repeats, limit):
+    def note(predictors, images, batch_size, repeats, limit, least):
         seen.append(torch.get_num_threads())
         return [np.ones(repeats) for _ in predictors]
 

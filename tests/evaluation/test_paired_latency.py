@@ -48,8 +48,11 @@ def test_a_ratio_turned_round_is_its_inverse(blocks):
 def test_a_race_loads_every_model_again_for_each_block(monkeypatch):
     seen: list[list[str]] = []
 
-    def measure(loads: list[str], split: object, settings: LatencyConfig) -> list[Timings]:
+    def measure(
+        loads: list[str], split: object, settings: LatencyConfig, least: int
+    ) -> list[Timings]:
         seen.append(list(loads))
+        assert least == 1
         assert (settings.repeats, settings.batch_repeats) == (20, LEAST)
         every = np.arange(3.0) + {"a": 1, "b": 11}[loads[0]] + len(seen)
         other = every + (10 if loads[0] == "a" else -10)
@@ -69,11 +72,11 @@ def test_a_race_loads_every_model_again_for_each_block(monkeypatch):
 
 
 def test_slow_models_race_in_fewer_blocks(monkeypatch):
-    now = itertools.count()  # a second for each block from the sixth on
+    now = itertools.count()  # the first block takes a second
     monkeypatch.setattr(paired_latency, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     one = Timings(np.ones(3), None)
-    monkeypatch.setattr(latency, "measure", lambda loads, *rest: [one] * len(loads))
-    for seconds, blocks in ((0.1, LEAST), (0.9, LEAST + 1), (1000, BLOCKS)):
+    monkeypatch.setattr(latency, "measure", lambda loads, *_, least: [one] * len(loads))
+    for seconds, blocks in ((0.1, LEAST), (3.5, 7), (1000, BLOCKS)):
         settings = LatencyConfig(batch_size=64, max_seconds=seconds)
         found = run({"a": "a", "b": "b"}, None, settings)
         assert len(found.single["a"]) == blocks
