@@ -101,7 +101,13 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
         _log_progress(number, begun.jobs, left_s)
         return run_recorded(cfg, settled, folder, sweep.store, sweep.parent_id, tags, earlier)
     except Exception as error:
-        log.error("%s: failed: %s", folder.name, command.explain(error))
+        reason, failures = (
+            command.explain(error),
+            {} if isinstance(begun, Sweep) else begun.failures,
+        )
+        same = failures.setdefault(reason, folder.name)
+        reason = reason if same == folder.name else f"the same error as {same}"
+        log.error("%s: failed: %s", folder.name, reason)
         if sweep.worker:
             raise jobs.to_picklable(error) from None
         raise

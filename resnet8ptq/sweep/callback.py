@@ -49,8 +49,14 @@ class RunningSweep:
     limits: ReportConfig  # of a recommended model
     lock: "FileLock"  # on the sweep's folder, held while the sweep runs
     jobs: int | None = None  # the largest number of jobs, if known
-    is_ladder: bool = False  # `experiment=auto`
+    goal: str | None = None  # of a ladder (`experiment=auto`)
     begun_s: float = field(default_factory=time.monotonic)
+    failures: dict[str, str] = field(default_factory=dict)  # the first job of each error's text
+
+    @property
+    def is_ladder(self) -> bool:
+        """Whether the jobs are steps of a ladder."""
+        return self.goal is not None
 
     def seconds_left(self, job: int) -> float | None:
         """Return the expected time of the jobs from number `job` on; None if unknown.
@@ -124,8 +130,10 @@ class RunningSweep:
             raise TrackingError(
                 f"the report could not be made ({one_line(failure)}); try `{again}`"
             ) from failure
-        if self.is_ladder and status == "ok" and (code := winner.announce(chosen, folder)):
-            raise SystemExit(code)
+        if self.goal is not None and status == "ok":
+            code = winner.announce(chosen, folder, self.goal)
+            if code:
+                raise SystemExit(code)
         return status
 
     def _report(self, records: "list[RunRecord]", timed: bool) -> "list[ModelSelection]":
@@ -298,7 +306,8 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
         store, parent_id = background.result(begun)
         return Sweep(store, parent_id, folder, worker, config.sweep.resume, count)
 
-    return RunningSweep(open_sweep, worker, limits, held, count, is_ladder(config.hydra.sweeper))
+    goal = config.hydra.sweeper.goal if is_ladder(config.hydra.sweeper) else None
+    return RunningSweep(open_sweep, worker, limits, held, count, goal)
 
 
 def _say_jobs(sweeper: DictConfig, count: int | None) -> str:

@@ -70,8 +70,12 @@ def find(chosen: Sequence[ModelSelection]) -> Winner | None:
     return next(iter([*reversed(passing), *confirmed]), None)
 
 
-def announce(chosen: Sequence[ModelSelection], folder: Path) -> int:
-    """Print the winner, write its settings as a config; return the exit code of its verdict."""
+def announce(chosen: Sequence[ModelSelection], folder: Path, goal: str) -> int:
+    """Print the winner, write its settings as a config; return the exit code of its verdict.
+
+    Args:
+        goal: `fastest`, `smallest` or `best`.
+    """
     console, winner = stdout(None, 240), find(chosen)
     if winner is None:
         say(console, "\nNo model was confirmed: no step could be measured.")
@@ -81,6 +85,11 @@ def announce(chosen: Sequence[ModelSelection], folder: Path) -> int:
     files.write_text(folder / FILE, to_yaml(winner.settings))
     say(console, f"\n{title}: {winner.cell.label}. {winner.verdict}")
     say(console, f"  {'; '.join(say_facts(winner.selected, winner.cell))}")
+    if goal == "fastest" and (winner.cell.record.speedup or 1) < 1:
+        say(
+            console,
+            "  on this machine FP32 is faster: the model is only smaller; try goal=smallest",
+        )
     say(console, f"  reproduce it: {again}")
     if cut := winner.cell.record.params.get("cut_short"):
         say(console, f"  the time limit cut work short ({cut}): without it, the result may differ")

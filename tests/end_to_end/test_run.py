@@ -360,3 +360,13 @@ def test_two_runs_at_once_share_a_fresh_store_but_no_folder(tmp_path):
     assert [run.data.tags["status"] for run in runs] == ["unsupported"] * 2  # at once
     assert {run.data.params["per_channel"] for run in runs} == {"false", "true"}
     assert len({run.data.tags["folder"] for run in runs}) == 2
+
+
+def test_an_error_that_jobs_share_is_told_once(tmp_path):
+    np.savez(tmp_path / "a.npz", pictures=np.zeros((4, 8, 8, 3), np.uint8), more=np.zeros(4))
+    words = ("-m", "data=arrays", f"data.root={tmp_path / 'a.npz'}", "seed=1,2")
+    found = call(tmp_path, *words, **NO_REAL_FILES)
+    log = " ".join((found.out + found.err).split())
+    assert log.count("failed: data.inputs: got null") == 2  # in the log, and below the table
+    assert "1_onnx-int8-minmax: failed: the same error as 0_onnx-int8-minmax" in log
+    assert found.code == 1

@@ -80,15 +80,13 @@ def test_an_interrupt_while_the_sweep_is_closed_is_one_line(running, monkeypatch
     assert last == f"interrupted: the report was not written; try `{again}`"
 
 
-@pytest.mark.parametrize(("is_ladder", "code"), [(False, 1), (True, 2)])
-def test_wrong_input_is_exit_code_2_unless_other_jobs_have_run(
-    running, monkeypatch, is_ladder, code
-):
+@pytest.mark.parametrize(("goal", "code"), [(None, 1), ("fastest", 2)])
+def test_wrong_input_is_exit_code_2_unless_other_jobs_have_run(running, monkeypatch, goal, code):
     def fail() -> None:
         raise DataError("no such file")
 
     monkeypatch.setattr(page, "write", lambda *args: None)
-    assert command.main(fail, lambda: replace(running, is_ladder=is_ladder)) == code
+    assert command.main(fail, lambda: replace(running, goal=goal)) == code
 
 
 @pytest.mark.slow

@@ -11,11 +11,13 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import DataError
 from resnet8ptq.experiment.ladder import climbing
 from resnet8ptq.experiment.ladder.climbing import CONFIRM, DIAGNOSIS, Asked
+from resnet8ptq.report import page
 from resnet8ptq.sweep.ladder import Ladder, measure, noise
 from resnet8ptq.sweep.shipping import to_run
-from resnet8ptq.sweep.winner import to_yaml
+from resnet8ptq.sweep.winner import announce, to_yaml
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.calling import NO_REAL_FILES, call
+from tests.helpers.cells import predictions, sweep
 from tests.helpers.configs import make_config
 
 
@@ -213,6 +215,16 @@ def test_a_record_is_measured_by_its_interval_and_its_divergence():
     assert (done.loss, round(done.error, 6), done.passes) == (0.004, 0.002, True)
     assert done.noise == 0.004
     assert noise(RunRecord("id", {}, {"sqnr_db": 20.0}, {})) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("goal", "speedup", "told"),
+    [("fastest", 0.72, True), ("fastest", 1.2, False), ("smallest", 0.72, False)],
+)
+def test_a_fastest_winner_that_is_slower_than_fp32_is_told(goal, speedup, told, tmp_path, capsys):
+    family = sweep(("a", predictions(won=2), {"speedup": speedup, "latency_p50_ms": 1.0}))
+    assert announce(page.select([family], ReportConfig()), tmp_path, goal) == 0
+    assert ("on this machine FP32 is faster" in capsys.readouterr().out) == told
 
 
 def test_settings_become_a_config_of_conf_experiment():
