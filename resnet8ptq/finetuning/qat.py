@@ -5,7 +5,7 @@ network with activation ranges, which every backend can quantize.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,15 +83,12 @@ def fine_tune(
             "method=qat with calib=histogram: torch's own observer gives no initial ranges"
         )
     skipped = find_float_nodes(onnx.load(fp32.onnx_path).graph, settings.selection)
-    key: cache.Key = {
-        "model": files.sha256(fp32.onnx_path),
+    key = {
+        **_key_of(settings, fp32, skipped),
         "train": dataset.train.digest,
         "test": dataset.test.digest,  # whose images are left out
         "calibration": calibration.digest,
         "held_out": held_out.digest,
-        "settings": json.dumps([asdict(settings), skipped], sort_keys=True),
-        "code": code.behind(__name__),
-        **machine.versions(),
     }
     points: list[Point] = []
     student: Any = None  # trained by `make`
@@ -134,3 +131,13 @@ def fine_tune(
     ranges = json.loads((entry / RANGES_FILE).read_text())
     tuned = fp32.with_weights_of(entry / NETWORK_FILE)
     return tuned, {name: (low, high) for name, (low, high) in ranges.items()}
+
+
+def _key_of(settings: QatSettings, fp32: Fp32Model, skipped: Sequence[str]) -> cache.Key:
+    """Return the part of the cache key that the samples do not change."""
+    return {
+        "model": files.sha256(fp32.onnx_path),
+        "settings": json.dumps([asdict(settings), skipped], sort_keys=True),
+        "code": code.behind(__name__),
+        **machine.versions(),
+    }

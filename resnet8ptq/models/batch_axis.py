@@ -141,26 +141,41 @@ def fix_sizes(
     for name in wanted:
         _replace(graph, name, _find_shaped(others, [name]), tensors, bool(any_length))
     prune(graph)
-    data_sized = find_data_sized(fixed)
-    for value in graph.output:
-        example = tensors[0][value.name]
-        shape_of = data_sized.get(value.name, example.shape)
-        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(example.dtype)
-        if example.shape[:1] == (sizes[0],):
-            _set_shape(value, ("N" if batch is None else batch, *shape_of[1:]))
-        elif batch == 1:
-            _add_batch_axis(graph, value, shape_of)
-        else:
-            rows = [v.name for v in graph.output if tensors[0][v.name].shape[:1] == (sizes[0],)]
-            mend = f"; try model.outputs=[{','.join(rows)}]" if rows else ""
-            raise ModelError(
-                f"output {value.name!r} is {list(example.shape)} for {sizes[0]} samples; "
-                f"expected outputs with one row for each sample{mend}"
-            )
+    _shape_outputs(fixed, tensors[0], batch, sizes[0])
     write_paddings(fixed)
     write_group_norms(fixed)
     onnx.checker.check_model(fixed)
     return fixed
+
+
+def _shape_outputs(
+    proto: onnx.ModelProto,
+    tensors: Mapping[str, NDArray[Any]],
+    batch: int | None,
+    size: int,
+) -> None:
+    """Write the outputs' dtypes and shapes, in place; add a batch axis if one is missing.
+
+    Args:
+        tensors: the values of the outputs for `size` samples, by name.
+        batch: see `fix_sizes`.
+    """
+    graph, data_sized = proto.graph, find_data_sized(proto)
+    for value in graph.output:
+        example = tensors[value.name]
+        shape_of = data_sized.get(value.name, example.shape)
+        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(example.dtype)
+        if example.shape[:1] == (size,):
+            _set_shape(value, ("N" if batch is None else batch, *shape_of[1:]))
+        elif batch == 1:
+            _add_batch_axis(graph, value, shape_of)
+        else:
+            rows = [v.name for v in graph.output if tensors[v.name].shape[:1] == (size,)]
+            mend = f"; try model.outputs=[{','.join(rows)}]" if rows else ""
+            raise ModelError(
+                f"output {value.name!r} is {list(example.shape)} for {size} samples; "
+                f"expected outputs with one row for each sample{mend}"
+            )
 
 
 def static_tensors(graph: onnx.GraphProto) -> set[str]:
