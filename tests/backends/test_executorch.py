@@ -185,6 +185,25 @@ def test_a_layer_that_xnnpack_lacks_is_unsupported(shapes_model, tmp_path):
         quantizer.quantize(replace(shapes_model, onnx_path=path), volumes, tmp_path)
 
 
+@needs_executorch
+def test_weights_on_the_left_and_several_matrices_stay_in_float(shapes_model, tmp_path):
+    nodes = [
+        onnx.helper.make_node("MatMul", ["l", "x"], ["a"], "left"),
+        onnx.helper.make_node("MatMul", ["a", "s"], ["b"], "several"),
+        onnx.helper.make_node("MatMul", ["b", "w"], ["y"], "plain"),
+    ]
+    shapes = {"l": (5, 8), "s": (3, 6, 6), "w": (6, 4)}
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    sides: tuple[dict[str, list[int | str]], ...] = {"x": ["N", 3, 8, 6]}, {"y": ["N", 3, 5, 4]}
+    path = product_networks.write(tmp_path / "network.onnx", nodes, weights, *sides)
+    network = replace(shapes_model, onnx_path=path)
+    artifact, predictor = lower(network, tmp_path, "dtype=int8", "per_channel=true")
+    assert artifact.quantized_layers == 1
+    [expected], [found] = open_runner(str(path))(PICTURES), predictor.predict(PICTURES)
+    assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
+
+
 def test_a_recurrent_layer_is_unsupported_before_any_work(shapes_model, tmp_path):
     node = onnx.helper.make_node("GRU", ["x", "w", "r"], ["y"], "layer", hidden_size=2)
     constants = {"w": np.zeros((1, 6, 4)), "r": np.zeros((1, 6, 2))}

@@ -28,6 +28,7 @@ from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.layers import find_stacks
 from resnet8ptq.graph.torch_module import infer, load_torch_module
 from resnet8ptq.graph.torch_recurrent import KINDS
 from resnet8ptq.models.model import Fp32Model
@@ -99,6 +100,8 @@ class ExecutorchQuantizer(Quantizer):
         if config.dtype.name != "fp32":
             proto = onnx.load(model.onnx_path)
             skipped = prepare(module, proto, Selection.of(config))
+            if config.per_channel:  # XNNPACK lacks their kernel
+                skipped += find_stacks(proto.graph)
             settings = config.calib, self.runtime, ranges or {}
             activations = Activations(model.onnx_path, calibration, *settings)
             schemes = (

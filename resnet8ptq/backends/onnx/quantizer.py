@@ -38,7 +38,7 @@ from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_a
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import attention_products, find_attention
 from resnet8ptq.graph.embeddings import find_tables, quantize_tables
-from resnet8ptq.graph.layers import LAYERS, RECURRENT, weight_layers
+from resnet8ptq.graph.layers import LAYERS, RECURRENT, find_stacks, weight_layers
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
@@ -189,7 +189,8 @@ class OnnxQuantizer(Quantizer):
                 skipped += self._find_unbounded(activations, skipped)
                 calibrated = activations.find_around(skipped)
                 float_outputs = self._leaves_outputs_in_float(proto.graph)
-                stacks = self._find_stacks(proto.graph)
+                # With scales by channel their kernel fails.
+                stacks = find_stacks(proto.graph) if config.per_channel else []
                 left = [*skipped, *(name for name in stacks if name not in skipped)]
                 self._quantize_static(source, temporary, left, calibrated, float_outputs)
             written = onnx.load(temporary)
@@ -249,17 +250,6 @@ class OnnxQuantizer(Quantizer):
         if names:
             log.info("left in float, since values are infinite: %s", ", ".join(names)[:200])
         return names
-
-    def _find_stacks(self, graph: onnx.GraphProto) -> list[str]:
-        """Return products with several matrices, or with weights on the left.
-
-        With scales by channel their kernel fails.
-        """
-        if not self.config.per_channel:
-            return []
-        axes = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
-        products = [node for node in graph.node if node.op_type == "MatMul"]
-        return [n.name for n in products if axes.get(n.input[1], 0) > 2 or n.input[0] in axes]
 
     def _leaves_outputs_in_float(self, graph: onnx.GraphProto) -> bool:
         return self.config.attention != "all" and bool(find_attention(graph))
