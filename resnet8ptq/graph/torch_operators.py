@@ -427,10 +427,11 @@ def _extreme(function: Callable[..., Any], node: Node) -> torch.nn.Module | None
 
 def _pad(node: Node) -> torch.nn.Module | None:
     """Return a Pad with fixed widths; torch reflects and repeats only axes after the first."""
-    mode, rank = node("mode", b"constant").decode(), len(node.constants[1]) // 2
-    if 3 in node.constants:
+    mode, given = node("mode", b"constant").decode(), node.constants[1].reshape(2, -1).T
+    if 3 in node.constants and not node.sizes:
         return None
-    pairs = node.constants[1].reshape(2, rank).T
+    pairs = np.zeros((len(node.sizes) or len(given), 2), np.int64)
+    pairs[node.constants.get(3, slice(None))] = given
     if mode == "wrap":
         return _Wrap(widths={axis: pair.tolist() for axis, pair in enumerate(pairs) if pair.any()})
     cropped = np.maximum(-pairs, 0).tolist()
@@ -446,13 +447,26 @@ def _pad(node: Node) -> torch.nn.Module | None:
     )
 
 
-def _conv_transpose(node: Node) -> torch.nn.Module | None:
-    weights = torch.tensor(node.constants[1])
-    rank, bias = weights.ndim - 2, node.constants.get(2)
-    pads, ones = np.reshape(node("pads", [0] * 2 * rank), (2, rank)), [1] * rank
-    unknown = node("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or node("output_shape", [])
-    if (pads[0] == pads[1]).all() or unknown or rank not in _TRANSPOSED:
+def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
+    """Return the paddings [2, axes] of a ConvTranspose; None if they are unknown."""
+    rank, sizes, target = len(kernel), node.sizes[2:], node("output_shape", [])
+    if node("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         return None
+    if not target:
+        return np.reshape(node("pads", [0] * 2 * rank), (2, rank))
+    ones, extra = [1] * rank, np.array(node("output_padding", [0] * rank))
+    whole = (np.array(sizes) - 1) * node("strides", ones) + extra
+    total = whole + (np.array(kernel) - 1) * node("dilations", ones) + 1 - target[-rank:]
+    known = sizes and 0 not in sizes and total.min() >= 0
+    return np.stack([total - total // 2, total // 2]) if known else None
+
+
+def _conv_transpose(node: Node) -> torch.nn.Module | None:
+    weights, bias = torch.tensor(node.constants[1]), node.constants.get(2)
+    rank, pads = weights.ndim - 2, _find_pads(node, weights.shape[2:])
+    if pads is None or (pads[0] == pads[1]).all() or rank not in _TRANSPOSED:
+        return None
+    ones = [1] * rank
     smaller, groups = pads.min(0), node("group", 1)
     layer = _TRANSPOSED[rank](
         *(len(weights), weights.shape[1] * groups, weights.shape[2:]),

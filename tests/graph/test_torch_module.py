@@ -274,7 +274,7 @@ def test_slopes_of_the_channels_can_be_traced(slopes):
 CONSTANTS = """float low = {-0.5}, float zero = {0}, int64[1] two = {2}, int64 one = {1},
     int64[2] from = {-1, 9}, int64[2] to = {-9223372036854775807, 0}, int64[2] axes = {3, 1},
     int64[2] mixed = {-1, 1}, int64[2] inner = {1, 2}, int64[2] outer = {9, 3},
-    int64[2] back = {-1, -2}, float[6] row = {1, 2, 0.5, -1, 0, 3},
+    int64[2] back = {-1, -2}, int64[4] around = {1, 0, 2, 1}, float[6] row = {1, 2, 0.5, -1, 0, 3},
     float[4] factors = {1, 1, 2, 1.5}, float[4] smaller = {1, 1, 0.5, 0.5},
     float[4] of_rows = {1, 1.5, 2, 1}, int64[4] sizes = {1, 4, 7, 9}"""
 POOL = "kernel_shape = [3, 2], strides = [2, 1], pads = [0, 1, 1, 0]"
@@ -292,6 +292,7 @@ OF_17 = (
     *(f"Slice(x, from, to, {axes}, back)" for axes in ("axes", "mixed")),
     *(f"Reduce{kind} <axes = [1, 2], keepdims = 1> (x)" for kind in ("Max", "Min")),
     "ConvTranspose <strides = [2, 3], pads = [0, 2, 1, 0], output_padding = [1, 2]> (x, kernel)",
+    "ConvTranspose <strides = [2, 3], output_shape = [12, 18]> (x, kernel)",
     *("Slice(x, inner, outer, mixed)", "TopK <axis = 1, largest = 0> (x, two)"),
 )
 RESIZES = (
@@ -311,7 +312,11 @@ RESIZED = (
     'Resize <mode = "cubic", exclude_outside = 1, cubic_coeff_a = -0.5> (x, , factors)',
 )
 LATER = {
-    18: ("Mish(x)", 'Resize <mode = "linear", antialias = 1> (x, , smaller)'),
+    18: (
+        "Mish(x)",
+        "Pad(x, around, zero, back)",
+        'Resize <mode = "linear", antialias = 1> (x, , smaller)',
+    ),
     20: ('Gelu <approximate = "tanh"> (x)', "Gelu(x)"),
     23: ("RMSNormalization(x, row)",),
     24: ("Swish(x)",),
