@@ -179,14 +179,18 @@ class _CumSum(InFloat):
 
 
 class _SpaceToDepth(Fixed):
-    """ONNX's SpaceToDepth, into which ONNX Runtime fuses slices."""
+    """ONNX's SpaceToDepth, into which ONNX Runtime fuses slices.
+
+    FX would leave a convolution behind the methods of a tensor in float, but not behind functions.
+    """
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return [N, C, H, W] as [N, block * block * C, H / block, W / block]."""
         count, channels, height, width = values.shape
         height, width = height // self.block, width // self.block
-        parts = values.reshape(count, channels, height, self.block, width, self.block)
-        return parts.permute(0, 3, 5, 1, 2, 4).reshape(count, -1, height, width)
+        shape = [count, channels, height, self.block, width, self.block]
+        parts = torch.permute(torch.reshape(values, shape), [0, 3, 5, 1, 2, 4])
+        return torch.reshape(parts, [count, -1, height, width])
 
 
 class _DepthToSpace(Fixed):
