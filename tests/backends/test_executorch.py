@@ -173,6 +173,24 @@ def test_an_operator_that_the_runtime_lacks_is_unsupported(shapes_model, tmp_pat
 
 
 @needs_executorch
+def test_a_transposed_convolution_along_one_axis_is_unsupported(shapes_model, tmp_path):
+    """XNNPACK gets it as one of pictures, whose input it takes for 8 bits."""
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "v"], ["wide"], "first"),
+        onnx.helper.make_node("ConvTranspose", ["wide", "w", "b"], ["y"], "last"),
+    ]
+    random = np.random.default_rng(0)
+    shapes = {"v": (8, 8, 1), "w": (8, 4, 3), "b": (4,)}
+    weights = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    sides: tuple[dict[str, list[int | str]], ...] = {"x": ["N", 8, 6]}, {"y": ["N", 4, 8]}
+    path = product_networks.write(tmp_path / "signal.onnx", nodes, weights, *sides)
+    quantizer = quantizer_of(make_config("data=shapes", "backend=executorch"))
+    signals = Split(PICTURES[:, 0], None, "made")
+    with pytest.raises(UnsupportedError, match="XNNPACK refuses a layer in float behind one in 8"):
+        quantizer.quantize(replace(shapes_model, onnx_path=path), signals, tmp_path)
+
+
+@needs_executorch
 def test_a_layer_that_xnnpack_lacks_is_unsupported(shapes_model, tmp_path):
     node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], "three_axes")
     filters = {"w": np.random.default_rng(0).normal(size=(2, 1, 2, 2, 2))}
