@@ -28,8 +28,12 @@ def pack(arrays: Mapping[str, Array]) -> Array:
 
 
 def unpack(samples: Array) -> dict[str, Array]:
-    """Return the fields of records [N] as contiguous arrays [N, ...] by name."""
-    return {name: np.ascontiguousarray(samples[name]) for name in names_of(samples.dtype)}
+    """Return the fields of records [N] as contiguous arrays [N, ...] by name.
+
+    They are copies: the field of a single record counts as contiguous, with the record's size as a
+    stride, which torch refuses if it is no multiple of the value's size.
+    """
+    return {name: samples[name].copy() for name in names_of(samples.dtype)}
 
 
 def names_of(dtype: DTypeLike) -> tuple[str, ...]:

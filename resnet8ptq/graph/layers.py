@@ -101,6 +101,13 @@ def integer_nodes(proto: onnx.ModelProto) -> list[str]:
     return [n.name for n in nodes if not integers.isdisjoint((*n.input[:1], *n.output))]
 
 
+def find_stacks(graph: onnx.GraphProto) -> list[str]:
+    """Return the names of products with several matrices, or with weights on the left."""
+    axes = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    products = [node for node in graph.node if node.op_type == "MatMul"]
+    return [n.name for n in products if axes.get(n.input[1], 0) > 2 or n.input[0] in axes]
+
+
 def value_pads(graph: onnx.GraphProto) -> list[str]:
     """Return the names of the Pads with a value other than 0, which may lie outside the range."""
     return [node.name for node, zero in _constant_pads(graph) if not zero]

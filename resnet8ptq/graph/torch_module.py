@@ -21,7 +21,7 @@ from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.graph import torch_operators, torch_recurrent
 from resnet8ptq.graph.embeddings import round_rows
-from resnet8ptq.graph.layers import attribute, float_tensors, is_relu
+from resnet8ptq.graph.layers import float_tensors, is_relu
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.graph.torch_operators import Fixed
@@ -79,8 +79,6 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
         node.target = node.target.removeprefix(f"{_OWN}/")
     floats = {*float_tensors(proto)}
     makers = {node.name for node in lowered.graph.node if not floats.isdisjoint(node.output)}
-    for name, depth in _index_depths(lowered).items():
-        own[name] = _Pick(depth=depth)
     for node in lowered.graph.node:
         if node.op_type in _REDUCED:
             kind = _Mean if node.op_type == "Mean" else _Reduced
@@ -182,16 +180,22 @@ def _lower(lowered: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None
 
 
 def _ease(graph: onnx.GraphProto) -> None:
-    """Name all nodes, and avoid two faults, in place.
+    """Name all nodes, and avoid three faults, in place.
 
-    onnx2torch misreads an empty name at the end of a node's inputs as a tensor. It refuses a Clip
-    without a minimum, and torch's quantized clamp refuses one with a single bound.
+    onnx2torch misreads an empty name at the end of a node's inputs as a tensor. It refuses axes
+    that are a single number, which exporters write, and a Clip without a minimum; torch's quantized
+    clamp refuses one with a single bound.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for index, node in enumerate(graph.node):
         node.name = node.name or f"unnamed_{index}"
         while node.input and not node.input[-1]:
             del node.input[-1]
+        axes = constants.get(node.input[1]) if len(node.input) > 1 else None
+        if node.op_type in ("Squeeze", "Unsqueeze") and axes is not None and not axes.dims:
+            node.input[1] = f"{node.name}__axes"
+            values = onnx.numpy_helper.to_array(axes).reshape(1)
+            graph.initializer.append(onnx.numpy_helper.from_array(values, node.input[1]))
         bounds = [name for name in node.input[1:] if name]
         if node.op_type == "Clip" and len(bounds) == 1 and not is_relu(node, constants):
             node.op_type = "Max" if node.input[1] else "Min"
@@ -210,8 +214,8 @@ def _mark(proto: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
         if node.name in own:
             node.domain, node.op_type = _OWN, _OWN
             del node.attribute[:]
-            if not isinstance(own[node.name], torch_operators.Joint):
-                del node.input[1:]
+            takes = getattr(own[node.name], "takes", Fixed.takes)
+            node.input[:] = [n for index, n in enumerate(node.input) if index in takes and n]
 
 
 def _set_opset(proto: onnx.ModelProto, version: int) -> None:
@@ -249,19 +253,6 @@ def _to_erf(gelu: onnx.NodeProto, graph: onnx.GraphProto) -> list[onnx.NodeProto
         onnx.helper.make_node(kind, inputs, [made], name if made == output else made)
         for kind, inputs, made in steps
     ]
-
-
-def _index_depths(proto: onnx.ModelProto) -> dict[str, int]:
-    """Return the number of axes that each GatherND indexes, if known."""
-    nodes = [node for node in proto.graph.node if node.op_type == "GatherND"]
-    if not nodes:
-        return {}
-    graph = infer_shapes(proto)
-    shapes = {v.name: v.type.tensor_type.shape.dim for v in (*graph.value_info, *graph.input)}
-    depths = {node.name: shapes.get(node.input[1], ())[-1:] for node in nodes}
-    known = {name: last[0].dim_value for name, last in depths.items() if last}
-    own = {node.name for node in nodes if not attribute(node, "batch_dims", 0)}
-    return {name: depth for name, depth in known.items() if depth and name in own}
 
 
 def name_tensors(
@@ -311,11 +302,11 @@ def name_tensors(
 def _fix_constants(module: Any, floats: Collection[str]) -> None:
     """Replace modules that read constants at run time by modules with fixed parameters.
 
-    `torch.export` and FX cannot trace onnx2torch's Pad, Reshape, Slice and Squeeze, which read
-    their widths, shape, parts and axes at run time, nor its Div, which reads the type of its
-    operands. With torch's split, ExecuTorch fixes the batch size. torch's integer kernels need a
-    Linear in place of a MatMul, a Hardtanh in place of a Clip with two ends, and constants as
-    second operands.
+    `torch.export` and FX cannot trace onnx2torch's Reshape, Slice and Squeeze, which read their
+    shape, parts and axes at run time, nor its Div, which reads the type of its operands. With
+    torch's split, ExecuTorch fixes the batch size. torch's integer kernels need a Linear in place
+    of a MatMul, whose bias is not broadcast, a Hardtanh in place of a Clip with two ends, and
+    constants as second operands.
 
     Args:
         floats: names of the modules with float outputs.
@@ -330,6 +321,8 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
             for index, argument in (*enumerate(node.args), *named)
             if layer is not None and argument.op == "get_attr"
         }
+        if isinstance(layer, torch.nn.Linear) and layer.bias is not None:
+            layer.bias = torch.nn.Parameter(layer.bias.expand(layer.out_features).contiguous())
         fixed: Any
         kind = type(layer).__name__
         settled = len(constants) == len(node.args) + len(node.kwargs) - 1  # all but the first
@@ -337,8 +330,15 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
             fixed, node.args = _Lookup(constants[0]), node.args[1:]
         elif kind == "OnnxRange" and (counted := _find_counted(module, node, constants)):
             fixed, node.args = _Positions(axis=counted[1]), counted[:1]
-        elif kind == "OnnxExpand" and 0 in constants and (sized := _find_sized(module, node)):
-            fixed, node.args = _Repeat(row=constants[0]), (sized,)
+        elif (
+            kind == "OnnxExpand"
+            and set(constants) == {0}
+            and (
+                repeated := _find_repeat(module, node, constants[0])
+                or _find_like(module, node, constants[0])
+            )
+        ):
+            fixed, node.args = repeated[0], repeated[1:]
         else:
             fixed = _fix_first(kind, layer, constants, settled)
         if fixed is not None:
@@ -379,8 +379,6 @@ def _fix_first(
         return _fix_slice(constants)
     if kind == "OnnxTile" and settled:
         return _Tile(repeats=constants[1].tolist())
-    if kind == "OnnxPadDynamic" and settled:
-        return _fix_pad(layer.mode, constants)
     if kind == "OnnxSqueezeDynamicAxes" and settled:
         return _Squeeze(axes=tuple(constants[1].tolist()) if 1 in constants else None)
     if kind in ("OnnxSplit", "OnnxSplit13") and settled:
@@ -447,15 +445,6 @@ def _part(start: int, end: int, step: int) -> slice:
     return slice(start, None if end >= _TO_THE_END else end, step)
 
 
-def _fix_pad(mode: str, constants: Mapping[int, torch.Tensor]) -> "_Pad":
-    """Return a Pad with fixed widths; torch reflects and repeats only axes after the first."""
-    constant, pairs = mode == "constant", constants[1].reshape(2, -1).T
-    if not constant:
-        pairs = pairs[2:] if len(pairs) > 2 and not pairs[1].any() else pairs[1:]
-    value = float(constants[2]) if constant and 2 in constants else None
-    return _Pad(widths=pairs.flip(0).flatten().tolist(), mode=mode, value=value)
-
-
 def _fix_gather(axis: int, indices: torch.Tensor) -> "Fixed | None":
     """Return a Gather of fixed indices; None if there are several and some count from the end."""
     if indices.ndim == 0:
@@ -484,15 +473,53 @@ def _find_counted(
     return None
 
 
-def _find_sized(module: Any, expand: Any) -> Any:
-    """Return the tensor whose batch size an Expand repeats its rows for; None for others."""
-    source = expand.args[1]
-    for kind in ("OnnxConcat", "_Take", "OnnxShape"):
-        layer = module.get_submodule(source.target) if source.op == "call_module" else None
-        if type(layer).__name__ != kind:
+def _find_repeat(module: Any, expand: Any, values: torch.Tensor) -> "tuple[_Repeat, Any] | None":
+    """Return an Expand of constant values to a batch size, and the tensor of that batch size."""
+    joined = expand.args[1]
+    if _kind(module, joined) == "OnnxWhere":  # exporters replace -1 by 1
+        joined = joined.args[2]
+    while _kind(module, joined) == "_Reshape":
+        joined = joined.args[0]
+    parts = joined.args if _kind(module, joined) == "OnnxConcat" else ()
+    batches = [_find_batch(module, part) for part in parts if part.op != "get_attr"]
+    if len(batches) != 1 or batches[0] is None:
+        return None
+    sizes: list[int] = []
+    for part in parts:
+        if part.op == "get_attr":
+            sizes += [max(size, 1) for size in attrgetter(part.target)(module).tolist()]
+        else:
+            place = len(sizes)
+            sizes.append(1)
+    shape = torch.broadcast_shapes(values.shape, sizes)
+    row = values.expand(shape).contiguous()
+    return _Repeat(row=row, axis=len(shape) - len(sizes) + place), batches[0]
+
+
+def _find_batch(module: Any, size: Any) -> Any:
+    """Return the tensor whose batch size a node computes; None for others."""
+    while _kind(module, size) in ("_Take", "_Select", "OnnxUnsqueezeStaticAxes"):
+        layer = module.get_submodule(size.target)
+        index = layer.indices.tolist() if isinstance(layer, _Take) else getattr(layer, "index", 0)
+        if index not in (0, [0]):
             return None
-        source = source.args[0]
-    return source
+        size = size.args[0]
+    whole = _kind(module, size) == "OnnxShape" and not module.get_submodule(size.target)._start
+    return size.args[0] if whole else None
+
+
+def _kind(module: Any, node: Any) -> str:
+    """Return the name of the class of the module that a node calls; empty for other nodes."""
+    return type(module.get_submodule(node.target)).__name__ if node.op == "call_module" else ""
+
+
+def _find_like(module: Any, expand: Any, values: torch.Tensor) -> "tuple[_Like, Any] | None":
+    """Return an Expand of constant values to the whole shape of a tensor, and the tensor."""
+    shape = expand.args[1]
+    if _kind(module, shape) != "OnnxShape":
+        return None
+    layer = module.get_submodule(shape.target)
+    return None if layer._start or layer._end else (_Like(values=values), shape.args[0])
 
 
 class _Slice(Fixed):
@@ -508,14 +535,6 @@ class _Slice(Fixed):
         for part in self.parts:
             values = values[part]
         return values
-
-
-class _Pad(Fixed):
-    """ONNX's Pad with fixed `widths`: before and after each axis, the last axis first."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values`, padded."""
-        return torch.nn.functional.pad(values, self.widths, self.mode, self.value)
 
 
 class _Squeeze(Fixed):
@@ -612,14 +631,6 @@ class _Take(Fixed):
         return values.index_select(self.axis, self.indices)
 
 
-class _Pick(Fixed):
-    """ONNX's GatherND whose indices name `depth` axes."""
-
-    def forward(self, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Return [*indices without the last axis, *the other axes of values]."""
-        return values[tuple(indices.select(-1, axis) for axis in range(self.depth))]
-
-
 class _Positions(Fixed):
     """The positions 0, 1, ... along an axis, which FX, `torch.export` and tracing keep dynamic."""
 
@@ -652,15 +663,20 @@ class _Expand(Fixed):
 
 
 class _Repeat(Fixed):
-    """A fixed `row` [1, ...], such as a class token, for each sample."""
-
-    def __init__(self, row: torch.Tensor) -> None:
-        super().__init__()
-        self.register_buffer("row", row)
+    """A fixed `row` of size 1 along `axis`, such as a class token, for each sample."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return [N, ...], N as in `values`."""
-        return self.row.index_select(0, torch.zeros_like(_line(values, 0), dtype=torch.int64))
+        """Return [..., N, ...], N as in `values`."""
+        zeros = torch.zeros_like(_line(values, 0), dtype=torch.int64)
+        return self.row.index_select(self.axis, zeros)
+
+
+class _Like(Fixed):
+    """Fixed `values`, such as a number, in the shape of a tensor."""
+
+    def forward(self, like: torch.Tensor) -> torch.Tensor:
+        """Return the values in that shape."""
+        return self.values.expand_as(like)
 
 
 class _Reshape(Fixed):

@@ -1,12 +1,13 @@
 """Torch modules for ONNX operators that onnx2torch lacks or converts wrongly.
 
-Each takes the node's first input, and its other inputs must be constants; a `Joint` takes all.
+Each takes the node's first input, and its other inputs must be constants; a `Joint` takes several.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -20,6 +21,9 @@ from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.shapes import find_sizes
 
 _POOLS = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
+_TRANSPOSED = dict(
+    enumerate((torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d), 1)
+)
 _FUNCTIONS = {
     **{"Acosh": torch.acosh, "Asinh": torch.asinh, "Atanh": torch.atanh},
     **{"Cosh": torch.cosh, "Sinh": torch.sinh},
@@ -27,7 +31,13 @@ _FUNCTIONS = {
 
 
 class Fixed(torch.nn.Module):  # type: ignore[misc]
-    """A module with fixed attributes; tensors among them are buffers."""
+    """A module with fixed attributes; tensors among them are buffers.
+
+    Attributes:
+        takes: the inputs of its node that it takes.
+    """
+
+    takes: ClassVar[Collection[int]] = (0,)
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
@@ -44,6 +54,8 @@ class InFloat(Fixed):
 
 class Joint(InFloat):
     """A module that takes all inputs of its node."""
+
+    takes: ClassVar[Collection[int]] = range(sys.maxsize)
 
 
 @dataclass(frozen=True)
@@ -167,14 +179,18 @@ class _CumSum(InFloat):
 
 
 class _SpaceToDepth(Fixed):
-    """ONNX's SpaceToDepth, into which ONNX Runtime fuses slices."""
+    """ONNX's SpaceToDepth, into which ONNX Runtime fuses slices.
+
+    FX would leave a convolution behind the methods of a tensor in float, but not behind functions.
+    """
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return [N, C, H, W] as [N, block * block * C, H / block, W / block]."""
         count, channels, height, width = values.shape
         height, width = height // self.block, width // self.block
-        parts = values.reshape(count, channels, height, self.block, width, self.block)
-        return parts.permute(0, 3, 5, 1, 2, 4).reshape(count, -1, height, width)
+        shape = [count, channels, height, self.block, width, self.block]
+        parts = torch.permute(torch.reshape(values, shape), [0, 3, 5, 1, 2, 4])
+        return torch.reshape(parts, [count, -1, height, width])
 
 
 class _DepthToSpace(Fixed):
@@ -189,27 +205,74 @@ class _DepthToSpace(Fixed):
         return turned.reshape(count, channels, height * self.block, width * self.block)
 
 
-class _GlobalMaxPool(Fixed):
-    """ONNX's GlobalMaxPool over `axes`."""
+class _Extreme(Fixed):
+    """ONNX's ReduceMax, ReduceMin and GlobalMaxPool over `axes`, by `function`.
+
+    Attributes:
+        keeps: whether the axes stay, with size 1. XNNPACK only knows those that stay.
+    """
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the largest values [N, C, 1, ...]."""
-        return values.amax(self.axes, keepdim=True)
+        """Return the largest or smallest values."""
+        extremes = self.function(values, self.axes, keepdim=True)
+        return extremes if self.keeps else extremes.squeeze(self.axes)
+
+
+class _Pad(Fixed):
+    """ONNX's Pad with fixed `widths`: before and after each axis, the last axis first.
+
+    Attributes:
+        kept: the parts of the axes that negative widths leave; empty: all.
+    """
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `values`, cropped and padded."""
+        values = values[self.kept] if self.kept else values
+        return functional.pad(values, self.widths, self.mode, self.value)
+
+
+class _Wrap(InFloat):
+    """ONNX's Pad with values of the other end, by the `widths` (before, after) of each axis."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return `values`, padded."""
+        for axis, (before, after) in self.widths.items():
+            size = values.shape[axis]
+            first = values.narrow(axis, size - before, before)
+            values = torch.cat([first, values, values.narrow(axis, 0, after)], axis)
+        return values
+
+
+class _ConvTranspose(InFloat):
+    """ONNX's ConvTranspose with other paddings before an axis than after it.
+
+    Attributes:
+        kept: the parts of the output of `layer`, whose paddings are the smaller ones.
+    """
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the transposed convolution."""
+        return self.layer(values)[self.kept]
+
+
+class _Pick(Joint):
+    """ONNX's GatherND whose indices name `depth` axes."""
+
+    def forward(self, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Return [*indices without the last axis, *the other axes of values]."""
+        return values[tuple(indices.select(-1, axis) for axis in range(self.depth))]
 
 
 class _AveragePool(InFloat):
     """ONNX's AveragePool with other `widths` of padding before an axis than after it.
 
     Attributes:
-        counts_padding: whether the zeros count.
+        share: the share of a window that counts, [1, 1, ...].
     """
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return the means."""
-        means = self.pool(functional.pad(values, self.widths))
-        if self.counts_padding:
-            return means
-        return means / self.pool(functional.pad(torch.ones_like(values), self.widths))
+        return self.pool(functional.pad(values, self.widths)) / self.share
 
 
 class _LpPool(InFloat):
@@ -264,26 +327,30 @@ class _TopK(InFloat):
 
 
 class _Recurrent(InFloat):
-    """ONNX's LSTM, GRU or RNN, by torch's `function`.
+    """ONNX's LSTM, GRU or RNN, by torch's `function`; the states are 0 by default.
 
     Attributes:
         is_reverse: whether it starts at the last step.
         count: number of outputs.
     """
 
+    takes: ClassVar[Collection[int]] = (0, 5, 6)
+
     def __init__(self, weights: Sequence[torch.Tensor], **attributes: Any) -> None:
         super().__init__(**attributes)
         self.weights = torch.nn.ParameterList(weights)
 
-    def forward(self, values: torch.Tensor) -> Any:
+    def forward(self, values: torch.Tensor, *states: torch.Tensor) -> Any:
         """Return [steps, directions, N, width] and the last states [directions, N, width]."""
         weights = [*self.weights]
         ways, width = len(weights) // 4, weights[1].shape[1]
-        state = values.new_zeros(ways, values.shape[1], width)
-        states = (state, state) if self.function is torch.lstm else state
+        if not states:
+            zeros = values.new_zeros(ways, values.shape[1], width)
+            states = (zeros,) * (2 if self.function is torch.lstm else 1)
         given = values.flip(0) if self.is_reverse else values
         options = True, 1, 0.0, False, ways == 2, False  # biases, layers, dropout, training, ...
-        outputs = self.function(given, states, weights, *options)
+        first = states if self.function is torch.lstm else states[0]
+        outputs = self.function(given, first, weights, *options)
         steps, last = outputs[0], [outputs[i] for i in range(1, self.count)]
         steps = steps.flip(0) if self.is_reverse else steps
         steps = steps.unflatten(-1, (ways, width)).transpose(1, 2)
@@ -333,11 +400,13 @@ def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
 
 
 def _average_pool(node: Node) -> torch.nn.Module | None:
-    made = _make_pool(node)
-    if made is None or made[1][::2] == made[1][1::2]:
+    made, spatial = _make_pool(node), node.sizes[2:]
+    if made is None or made[1][::2] == made[1][1::2] or 0 in spatial:
         return None
-    counts = bool(node("count_include_pad", 0))
-    return _AveragePool(pool=made[0], widths=made[1], counts_padding=counts)
+    pool, widths = made
+    inside = 1.0 if node("count_include_pad", 0) else 0.0
+    counted = functional.pad(torch.ones(1, 1, *spatial), widths, value=inside)
+    return _AveragePool(pool=pool, widths=widths, share=pool(counted))
 
 
 def _lp_pool(node: Node) -> torch.nn.Module | None:
@@ -350,6 +419,68 @@ def _lp_pool(node: Node) -> torch.nn.Module | None:
 
 def _over_space(kind: type[Fixed], node: Node, **settings: Any) -> torch.nn.Module:
     return kind(axes=tuple(range(2, len(node.sizes))), **settings)
+
+
+def _extreme(function: Callable[..., Any], node: Node) -> torch.nn.Module | None:
+    axes = node.constants.get(1, np.array(node("axes", []))).tolist()
+    axes = axes or [*range(len(node.sizes))]
+    known = axes and not node("noop_with_empty_axes", 0)
+    keeps = bool(node("keepdims", 1))
+    return _Extreme(function=function, axes=axes, keeps=keeps) if known else None
+
+
+def _pad(node: Node) -> torch.nn.Module | None:
+    """Return a Pad with fixed widths; torch reflects and repeats only axes after the first."""
+    mode, given = node("mode", b"constant").decode(), node.constants[1].reshape(2, -1).T
+    if 3 in node.constants and not node.sizes:
+        return None
+    pairs = np.zeros((len(node.sizes) or len(given), 2), np.int64)
+    pairs[node.constants.get(3, slice(None))] = given
+    if mode == "wrap":
+        return _Wrap(widths={axis: pair.tolist() for axis, pair in enumerate(pairs) if pair.any()})
+    cropped = np.maximum(-pairs, 0).tolist()
+    kept = tuple(slice(before, -after or None) for before, after in cropped)
+    pairs, constant = np.maximum(pairs, 0), mode == "constant"
+    if not constant:
+        pairs = pairs[2:] if len(pairs) > 2 and not pairs[1].any() else pairs[1:]
+    return _Pad(
+        kept=kept if np.any(cropped) else (),
+        widths=pairs[::-1].flatten().tolist(),
+        mode={"edge": "replicate"}.get(mode, mode),
+        value=float(node.constants[2]) if constant and 2 in node.constants else None,
+    )
+
+
+def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
+    """Return the paddings [2, axes] of a ConvTranspose; None if they are unknown."""
+    rank, sizes, target = len(kernel), node.sizes[2:], node("output_shape", [])
+    if node("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+        return None
+    if not target:
+        return np.reshape(node("pads", [0] * 2 * rank), (2, rank))
+    ones, extra = [1] * rank, np.array(node("output_padding", [0] * rank))
+    whole = (np.array(sizes) - 1) * node("strides", ones) + extra
+    total = whole + (np.array(kernel) - 1) * node("dilations", ones) + 1 - target[-rank:]
+    known = sizes and 0 not in sizes and total.min() >= 0
+    return np.stack([total - total // 2, total // 2]) if known else None
+
+
+def _conv_transpose(node: Node) -> torch.nn.Module | None:
+    weights, bias = torch.tensor(node.constants[1]), node.constants.get(2)
+    rank, pads = weights.ndim - 2, _find_pads(node, weights.shape[2:])
+    if pads is None or (pads[0] == pads[1]).all() or rank not in _TRANSPOSED:
+        return None
+    ones = [1] * rank
+    smaller, groups = pads.min(0), node("group", 1)
+    layer = _TRANSPOSED[rank](
+        *(len(weights), weights.shape[1] * groups, weights.shape[2:]),
+        *(node("strides", ones), smaller.tolist(), node("output_padding", [0] * rank)),
+        *(groups, bias is not None, node("dilations", ones)),
+    )
+    layer.weight = torch.nn.Parameter(weights)
+    layer.bias = None if bias is None else torch.nn.Parameter(torch.tensor(bias))
+    parts = [slice(first, -last or None) for first, last in (pads - smaller).T.tolist()]
+    return _ConvTranspose(layer=layer, kept=(..., *parts))
 
 
 def _depth_to_space(node: Node) -> torch.nn.Module | None:
@@ -435,7 +566,8 @@ def _one_hot(node: Node) -> torch.nn.Module:
 
 
 def _recurrent(node: Node) -> torch.nn.Module | None:
-    function = torch_recurrent.find_function(node.proto, node.constants)
+    steps = [*node.sizes, 0][0]
+    function = torch_recurrent.find_function(node.proto, node.constants, steps)
     if function is None:
         return None
     weights = torch_recurrent.find_weights(node.proto, node.constants)
@@ -521,26 +653,34 @@ _OF_SEVERAL: dict[str, _Converter] = {
     "CastLike": partial(_joined, lambda values, like: values.type_as(like)),
     "Gather": _gather,
     "GatherElements": lambda node: _GatherElements(axis=node("axis", 0)),
+    "GatherND": lambda node: (
+        _Pick(depth=node.depth) if node.depth and not node("batch_dims", 0) else None
+    ),
     "GridSample": _grid_sample,
     "ScatterElements": lambda node: _scatter(_ScatterElements, node, axis=node("axis", 0)),
     "ScatterND": lambda node: _scatter(_ScatterND, node, depth=node.depth),
+    **dict.fromkeys(torch_recurrent.KINDS, _recurrent),
 }
 _CONVERTERS: dict[str, _Converter] = {
     **_OF_SEVERAL,
     "AveragePool": _average_pool,
     "BitwiseNot": partial(_make_function, torch.bitwise_not),
+    "ConvTranspose": _conv_transpose,
     "CumSum": _cum_sum,
     "DepthToSpace": _depth_to_space,
     "Gelu": _gelu,
     "GlobalLpPool": lambda node: _over_space(_Norm, node, power=node("p", 2)),
-    "GlobalMaxPool": partial(_over_space, _GlobalMaxPool),
+    "GlobalMaxPool": partial(_over_space, _Extreme, function=torch.amax, keeps=True),
     "LpNormalization": lambda node: _Normalize(power=node("p", 2), axis=node("axis", -1)),
     "LpPool": _lp_pool,
     "MeanVarianceNormalization": lambda node: _Standardize(axes=node("axes", [0, 2, 3])),
     "Mish": lambda node: torch.nn.Mish(),
     "OneHot": _one_hot,
     "PRelu": _prelu,
+    "Pad": _pad,
     "RMSNormalization": _rms_norm,
+    "ReduceMax": partial(_extreme, torch.amax),
+    "ReduceMin": partial(_extreme, torch.amin),
     "Resize": _resize,
     "Shrink": _shrink,
     "SpaceToDepth": lambda node: _SpaceToDepth(block=node("blocksize")),
@@ -549,5 +689,4 @@ _CONVERTERS: dict[str, _Converter] = {
     "TopK": _top_k,
     "Trilu": _triangle,
     **{kind: partial(_make_function, function) for kind, function in _FUNCTIONS.items()},
-    **dict.fromkeys(torch_recurrent.KINDS, _recurrent),
 }

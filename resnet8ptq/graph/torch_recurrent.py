@@ -1,12 +1,14 @@
 """ONNX's LSTM, GRU and RNN as torch's, which onnx2torch lacks."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from resnet8ptq.graph.layers import attribute
 
@@ -35,8 +37,8 @@ def drop_zero_states(graph: onnx.GraphProto) -> None:
         if _is_zero(node, zeros):
             zeros.add(node.output[0])
         if node.op_type in KINDS:
-            states = node.input[_STATES]
-            node.input[_STATES] = ["" if name in zeros else name for name in states]
+            if zeros.issuperset(filter(None, node.input[_STATES])):
+                node.input[_STATES] = [""] * len(node.input[_STATES])
             while not node.input[-1]:
                 del node.input[-1]
 
@@ -48,18 +50,56 @@ def _is_zero(node: onnx.NodeProto, zeros: Collection[str]) -> bool:
     return node.op_type in _MOVING and node.input[0] in zeros
 
 
-def find_function(node: onnx.NodeProto, constants: Constants) -> Callable[..., Any] | None:
-    """Return torch's function for a node; None for a variant that torch lacks."""
-    kind, directions = node.op_type, len(constants[1])
+def find_function(
+    node: onnx.NodeProto, constants: Constants, steps: int
+) -> Callable[..., Any] | None:
+    """Return torch's function for a node; None for a variant that torch lacks.
+
+    Args:
+        steps: number of steps; 0: any.
+    """
+    kind, given = node.op_type, {index for index, name in enumerate(node.input) if name}
+    states = {5, 6} if kind == "LSTM" else {5}
+    if not constants.keys() >= given & {1, 2, 3} or given - {0, 1, 2, 3} not in (set(), states):
+        return None
+    directions = len(constants[1])
     functions = attribute(node, "activations", _ACTIVATIONS[kind][0] * directions)
     usual = functions in [names * directions for names in _ACTIVATIONS[kind]]
-    after = kind != "GRU" or attribute(node, "linear_before_reset", 0)
-    others = any(attribute(node, name, 0) for name in ("clip", "layout", "input_forget"))
-    if not constants.keys() <= {1, 2, 3} or not usual or not after or others:
+    if not usual or any(attribute(node, name, 0) for name in ("clip", "layout", "input_forget")):
         return None
+    if kind == "GRU" and not attribute(node, "linear_before_reset", 0):
+        return partial(_reset_first, steps=steps) if steps else None
     suffix = f"_{functions[0].decode()}" if kind == "RNN" else ""
     function: Callable[..., Any] = getattr(torch, f"{kind}{suffix}".lower())
     return function
+
+
+def _reset_first(
+    values: torch.Tensor,
+    states: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    *_: Any,
+    steps: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute a GRU that resets the state before the matrix product; torch's does so after it.
+
+    Arguments and result are those of `torch.gru`, with a fixed number of steps.
+    """
+    ways, last = [], []
+    for way in range(len(weights) // 4):
+        of_values, of_state, bias, state_bias = weights[4 * way : 4 * way + 4]
+        width, state, outputs = of_state.shape[1], states[way], []
+        inputs = functional.linear(values.flip(0) if way else values, of_values, bias)
+        for step in (inputs[index] for index in range(steps)):
+            both = functional.linear(state, of_state[: 2 * width], state_bias[: 2 * width])
+            gates = torch.sigmoid(step[:, : 2 * width] + both)
+            reset, update = gates[:, :width], gates[:, width:]
+            kept = functional.linear(reset * state, of_state[2 * width :], state_bias[2 * width :])
+            state = torch.lerp(torch.tanh(step[:, 2 * width :] + kept), state, update)
+            outputs.append(state)
+        ways.append(torch.stack(outputs[::-1] if way else outputs))
+        last.append(state)
+    return torch.cat(ways, 2), torch.stack(last)
 
 
 def find_weights(node: onnx.NodeProto, constants: Constants) -> list[torch.Tensor]:

@@ -118,9 +118,11 @@ def test_files_are_reproduced_and_per_channel_has_more_scales(mixer, lowered, tm
 
 @pytest.mark.slow
 @needs_executorch
-def test_a_float_layer_behind_8_bits_is_unsupported(quantize):
-    with pytest.raises(UnsupportedError, match="a layer in float behind one in 8 bits"):
-        quantize("backend=executorch", "dtype=int8", "precision.plan={conv2d_3_1: 32}")
+def test_a_layer_stays_in_float_behind_8_bits(quantize):
+    cell = quantize("backend=executorch", "dtype=int8", "precision.plan={conv2d_3_1: 32}")
+    assert quantizer_of(cell.config).count_kernels(cell.artifact.path) == (WEIGHT_LAYERS - 1, 1)
+    whole = quantize("backend=executorch", "dtype=int8")
+    assert (cell.predict().argmax(1) == whole.predict().argmax(1)).mean() > 0.95
 
 
 def write_chain(path: Path, inner: onnx.NodeProto) -> Path:
@@ -171,6 +173,24 @@ def test_an_operator_that_the_runtime_lacks_is_unsupported(shapes_model, tmp_pat
 
 
 @needs_executorch
+def test_a_transposed_convolution_along_one_axis_is_unsupported(shapes_model, tmp_path):
+    """XNNPACK gets it as one of pictures, whose input it takes for 8 bits."""
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "v"], ["wide"], "first"),
+        onnx.helper.make_node("ConvTranspose", ["wide", "w", "b"], ["y"], "last"),
+    ]
+    random = np.random.default_rng(0)
+    shapes = {"v": (8, 8, 1), "w": (8, 4, 3), "b": (4,)}
+    weights = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    sides: tuple[dict[str, list[int | str]], ...] = {"x": ["N", 8, 6]}, {"y": ["N", 4, 8]}
+    path = product_networks.write(tmp_path / "signal.onnx", nodes, weights, *sides)
+    quantizer = quantizer_of(make_config("data=shapes", "backend=executorch"))
+    signals = Split(PICTURES[:, 0], None, "made")
+    with pytest.raises(UnsupportedError, match="XNNPACK refuses a layer in float behind one in 8"):
+        quantizer.quantize(replace(shapes_model, onnx_path=path), signals, tmp_path)
+
+
+@needs_executorch
 def test_a_layer_that_xnnpack_lacks_is_unsupported(shapes_model, tmp_path):
     node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], "three_axes")
     filters = {"w": np.random.default_rng(0).normal(size=(2, 1, 2, 2, 2))}
@@ -184,11 +204,72 @@ def test_a_layer_that_xnnpack_lacks_is_unsupported(shapes_model, tmp_path):
 
 
 @needs_executorch
-def test_a_recurrent_layer_is_unsupported():
-    layer = torch.nn.GRU(6, 2, batch_first=True).eval()
-    example = Example((torch.zeros(1, 3, 6),), (False,))
+def test_weights_on_the_left_and_several_matrices_stay_in_float(shapes_model, tmp_path):
+    nodes = [
+        onnx.helper.make_node("MatMul", ["l", "x"], ["a"], "left"),
+        onnx.helper.make_node("MatMul", ["a", "s"], ["b"], "several"),
+        onnx.helper.make_node("MatMul", ["b", "w"], ["y"], "plain"),
+    ]
+    shapes = {"l": (5, 8), "s": (3, 6, 6), "w": (6, 4)}
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(size=shape) for name, shape in shapes.items()}
+    sides: tuple[dict[str, list[int | str]], ...] = {"x": ["N", 3, 8, 6]}, {"y": ["N", 3, 5, 4]}
+    path = product_networks.write(tmp_path / "network.onnx", nodes, weights, *sides)
+    network = replace(shapes_model, onnx_path=path)
+    artifact, predictor = lower(network, tmp_path, "dtype=int8", "per_channel=true")
+    assert artifact.quantized_layers == 1
+    [expected], [found] = open_runner(str(path))(PICTURES), predictor.predict(PICTURES)
+    assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
+
+
+def test_a_recurrent_layer_is_unsupported_before_any_work(shapes_model, tmp_path):
+    node = onnx.helper.make_node("GRU", ["x", "w", "r"], ["y"], "layer", hidden_size=2)
+    constants = {"w": np.zeros((1, 6, 4)), "r": np.zeros((1, 6, 2))}
+    sides: tuple[dict[str, list[int | str]], ...] = ({"x": [3, "N", 4]}, {"y": [3, 1, "N", 2]})
+    path = product_networks.write(tmp_path / "gru.onnx", [node], constants, *sides)
+    quantizer = quantizer_of(make_config("data=shapes", "backend=executorch"))
     with pytest.raises(UnsupportedError, match=r"a recurrent layer: .* try backend=torch"):
-        lowering.lower(torch.nn.Sequential(layer), example, 4)
+        quantizer.fit(replace(shapes_model, onnx_path=path))
+
+
+@needs_executorch
+def test_an_error_of_the_network_itself_is_no_refusal():
+    wrong = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        lowering.lower(wrong, Example((torch.zeros(1, 4),), (False,)), 4)
+
+
+@needs_executorch
+def test_a_program_of_other_results_is_unsupported(shapes_model, tmp_path, monkeypatch):
+    inner = onnx.helper.make_node("Relu", ["wide"], ["inner"], "inner")
+    network = replace(shapes_model, onnx_path=write_chain(tmp_path / "chain.onnx", inner))
+    monkeypatch.setattr(
+        executorch_quantizer, "infer", lambda m, batch: [np.ones((1, 4, 8, 6), "f")]
+    )
+    with pytest.raises(UnsupportedError, match="computes something else"):
+        lower(network, tmp_path, "dtype=int8")
+
+
+@needs_executorch
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("AveragePool", {"kernel_shape": [3, 2], "pads": [0, 1, 1, 0]}), ("Pad", {})],
+)
+def test_a_padding_that_crops_or_that_a_pool_takes_runs(shapes_model, tmp_path, kind, settings):
+    """XNNPACK failed to load a Pad that a pool in float takes, and to run one that crops."""
+    inputs = ["wide", "pads"] if kind == "Pad" else ["wide"]
+    inner = onnx.helper.make_node(kind, inputs, ["inner"], "inner", **settings)
+    path = write_chain(tmp_path / "network.onnx", inner)
+    proto = onnx.load(path)
+    if kind == "Pad":
+        pads = np.array([0, 0, -1, 1, 0, 0, 1, -2])
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(pads, "pads"))
+    for axis in proto.graph.output[0].type.tensor_type.shape.dim[2:]:
+        axis.Clear()
+    onnx.save(proto, path)
+    _, predictor = lower(replace(shapes_model, onnx_path=path), tmp_path, "dtype=int8")
+    [expected], [found] = open_runner(str(path))(PICTURES), predictor.predict(PICTURES)
+    assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
 
 
 def test_says_how_to_install_it(monkeypatch):

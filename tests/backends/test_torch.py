@@ -244,6 +244,21 @@ def quantize_and_run(
     return got, expected, quantizer.count_kernels(path)
 
 
+@pytest.mark.parametrize("backend", FLOWS)
+def test_a_convolution_behind_blocks_of_the_input_runs_in_8_bits(shapes_model, tmp_path, backend):
+    """As the Focus of YOLOX."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, 2, 4, 4] x) => (float[N, 4, 2, 2] y)
+        { blocks = SpaceToDepth <blocksize = 2> (x)  y = Conv(blocks, w) }"""
+    )
+    got, expected, kernels = quantize_and_run(
+        proto, shapes_model, tmp_path, {"w": (4, 8, 1, 1)}, backend
+    )
+    assert kernels == (1, 0)
+    assert 0 < np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
+
+
 def test_transposed_convolutions_stay_in_float(shapes_model, tmp_path, caplog):
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>

@@ -100,11 +100,19 @@ def test_copies_and_steps_of_several_tensors_can_be_traced(steps):
     np.testing.assert_array_equal(torch.fx.symbolic_trace(module)(values), expected)
 
 
-@pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
-def test_a_pad_with_a_value_can_be_exported(mode):
+@pytest.mark.parametrize(
+    ("mode", "widths"),
+    [
+        *((mode, "0, 0, 1, 0, 0, 0, 2, 1") for mode in ("constant", "reflect", "edge", "wrap")),
+        ("constant", "0, 0, -1, 2, 0, 0, -1, -2"),
+    ],
+)
+def test_a_pad_with_a_value_can_be_exported(mode, widths):
+    """ExecuTorch crops by no Pad."""
     proto = onnx.parser.parse_model(
-        f"""{HEAD} network (float[N, 1, 3, 4] x) => (float[N, 1, 6, 5] y)
-        <int64[8] widths = {{0, 0, 1, 0, 0, 0, 2, 1}}, float value = {{7}}>
+        f"""<ir_version: 9, opset_import: ["" : 19]>
+        network (float[N, 1, 3, 4] x) => (float[N, 1, a, b] y)
+        <int64[8] widths = {{{widths}}}, float value = {{7}}>
         {{ y = Pad <mode = "{mode}"> (x, widths, value) }}"""
     )
     values = np.arange(24, dtype=np.float32).reshape(2, 1, 3, 4)
@@ -112,6 +120,8 @@ def test_a_pad_with_a_value_can_be_exported(mode):
     program = torch.export.export(to_torch_module(proto), (torch.from_numpy(values),))
     padded = program.module()(torch.from_numpy(values))
     np.testing.assert_array_equal(padded, session.run(None, {"x": values})[0])
+    pads = [node.args[1] for node in program.graph.nodes if "pad" in str(node.target)]
+    assert min(min(pads, default=[0])) >= 0
 
 
 @pytest.mark.parametrize("mode", ["reflect", "edge"])
@@ -264,7 +274,7 @@ def test_slopes_of_the_channels_can_be_traced(slopes):
 CONSTANTS = """float low = {-0.5}, float zero = {0}, int64[1] two = {2}, int64 one = {1},
     int64[2] from = {-1, 9}, int64[2] to = {-9223372036854775807, 0}, int64[2] axes = {3, 1},
     int64[2] mixed = {-1, 1}, int64[2] inner = {1, 2}, int64[2] outer = {9, 3},
-    int64[2] back = {-1, -2}, float[6] row = {1, 2, 0.5, -1, 0, 3},
+    int64[2] back = {-1, -2}, int64[4] around = {1, 0, 2, 1}, float[6] row = {1, 2, 0.5, -1, 0, 3},
     float[4] factors = {1, 1, 2, 1.5}, float[4] smaller = {1, 1, 0.5, 0.5},
     float[4] of_rows = {1, 1.5, 2, 1}, int64[4] sizes = {1, 4, 7, 9}"""
 POOL = "kernel_shape = [3, 2], strides = [2, 1], pads = [0, 1, 1, 0]"
@@ -280,6 +290,9 @@ OF_17 = (
     *("PRelu(x, y0_)", "PRelu(x, row)", "Trilu <upper = 0> (x, one)", "Trilu(x)"),
     *(f"CumSum <exclusive = {e}, reverse = {r}> (x, one)" for e in (0, 1) for r in (0, 1)),
     *(f"Slice(x, from, to, {axes}, back)" for axes in ("axes", "mixed")),
+    *(f"Reduce{kind} <axes = [1, 2], keepdims = 1> (x)" for kind in ("Max", "Min")),
+    "ConvTranspose <strides = [2, 3], pads = [0, 2, 1, 0], output_padding = [1, 2]> (x, kernel)",
+    "ConvTranspose <strides = [2, 3], output_shape = [12, 18]> (x, kernel)",
     *("Slice(x, inner, outer, mixed)", "TopK <axis = 1, largest = 0> (x, two)"),
 )
 RESIZES = (
@@ -299,7 +312,11 @@ RESIZED = (
     'Resize <mode = "cubic", exclude_outside = 1, cubic_coeff_a = -0.5> (x, , factors)',
 )
 LATER = {
-    18: ("Mish(x)", 'Resize <mode = "linear", antialias = 1> (x, , smaller)'),
+    18: (
+        "Mish(x)",
+        "Pad(x, around, zero, back)",
+        'Resize <mode = "linear", antialias = 1> (x, , smaller)',
+    ),
     20: ('Gelu <approximate = "tanh"> (x)', "Gelu(x)"),
     23: ("RMSNormalization(x, row)",),
     24: ("Swish(x)",),
@@ -322,7 +339,8 @@ def test_computes_operators_that_onnx2torch_lacks_or_converts_wrongly(opset, ste
            z = GlobalAveragePool(y) }}"""
     )
     full = np.random.default_rng(1).normal(size=(4, 6, 6)).astype(np.float32)
-    for name, values in (("y0_", full), ("half", np.float32(0.5))):
+    kernel = np.resize(full, (4, 3, 3, 4))
+    for name, values in (("y0_", full), ("half", np.float32(0.5)), ("kernel", kernel)):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(values), name))
     if "TopK" in steps:
         proto.graph.node[-2].output.append("places")
@@ -394,6 +412,40 @@ def test_operators_of_several_steps_keep_any_batch():
     assert torch.equal(program.module()(values), module(values))
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        *("last = ReduceMax <axes = [1], keepdims = 0> (x)  y = Unsqueeze(last, number)",),
+        *("sizes = Shape(x)  like = Expand(half, sizes)  y = Mul(x, like)",),
+        *("turned = Transpose <perm = [1, 0]> (x)  y = GatherND(turned, places)",),
+    ],
+)
+def test_exporters_steps_keep_any_batch_and_can_be_traced(steps):
+    """torch writes axes as a single number, shapes of other tensors, and picked columns."""
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 4] x) => (float[a, b] y)
+        <int64 number = {{1}}, float half = {{0.5}}, int64[2, 1] places = {{3, 1}}> {{ {steps} }}"""
+    )
+    values = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    [expected] = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": values})
+    module = to_torch_module(proto)
+    program = export(module, Example((torch.ones(1, 4),), (False,))).module()
+    for computed in (torch.fx.symbolic_trace(module), program):
+        np.testing.assert_array_equal(computed(torch.from_numpy(values)), expected)
+
+
+def test_a_bias_of_one_number_has_one_for_each_output():
+    """Quantized kernels do not broadcast it."""
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, 2] x) => (float[N, 2] y)
+        <float[2, 2] w = {{1, 2, 3, 4}}, float[1] b = {{5}}> {{ y = Gemm(x, w, b) }}"""
+    )
+    proto.graph.node[0].name = "layer"
+    module = to_torch_module(proto)
+    assert module.layer.bias.tolist() == [5, 5]
+    assert module(torch.ones(1, 2)).tolist() == [[9, 11]]
+
+
 def test_one_output_of_several_is_returned():
     proto = onnx.parser.parse_model(
         f"""{HEAD} network (float[N, 4] x) => (float[N, 2] b, float[N, 4] y)
@@ -407,16 +459,17 @@ def test_one_output_of_several_is_returned():
 RECURRENT = (
     *(("LSTM", f'direction = "{way}"') for way in ("forward", "reverse", "bidirectional")),
     *(("GRU", f'linear_before_reset = 1, direction = "{way}"') for way in ("reverse", "forward")),
+    *(("GRU", f'direction = "{way}"') for way in ("reverse", "bidirectional")),
     *(("RNN", f'activations = ["{name}"]') for name in ("Tanh", "Relu")),
 )
 
 
-def recur(kind: str, settings: str) -> onnx.ModelProto:
+def recur(kind: str, settings: str, zero: float = 0) -> onnx.ModelProto:
     """Return a recurrent layer whose initial states a network expands to its batch."""
     states = "state, state" if kind == "LSTM" else "state"
     proto = onnx.parser.parse_model(
         f"""{HEAD} network (float[N, 5, 3] x) => (float[N, D, 5, 4] y, float[N, D, 4] z)
-        <int64[1] at = {{0}}, int64[1] wide = {{4}}, float zero = {{0}}>
+        <int64[1] at = {{0}}, int64[1] wide = {{4}}, float zero = {{{zero}}}>
         {{ sizes = Shape(x)  batch = Gather(sizes, at)
            full = Concat <axis = 0> (ways, batch, wide)  state = Expand(zero, full)
            steps = Transpose <perm = [1, 0, 2]> (x)
@@ -432,9 +485,10 @@ def recur(kind: str, settings: str) -> onnx.ModelProto:
     return proto
 
 
+@pytest.mark.parametrize("state", [0, 0.5])
 @pytest.mark.parametrize(("kind", "settings"), RECURRENT)
-def test_recurrent_layers_can_be_traced_and_exported(kind, settings):
-    proto = recur(kind, settings)
+def test_recurrent_layers_can_be_traced_and_exported(kind, settings, state):
+    proto = recur(kind, settings, state)
     values = np.random.default_rng(1).normal(size=(2, 5, 3)).astype(np.float32)
     expected = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": values})
     module = to_torch_module(proto)
@@ -444,6 +498,23 @@ def test_recurrent_layers_can_be_traced_and_exported(kind, settings):
             np.testing.assert_allclose(found.detach(), same, atol=1e-5)
 
 
-def test_variants_of_recurrent_layers_that_torch_lacks_are_unsupported():
+def test_initial_states_can_be_inputs():
+    """As of a network that is called once for each part of a signal."""
+    proto = recur("LSTM", 'direction = "forward"', 1)
+    node = next(node for node in proto.graph.node if node.op_type == "LSTM")
+    node.input[5:7] = ["h", "c"]
+    for name in ("h", "c"):
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(name, 1, [1, "N", 4]))
+    random = np.random.default_rng(1)
+    shapes = {"x": (2, 5, 3), "h": (1, 2, 4), "c": (1, 2, 4)}
+    values = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    expected = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, values)
+    found = to_torch_module(proto)(*map(torch.from_numpy, values.values()))
+    for got, same in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got.detach(), same, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", ["clip = 1.0", 'activations = ["Relu", "Tanh"]'])
+def test_variants_of_recurrent_layers_that_torch_lacks_are_unsupported(settings):
     with pytest.raises(UnsupportedError, match="GRU"):
-        to_torch_module(recur("GRU", "linear_before_reset = 0"))
+        to_torch_module(recur("GRU", settings))

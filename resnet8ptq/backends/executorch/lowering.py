@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from resnet8ptq.backends.torch.program import export
 from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.core import invocation
@@ -16,15 +18,14 @@ from resnet8ptq.core.errors import UnsupportedError, errors_as
 # Reasons, by ExecuTorch's words for them.
 _REFUSED = {
     "should both be quantized": (
-        "a layer in float behind one in 8 bits: XNNPACK's partitioner refuses it; expected "
-        "networks without nodes_to_exclude and without 32 bits in precision.plan"
+        "backend=executorch: XNNPACK refuses a layer in float behind one in 8 bits, such as a "
+        "transposed convolution along one axis; try backend=onnx"
     ),
     "quantized_decomposed::dequantize_per_channel": (
         "per_channel=true: XNNPACK has no kernel for a layer of the network, such as a convolution "
         "with three axes, or one before a Clip with one bound; try backend=onnx"
     ),
 }
-_RECURRENT = {f"aten.{kind}.input" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
 def check_installed() -> None:
@@ -43,9 +44,11 @@ def lower(module: Any, example: Example, most: int) -> bytes:
 
     Raises:
         UnsupportedError: torch cannot export the network, or ExecuTorch cannot lower it, such as a
-            layer with a scale for each channel that XNNPACK lacks, or a float layer with an 8-bit
-            input.
+            layer with a scale for each channel that XNNPACK lacks. An error of `module` itself,
+            which runs once, is raised unchanged.
     """
+    with torch.inference_mode():
+        module(*example.inputs)
     why = "backend=executorch: ExecuTorch cannot lower the network"
     with errors_as(UnsupportedError, why, "try backend=onnx"), silenced():
         from executorch.exir import to_edge_transform_and_lower
@@ -53,11 +56,6 @@ def lower(module: Any, example: Example, most: int) -> bytes:
         # Even in a trace, torch chooses a kernel of its own for a convolution, and asks whether the
         # batch has 16 samples: 16 as the largest batch would be the only one.
         program = export(module, example, 15 if most == 16 else most)
-        if _RECURRENT & {str(node.target) for node in program.graph.nodes}:
-            raise UnsupportedError(
-                "backend=executorch: a recurrent layer: ExecuTorch lowers each of its steps, which "
-                "takes minutes for 40 of them; try backend=torch"
-            )
         with waiting(f"Lowering a graph of {len(program.graph.nodes)} nodes to XNNPACK"):
             try:
                 lowered = to_edge_transform_and_lower(
@@ -88,14 +86,19 @@ def _copy_dequantized(module: Any) -> Any:
 
 
 def _make_partitioner() -> Any:
-    """Return XNNPACK's partitioner, which leaves out the Concats that XNNPACK cannot load.
+    """Return XNNPACK's partitioner, which leaves out some operators that XNNPACK cannot load.
 
     XNNPACK concatenates 8-bit tensors of one scale only; its partitioner does not compare scales.
+    It rounds the output of a Pad of an 8-bit tensor even if the program leaves it in float.
     """
     from executorch.backends.xnnpack._passes.channels_last_tagged_reshape_pass import (
         ChannelsLastTaggedReshapePass,
     )
-    from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS, CatConfig
+    from executorch.backends.xnnpack.partition.config import (
+        ALL_PARTITIONER_CONFIGS,
+        CatConfig,
+        ConstantPadConfig,
+    )
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir.dialects._ops import ops as exir_ops
 
@@ -106,10 +109,16 @@ def _make_partitioner() -> Any:
             one = not grids or (len(grids) == len(around) and grids.count(grids[0]) == len(grids))
             return one and bool(super().check_constraints(node, ep))
 
+    class SameTypePad(ConstantPadConfig):  # type: ignore[misc]
+        def check_constraints(self, node: Any, ep: Any) -> bool:
+            rounded = "dequantize" in str(node.args[0].target)
+            same = rounded == any("quantize_per_tensor" in str(n.target) for n in node.users)
+            return same and bool(super().check_constraints(node, ep))
+
     # It takes a softmax over the last axis, but after a convolution its own last axis is another.
     ChannelsLastTaggedReshapePass.memory_sensitive_ops_nchw.add(exir_ops.edge.aten._softmax.default)
-    kept = (config for config in ALL_PARTITIONER_CONFIGS if config is not CatConfig)
-    return XnnpackPartitioner(configs=[*kept, OneScaleCat])
+    own = {CatConfig: OneScaleCat, ConstantPadConfig: SameTypePad}
+    return XnnpackPartitioner(configs=[own.get(kind, kind) for kind in ALL_PARTITIONER_CONFIGS])
 
 
 @contextmanager

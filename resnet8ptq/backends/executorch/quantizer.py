@@ -6,8 +6,9 @@ lowered to XNNPACK, which runs its operators on 8-bit kernels. The result is one
 
 import logging
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
+import numpy as np
 import onnx
 
 from resnet8ptq.backends.contract import (
@@ -23,10 +24,13 @@ from resnet8ptq.backends.executorch.lowering import check_installed
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range, Ranges
+from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.torch_module import load_torch_module
+from resnet8ptq.graph.layers import find_stacks
+from resnet8ptq.graph.torch_module import infer, load_torch_module
+from resnet8ptq.graph.torch_recurrent import KINDS
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection
@@ -72,6 +76,15 @@ class ExecutorchQuantizer(Quantizer):
             file_format="ExecuTorch",
         )
 
+    def fit(self, model: Fp32Model) -> QuantizationConfig:
+        """Return the settings; raise `UnsupportedError` for recurrent layers."""
+        if any(node.op_type in KINDS for node in onnx.load(model.onnx_path).graph.node):
+            raise UnsupportedError(
+                "backend=executorch: a recurrent layer: ExecuTorch lowers each of its steps, which "
+                "takes minutes for 40 of them; try backend=torch"
+            )
+        return self.config
+
     def quantize(
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
@@ -87,6 +100,8 @@ class ExecutorchQuantizer(Quantizer):
         if config.dtype.name != "fp32":
             proto = onnx.load(model.onnx_path)
             skipped = prepare(module, proto, Selection.of(config))
+            if config.per_channel:  # XNNPACK lacks their kernel
+                skipped += find_stacks(proto.graph)
             settings = config.calib, self.runtime, ranges or {}
             activations = Activations(model.onnx_path, calibration, *settings)
             schemes = (
@@ -103,6 +118,7 @@ class ExecutorchQuantizer(Quantizer):
                 "backend=executorch: the published runtime lacks a kernel for "
                 f"{', '.join(missing)}; try backend=onnx"
             )
+        _check_run(content, module, calibration)
         files.write_bytes(path, content)
         if config.dtype.name == "fp32":
             return Artifact(path)
@@ -141,3 +157,22 @@ class ExecutorchQuantizer(Quantizer):
             "backend=executorch: the published runtime records no times of operators; a build with "
             "EXECUTORCH_ENABLE_EVENT_TRACER=ON does"
         )
+
+
+def _check_run(content: bytes, module: Any, calibration: Split) -> None:
+    """Run one sample; raise `UnsupportedError` if this fails, or differs entirely from `module`."""
+    from resnet8ptq.backends.executorch.predictor import Network
+
+    why, mend = "backend=executorch: the runtime cannot run the file", "try backend=onnx"
+    for batch in calibration.take(np.arange(min(1, len(calibration)))).batches(1):
+        with errors_as(UnsupportedError, why, mend):
+            outputs = Network(content, 1)(batch)
+        for output, expected in zip(outputs, infer(module, batch), strict=True):
+            if expected.dtype != np.float32:  # such as classes, which ties change
+                continue
+            noise = np.square(output - expected, dtype=np.float64).sum()
+            if noise > np.square(expected, dtype=np.float64).sum():
+                raise UnsupportedError(
+                    "backend=executorch: the lowered program computes something else than the "
+                    f"program for torch (noise / signal > 1); {mend}"
+                )

@@ -38,7 +38,7 @@ from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_a
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import attention_products, find_attention
 from resnet8ptq.graph.embeddings import find_tables, quantize_tables
-from resnet8ptq.graph.layers import LAYERS, RECURRENT, weight_layers
+from resnet8ptq.graph.layers import LAYERS, RECURRENT, find_stacks, weight_layers
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
@@ -249,17 +249,6 @@ class OnnxQuantizer(Quantizer):
             log.info("left in float, since values are infinite: %s", ", ".join(names)[:200])
         return names
 
-    def _find_stacks(self, graph: onnx.GraphProto) -> list[str]:
-        """Return products with several matrices, or with weights on the left.
-
-        With scales by channel their kernel fails.
-        """
-        if not self.config.per_channel:
-            return []
-        axes = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
-        products = [node for node in graph.node if node.op_type == "MatMul"]
-        return [n.name for n in products if axes.get(n.input[1], 0) > 2 or n.input[0] in axes]
-
     def _leaves_outputs_in_float(self, graph: onnx.GraphProto) -> bool:
         return self.config.attention != "all" and bool(find_attention(graph))
 
@@ -277,7 +266,8 @@ class OnnxQuantizer(Quantizer):
             left += [name for name in rewriting.find_output_nodes(graph) if name not in left]
         left += self._find_unbounded(activations, left)
         ranges = activations.find_around(left)
-        left += [name for name in self._find_stacks(graph) if name not in left]
+        if config.per_channel:  # with scales by channel the kernel of these products fails
+            left += [name for name in find_stacks(graph) if name not in left]
         inputs = dynamic.INTEGERS[DTYPES[config.dtype.name][0]]
         # Weights below 8 bits are written afterwards.
         weights = dynamic.INTEGERS.get(DTYPES[config.dtype.name][1], QuantType.QInt8)
