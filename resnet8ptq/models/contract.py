@@ -141,13 +141,18 @@ def match(stored: Samples, steps: Preprocessing, contract: Contract) -> Match:
             )
         [tensor] = contract.inputs
         return Match(find_layout(stored.shape[1:], tensor), find_dtype(stored.dtype, steps, tensor))
-    fields = tuple(_fill(tensor, stored.dtype, steps) for tensor in contract.inputs)
+    length = _only_length(contract, stored.dtype)
+    fields = tuple(_fill(tensor, stored.dtype, steps, length) for tensor in contract.inputs)
     any_length = _any_length(contract, stored.dtype)
     return Match(fields=Fields(fields, find_mask(stored.dtype), any_length))
 
 
-def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing) -> Field:
-    """Return the field of records that fills an input."""
+def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing, length: int | None) -> Field:
+    """Return the field of records that fills an input.
+
+    Args:
+        length: see `_only_length`.
+    """
     names = names_of(stored)
     if tensor.name not in names:
         raise ModelError(
@@ -156,16 +161,26 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing) -> Field:
         )
     kind = stored[tensor.name]
     taken = steps_of(kind, steps)
-    length = next(iter(tensor.shape), None) if tensor.name in find_masked(stored) else None
-    excess = kind.shape[0] - length if length else 0
-    shape = kind.shape if excess >= 0 else (length, *kind.shape[1:])
+    excess = kind.shape[0] - length if length and _is_text(tensor.name, stored) else 0
     try:
-        layout = find_layout(shape, tensor)
+        layout = find_layout((length,) if excess < 0 else kind.shape, tensor)
         dtype = find_dtype(kind.base, taken, tensor)
     except ModelError as error:
         advice = f"; for texts, try data.max_tokens={length}" if excess > 0 else ""
         raise ModelError(f"input {tensor.name}: {error}{advice}") from None
     return Field(tensor.name, dtype, layout, taken, max(0, -excess))
+
+
+def _is_text(name: str, stored: np.dtype[Any]) -> bool:
+    """Return whether a field holds tokens, their mask or their types, which padding extends."""
+    return name in find_masked(stored) and stored[name].ndim == 1 and stored[name].base.kind in "iub"
+
+
+def _only_length(contract: Contract, stored: np.dtype[Any]) -> int | None:
+    """Return the length that a network takes for its texts; None if it is free or not the same."""
+    texts = [tensor for tensor in contract.inputs if _is_text(tensor.name, stored)]
+    lengths = {next(iter(tensor.shape), None) for tensor in texts}
+    return lengths.pop() if len(lengths) == 1 else None
 
 
 def _any_length(contract: Contract, stored: np.dtype[Any]) -> tuple[str, ...]:

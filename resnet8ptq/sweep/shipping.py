@@ -50,7 +50,7 @@ def to_run(words: Sequence[str]) -> list[str]:
                 f"experiment: got {name}, expected auto | npu with ship; try run {word}"
             )
             raise SystemExit(command.report(error))
-        if key not in _OWN and (own := nearest(key, _OWN)):
+        if key not in _OWN and "." not in key and (own := nearest(key, _OWN)):
             raise SystemExit(command.report(ConfigError(f"{key}: no such key; try {own}={name}")))
     owned = [f"hydra.sweeper.{w}" if w.partition("=")[0] in _OWN else w for w in words]
     return ["experiment=auto", *owned]

@@ -128,6 +128,19 @@ def test_shorter_samples_are_padded_to_the_only_length_of_the_network(inputs):
             assert prepared[name].tolist() == [[1] * 6 + [0] * 3] * 2
 
 
+def test_only_texts_are_padded_and_only_to_one_length():
+    """Padding of other values would change the result of a network that does not know of it."""
+    numbers = pack({"numbers": np.ones((2, 6)), "mask": TEXTS["mask"]})
+    with pytest.raises(ModelError, match=r"input numbers: takes \(9\), the samples are \(6\)"):
+        match(numbers, RAW, Contract((Tensor("numbers", (9,), "float32"),), ()))
+    free = Contract((Tensor("ids", (None,), "int64"), Tensor("mask", (9,), "int64")), ())
+    with pytest.raises(ModelError, match=r"input mask: takes \(9\), the samples are \(6\)"):
+        match(TEXTS, RAW, free)
+    features = pack({"steps": np.ones((2, 6, 12)), "mask": TEXTS["mask"]})
+    turned = Contract((Tensor("steps", (12, 6), "float32"), MASK), ())
+    assert match(features, RAW, turned).prepare(features, RAW)["steps"].shape == (2, 12, 6)
+
+
 def test_pictures_among_the_inputs_are_preprocessed_and_laid_out():
     samples = pack({"picture": np.full((1, 4, 5, 3), 255, np.uint8), "size": np.ones((1, 2))})
     contract = Contract(

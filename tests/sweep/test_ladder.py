@@ -89,6 +89,11 @@ def test_a_misspelt_key_of_ship_is_told(capsys):
     assert capsys.readouterr().err == "error: minute: no such key; try minutes=2\n"
 
 
+@pytest.mark.parametrize("word", ["model.inputs={mask: 1}", "seed=1", "memory_gb=2"])
+def test_ship_takes_the_keys_of_run(word):
+    assert to_run([word]) == ["experiment=auto", word]
+
+
 def test_ship_for_an_npu_takes_the_settings_of_its_preset():
     experiment, *words = to_run(["experiment=npu"])
     first, *_ = climbing.next_steps(
