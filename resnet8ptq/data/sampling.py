@@ -157,7 +157,7 @@ def _log_half(name: str, images: int, free: int) -> None:
 
 @functools.cache  # as above
 def _log_all(name: str, images: int) -> None:
-    log.info("%s: all %d free samples calibrate, with any seed", name, images)
+    log.info("%s: all %d free samples calibrate: seed has no effect", name, images)
 
 
 def draw_selection(data: Dataset, images: int | None, calibration: Split) -> Split | None:

@@ -79,8 +79,8 @@ def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Pai
     """Time models in turns, in `BLOCKS` blocks; each block loads all models again.
 
     The speed of a model changes by some percent each time it is loaded. With one loading, a model
-    could appear faster than its own copy. There are fewer blocks, down to `LEAST`, if by the first
-    one more would take longer than `settings.max_seconds` for each model.
+    could appear faster than its own copy. After `LEAST` blocks, another one
+    starts only if all are expected to end within `settings.max_seconds` for each model.
     """
     random = np.random.default_rng(RESAMPLING_SEED)
     share = replace(
@@ -90,8 +90,12 @@ def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Pai
         max_seconds=settings.max_seconds / BLOCKS,
     )
     latencies = PairedLatency({}, {}, latency.find_batch_size(settings, split), settings.threads)
-
-    def time_block() -> None:
+    limit = settings.max_seconds * len(loads)
+    begin = time.perf_counter()
+    for block in track(range(BLOCKS), "Timing the best", "blocks"):
+        spent = time.perf_counter() - begin
+        if block >= LEAST and spent * (block + 1) / block > limit:
+            break
         names = random.permutation(list(loads)).tolist()  # the first to be loaded is the slowest
         timed = latency.measure([loads[name] for name in names], split, share, least=1)
         for name, times in zip(names, timed, strict=True):
@@ -99,13 +103,6 @@ def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Pai
                 (latencies.single, latencies.batch), times.medians(), strict=False
             ):
                 blocks.setdefault(name, []).append(median)
-
-    begin = time.perf_counter()
-    time_block()
-    fitting = settings.max_seconds * len(loads) / (time.perf_counter() - begin)
-    count = min(BLOCKS, max(LEAST, int(fitting)))
-    for _ in track(range(1, count), "Timing the best", "blocks"):
-        time_block()
     return latencies
 
 

@@ -12,7 +12,7 @@ from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32, loade
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement
 from resnet8ptq.experiment.preparation import Preparation
-from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.samples import Samples, has_groups
 from resnet8ptq.tasks.contract import BASELINE, Comparison, Metrics, Task
 from resnet8ptq.tasks.sequential import StoppingPlan
 
@@ -65,12 +65,6 @@ def measure(
     return Measurement(task, comparison, size_bytes, metrics, choice, cached)
 
 
-def is_grouped(samples: Split, task: Task) -> bool:
-    """Return whether samples of one group count one by one, so that they are not independent."""
-    groups = samples.groups
-    return groups is not None and not task.joins_groups and len(np.unique(groups)) < len(groups)
-
-
 def _test_limit(
     config: RunConfig, task: Task, comparison: Comparison, samples: Split
 ) -> float | None:
@@ -80,7 +74,7 @@ def _test_limit(
     fixed in advance.
     """
     stops = config.evaluate.stop != "all"
-    if config.dtype.name == "fp32" or stops or is_grouped(samples, task):
+    if config.dtype.name == "fp32" or stops or has_groups(samples, task):
         return None
     return comparison.p_within(task.metric.limit(config.report))
 

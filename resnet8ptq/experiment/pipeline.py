@@ -28,10 +28,10 @@ from resnet8ptq.experiment import (
 )
 from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
 from resnet8ptq.experiment.ladder.properties import find_properties
-from resnet8ptq.experiment.measurement import is_grouped, measure
+from resnet8ptq.experiment.measurement import measure
 from resnet8ptq.experiment.preparation import Preparation, Workspace
 from resnet8ptq.experiment.recorder import Recorder
-from resnet8ptq.experiment.samples import Samples, draw
+from resnet8ptq.experiment.samples import Samples, draw, has_groups
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import make_plan
 from resnet8ptq.models.model import Fp32Model
@@ -59,7 +59,7 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     if config.backend.quantizes:
         attention_report.report(config, graph)
     samples, task = _draw(config, data, network, run)
-    plan = make_plan(config, task, samples, is_grouped(samples.reported, task))
+    plan = make_plan(config, task, samples, has_groups(samples.reported, task))
     samples = samples.as_scored(config)
     evaluator = Evaluator(network, task, settings.runtime, config.evaluate.batch_size)
 
@@ -97,7 +97,7 @@ def _draw(
     samples = draw(config, data, preparation.tunes(config), can_score)
     task = make_task(config.task, data, network, samples.reported)
     params = task.describe()
-    if is_grouped(samples.reported, task):
+    if has_groups(samples.reported, task):
         params[GROUPED] = "true"
     if samples.selection is not None:
         params["chosen_by"] = f"{len(samples.selection):,} {samples.selected_from}"
@@ -109,7 +109,7 @@ def _draw(
 def _check_result(
     work: Workspace, quantized: Quantized, measurement: Measurement, saturates: bool
 ) -> dict[str, str]:
-    """Warn of a doubtful baseline or result; return the findings in others' files as params."""
+    """Warn of a doubtful baseline or result; return the causes in a file of others, as params."""
     config, evaluator, samples = work.config, work.evaluator, work.samples
     fp32 = evaluator.reference(config, samples.reported)
     doubt = preprocessing_check.check(config, evaluator, samples.data, fp32)

@@ -1,4 +1,4 @@
-"""Warns of what may spoil a run: saturating sums, few bits in depthwise layers, noise."""
+"""Warnings of a run: sums that saturate, few bits in depthwise layers, noisy outputs."""
 
 import logging
 
@@ -16,7 +16,7 @@ LOW_SQNR_DB = 10.0  # the noise has a tenth of the signal's power
 
 
 def warn_before(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -> bool:
-    """Warn by settings, CPU and network; return whether sums may saturate in the kernels."""
+    """Warn about the network on this CPU; return whether sums may saturate in the kernels."""
     saturates = _warn_of_saturation(resolved, graph)
     _warn_of_depthwise(config, resolved, graph)
     return saturates

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
@@ -15,6 +17,7 @@ from resnet8ptq.data.sampling import (
     halve,
     shuffle,
 )
+from resnet8ptq.tasks.contract import Task
 
 log = logging.getLogger(__name__)
 
@@ -181,3 +184,9 @@ def _passes(check: Check, split: Split) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def has_groups(samples: Split, task: Task) -> bool:
+    """Return whether samples of one group count one by one, so that they are not independent."""
+    groups = samples.groups
+    return groups is not None and not task.joins_groups and len(np.unique(groups)) < len(groups)

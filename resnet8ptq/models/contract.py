@@ -173,7 +173,9 @@ def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing, length: i
 
 def _is_text(name: str, stored: np.dtype[Any]) -> bool:
     """Return whether a field holds tokens, their mask or their types, which padding extends."""
-    return name in find_masked(stored) and stored[name].ndim == 1 and stored[name].base.kind in "iub"
+    return (
+        name in find_masked(stored) and stored[name].ndim == 1 and stored[name].base.kind in "iub"
+    )
 
 
 def _only_length(contract: Contract, stored: np.dtype[Any]) -> int | None:

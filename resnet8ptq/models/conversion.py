@@ -210,8 +210,9 @@ def _run_on(
         samples = samples[np.argsort(lengths(samples[fields.mask]))]
     longest = None if fields is None else fields.longest(samples.dtype)
     # Keras holds every tensor of a batch until its end.
-    of_one = sum(tensor_bytes(proto, longest).values())
-    at_once = min(AT_ONCE, memory.fitting(of_one, memory.step()))
+    of_batch = sum(tensor_bytes(proto, longest).values())
+    at_once = (contract.batch or 1) * memory.fitting(of_batch, memory.step())
+    at_once = max(contract.batch or 1, min(AT_ONCE, at_once))
 
     def run(predict: Predict, label: str) -> Outputs:
         full = batch_axis.in_full_batches(predict, contract.batch)

@@ -85,13 +85,12 @@ def announce(chosen: Sequence[ModelSelection], folder: Path, goal: str) -> int:
     files.write_text(folder / FILE, to_yaml(winner.settings))
     say(console, f"\n{title}: {winner.cell.label}. {winner.verdict}")
     say(console, f"  {'; '.join(say_facts(winner.selected, winner.cell))}")
-    if goal == "fastest" and (winner.cell.record.speedup or 1) < 1:
-        say(
-            console,
-            "  on this machine FP32 is faster: the model is only smaller; try goal=smallest",
-        )
+    record = winner.cell.record
+    slower = record.speedup is not None and round(record.speedup, 2) < 1
+    if goal == "fastest" and winner.outcome == PASS and slower and (record.size_reduction or 0) > 0:
+        say(console, "  FP32 is faster on this machine; the model is only smaller")
     say(console, f"  reproduce it: {again}")
-    if cut := winner.cell.record.params.get("cut_short"):
+    if cut := record.params.get("cut_short"):
         say(console, f"  the time limit cut work short ({cut}): without it, the result may differ")
     say(console, f"  its settings, for conf/experiment/: {folder / FILE}")
     say(console, f"  {Recommendation('', winner.cell.label, '', winner.cell).command}")

@@ -216,7 +216,7 @@ def wrong_files(folder):
     sides = {"x_train": INPUTS, "x_test": INPUTS + 100}
     yield (
         npz("misspelt.npz", **sides, lables_train=LABELS, lables_test=LABELS),
-        "data.labels: got null, and",
+        "expected y_test | labels_test | targets_test, or data.labels=none",
     )
     yield npz("sides.npz", a_train=IDS, b_train=MASK, a_test=IDS, b_test=MASK), "data.labels: got"
     nan = INPUTS.astype(np.float32)
@@ -261,6 +261,14 @@ def test_a_misspelt_name_of_an_array_is_told(tmp_path, key):
         ConfigError, match=rf"^data\.{key}: got x_tran, expected a file, or one of x_"
     ):
         read(tmp_path / "a.npz", **{key: "x_tran"})
+
+
+def test_groups_of_one_name_do_not_fit_a_split(tmp_path):
+    """They were ignored, and samples of one group counted as independent."""
+    arrays = {f"{name}_{side}": LABELS for side in ("train", "test") for name in ("x", "y")}
+    np.savez(tmp_path / "a.npz", **arrays, who=LABELS)
+    with pytest.raises(ConfigError, match=r"^data\.groups: got who, .*expected groups \| clips"):
+        read(tmp_path / "a.npz", groups="who")
 
 
 def test_samples_without_labels(tmp_path):

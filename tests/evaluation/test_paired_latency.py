@@ -72,11 +72,11 @@ def test_a_race_loads_every_model_again_for_each_block(monkeypatch):
 
 
 def test_slow_models_race_in_fewer_blocks(monkeypatch):
-    now = itertools.count()  # the first block takes a second
+    now = itertools.count()  # each block takes a second
     monkeypatch.setattr(paired_latency, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     one = Timings(np.ones(3), None)
     monkeypatch.setattr(latency, "measure", lambda loads, *_, least: [one] * len(loads))
-    for seconds, blocks in ((0.1, LEAST), (3.5, 7), (1000, BLOCKS)):
+    for seconds, blocks in ((0.1, LEAST), (4.3, 7), (1000, BLOCKS)):
         settings = LatencyConfig(batch_size=64, max_seconds=seconds)
         found = run({"a": "a", "b": "b"}, None, settings)
         assert len(found.single["a"]) == blocks

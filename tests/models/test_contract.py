@@ -158,7 +158,7 @@ def test_pictures_among_the_inputs_are_preprocessed_and_laid_out():
         (TEXTS, (IDS, Tensor("types", (6,), "int64")), "takes an input 'types', the samples have"),
         (
             TEXTS,
-            (Tensor("ids", (5,), "int64"), MASK),
+            (Tensor("ids", (5,), "int64"), Tensor("mask", (5,), "int32")),
             "input ids: takes (5), the samples are (6); for texts, try data.max_tokens=5",
         ),
         (

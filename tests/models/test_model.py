@@ -591,13 +591,14 @@ def test_what_the_output_holds_is_found(outputs, final):
     assert conversion.find_final(outputs, np.zeros((2, 10))) == final
 
 
-def test_the_original_runs_in_batches_whose_tensors_all_fit(monkeypatch):
+@pytest.mark.parametrize(("batch", "expected"), [("N", [1, 1, 1, 1]), ("2", [2, 2])])
+def test_the_original_runs_in_batches_whose_tensors_all_fit(batch, expected, monkeypatch):
     """Keras holds each tensor of a batch until its end; ONNX Runtime holds two of these."""
     monkeypatch.setenv("RESNET8PTQ_MEMORY_GB", "1")
     layers = "".join(f"t{i + 1} = Relu(t{i})\n" for i in range(7))
     text = (
         '<ir_version: 8, opset_import: ["" : 17]>\n'
-        "deep (float[N, 1024, 1024] t0) => (float[N, 1024, 1024] t7) {\n" + layers + "}"
+        f"deep (float[{batch}, 1024, 1024] t0) => (float[{batch}, 1024, 1024] t7) {{\n{layers}}}"
     )
     sizes = []
 
@@ -606,10 +607,10 @@ def test_the_original_runs_in_batches_whose_tensors_all_fit(monkeypatch):
         return [samples]
 
     run = conversion._run_on(
-        np.zeros((3, 1024, 1024), np.float32), onnx.parser.parse_model(text), None
+        np.zeros((4, 1024, 1024), np.float32), onnx.parser.parse_model(text), None
     )
     run(predict, "running")
-    assert sizes == [1, 1, 1]
+    assert sizes == expected
 
 
 # The real network

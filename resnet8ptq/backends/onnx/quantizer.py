@@ -183,7 +183,8 @@ class OnnxQuantizer(Quantizer):
             else:
                 settings = config.calib, self.runtime, ranges or {}
                 activations = Activations(model.onnx_path, calibration, *settings)
-                calibrated = self._quantize_static(source, temporary, skipped, activations)
+                paths = source, temporary
+                calibrated = self._quantize_static(*paths, proto.graph, skipped, activations)
             written = onnx.load(temporary)
             count = self._rewrite(written, proto.graph, narrow, tables)
             onnx.save(slim(written) if config.slim else written, temporary)
@@ -200,7 +201,7 @@ class OnnxQuantizer(Quantizer):
         narrow: dict[str, WeightScheme],
         tables: Sequence[str],
     ) -> int:
-        """Add what ONNX Runtime's quantizer lacks, in place; return the number of its layers."""
+        """Apply the other settings, in place; return the number of quantized layers."""
         rewriting.sort_nodes(written.graph)
         if narrow:
             rewriting.write_narrow_weights(written, network, narrow)
@@ -253,14 +254,19 @@ class OnnxQuantizer(Quantizer):
         return self.config.attention != "all" and bool(find_attention(graph))
 
     def _quantize_static(
-        self, source: Path, path: Path, skipped: Sequence[str], activations: Activations
+        self,
+        source: Path,
+        path: Path,
+        graph: onnx.GraphProto,
+        skipped: Sequence[str],
+        activations: Activations,
     ) -> dict[str, Range]:
         """Quantize `source` into `path`; temporary files are written beside `source`.
 
         Returns:
-            The ranges around the nodes that are not `skipped`, nor left in float by the settings.
+            The ranges around the quantized nodes.
         """
-        config, graph = self.config, onnx.load(source).graph
+        config = self.config
         left = [*skipped]
         if config.float_output:
             left += [name for name in rewriting.find_output_nodes(graph) if name not in left]

@@ -276,7 +276,13 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
     if config.labels is None and sides[-1][1] is None:
         guessed = config.inputs is None and isinstance(sides[-1][0], dict)
         inputs = {name for one, *_ in sides for name in _named(one, values=True)}
-        _ask_for_labels(arrays, {*(() if guessed else inputs), *(side[2] for side in sides)}, root)
+        used = {*(() if guessed else inputs), *(side[2] for side in sides), config.groups}
+        _ask_for_labels(arrays, used, root, " | ".join(f"{name}_test" for name in LABELS))
+    if config.groups is not None:
+        raise ConfigError(
+            f"data.groups: got {config.groups}, and {root} holds a split; expected "
+            f"{' | '.join(GROUPS)} with _train and _test"
+        )
     return sides
 
 
@@ -318,17 +324,19 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
             "is an input"
         )
     if labels is None:
-        _ask_for_labels(arrays, {*_named(inputs, values=True), groups}, root)
+        named = f"the name of one, or one named {' | '.join(LABELS)}, or an .npy or idx file"
+        _ask_for_labels(arrays, {*_named(inputs, values=True), groups}, root, named)
     return [inputs, None if labels == NO_LABELS else labels, groups]
 
 
-def _ask_for_labels(arrays: Arrays, used: Collection[str | None], root: Path) -> None:
+def _ask_for_labels(
+    arrays: Arrays, used: Collection[str | None], root: Path, expected: str
+) -> None:
     """Raise `ConfigError` if an array without a usual name may hold the labels."""
     if any(name.lower() not in (*CLASSES, *STEPS) for name in arrays if name not in used):
         raise ConfigError(
-            f"data.labels: got null, and {root} holds {list_names(arrays)}; expected the name of "
-            f"one, or one named {' | '.join(LABELS)} (with _train and _test if the inputs have "
-            f"them), or an .npy or idx file, or {NO_LABELS}"
+            f"data.labels: got null, and {root} holds {list_names(arrays)}; expected {expected}, "
+            f"or data.labels={NO_LABELS}"
         )
 
 
