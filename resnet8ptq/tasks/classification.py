@@ -323,9 +323,10 @@ def check_classes(task: str, setting: TaskContext) -> tuple[str, ...]:
     if not setting.named and named < returned:
         return tuple(map(str, range(returned)))  # the samples may lack the last classes
     if returned != named:
+        advice = _count_from_zero(setting) if returned == named - 1 else ""
         raise ModelError(
             f"returns {returned} values; {setting.data} has {named} classes; expected a network "
-            f"with one output for each class, or other data (data=){_count_from_zero(setting)}"
+            f"with one output for each class, or other data (data=){advice}"
         )
     return setting.class_names
 

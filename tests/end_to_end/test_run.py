@@ -21,6 +21,7 @@ from resnet8ptq.data.shapes import drawing
 from tests.helpers.calling import NO_REAL_FILES, QUICK, REPO, RUN, Called, call
 from tests.helpers.configs import compose_whole
 from tests.helpers.forked import Process, interrupt
+from tests.helpers.onnx_networks import build
 
 pytestmark = pytest.mark.slow
 
@@ -364,8 +365,9 @@ def test_two_runs_at_once_share_a_fresh_store_but_no_folder(tmp_path):
 
 def test_an_error_that_jobs_share_is_told_once(tmp_path):
     np.savez(tmp_path / "a.npz", pictures=np.zeros((4, 8, 8, 3), np.uint8), more=np.zeros(4))
-    words = ("-m", "data=arrays", f"data.root={tmp_path / 'a.npz'}", "seed=1,2")
-    found = call(tmp_path, *words, **NO_REAL_FILES)
+    onnx.save(build(), tmp_path / "a.onnx")
+    files = (f"data.root={tmp_path / 'a.npz'}", f"model.path={tmp_path / 'a.onnx'}")
+    found = call(tmp_path, "-m", "data=arrays", *files, "seed=1,2", **NO_REAL_FILES)
     log = " ".join((found.out + found.err).split())
     assert log.count("failed: data.inputs: got null") == 2  # in the log, and below the table
     assert "1_onnx-int8-minmax: failed: the same error as 0_onnx-int8-minmax" in log
