@@ -101,12 +101,9 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
         _log_progress(number, begun.jobs, left_s)
         return run_recorded(cfg, settled, folder, sweep.store, sweep.parent_id, tags, earlier)
     except Exception as error:
-        reason, failures = (
-            command.explain(error),
-            {} if isinstance(begun, Sweep) else begun.failures,
-        )
-        same = failures.setdefault(reason, folder.name)
-        reason = reason if same == folder.name else f"the same error as {same}"
+        reason = command.explain(error)
+        if not isinstance(begun, Sweep):
+            reason = begun.shorten(reason, folder.name)
         log.error("%s: failed: %s", folder.name, reason)
         if sweep.worker:
             raise jobs.to_picklable(error) from None

@@ -2,7 +2,7 @@
 
 Samples are records (see `core.records`), padded to the longest one. If a network takes any length,
 each batch is cut to its longest sample, as in the training of text networks. If it takes one
-length, shorter samples are padded to it.
+length, shorter texts are padded to it.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Field:
     Attributes:
         layout: the order of a sample's axes in the input, see `preprocessing.arrange`.
         steps: preprocessing, see `steps_of`.
-        padding: zeros at the end of a sample's first axis, up to the network's length.
+        padding: zeros at the end of a text, up to the network's length.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Field:
         """Return stored values [n, ...] as the network's input [n, ...] of `dtype`."""
         values = arrange(self.steps.apply(stored, self.dtype), self.layout)
         if self.padding:
-            values = np.pad(values, [(0, 0), (0, self.padding), *[(0, 0)] * (values.ndim - 2)])
+            values = np.pad(values, [(0, 0), (0, self.padding)])
         return np.ascontiguousarray(values)
 
 

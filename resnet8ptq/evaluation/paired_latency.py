@@ -79,8 +79,8 @@ def run(loads: Mapping[str, Load], split: Split, settings: LatencyConfig) -> Pai
     """Time models in turns, in `BLOCKS` blocks; each block loads all models again.
 
     The speed of a model changes by some percent each time it is loaded. With one loading, a model
-    could appear faster than its own copy. After `LEAST` blocks, another one
-    starts only if all are expected to end within `settings.max_seconds` for each model.
+    could appear faster than its own copy. After `LEAST` blocks, another one starts only if all are
+    expected to end within `settings.max_seconds` for each model.
     """
     random = np.random.default_rng(RESAMPLING_SEED)
     share = replace(

@@ -29,7 +29,7 @@ def measure(
 
     Args:
         memory: measures the peak since the run began.
-        plan: where to stop early; None evaluates all samples.
+        plan: the plan for an early stop; None evaluates all samples.
     """
     config, path, reported, task = prepared.config, quantized.path, samples.reported, evaluator.task
     if plan is None:

@@ -211,8 +211,8 @@ def _run_on(
     longest = None if fields is None else fields.longest(samples.dtype)
     # Keras holds every tensor of a batch until its end.
     of_batch = sum(tensor_bytes(proto, longest).values())
-    at_once = (contract.batch or 1) * memory.fitting(of_batch, memory.step())
-    at_once = max(contract.batch or 1, min(AT_ONCE, at_once))
+    batch = contract.batch or 1
+    at_once = max(batch, min(AT_ONCE, batch * memory.fitting(of_batch, memory.step())))
 
     def run(predict: Predict, label: str) -> Outputs:
         full = batch_axis.in_full_batches(predict, contract.batch)

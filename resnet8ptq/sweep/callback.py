@@ -58,6 +58,11 @@ class RunningSweep:
         """Whether the jobs are steps of a ladder."""
         return self.goal is not None
 
+    def shorten(self, reason: str, job: str) -> str:
+        """Return the reason of a job's failure; a reference if an earlier job had the same."""
+        first = self.failures.setdefault(reason, job)
+        return reason if first == job else f"the same error as {first}"
+
     def seconds_left(self, job: int) -> float | None:
         """Return the expected time of the jobs from number `job` on; None if unknown.
 
@@ -130,10 +135,8 @@ class RunningSweep:
             raise TrackingError(
                 f"the report could not be made ({one_line(failure)}); try `{again}`"
             ) from failure
-        if self.goal is not None and status == "ok":
-            code = winner.announce(chosen, folder, self.goal)
-            if code:
-                raise SystemExit(code)
+        if self.goal and status == "ok" and (code := winner.announce(chosen, folder, self.goal)):
+            raise SystemExit(code)
         return status
 
     def _report(self, records: "list[RunRecord]", timed: bool) -> "list[ModelSelection]":

@@ -44,7 +44,6 @@ USUAL = (INPUTS, LABELS, GROUPS)  # the usual names for each of `KEYS`
 NO_LABELS = "none"
 MAX_CLASSES = 1000
 MAX_SAMPLES = 10_000_000  # each is hashed
-SEVERAL = "; several labels a sample: try floats and task=custom with your metric"
 EXPECTED = f"expected {SOURCES['arrays'].takes}"
 
 # The format: http://yann.lecun.com/exdb/mnist/, "the IDX file format"; big-endian.
@@ -484,9 +483,10 @@ def _read_labels(labels: _Sourced) -> Array:
         _check_finite(labels)
         return stored
     if stored.dtype.kind not in "iub" or stored.shape not in ((len(stored),), (len(stored), 1)):
+        several = "; several labels a sample: try floats and task=custom with your metric"
         raise DataError(
             f"{labels}: got {_shape(stored)}, expected labels as integers from 0, [N], or "
-            f"values as floats, [N, ...]{SEVERAL if stored.ndim > 1 else ''}"
+            f"values as floats, [N, ...]{several if stored.ndim > 1 else ''}"
         )
     return check_labels(stored.reshape(-1), labels)
 
