@@ -182,7 +182,9 @@ def simulate(
         lost, won = draw(scaled, models, samples, random)
         flips = list(zip(lost.tolist(), won.tolist(), strict=True))
         margins = [margin(*pair, samples, limit) for pair in flips]
-        outcomes = {verdict.outcome for verdict in decide(margins, [samples] * models)}
+        outcomes = {
+            verdict.outcome for verdict in decide([(margin, samples) for margin in margins])
+        }
         drops = (lost - won) / samples
         apart = int(np.subtract(*draw(scaled, models, CHOICE_SAMPLES, random)).argmin())
         p_values = [p_of(*pair) for pair in flips]

@@ -113,7 +113,7 @@ def describe(
         "metric": metric.name,
         "samples": total,
         "loss": record.drop,
-        "verdict": verdicts.decide([margin], [total])[0].outcome,
+        "verdict": verdicts.decide([(margin, total)])[0].outcome,
         "bytes": record.size_bytes,
         "speedup": record.speedup,
         "p_worse": "" if values is best else worse.p_beyond,

@@ -235,12 +235,12 @@ def compare(cells: Sequence[Cell]) -> Family:
     """Test every class of every cell of one family against its baseline, with Holm's correction."""
     family = Family(tuple(cells))
     names, measured = family.class_names, family.measured
-    by_class = []
-    for cell in measured:
-        paired = cell.paired
-        assert paired is not None  # of every measured cell
-        by_class += paired.by_class(len(names))
-    class_p = np.reshape(holm(by_class), (len(measured), len(names)))
+    by_class = [c.paired.by_class(len(names)) for c in measured if c.paired is not None]
+
+    def correct(rows: list[list[float]]) -> NDArray[np.float64]:
+        return np.reshape(holm(np.ravel(rows).tolist()), (len(rows), len(names)))
+
+    class_p = facts.by_model([cell.record for cell in measured], by_class, correct)
     worse = {
         id(cell): tuple(
             name

@@ -2,13 +2,17 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.contract import CHOICE, Task
 from resnet8ptq.tasks.statistics import holm
 from resnet8ptq.tracking.record import RunRecord
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 LIMITS = ("max_drop", "min_sqnr_db", "min_accuracy")  # keys of `report`
 _SCORED_BY = ("scored_as", "metric", "task.metric._target_")
@@ -152,10 +156,33 @@ def images_of(records: Sequence[RunRecord]) -> str:
     return "held-out training" if any(record.held_out for record in records) else "test"
 
 
+def by_model(
+    records: Sequence[RunRecord], items: Sequence[T], test: Callable[[list[T]], Sequence[R]]
+) -> list[R]:
+    """Return the result for each run of a test of several models, in which equal files count once.
+
+    Two settings may give the same file; correcting for both would only cost power.
+
+    Args:
+        items: the argument of the test for each run.
+        test: returns a result for each of its arguments, corrected for their number.
+    """
+    models = models_of(records)
+    first = dict(reversed(list(zip(models, items, strict=True))))
+    results = dict(zip(first, test(list(first.values())), strict=True))
+    return [results[model] for model in models]
+
+
+def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
+    """Return a key of each run's model: equal for the same file on the same kernels."""
+    return [(r.backend, r.engine, r.artifact_sha256 or r.run_id) for r in records]
+
+
 def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
     """Return the p-value of each measured quantized run by its id, corrected for their number."""
-    p_values = {r.run_id: r.p_value for r in records if r.quantized and r.p_value is not None}
-    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    tested = {r.run_id: r for r in records if r.quantized and r.p_value is not None}
+    p_values = [r.p_value for r in tested.values() if r.p_value is not None]
+    return dict(zip(tested, by_model(list(tested.values()), p_values, holm), strict=True))
 
 
 def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -> ReportConfig:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from resnet8ptq.report.comparison import Family
-from resnet8ptq.report.facts import images_of
+from resnet8ptq.report.facts import images_of, models_of
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.record import RunRecord
 
@@ -41,7 +41,8 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
     chosen = "on the reported samples, so the results of the best are probably too good"
     if any(run.chosen_by for run in runs):
         chosen = f"on {param('chosen_by')}, used neither for calibration nor for reported results"
-    judged, planned = len(family.measured), family.planned
+    tested = [cell.record for cell in family.measured]
+    judged, planned = len({*models_of(tested)}), family.planned
     text = f"corrected for all {judged} models of the table (Holm)"
     if planned > judged:
         text = f"corrected for {planned} models that the sweep could confirm (Holm)"

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from resnet8ptq.report.facts import adjusted_p, labels, task_of, varied
+from resnet8ptq.report.facts import adjusted_p, labels, models_of, task_of, varied
 from resnet8ptq.report.table import NOTHING_JUDGED, VOID, Judged
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.tasks.contract import Task
@@ -131,8 +131,9 @@ def _join(members: Sequence[str]) -> str:
 
 
 def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
-    lines, tested = [], len(adjusted_p(records))
-    for_all = f" for the {tested} runs" if tested > 1 else ""
+    p_values = adjusted_p(records)
+    lines, tested = [], len({*models_of([r for r in records if r.run_id in p_values])})
+    for_all = f" for the {len(p_values)} runs" if len(p_values) > 1 else ""
     if any(record.interval("delta") for record in records):
         lines.append(INTERVAL_NOTE.format(for_all=for_all, how=task.test.intervals))
     if tested:
@@ -146,7 +147,8 @@ def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list
     if not texts:
         return []
     planned = max(record.confirmations for record in records)
-    together = max(len(texts) - texts.count(VOID), planned)
+    tested = [r for r in records if judged.texts.get(r.run_id, VOID) != VOID]
+    together = max(len({*models_of(tested)}), planned)
     several = f", corrected for {together} models (Holm)" if together > 1 else ""
     occurring = [outcome for outcome in OUTCOME_NOTES if any(t.startswith(outcome) for t in texts)]
     outcomes = "".join(OUTCOME_NOTES[outcome] for outcome in occurring)

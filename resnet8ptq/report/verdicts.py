@@ -1,18 +1,20 @@
 """Verdicts on the loss of models against FP32: pass, fail, undecided or void.
 
 A model passes if the one-sided 95% upper bound of its paired loss is within the limit. It fails if
-the lower bound is beyond the limit. Both are corrected for all models of a family (Holm, 1979).
-Otherwise it is undecided: a loss that is not significant does not prove equality. A verdict is void
-if FP32 itself is no better than chance, or clearly below the accuracy that the user expects,
-because a loss against a broken network has no meaning.
+the lower bound is beyond the limit. Both are corrected for all models of a family (Holm, 1979);
+runs with equal files have one model. Otherwise it is undecided: a loss that is not significant does
+not prove equality. A verdict is void if FP32 itself is no better than chance, or clearly below the
+accuracy that the user expects, because a loss against a broken network has no meaning.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.facts import by_model
 from resnet8ptq.report.table import VOID, Judged
 from resnet8ptq.tasks.contract import CHOICE, TOTAL, Metric
 from resnet8ptq.tasks.statistics import (
@@ -112,9 +114,10 @@ def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
     verdicts = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.record.doubt}
     judged = [cell for cell in family.measured if not cell.record.doubt]
     cells = [cell for cell in judged if cell.paired is not None]
-    margins = [margin_at(metric, cell, drop) for cell in cells]
-    decided = decide(margins, [int(cell.metric(TOTAL)) for cell in cells], family.planned)
-    return verdicts | {c.record.run_id: verdict for c, verdict in zip(cells, decided, strict=True)}
+    margins = [(margin_at(metric, cell, drop), int(cell.metric(TOTAL))) for cell in cells]
+    records = [cell.record for cell in cells]
+    decided = by_model(records, margins, partial(decide, planned=family.planned))
+    return verdicts | {r.run_id: verdict for r, verdict in zip(records, decided, strict=True)}
 
 
 def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:
@@ -138,9 +141,11 @@ def judge_added(family: Family, limits: ReportConfig) -> list[tuple[Cell, Verdic
     parts = [(cell, cell.paired.select(rows)) for cell in usable if cell.paired is not None]
     kept = [(cell, paired) for cell, paired in parts if paired is not None]
     total, drop = int(rows.sum()), metric.limit(limits)
-    margins = [paired.margin(metric, drop, total) for _, paired in kept]
-    decided = decide(margins, [total] * len(kept), family.planned)
-    return list(zip([cell for cell, _ in kept], decided, strict=True))
+    cells = [cell for cell, _ in kept]
+    margins = [(paired.margin(metric, drop, total), total) for _, paired in kept]
+    records = [cell.record for cell in cells]
+    decided = by_model(records, margins, partial(decide, planned=family.planned))
+    return list(zip(cells, decided, strict=True))
 
 
 def say_added(family: Family, limits: ReportConfig) -> str:
@@ -155,19 +160,18 @@ def say_added(family: Family, limits: ReportConfig) -> str:
     return ADDED_NOTE.format(seen=total - added, total=total, added=added, alone=alone)
 
 
-def decide(margins: Sequence[Margin], totals: Sequence[int], planned: int = 1) -> list[Verdict]:
+def decide(margins: Sequence[tuple[Margin, int]], planned: int = 1) -> list[Verdict]:
     """Return the verdicts on models that are judged together.
 
     Args:
-        totals: the numbers of samples.
+        margins: for each model, how far its loss lies above the limit, and its number of samples.
         planned: see `Family.planned`.
     """
-    decided = outcomes([(margin.p_within, margin.p_beyond) for margin in margins], planned)
+    decided = outcomes([(margin.p_within, margin.p_beyond) for margin, _ in margins], planned)
     level = SIGNIFICANCE / max(len(margins), planned)
-    columns = zip(decided, margins, totals, strict=True)
     return [
         _undecided(margin, total, level) if outcome == UNDECIDED else Verdict(outcome)
-        for outcome, margin, total in columns
+        for outcome, (margin, total) in zip(decided, margins, strict=True)
     ]
 
 
@@ -202,22 +206,20 @@ def as_good_as(
     list models that are truly worse, because they often do not differ significantly.
     """
     margin, tested = margin_of(metric, limits), [cell for cell in others if cell.paired]
-    totals = [int(cell.metric(TOTAL)) for cell in tested]
-    margins = [
-        _margin_over(best, cell, metric, margin, total)
-        for cell, total in zip(tested, totals, strict=True)
-    ]
-    outcomes = [verdict.outcome for verdict in decide(margins, totals)]
-    pairs = list(zip(tested, outcomes, strict=True))
-    shown = [cell for cell, outcome in pairs if outcome == PASS]
-    return shown, [cell for cell, outcome in pairs if outcome == UNDECIDED]
+    margins = [_margin_over(best, cell, metric, margin) for cell in tested]
+    decided = by_model([cell.record for cell in tested], margins, decide)
+    pairs = list(zip(tested, decided, strict=True))
+    shown = [cell for cell, verdict in pairs if verdict.outcome == PASS]
+    return shown, [cell for cell, verdict in pairs if verdict.outcome == UNDECIDED]
 
 
-def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float, total: int) -> Margin:
+def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float) -> tuple[Margin, int]:
+    """Return how far a loss against the best model lies above a margin, and the sample size."""
     assert best.paired is not None and cell.paired is not None  # of every measured cell
+    total = int(cell.metric(TOTAL))
     if best.record.grouped or cell.record.grouped:
-        return UNKNOWN
-    return cell.paired.margin_over(best.paired, metric, margin, total)
+        return UNKNOWN, total
+    return cell.paired.margin_over(best.paired, metric, margin, total), total
 
 
 def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:

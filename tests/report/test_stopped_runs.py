@@ -71,7 +71,7 @@ def test_the_verdicts_are_those_of_the_corrected_p_values(stopped):
             PLAN.margin(*flips(cell.paired.baseline.right, cell.paired.model.right), seen, max_drop)
             for cell, seen in zip(stopped.cells, STOPS, strict=True)
         ]
-        expected = verdicts.decide(margins, STOPS)
+        expected = verdicts.decide(list(zip(margins, STOPS, strict=True)))
         judged = verdicts.judge(stopped, ReportConfig(max_drop=max_drop))
         assert [judged[str(seen)] for seen in STOPS] == expected
 

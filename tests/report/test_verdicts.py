@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report import notes, page, table, verdicts
+from resnet8ptq.report import facts, notes, page, table, verdicts
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID, Verdict
 from resnet8ptq.tasks.classification import ACCURACY
@@ -42,6 +42,22 @@ def test_what_one_run_shows_many_may_not():
     assert judged(("a", near, {})) == {"a": PASS}
     many = [(str(n), near, {"seed": str(n)}) for n in range(100)]
     assert set(judged(*many).values()) == {UNDECIDED}
+
+
+def test_runs_with_equal_files_are_corrected_as_one_model():
+    near, digest = predictions(lost=4), {"artifact_sha256": "e" * 64}
+    many = sweep(*((str(n), near, {"seed": str(n), **digest}) for n in range(100)))
+    judged = verdicts.judge(many, ReportConfig())
+    assert {verdict.outcome for verdict in judged.values()} == {PASS} and len(judged) == 100
+    assert set(facts.adjusted_p(many.records).values()) == {many.records[0].p_value}
+    told = notes.collect(many.records, verdicts.in_words([many], ReportConfig()))
+    assert not any("corrected for 100" in line for line in told)
+    other = ("other", near, {"artifact_sha256": "f" * 64})  # on the same samples, another file
+    engine = ("engine", near, {"engine": "qnnpack", **digest})  # the same file, other kernels
+    three = sweep(("a", near, digest), ("b", near, {"seed": "7", **digest}), other, engine)
+    assert set(facts.adjusted_p(three.records).values()) == {3 * three.records[0].p_value}
+    told = notes.collect(three.records, verdicts.in_words([three], ReportConfig()))
+    assert any("corrected for 3 models (Holm)" in line for line in told)
 
 
 def test_a_model_that_was_confirmed_alone_is_corrected_for_the_one_that_could_follow():

@@ -440,7 +440,7 @@ def test_without_labels_the_limit_is_an_sqnr(db, outcome):
     assert comparison.sqnr_db == pytest.approx(db)
     kept = task.test.read(comparison.paired.arrays())
     limit = task.metric.limit(ReportConfig())
-    [verdict] = decide([kept.margin(task.metric, limit, 300)], [300])
+    [verdict] = decide([(kept.margin(task.metric, limit, 300), 300)])
     assert verdict.outcome == outcome
     metrics = task.metrics(comparison)
     assert metrics["drop"] == pytest.approx(10 ** (-db / 10))
