@@ -49,6 +49,9 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         mode = "L" if preprocess.channels == "grey" else "RGB"
     texts, names = reads_texts(source), names_of(vectors.inputs.dtype)
     first = vectors.inputs.dtype[names[0]] if texts and names else None
+    most = getattr(source.config.data, "max_tokens", None)
+    if first is not None and first.shape != vectors.samples.dtype[names[0]].shape:
+        most = first.shape[0]  # the network takes one length, to which its samples were padded
     # The result is code, so every value is a number, a checked name, or a text through `repr`.
     return templates.load("resnet8ptq.deploy", "example.py.j2").render(
         file=file,
@@ -61,7 +64,7 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         input_names=_listed(names),
         steps=steps(vectors),
         tokenizer=TOKENIZER if texts else "",
-        max_tokens=getattr(source.config.data, "max_tokens", None),
+        max_tokens=most,
         most_tokens=MAX_TOKENS,
         length=first.shape[0] if first is not None else 0,
         integer=first.base.str if first is not None else "",

@@ -237,8 +237,8 @@ def compare(cells: Sequence[Cell]) -> Family:
     names, measured = family.class_names, family.measured
     by_class = [c.paired.by_class(len(names)) for c in measured if c.paired is not None]
 
-    def correct(rows: list[list[float]]) -> NDArray[np.float64]:
-        return np.reshape(holm(np.ravel(rows).tolist()), (len(rows), len(names)))
+    def correct(rows: list[list[float]]) -> list[list[float]]:
+        return np.reshape(holm(np.ravel(rows).tolist()), (len(rows), len(names))).tolist()
 
     class_p = facts.by_model([cell.record for cell in measured], by_class, correct)
     worse = {

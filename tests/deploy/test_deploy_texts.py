@@ -8,10 +8,24 @@ import pytest
 
 from resnet8ptq.data import registry
 from resnet8ptq.deploy import example
+from resnet8ptq.deploy.source import Source
+from resnet8ptq.deploy.vectors import Vectors
+from resnet8ptq.experiment.outputs import TOKENIZER
 from tests.helpers import text_networks
 from tests.helpers.calling import call, call_beside
+from tests.helpers.cells import predictions, record
+from tests.helpers.configs import make_config
 
 FAST = ("latency.enabled=false", "calib.samples_per_class=5")
+
+
+@pytest.mark.parametrize(("samples", "most"), [(5, "8"), (8, 'cut.get("max_length", ')])
+def test_the_example_cuts_a_text_to_the_only_length_of_a_network(tmp_path, samples, most):
+    (tmp_path / TOKENIZER).write_text("{}")
+    source = Source(record("a", predictions()), make_config("data=table"), tmp_path / "model.onnx")
+    kept, taken = (np.zeros(2, [("input_ids", "i8", (n,))]) for n in (samples, 8))
+    vectors = Vectors(kept, taken, (np.zeros((2, 3), np.float32),), (0.1,))
+    assert f"    most = {most}" in example.render(source, vectors, "model.onnx", ["logits"])
 
 
 @pytest.mark.slow
