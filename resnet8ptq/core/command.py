@@ -70,9 +70,8 @@ def main(
         try:
             ended = sweep.close(status) if (sweep := find_sweep()) else status
             code = 1 if (status, ended) == ("ok", "failed") else code
-        except KeyboardInterrupt:
-            again = invocation.command("report")
-            print(f"interrupted: the report was not written; try `{again}`", file=sys.stderr)
+        except KeyboardInterrupt as error:
+            print(": ".join(filter(None, ("interrupted", str(error)))), file=sys.stderr)
             code = 130
         except Exception as error:
             report(error)

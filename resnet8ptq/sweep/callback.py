@@ -92,6 +92,7 @@ class RunningSweep:
         Raises:
             TrackingError: the store is unavailable (the runs are in the sweep's folder), or the
                 report failed (the sweep's run is closed).
+            KeyboardInterrupt: the report was interrupted; with the command that makes it.
             SystemExit: a ladder's winner does not pass; with the exit code of its verdict.
         """
         # matplotlib is imported here, while the last runs are uploaded.
@@ -103,7 +104,7 @@ class RunningSweep:
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
         records: list[RunRecord] = []
         chosen: list[ModelSelection] = []
-        failure = None
+        failure: BaseException | None = None
         try:
             background.wait()
         except TrackingError as error:
@@ -112,7 +113,7 @@ class RunningSweep:
         try:
             records += background.ask(_collect, self.sweep)
             chosen = self._report(records, timed=status != "killed" and not self.is_ladder)
-        except Exception as error:  # raised after the sweep is closed
+        except (Exception, KeyboardInterrupt) as error:  # raised after the sweep is closed
             failure = error
         if status == "killed":
             print(_how_far(records or sync.load_records(folder), self.jobs), file=sys.stderr)
@@ -132,6 +133,8 @@ class RunningSweep:
                 terminal.print_answers(chosen)
         if failure is not None:
             again = invocation.command("report", f"run_id={parent_id}", *store.words)
+            if isinstance(failure, KeyboardInterrupt):
+                raise KeyboardInterrupt(f"the report was not written; try `{again}`")
             raise TrackingError(
                 f"the report could not be made ({one_line(failure)}); try `{again}`"
             ) from failure

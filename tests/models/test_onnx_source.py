@@ -874,12 +874,19 @@ def test_the_real_network_as_an_onnx_file(cache_root):
     assert right == 8703
 
 
-def test_a_shape_is_not_taken_for_weights(refused):
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "w = ConstantOfShape <value: tensor = float[1] {0.1}> (shape)  y = Conv (x, w)",
+        "ends = Range (zero, one, tenth)  w = Reshape (ends, two)  y = MatMul (x, w)",
+    ],
+)
+def test_computed_values_are_not_taken_for_weights(refused, layer):
     proto = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]>
-        ones (float[N, 3, 8, 8] x) => (float[N, 4, 8, 8] y) <int64[4] sizes = {4, 3, 3, 3}> {
-            weights = ConstantOfShape <value: tensor = float[1] {0.1}> (sizes)
-            y = Conv <pads = [1, 1, 1, 1]> (x, weights)
-        }"""
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        computed (float[N, 3, 8, 8] x) => (float[N, a, b, c] y)
+            <int64[4] shape = {{4, 3, 3, 3}}, int64[2] two = {{8, -1}},
+             float zero = {{0}}, float one = {{1}}, float tenth = {{0.0625}}>
+        {{ {layer} }}"""
     )
     assert "quantization would find nothing" in refused(proto)

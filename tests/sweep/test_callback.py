@@ -50,9 +50,7 @@ def test_a_report_that_fails_is_one_line_and_closes_the_sweep(running, monkeypat
     assert command.main(lambda: None, lambda: running) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: the report could not be made ({type(fault).__name__}: ")
-    root = Path(running.sweep.store.uri.removeprefix("sqlite:///")).parent
-    again = f"python -m resnet8ptq report run_id={running.sweep.parent_id} root={root}"
-    assert f"try `{again}`" in line
+    assert f"try `{report_command(running)}`" in line
     parent = running.sweep.store.client.get_run(running.sweep.parent_id)
     assert (parent.info.status, parent.data.tags["status"]) == ("FINISHED", "ok")
 
@@ -68,6 +66,11 @@ def test_a_failed_report_does_not_hide_a_failed_job(running, monkeypatch, capsys
     assert (parent.info.status, parent.data.tags["status"]) == ("FAILED", "failed")
 
 
+def report_command(running: RunningSweep) -> str:
+    root = Path(running.sweep.store.uri.removeprefix("sqlite:///")).parent
+    return f"python -m resnet8ptq report run_id={running.sweep.parent_id} root={root}"
+
+
 @pytest.mark.parametrize("second", [True, False])
 def test_an_interrupt_while_the_sweep_is_closed_is_one_line(running, monkeypatch, capsys, second):
     def interrupt(*args: object) -> None:
@@ -76,8 +79,9 @@ def test_an_interrupt_while_the_sweep_is_closed_is_one_line(running, monkeypatch
     monkeypatch.setattr(page, "write", interrupt)
     assert command.main(interrupt if second else lambda: None, lambda: running) == 130
     last = capsys.readouterr().err.splitlines()[-1]
-    again = "python -m resnet8ptq report"
-    assert last == f"interrupted: the report was not written; try `{again}`"
+    assert last == f"interrupted: the report was not written; try `{report_command(running)}`"
+    parent = running.sweep.store.client.get_run(running.sweep.parent_id)
+    assert parent.info.status == ("KILLED" if second else "FINISHED")
 
 
 @pytest.mark.parametrize(("goal", "code"), [(None, 1), ("fastest", 2)])

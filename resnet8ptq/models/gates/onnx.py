@@ -275,8 +275,8 @@ def find_weights(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
         elif node.op_type in (*LAYERS, *RECURRENT):
             if node.input[1:2] and node.input[1] in origin:
                 yield node.op_type, origin[node.input[1]]
-        elif node.op_type == "ConstantOfShape":
-            continue  # its input is a shape
+        elif node.op_type in ("ConstantOfShape", "Range"):
+            continue  # its inputs are a shape, or ends
         elif node.input and node.output and set(node.input) <= set(origin):
             origin[node.output[0]] = origin[node.input[0]]  # such as Transpose of a constant
 
