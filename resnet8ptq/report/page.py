@@ -22,7 +22,7 @@ from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command, figures, files, templates
 from resnet8ptq.core.console import waiting
-from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line, safe_name
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
 from resnet8ptq.report import (
@@ -370,7 +370,10 @@ def main(words: list[str]) -> None:
         run_id = asked.run_id
         parent = history.load_run(store, run_id) if run_id else history.find_parent(store)
     if parent is None:
-        raise TrackingError(f"experiment: {asked.experiment!r} has no sweep to report on")
+        raise ConfigError(
+            f"experiment: got {asked.experiment!r}, expected one with a sweep; try experiment=, "
+            "root= or uri= of another"
+        )
     own = Path(parent.folder)
     folder = Path(asked.folder or (own if is_sweep_folder(own, parent.run_id) else "."))
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.report import page, spread, table, trade_off
 from resnet8ptq.report.comparison import Family, compare
@@ -188,6 +189,13 @@ def test_one_set_of_images_needs_no_heading(found):
     text = page.to_markdown(page.select([found], LIMITS), {})
     assert text.startswith("# Quantization report: pets, net, 1,000 test samples\n\n## Summary\n")
     assert "sets of images" not in text
+
+
+def test_a_store_without_a_sweep_is_a_wrong_input(tmp_path):
+    with pytest.raises(
+        ConfigError, match="experiment: got 'resnet8ptq', expected one with a sweep"
+    ):
+        page.main([f"root={tmp_path}"])
 
 
 def test_a_sweep_whose_folder_is_elsewhere_is_reported_in_this_one(
