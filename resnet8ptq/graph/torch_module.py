@@ -365,20 +365,22 @@ def _fix_first(
     if kind == "OnnxReshape" and 1 in constants:
         return Fixed(_reshape, shape=[int(size) for size in constants[1]])
     if kind == "OnnxFlatten":
-        return Fixed(_flatten, axis=layer.axis)
+        axis = layer.axis  # onnx2torch returns one axis if it is the last
+        return Fixed(lambda v: v.unsqueeze(-1).flatten(end_dim=axis - 1).flatten(start_dim=1))
     if kind == "OnnxExpand" and 1 in constants:
-        sizes = [-1 if size == 1 else int(size) for size in constants[1]]
-        return Fixed(_expand, sizes=sizes)
+        shape = [-1 if size == 1 else int(size) for size in constants[1]]
+        return Fixed(lambda values: values.expand(shape))
     if kind == "OnnxSlice" and settled:
         return _fix_slice(constants)
     if kind == "OnnxTile" and settled:
-        return Fixed(_tile, repeats=constants[1].tolist())
+        repeats = constants[1].tolist()
+        return Fixed(lambda values: values.repeat(repeats))
     if kind == "OnnxSqueezeDynamicAxes" and settled:
         axes = tuple(constants[1].tolist()) if 1 in constants else None
         return Fixed(_squeeze, axes=axes)
     if kind in ("OnnxSplit", "OnnxSplit13") and settled:
         sizes = constants[1].tolist() if 1 in constants else getattr(layer, "split", None)
-        return Fixed(_split, axis=layer.axis, count=layer.num_splits, sizes=sizes)
+        return _fix_split(layer.axis, layer.num_splits, sizes)
     if kind == "OnnxPReLU" and 1 in constants and _is_by_channel(constants[1]):
         return _to_prelu(constants[1])
     if kind == "OnnxClip" and None not in (layer.min_val, layer.max_val):
@@ -417,8 +419,21 @@ def quantize_tables(module: Any, names: Collection[str]) -> None:
             module.set_submodule(name, Fixed(_look_up_rows, levels=levels, scale=scale))
 
 
+def _fix_split(axis: int, count: int, sizes: list[int] | None) -> Fixed:
+    """Return a Split into parts of these sizes; None: equal ones, the last may be smaller."""
+
+    def split(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        length = values.shape[axis]
+        known = sizes or [-(-length // count)] * (count - 1)
+        starts = [sum(known[:number]) for number in range(count)]
+        parts = zip(starts, [*starts[1:], length], strict=True)
+        return tuple(values.narrow(axis, start, end - start) for start, end in parts)
+
+    return Fixed(split)
+
+
 def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
-    """Return a Slice with fixed parts."""
+    """Return a Slice with fixed parts: of the first axes, of the last ones, or of both."""
     parts = {index: constant.tolist() for index, constant in constants.items()}
     starts, ends = parts[1], parts[2]
     axes, steps = parts.get(3, list(range(len(starts)))), parts.get(4, [1] * len(starts))
@@ -430,7 +445,14 @@ def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
     first: list[Any] = [slices.get(axis, slice(None)) for axis in range(max(*axes, -1) + 1)]
     last: list[Any] = [slices.get(axis, slice(None)) for axis in range(min(*axes, 0), 0)]
     indices = [*([(*first,)] if first else []), *([(..., *last)] if last else [])]
-    return Fixed(_slice, parts=indices, turned=turned)
+
+    def cut(values: torch.Tensor) -> torch.Tensor:
+        values = values.flip(turned) if turned else values
+        for index in indices:
+            values = values[index]
+        return values
+
+    return Fixed(cut)
 
 
 def _part(start: int, end: int, step: int) -> slice:
@@ -522,7 +544,7 @@ def _find_like(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed, A
         None
         if layer._start or layer._end
         else (
-            Fixed(_like, values=values),
+            Fixed(lambda like, values: values.expand_as(like), values=values),
             shape.args[0],
         )
     )
@@ -547,18 +569,6 @@ def _look_up_rows(indices: torch.Tensor, levels: torch.Tensor, scale: torch.Tens
     return levels[indices].to(torch.float32) * scale[indices]
 
 
-def _slice(values: torch.Tensor, parts: list[Any], turned: list[int]) -> torch.Tensor:
-    """Return `parts` of the first axes, of the last ones, or of both.
-
-    Args:
-        turned: axes whose parts count from the end, backwards.
-    """
-    values = values.flip(turned) if turned else values
-    for part in parts:
-        values = values[part]
-    return values
-
-
 def _select(values: torch.Tensor, axis: int, index: int) -> torch.Tensor:
     return values.select(axis, index)
 
@@ -567,28 +577,8 @@ def _take(values: torch.Tensor, axis: int, indices: torch.Tensor) -> torch.Tenso
     return values.index_select(axis, indices)
 
 
-def _tile(values: torch.Tensor, repeats: list[int]) -> torch.Tensor:
-    return values.repeat(repeats)
-
-
-def _expand(values: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    return values.expand(sizes)
-
-
 def _squeeze(values: torch.Tensor, axes: tuple[int, ...] | None) -> torch.Tensor:
     return values.squeeze() if axes is None else values.squeeze(axes)
-
-
-def _split(
-    values: torch.Tensor, axis: int, count: int, sizes: list[int] | None
-) -> tuple[torch.Tensor, ...]:
-    """Split into parts of these sizes; None: equal parts, of which the last may be smaller."""
-    length = values.shape[axis]
-    sizes = sizes or [-(-length // count)] * (count - 1)
-    starts = [sum(sizes[:number]) for number in range(count)]
-    ends = [*starts[1:], length]
-    parts = zip(starts, ends, strict=True)
-    return tuple(values.narrow(axis, start, end - start) for start, end in parts)
 
 
 def _reduce(operation: Callable[..., torch.Tensor], *values: torch.Tensor) -> torch.Tensor:
@@ -617,18 +607,9 @@ def _line(values: torch.Tensor, axis: int) -> torch.Tensor:
     return rows.reshape(rows.shape[0], -1).select(1, 0)
 
 
-def _flatten(values: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return two axes; onnx2torch returns one if `axis` is the last."""
-    return values.unsqueeze(-1).flatten(end_dim=axis - 1).flatten(start_dim=1)
-
-
 def _repeat(values: torch.Tensor, row: torch.Tensor, axis: int) -> torch.Tensor:
     """Return a row of size 1 along `axis`, such as a class token, for each sample of `values`."""
     return row.index_select(axis, torch.zeros_like(_line(values, 0), dtype=torch.int64))
-
-
-def _like(like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    return values.expand_as(like)
 
 
 def _reshape(values: torch.Tensor, shape: list[int]) -> torch.Tensor:

@@ -112,174 +112,6 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
     return {name: module for name, module in modules.items() if module is not None}
 
 
-# The functions of the modules, by their operators in ONNX.
-
-
-def _gather_along(values: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
-    return values[(*[slice(None)] * axis, indices.long())]
-
-
-def _gather_elements(values: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
-    return torch.gather(values, axis, indices.long() % values.shape[axis])
-
-
-def _gather_nd(values: torch.Tensor, indices: torch.Tensor, depth: int) -> torch.Tensor:
-    return values[tuple(indices.select(-1, axis) for axis in range(depth))]
-
-
-def _scatter_elements(
-    values: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, axis: int, adds: bool
-) -> torch.Tensor:
-    scatter = torch.scatter_add if adds else torch.scatter
-    return scatter(values, axis, indices.long() % values.shape[axis], updates)
-
-
-def _scatter_nd(
-    values: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, depth: int, adds: bool
-) -> torch.Tensor:
-    places = tuple(indices.select(-1, axis) for axis in range(depth))
-    return torch.index_put(values, places, updates, adds)
-
-
-def _one_hot_along(
-    indices: torch.Tensor, classes: torch.Tensor, off: torch.Tensor, on: torch.Tensor, axis: int
-) -> torch.Tensor:
-    hot = indices.long().unsqueeze(-1) % len(classes) == classes  # below 0: from the end
-    inside = ((indices >= -len(classes)) & (indices < len(classes))).unsqueeze(-1)
-    return torch.where(hot & inside, on, off).movedim(-1, axis)
-
-
-def _cumulate(values: torch.Tensor, axis: int, exclusive: bool, reverse: bool) -> torch.Tensor:
-    turned = values.flip(axis) if reverse else values
-    sums = torch.cumsum(turned, axis, dtype=values.dtype)
-    sums = sums - turned if exclusive else sums
-    return sums.flip(axis) if reverse else sums
-
-
-def _space_to_depth(values: torch.Tensor, block: int) -> torch.Tensor:
-    """Return [N, C, H, W] as [N, block * block * C, H / block, W / block].
-
-    ONNX Runtime fuses slices into it. FX would leave a convolution behind the methods of a tensor
-    in float, but not behind functions.
-    """
-    count, channels, height, width = values.shape
-    height, width = height // block, width // block
-    shape = [count, channels, height, block, width, block]
-    parts = torch.permute(torch.reshape(values, shape), [0, 3, 5, 1, 2, 4])
-    return torch.reshape(parts, [count, -1, height, width])
-
-
-def _blocks_first(values: torch.Tensor, block: int) -> torch.Tensor:
-    """Return [N, C, H, W] as [N, C / block / block, H * block, W * block], in DCR order."""
-    count, channels, height, width = values.shape
-    channels = channels // block**2
-    parts = values.reshape(count, block, block, channels, height, width)
-    turned = parts.permute(0, 3, 4, 1, 5, 2)
-    return turned.reshape(count, channels, height * block, width * block)
-
-
-def _extremes(
-    values: torch.Tensor, find: Callable[..., torch.Tensor], axes: Sequence[int], keeps: bool
-) -> torch.Tensor:
-    extremes = find(values, axes, keepdim=True)  # XNNPACK only knows axes that stay
-    return extremes if keeps else extremes.squeeze(axes)
-
-
-def _crop_and_pad(
-    values: torch.Tensor, kept: tuple[slice, ...], widths: list[int], mode: str, value: float | None
-) -> torch.Tensor:
-    """Pad by `widths`: before and after each axis, the last axis first; `kept` is empty for all."""
-    values = values[kept] if kept else values
-    return functional.pad(values, widths, mode, value)
-
-
-def _wrap(values: torch.Tensor, widths: Mapping[int, tuple[int, int]]) -> torch.Tensor:
-    """Pad with values of the other end, by the widths (before, after) of each axis."""
-    for axis, (before, after) in widths.items():
-        size = values.shape[axis]
-        first = values.narrow(axis, size - before, before)
-        values = torch.cat([first, values, values.narrow(axis, 0, after)], axis)
-    return values
-
-
-def _convolve_and_crop(values: torch.Tensor, layer: Any, kept: tuple[Any, ...]) -> torch.Tensor:
-    return layer(values)[kept]
-
-
-def _pad_and_average(
-    values: torch.Tensor, pool: Callable[..., torch.Tensor], widths: list[int], share: torch.Tensor
-) -> torch.Tensor:
-    """Return the means of windows, of which a share [1, 1, ...] counts."""
-    return pool(functional.pad(values, widths)) / share
-
-
-def _pool_norms(
-    values: torch.Tensor,
-    pool: Callable[..., torch.Tensor],
-    widths: list[int],
-    power: int,
-    count: int,
-) -> torch.Tensor:
-    """Return the norms of windows of `count` values; torch's LpPool takes no padding."""
-    powers = functional.pad(values.abs().pow(power), widths)
-    return (pool(powers) * count).pow(1 / power)
-
-
-def _standardize(values: torch.Tensor, axes: list[int]) -> torch.Tensor:
-    deviation = values.std(axes, correction=0, keepdim=True)
-    return (values - values.mean(axes, keepdim=True)) / (deviation + 1e-9)
-
-
-def _slope(values: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
-    return torch.where(values < 0, values * slopes, values)
-
-
-def _topk(values: torch.Tensor, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    chosen = torch.topk(values, **settings)
-    return chosen[0], chosen[1]
-
-
-def _recur(
-    values: torch.Tensor,
-    *states: torch.Tensor,
-    weights: Any,
-    network: Callable[..., Any],
-    is_reverse: bool,
-    count: int,
-) -> Any:
-    """Return [steps, directions, N, width] and the last states [directions, N, width].
-
-    Args:
-        states: 0 by default.
-        network: torch's function.
-        is_reverse: whether it starts at the last step.
-        count: number of outputs.
-    """
-    weights = [*weights]
-    ways, width = len(weights) // 4, weights[1].shape[1]
-    if not states:
-        zeros = values.new_zeros(ways, values.shape[1], width)
-        states = (zeros,) * (2 if network is torch.lstm else 1)
-    given = values.flip(0) if is_reverse else values
-    options = True, 1, 0.0, False, ways == 2, False  # biases, layers, dropout, training, ...
-    first = states if network is torch.lstm else states[0]
-    outputs = network(given, first, weights, *options)
-    steps, last = outputs[0], [outputs[i] for i in range(1, count)]
-    steps = steps.flip(0) if is_reverse else steps
-    steps = steps.unflatten(-1, (ways, width)).transpose(1, 2)
-    return (steps, *last) if last else steps
-
-
-def _resample(values: torch.Tensor, axes: list[int], **matrices: torch.Tensor) -> torch.Tensor:
-    """Resize by a product with a matrix [size, new size] along each axis."""
-    for axis, matrix in zip(axes, matrices.values(), strict=True):
-        values = torch.matmul(values.transpose(axis, -1), matrix).transpose(axis, -1)
-    return values
-
-
-# The converters: the module of a node, or None for onnx2torch's.
-
-
 def _always(kind: type[Fixed], function: Callable[..., Any]) -> "_Converter":
     return lambda node: kind(function)
 
@@ -297,34 +129,49 @@ def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
 
 
 def _average_pool(node: Node) -> torch.nn.Module | None:
+    """Return an AveragePool with other widths of padding before an axis than after it."""
     made, spatial = _make_pool(node), node.sizes[2:]
     if made is None or made[1][::2] == made[1][1::2] or 0 in spatial:
         return None
     pool, widths = made
     inside = 1.0 if node("count_include_pad", 0) else 0.0
-    counted = functional.pad(torch.ones(1, 1, *spatial), widths, value=inside)
-    return InFloat(_pad_and_average, pool=pool, widths=widths, share=pool(counted))
+    share = pool(functional.pad(torch.ones(1, 1, *spatial), widths, value=inside))  # that counts
+    return InFloat(lambda values, share: pool(functional.pad(values, widths)) / share, share=share)
 
 
 def _lp_pool(node: Node) -> torch.nn.Module | None:
-    made = _make_pool(node)
+    """Return an LpPool; torch's takes no padding, and no absolute values for odd powers."""
+    made, power, count = _make_pool(node), node("p", 2), int(np.prod(node("kernel_shape")))
     if made is None or node("ceil_mode", 0):
         return None
-    count = int(np.prod(node("kernel_shape")))
-    settings = {"pool": made[0], "widths": made[1], "power": node("p", 2), "count": count}
-    return InFloat(_pool_norms, **settings)
+    pool, widths = made
+
+    def norms(values: torch.Tensor) -> torch.Tensor:
+        powers = functional.pad(values.abs().pow(power), widths)
+        return (pool(powers) * count).pow(1 / power)
+
+    return InFloat(norms)
 
 
 def _spatial(node: Node) -> tuple[int, ...]:
     return tuple(range(2, len(node.sizes)))
 
 
+def _over(find: Callable[..., Any], axes: Sequence[int], keeps: bool) -> torch.nn.Module:
+    """Return the largest or smallest values over axes; XNNPACK only knows axes that stay."""
+
+    def extremes(values: torch.Tensor) -> torch.Tensor:
+        found = find(values, axes, keepdim=True)
+        return found if keeps else found.squeeze(axes)
+
+    return Fixed(extremes)
+
+
 def _extreme(find: Callable[..., Any], node: Node) -> torch.nn.Module | None:
     axes = node.constants.get(1, np.array(node("axes", []))).tolist()
     axes = axes or [*range(len(node.sizes))]
     known = axes and not node("noop_with_empty_axes", 0)
-    keeps = bool(node("keepdims", 1))
-    return Fixed(_extremes, find=find, axes=axes, keeps=keeps) if known else None
+    return _over(find, axes, bool(node("keepdims", 1))) if known else None
 
 
 def _pad(node: Node) -> torch.nn.Module | None:
@@ -335,20 +182,33 @@ def _pad(node: Node) -> torch.nn.Module | None:
     pairs = np.zeros((len(node.sizes) or len(given), 2), np.int64)
     pairs[node.constants.get(3, slice(None))] = given
     if mode == "wrap":
-        ends = {axis: pair.tolist() for axis, pair in enumerate(pairs) if pair.any()}
-        return InFloat(_wrap, widths=ends)
+        return _wrap({axis: pair.tolist() for axis, pair in enumerate(pairs) if pair.any()})
     cropped = np.maximum(-pairs, 0).tolist()
     kept = tuple(slice(before, -after or None) for before, after in cropped)
     pairs, constant = np.maximum(pairs, 0), mode == "constant"
     if not constant:
         pairs = pairs[2:] if len(pairs) > 2 and not pairs[1].any() else pairs[1:]
-    return Fixed(
-        _crop_and_pad,
-        kept=kept if np.any(cropped) else (),
-        widths=pairs[::-1].flatten().tolist(),
-        mode={"edge": "replicate"}.get(mode, mode),
-        value=float(node.constants[2]) if constant and 2 in node.constants else None,
-    )
+    widths, kind = pairs[::-1].flatten().tolist(), {"edge": "replicate"}.get(mode, mode)
+    value = float(node.constants[2]) if constant and 2 in node.constants else None
+
+    def pad(values: torch.Tensor) -> torch.Tensor:
+        values = values[kept] if np.any(cropped) else values
+        return functional.pad(values, widths, kind, value)
+
+    return Fixed(pad)
+
+
+def _wrap(widths: Mapping[int, tuple[int, int]]) -> torch.nn.Module:
+    """Return a Pad with values of the other end, by the widths (before, after) of each axis."""
+
+    def wrap(values: torch.Tensor) -> torch.Tensor:
+        for axis, (before, after) in widths.items():
+            size = values.shape[axis]
+            first = values.narrow(axis, size - before, before)
+            values = torch.cat([first, values, values.narrow(axis, 0, after)], axis)
+        return values
+
+    return InFloat(wrap)
 
 
 def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
@@ -380,26 +240,47 @@ def _conv_transpose(node: Node) -> torch.nn.Module | None:
     layer.weight = torch.nn.Parameter(weights)
     layer.bias = None if bias is None else torch.nn.Parameter(torch.tensor(bias))
     parts = [slice(first, -last or None) for first, last in (pads - smaller).T.tolist()]
-    return InFloat(_convolve_and_crop, layer=layer, kept=(..., *parts))
+    kept = (..., *parts)
+    return InFloat(lambda values, layer: layer(values)[kept], layer=layer)
 
 
 def _depth_to_space(node: Node) -> torch.nn.Module | None:
-    in_torchs_order = node("mode", b"DCR") == b"CRD"
-    return None if in_torchs_order else Fixed(_blocks_first, block=node("blocksize"))
+    """Return a DepthToSpace whose channels are ordered by block first (DCR)."""
+    block = node("blocksize")
+
+    def rearrange(values: torch.Tensor) -> torch.Tensor:
+        """Return [N, C, H, W] as [N, C / block / block, H * block, W * block]."""
+        count, channels, height, width = values.shape
+        channels = channels // block**2
+        parts = values.reshape(count, block, block, channels, height, width)
+        turned = parts.permute(0, 3, 4, 1, 5, 2)
+        return turned.reshape(count, channels, height * block, width * block)
+
+    return None if node("mode", b"DCR") == b"CRD" else Fixed(rearrange)
+
+
+def _space_to_depth(node: Node) -> torch.nn.Module:
+    """Return a SpaceToDepth, into which ONNX Runtime fuses slices.
+
+    FX would leave a convolution behind the methods of a tensor in float, but not behind functions.
+    """
+    block = node("blocksize")
+
+    def rearrange(values: torch.Tensor) -> torch.Tensor:
+        """Return [N, C, H, W] as [N, block * block * C, H / block, W / block]."""
+        count, channels, height, width = values.shape
+        height, width = height // block, width // block
+        shape = [count, channels, height, block, width, block]
+        parts = torch.permute(torch.reshape(values, shape), [0, 3, 5, 1, 2, 4])
+        return torch.reshape(parts, [count, -1, height, width])
+
+    return Fixed(rearrange)
 
 
 def _shrink(node: Node) -> torch.nn.Module | None:
     bias, bound = node("bias", 0.0), node("lambd", 0.5)
     kinds = {0.0: torch.nn.Hardshrink, bound: torch.nn.Softshrink}
     return kinds[bias](bound) if bias in kinds else None
-
-
-def _gelu(node: Node) -> torch.nn.Module | None:
-    return torch.nn.GELU("tanh") if node("approximate", b"none") == b"tanh" else None
-
-
-def _swish(node: Node) -> torch.nn.Module | None:
-    return torch.nn.SiLU() if node("alpha", 1.0) == 1 else None
 
 
 def _rms_norm(node: Node) -> torch.nn.Module:
@@ -413,7 +294,11 @@ def _prelu(node: Node) -> torch.nn.Module | None:
     slopes, rank = torch.tensor(node.constants[1]), len(node.sizes)
     by_channel = [*node.sizes[1:2], *[1] * (rank - 2)]
     known = slopes.numel() == 1 or [*slopes.shape][1 - rank :] == by_channel
-    return None if known or not rank else InFloat(_slope, slopes=slopes)
+    if known or not rank:
+        return None
+    return InFloat(
+        lambda values, slopes: torch.where(values < 0, values * slopes, values), slopes=slopes
+    )
 
 
 def _triangle(node: Node) -> torch.nn.Module:
@@ -423,25 +308,80 @@ def _triangle(node: Node) -> torch.nn.Module:
 
 
 def _cum_sum(node: Node) -> torch.nn.Module:
-    ways = {name: bool(node(name, 0)) for name in ("exclusive", "reverse")}
-    return InFloat(_cumulate, axis=int(node.constants[1].item()), **ways)
+    axis, exclusive, reverse = int(node.constants[1].item()), node("exclusive"), node("reverse")
+
+    def cumulate(values: torch.Tensor) -> torch.Tensor:
+        turned = values.flip(axis) if reverse else values
+        sums = torch.cumsum(turned, axis, dtype=values.dtype)
+        sums = sums - turned if exclusive else sums
+        return sums.flip(axis) if reverse else sums
+
+    return InFloat(cumulate)
 
 
 def _top_k(node: Node) -> torch.nn.Module:
-    order = {"largest": bool(node("largest", 1)), "sorted": bool(node("sorted", 1))}
-    return InFloat(_topk, k=int(node.constants[1].item()), dim=node("axis", -1), **order)
+    count, axis = int(node.constants[1].item()), node("axis", -1)
+    order = bool(node("largest", 1)), bool(node("sorted", 1))
+
+    def top(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.topk(values, count, axis, *order)
+        return chosen[0], chosen[1]  # in a trace it cannot be iterated
+
+    return InFloat(top)
 
 
 def _gather(node: Node) -> torch.nn.Module | None:
     axis = node("axis", 0)
     axis += len(node.sizes) if axis < 0 else 0
-    return None if node.constants or axis < 0 else Joint(_gather_along, axis=axis)
+    if node.constants or axis < 0:
+        return None
+    return Joint(lambda values, indices: values[(*[slice(None)] * axis, indices.long())])
 
 
-def _scatter(function: Callable[..., Any], node: Node, **settings: Any) -> torch.nn.Module | None:
+def _places(indices: torch.Tensor, depth: int) -> tuple[torch.Tensor, ...]:
+    return tuple(indices.select(-1, axis) for axis in range(depth))
+
+
+def _gather_nd(node: Node) -> torch.nn.Module | None:
+    if not node.depth or node("batch_dims", 0):
+        return None
+    depth = node.depth
+    return Joint(lambda values, indices: values[_places(indices, depth)])
+
+
+def _along(function: Callable[..., Any], node: Node) -> torch.nn.Module:
+    """Return a function of values and indices along an axis; those below 0 count from the end."""
+    axis = node("axis", 0)
+    return Joint(
+        lambda values, indices, *updates: function(
+            values, axis, indices.long() % values.shape[axis], *updates
+        )
+    )
+
+
+def _scatter_elements(node: Node) -> torch.nn.Module | None:
+    functions = {b"none": torch.scatter, b"add": torch.scatter_add}
     reduction = node("reduction", b"none")
-    known = reduction in (b"none", b"add") and None not in settings.values()
-    return Joint(function, adds=reduction == b"add", **settings) if known else None
+    return _along(functions[reduction], node) if reduction in functions else None
+
+
+def _scatter_nd(node: Node) -> torch.nn.Module | None:
+    depth, reduction = node.depth, node("reduction", b"none")
+    if depth is None or reduction not in (b"none", b"add"):
+        return None
+    return Joint(
+        lambda values, indices, updates: torch.index_put(
+            values, _places(indices, depth), updates, reduction == b"add"
+        )
+    )
+
+
+def _standardize(axes: list[int]) -> torch.nn.Module:
+    def standardize(values: torch.Tensor) -> torch.Tensor:
+        deviation = values.std(axes, correction=0, keepdim=True)
+        return (values - values.mean(axes, keepdim=True)) / (deviation + 1e-9)
+
+    return InFloat(standardize)
 
 
 def _grid_sample(node: Node) -> torch.nn.Module | None:
@@ -456,22 +396,42 @@ def _grid_sample(node: Node) -> torch.nn.Module | None:
 
 def _one_hot(node: Node) -> torch.nn.Module:
     off, on = map(torch.tensor, node.constants[2])
-    classes = torch.arange(int(node.constants[1].item()))
-    return InFloat(_one_hot_along, classes=classes, off=off, on=on, axis=node("axis", -1))
+    classes, axis = torch.arange(int(node.constants[1].item())), node("axis", -1)
+
+    def one_hot(
+        indices: torch.Tensor, classes: torch.Tensor, off: torch.Tensor, on: torch.Tensor
+    ) -> torch.Tensor:
+        hot = indices.long().unsqueeze(-1) % len(classes) == classes  # below 0: from the end
+        inside = ((indices >= -len(classes)) & (indices < len(classes))).unsqueeze(-1)
+        return torch.where(hot & inside, on, off).movedim(-1, axis)
+
+    return InFloat(one_hot, classes=classes, off=off, on=on)
 
 
 def _recurrent(node: Node) -> torch.nn.Module | None:
-    steps = [*node.sizes, 0][0]
-    network = torch_recurrent.find_function(node.proto, node.constants, steps)
+    """Return torch's LSTM, GRU or RNN; the initial states are 0 by default."""
+    network = torch_recurrent.find_function(node.proto, node.constants, [*node.sizes, 0][0])
     if network is None:
         return None
-    return _Recurrent(
-        _recur,
-        weights=torch.nn.ParameterList(torch_recurrent.find_weights(node.proto, node.constants)),
-        network=network,
-        is_reverse=node("direction", b"") == b"reverse",
-        count=len(node.proto.output),
-    )
+    parts = torch_recurrent.find_weights(node.proto, node.constants)
+    ways, width, count = len(parts) // 4, parts[1].shape[1], len(node.proto.output)
+    is_reverse = node("direction", b"") == b"reverse"  # starts at the last step
+
+    def run(values: torch.Tensor, *states: torch.Tensor, weights: Any) -> Any:
+        """Return [steps, directions, N, width] and the last states [directions, N, width]."""
+        if not states:
+            zeros = values.new_zeros(ways, values.shape[1], width)
+            states = (zeros,) * (2 if network is torch.lstm else 1)
+        given = values.flip(0) if is_reverse else values
+        options = True, 1, 0.0, False, ways == 2, False  # biases, layers, dropout, training, ...
+        first = states if network is torch.lstm else states[0]
+        outputs = network(given, first, [*weights], *options)
+        steps, last = outputs[0], [outputs[i] for i in range(1, count)]
+        steps = steps.flip(0) if is_reverse else steps
+        steps = steps.unflatten(-1, (ways, width)).transpose(1, 2)
+        return (steps, *last) if last else steps
+
+    return _Recurrent(run, weights=torch.nn.ParameterList(parts))
 
 
 def _resize(node: Node) -> torch.nn.Module | None:
@@ -492,8 +452,18 @@ def _resize(node: Node) -> torch.nn.Module | None:
     for module in _interpolations(node, key, targets[2:]) if 1 not in axes else ():
         if all(_is_same(module, i, matrix) for i, matrix in matrices.items()):
             return module
-    buffers = {f"matrix_{axis}": torch.from_numpy(m) for axis, m in matrices.items()}
-    return InFloat(_resample, axes=axes, **buffers) if all(node.sizes[i] for i in axes) else None
+    return _resample(matrices) if all(node.sizes[i] for i in axes) else None
+
+
+def _resample(matrices: Mapping[int, NDArray[np.float32]]) -> torch.nn.Module:
+    """Return a product with a matrix [size, new size] along each axis."""
+
+    def resample(values: torch.Tensor, **buffers: torch.Tensor) -> torch.Tensor:
+        for axis, matrix in zip(matrices, buffers.values(), strict=True):
+            values = torch.matmul(values.transpose(axis, -1), matrix).transpose(axis, -1)
+        return values
+
+    return InFloat(resample, **{f"matrix_{i}": torch.from_numpy(m) for i, m in matrices.items()})
 
 
 _POLICY = ("keep_aspect_ratio_policy", b"stretch")
@@ -555,13 +525,11 @@ _OF_SEVERAL: dict[str, _Converter] = {
     "BitwiseXor": _always(Joint, torch.bitwise_xor),
     "CastLike": _always(Joint, lambda values, like: values.type_as(like)),
     "Gather": _gather,
-    "GatherElements": lambda node: Joint(_gather_elements, axis=node("axis", 0)),
-    "GatherND": lambda node: (
-        Joint(_gather_nd, depth=node.depth) if node.depth and not node("batch_dims", 0) else None
-    ),
+    "GatherElements": partial(_along, torch.gather),
+    "GatherND": _gather_nd,
     "GridSample": _grid_sample,
-    "ScatterElements": lambda node: _scatter(_scatter_elements, node, axis=node("axis", 0)),
-    "ScatterND": lambda node: _scatter(_scatter_nd, node, depth=node.depth),
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
     **dict.fromkeys(torch_recurrent.KINDS, _recurrent),
 }
 _CONVERTERS: dict[str, _Converter] = {
@@ -571,18 +539,16 @@ _CONVERTERS: dict[str, _Converter] = {
     "ConvTranspose": _conv_transpose,
     "CumSum": _cum_sum,
     "DepthToSpace": _depth_to_space,
-    "Gelu": _gelu,
+    "Gelu": lambda node: torch.nn.GELU("tanh") if node("approximate", b"none") == b"tanh" else None,
     "GlobalLpPool": lambda node: InFloat(
         torch.linalg.vector_norm, ord=node("p", 2), dim=_spatial(node), keepdim=True
     ),
-    "GlobalMaxPool": lambda node: Fixed(
-        _extremes, find=torch.amax, axes=_spatial(node), keeps=True
-    ),
+    "GlobalMaxPool": lambda node: _over(torch.amax, _spatial(node), keeps=True),
     "LpNormalization": lambda node: InFloat(
         functional.normalize, p=node("p", 2), dim=node("axis", -1)
     ),
     "LpPool": _lp_pool,
-    "MeanVarianceNormalization": lambda node: InFloat(_standardize, axes=node("axes", [0, 2, 3])),
+    "MeanVarianceNormalization": lambda node: _standardize(node("axes", [0, 2, 3])),
     "Mish": lambda node: torch.nn.Mish(),
     "OneHot": _one_hot,
     "PRelu": _prelu,
@@ -592,8 +558,8 @@ _CONVERTERS: dict[str, _Converter] = {
     "ReduceMin": partial(_extreme, torch.amin),
     "Resize": _resize,
     "Shrink": _shrink,
-    "SpaceToDepth": lambda node: Fixed(_space_to_depth, block=node("blocksize")),
-    "Swish": _swish,
+    "SpaceToDepth": _space_to_depth,
+    "Swish": lambda node: torch.nn.SiLU() if node("alpha", 1.0) == 1 else None,
     "ThresholdedRelu": lambda node: torch.nn.Threshold(node("alpha", 1.0), 0.0),
     "TopK": _top_k,
     "Trilu": _triangle,
