@@ -393,7 +393,6 @@ def _fix_first(
 
 
 def _to_linear(weights: torch.Tensor) -> torch.nn.Linear:
-    """Return the layer that multiplies by `weights` [inputs, outputs]."""
     linear = torch.nn.Linear(*weights.shape, bias=False, device="meta")
     linear.weight = torch.nn.Parameter(weights.T.contiguous())
     return linear

@@ -39,7 +39,6 @@ def lower(module: Any, example: Example, most: int) -> bytes:
     """Return the content of a .pte file; XNNPACK gets the operators that it supports.
 
     Args:
-        example: the inputs for tracing.
         most: the largest batch; the runtime plans its memory for it and refuses larger ones.
 
     Raises:

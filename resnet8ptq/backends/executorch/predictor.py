@@ -36,7 +36,6 @@ class _Pool:
     replaced: int = 0
 
     def resize(self, threads: int) -> None:
-        """Replace the pool if it has another number of threads."""
         if threads == self.threads:
             return
         with silenced(), _without_stderr():

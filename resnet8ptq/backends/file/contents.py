@@ -78,8 +78,6 @@ class Contents:
     Attributes:
         format: the format with its version, such as `ONNX opset 13`.
         producer: the program that the file names as its writer; may be empty.
-        layers: the layers in order of execution.
-        operators: number of each operator.
         batch: the fixed batch size; None: any size.
         dynamic: activation ranges are measured while the file runs.
         simulated: the file computes integers in float.

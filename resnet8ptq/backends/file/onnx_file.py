@@ -83,8 +83,6 @@ def _dims(value: onnx.ValueInfoProto) -> Any:
 
 @dataclass(frozen=True)
 class _Graph:
-    """The constants of a graph, and the producer and the consumers of each tensor."""
-
     constants: dict[str, onnx.TensorProto]
     producers: dict[str, onnx.NodeProto]
     consumers: dict[str, list[onnx.NodeProto]]
@@ -127,7 +125,6 @@ class _Graph:
         return _port(value, self._scale(node, _OUTPUT_SCALES.get(node.op_type)))
 
     def layers(self, graph: onnx.GraphProto) -> Iterator[Layer]:
-        """Yield the layers with constant weights."""
         for node in graph.node:
             if node.op_type not in _LAYERS:
                 continue
@@ -190,7 +187,6 @@ class _Graph:
 
 
 def _dtype(code: int) -> str:
-    """Return NumPy's name of a type."""
     name = gate.type_name(code)
     return {"float": "float32", "double": "float64"}.get(name, name)
 

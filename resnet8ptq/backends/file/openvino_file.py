@@ -127,6 +127,5 @@ def _computed(value: Any, stored: str) -> str:
 
 
 def _levels(node: Any) -> str:
-    """Return the dtype of the levels of a FakeQuantize."""
     bits = max(1, int(node.get_attributes()["levels"] - 1).bit_length())
     return f"uint{bits}" if bits in (1, 2, 4, 8, 16) else "float32"

@@ -259,11 +259,7 @@ class OnnxQuantizer(Quantizer):
         skipped: Sequence[str],
         activations: Activations,
     ) -> dict[str, Range]:
-        """Quantize `source` into `path`; temporary files are written beside `source`.
-
-        Returns:
-            The ranges around the quantized nodes.
-        """
+        """Quantize `source` into `path`; return the ranges around the quantized nodes."""
         config = self.config
         left = [*skipped]
         if config.float_output:

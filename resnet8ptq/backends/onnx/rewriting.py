@@ -104,9 +104,6 @@ def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
 def check_float_output(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
     """Check an FP32 graph: format=qoperator must be able to return the last layers' sums as float.
 
-    Args:
-        skipped: names of the nodes that stay in float.
-
     Raises:
         UnsupportedError: the last layer's integer operator returns 8 bits only.
     """

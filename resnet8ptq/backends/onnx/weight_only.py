@@ -84,12 +84,7 @@ def find_operators(config: QuantizationConfig) -> list[str]:
 
 
 def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
-    """Return the matrix products that `quantize` can quantize.
-
-    Args:
-        graph: the FP32 network.
-        skipped: names of the nodes that stay in float.
-    """
+    """Return the matrix products of an FP32 network that `quantize` can quantize."""
     ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     return [
         node
@@ -213,7 +208,6 @@ def _split(graph: onnx.GraphProto, gemm: onnx.NodeProto) -> list[onnx.NodeProto]
 
 
 def _algorithm(library: Any, config: QuantizationConfig, embeddings: bool) -> Any:
-    """Return the settings as the library's configuration."""
     chosen, bits = config.weight_only, _bits(config)
     if chosen.algorithm == "hqq":
         return library.HQQWeightOnlyQuantConfig(block_size=chosen.block_size, bits=bits)

@@ -62,7 +62,6 @@ def find_quantized(
 
     Args:
         names: see `correspondence.find`.
-        skipped: names of the nodes that stay in float.
     """
     makers = {name: node for node in graph.node for name in node.output}
     integer = {*model.subgraphs[0].inputs}  # tensors
@@ -172,7 +171,6 @@ def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:
 
 
 def _config(scheme: Scheme) -> dict[str, Any]:
-    """Return the scheme as ai-edge-quantizer's configuration."""
     weights = "CHANNELWISE" if scheme.per_channel else "TENSORWISE"
     activations = (16 if scheme.wide else 8, scheme.symmetric, "TENSORWISE")
     tensors = {"activation": activations, "weight": (8, True, weights)}
@@ -226,7 +224,6 @@ def _integer_ends(
 
 
 def _scope(model: Any, indices: Iterable[int]) -> str:
-    """Return ai-edge-quantizer's name of an operator."""
     tensors = model.subgraphs[0].tensors
     return "".join(f"{contents.name_of(tensors[index])};" for index in indices)
 

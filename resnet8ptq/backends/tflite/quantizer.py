@@ -249,7 +249,6 @@ class TfliteQuantizer(Quantizer):
         return self._options.flow or "convert"
 
     def _make_float(self, model: Fp32Model, samples: Split) -> bytes:
-        """Return the network as a float file."""
         if self._flow == "onnx2tf":
             return onnx_converter.convert(model, samples, self.runtime)
         if model.format == "tflite":

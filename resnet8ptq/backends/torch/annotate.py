@@ -52,7 +52,6 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
     """Annotates the nodes of an exported graph that are quantized.
 
     Attributes:
-        float_nodes: names of nodes that stay in float.
         float_output: whether the last layer's output and the softmax after it stay in float.
         ranges: ranges of the observed tensors, by their producing node; needed by `annotate`.
     """
