@@ -22,7 +22,7 @@ from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.graph import torch_operators, torch_recurrent
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import float_tensors, is_relu
-from resnet8ptq.graph.session import open_runner
+from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.graph.torch_operators import Fixed
 
@@ -100,10 +100,8 @@ def find_difference(
         layer.register_forward_hook(partial(keep, name))
     infer(module, batch)
     nodes = [node for node in proto.graph.node if node.name in computed]
-    shown = copy.deepcopy(proto)
-    del shown.graph.output[:]
-    shown.graph.output.extend(onnx.ValueInfoProto(name=node.output[0]) for node in nodes)
-    for node, expected in zip(nodes, open_runner(shown)(batch), strict=True):
+    run = open_runner(expose(proto, [node.output[0] for node in nodes]))
+    for node, expected in zip(nodes, run(batch), strict=True):
         got, limit = computed[node.name], tolerance * np.abs(expected).max(initial=0)
         if got.shape != expected.shape or not np.allclose(got, expected, 0, limit):
             return node

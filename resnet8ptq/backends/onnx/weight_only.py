@@ -162,17 +162,11 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it only reads
         quantizer.process()
     written = quantizer.model.model
-    _drop_copies(written.graph)
+    # One of the equal constants that the library writes for layers with shared weights.
+    tensors = {tensor.name: tensor for tensor in written.graph.initializer}
+    del written.graph.initializer[:]
+    written.graph.initializer.extend(tensors.values())
     onnx.save(written, path)
-
-
-def _drop_copies(graph: onnx.GraphProto) -> None:
-    """Keep one of the equal constants that the library writes for layers with shared weights."""
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    if len(tensors) < len(graph.initializer):
-        kept = [*tensors.values()]
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
 
 
 def write_as_products(graph: onnx.GraphProto, names: Collection[str]) -> None:
