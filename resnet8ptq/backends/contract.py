@@ -248,12 +248,17 @@ class Quantizer(ABC):
         """
 
 
-def run_once(quantizer: Quantizer, artifact: Artifact, calibration: Split) -> dict[str, str]:
-    """Run one sample of a readable file; see `Quantizer.verify`.
+def run_once(
+    quantizer: Quantizer, artifact: Artifact, calibration: Split, read: Callable[[Path], object]
+) -> dict[str, str]:
+    """Run one sample of a file that `read` can read; see `Quantizer.verify`.
 
     Raises:
+        QuantizationError: the file is damaged.
         UnsupportedError: the framework cannot run the file that its quantizer wrote.
     """
+    with errors_as(QuantizationError, f"{artifact.path}: cannot be loaded"):
+        read(artifact.path)
     why = f"backend={quantizer.config.backend.name}: the framework cannot run its quantized file"
     with errors_as(UnsupportedError, why, "try another backend or dtype"):
         predictor = quantizer.load(artifact.path, quantizer.runtime.threads)

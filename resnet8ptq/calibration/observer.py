@@ -104,7 +104,6 @@ class TensorObserver:
         return stats
 
     def _widen(self, magnitude: float) -> None:
-        """Make the bins span more than `magnitude`."""
         if not self.counts.size:
             self.counts = np.zeros(2 * HALF, np.int64)
         exponent = max(_LEAST, math.frexp(magnitude)[1]) if magnitude else _LEAST

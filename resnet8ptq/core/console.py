@@ -1,7 +1,9 @@
 """Terminal output: log and progress bars on stderr, tables of results on stdout."""
 
+import logging
 import threading
 import time
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -211,3 +213,16 @@ def _track_in_lines(batches: Iterable[T], step: _Step) -> Iterator[T]:
 def _say(line: str) -> None:
     _spoken.at = time.monotonic()
     stderr().print(f"{time.strftime('%H:%M:%S')} {show(line)}", markup=False, highlight=False)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Drop warnings, and logs up to that level, such as a library's about its own calls."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

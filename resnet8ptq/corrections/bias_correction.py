@@ -92,11 +92,7 @@ def shift_bias(graph: onnx.GraphProto, node: onnx.NodeProto, error: NDArray[np.f
 
 
 def _means(walk: Walk, axes: Mapping[str, int], label: str) -> dict[str, NDArray[np.float64]]:
-    """Return the mean of each channel of tensors over images and positions, by name.
-
-    Args:
-        axes: each tensor's axis of channels.
-    """
+    """Return the means of the channels, along an axis of each tensor, by the tensors' names."""
     sums: dict[str, NDArray[np.float64]] = {}
     counts = dict.fromkeys(axes, 0)
     for tensors in walk.run([*axes], label):
@@ -108,5 +104,4 @@ def _means(walk: Walk, axes: Mapping[str, int], label: str) -> dict[str, NDArray
 
 
 def _channel_axis(node: onnx.NodeProto) -> int:
-    """Return the axis of a layer's output that holds its channels."""
     return 1 if node.op_type == "Conv" else -1

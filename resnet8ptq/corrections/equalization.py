@@ -114,7 +114,6 @@ def _find_factors(before: Array, after: Array) -> Array:
 
 
 def _equalize_pair(graph: onnx.GraphProto, first: onnx.NodeProto, second: onnx.NodeProto) -> Array:
-    """Equalize one pair; return the divisors of its channels."""
     weights1, grouped = _read_pair(graph, first, second)
     factors = _find_factors(*_find_ranges(weights1, grouped))
     write_weights(graph, first, weights1 / factors.reshape(-1, *(1,) * (weights1.ndim - 1)))

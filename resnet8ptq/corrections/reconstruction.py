@@ -70,7 +70,6 @@ class Block:
     """A part of a traced graph.
 
     Attributes:
-        nodes: its nodes, in order.
         outputs: names of the nodes that later blocks read.
         roundings: the learned rounding of its layers' weights, by short name.
         quantizers: the learned ranges of its activations, except those learned by earlier blocks.
@@ -93,12 +92,10 @@ def reconstruct(
     blocks, its targets from the FP32 network. A block keeps nearest rounding if learning does not
     reduce its error. The result is reproducible by `seed` on the same number of threads.
 
-    Args:
-        path: file of the FP32 network.
-        iterations: number of learning steps for each block.
+    Also returns the learned range of each activation, by ONNX tensor name.
 
-    Returns:
-        The network, and the learned range of each activation, by ONNX tensor name.
+    Args:
+        iterations: number of learning steps for each block.
 
     Raises:
         UnsupportedError: a layer has no weights in onnx2torch's module, or learning from one image
@@ -353,12 +350,7 @@ def _call(module: Any, nodes: list[Any], inputs: Values) -> Values:
 
 
 def _at_once(tensors: list[torch.Tensor], kept: int) -> int:
-    """Return the largest batch that a block can run.
-
-    Args:
-        tensors: its inputs and outputs [n, ...].
-        kept: see `Block`.
-    """
+    """Return the largest batch of a block's inputs and outputs [n, ...]; for `kept` see `Block`."""
     largest = max(tensor[0].nbytes for tensor in tensors)
     least = min(BATCH[1], memory.fitting(LEARNING * largest, memory.budget()))
     within = memory.fitting(kept, memory.budget())

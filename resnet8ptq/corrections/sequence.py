@@ -39,7 +39,6 @@ def correct(
     effect of each correction on the layers' relative squared error (`layers.errors`).
 
     Args:
-        seed: the seed of AdaRound and reconstruction.
         folder: an existing folder for `corrected.onnx`.
 
     Raises:

@@ -197,7 +197,6 @@ def _is_constant(graph: onnx.GraphProto, name: str) -> bool:
 
 
 def _divide(graph: onnx.GraphProto, group: Group, divisors: Array) -> None:
-    """Divide the group's input, and multiply the weights of its layers."""
     for edit in group.edits:
         values = read(graph, edit.node.input[edit.index])
         changed = values * divisors if edit.inverse else values / divisors

@@ -134,7 +134,6 @@ def fine_tune(
 
 
 def _key_of(settings: QatSettings, fp32: Fp32Model, skipped: Sequence[str]) -> cache.Key:
-    """Return the part of the cache key that the samples do not change."""
     return {
         "model": files.sha256(fp32.onnx_path),
         "settings": json.dumps([asdict(settings), skipped], sort_keys=True),

@@ -104,11 +104,9 @@ class _Neighbours:
                 self._readers.setdefault(name, []).append(node)
 
     def makers(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Return the producers of a node's inputs."""
         return [self._makers[name] for name in node.input if name in self._makers]
 
     def readers(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """Return the consumers of a node's outputs."""
         return [reader for name in node.output for reader in self._readers.get(name, ())]
 
 

@@ -71,9 +71,6 @@ def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
     The values may be moved, and clipped to [low, high].
     """
     constants = {value.name: value for value in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            constants[node.output[0]] = node.attribute[0].t
     copies = {}
     for node in graph.node:
         if node.op_type in MOVING:

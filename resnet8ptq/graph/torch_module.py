@@ -4,7 +4,7 @@ import copy
 import importlib
 import sys
 import types
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, partial, reduce
 from inspect import signature
 from operator import attrgetter, getitem
@@ -22,18 +22,12 @@ from resnet8ptq.core.records import names_of, unpack
 from resnet8ptq.graph import torch_operators, torch_recurrent
 from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import float_tensors, is_relu
-from resnet8ptq.graph.session import open_runner
+from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.graph.torch_operators import Fixed
 
-_PASSING = (
-    "OnnxCast",
-    "OnnxSqueezeStaticAxes",
-    "OnnxSqueezeDynamicAxes",
-    "_Squeeze",
-)  # of one number
+_PASSING = ("OnnxCast", "OnnxSqueezeStaticAxes", "OnnxSqueezeDynamicAxes", "_squeeze")  # a number
 _CONSTANTS = "initializers"  # onnx2torch's module of constants
-_REDUCED = {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add, "Mean": torch.add}
 _OWN = "own"  # the domain of nodes for which `torch_operators` has a module
 _TO_THE_END = 2**31 - 1  # of an axis of any size, as the end of a Slice
 _OPSET = 17  # the newest in which onnx2torch supports every common operator
@@ -81,8 +75,7 @@ def to_torch_module(proto: onnx.ModelProto) -> Any:
     makers = {node.name for node in lowered.graph.node if not floats.isdisjoint(node.output)}
     for node in lowered.graph.node:
         if node.op_type in _REDUCED:
-            kind = _Mean if node.op_type == "Mean" else _Reduced
-            own[node.name] = kind(operation=_REDUCED[node.op_type])
+            own[node.name] = Fixed(_REDUCED[node.op_type])
     for name, layer in own.items():
         module.set_submodule(name, layer)
     _fix_outputs(module.graph, lowered.graph)
@@ -107,10 +100,8 @@ def find_difference(
         layer.register_forward_hook(partial(keep, name))
     infer(module, batch)
     nodes = [node for node in proto.graph.node if node.name in computed]
-    shown = copy.deepcopy(proto)
-    del shown.graph.output[:]
-    shown.graph.output.extend(onnx.ValueInfoProto(name=node.output[0]) for node in nodes)
-    for node, expected in zip(nodes, open_runner(shown)(batch), strict=True):
+    run = open_runner(expose(proto, [node.output[0] for node in nodes]))
+    for node, expected in zip(nodes, run(batch), strict=True):
         got, limit = computed[node.name], tolerance * np.abs(expected).max(initial=0)
         if got.shape != expected.shape or not np.allclose(got, expected, 0, limit):
             return node
@@ -329,7 +320,7 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
         if kind == "OnnxGather" and 0 in constants and layer._axis == 0:
             fixed, node.args = _Lookup(constants[0]), node.args[1:]
         elif kind == "OnnxRange" and (counted := _find_counted(module, node, constants)):
-            fixed, node.args = _Positions(axis=counted[1]), counted[:1]
+            fixed, node.args = Fixed(_positions, axis=counted[1]), counted[:1]
         elif (
             kind == "OnnxExpand"
             and set(constants) == {0}
@@ -370,20 +361,24 @@ def _fix_first(
         settled: whether all other inputs are constant.
     """
     if kind == "OnnxReshape" and 1 in constants:
-        return _Reshape(shape=[int(size) for size in constants[1]])
+        return Fixed(_reshape, shape=[int(size) for size in constants[1]])
     if kind == "OnnxFlatten":
-        return _Flatten(axis=layer.axis)
+        axis = layer.axis  # onnx2torch returns one axis if it is the last
+        return Fixed(lambda v: v.unsqueeze(-1).flatten(end_dim=axis - 1).flatten(start_dim=1))
     if kind == "OnnxExpand" and 1 in constants:
-        return _Expand(sizes=[-1 if size == 1 else int(size) for size in constants[1]])
+        shape = [-1 if size == 1 else int(size) for size in constants[1]]
+        return Fixed(lambda values: values.expand(shape))
     if kind == "OnnxSlice" and settled:
         return _fix_slice(constants)
     if kind == "OnnxTile" and settled:
-        return _Tile(repeats=constants[1].tolist())
+        repeats = constants[1].tolist()
+        return Fixed(lambda values: values.repeat(repeats))
     if kind == "OnnxSqueezeDynamicAxes" and settled:
-        return _Squeeze(axes=tuple(constants[1].tolist()) if 1 in constants else None)
+        axes = tuple(constants[1].tolist()) if 1 in constants else None
+        return Fixed(_squeeze, axes=axes)
     if kind in ("OnnxSplit", "OnnxSplit13") and settled:
         sizes = constants[1].tolist() if 1 in constants else getattr(layer, "split", None)
-        return _Split(axis=layer.axis, count=layer.num_splits, sizes=sizes)
+        return _fix_split(layer.axis, layer.num_splits, sizes)
     if kind == "OnnxPReLU" and 1 in constants and _is_by_channel(constants[1]):
         return _to_prelu(constants[1])
     if kind == "OnnxClip" and None not in (layer.min_val, layer.max_val):
@@ -396,7 +391,6 @@ def _fix_first(
 
 
 def _to_linear(weights: torch.Tensor) -> torch.nn.Linear:
-    """Return the layer that multiplies by `weights` [inputs, outputs]."""
     linear = torch.nn.Linear(*weights.shape, bias=False, device="meta")
     linear.weight = torch.nn.Parameter(weights.T.contiguous())
     return linear
@@ -418,11 +412,25 @@ def quantize_tables(module: Any, names: Collection[str]) -> None:
     """Store the embeddings with these ONNX names in 8 bits, in place."""
     for name, layer in list(module.named_modules()):
         if isinstance(layer, _Lookup) and name in names:
-            module.set_submodule(name, _RowLookup(layer.weights))
+            levels, scale = map(torch.from_numpy, round_rows(layer.weights.detach().numpy()))
+            module.set_submodule(name, Fixed(_look_up_rows, levels=levels, scale=scale))
 
 
-def _fix_slice(constants: Mapping[int, Any]) -> "_Slice":
-    """Return a Slice with fixed parts."""
+def _fix_split(axis: int, count: int, sizes: list[int] | None) -> Fixed:
+    """Return a Split into parts of these sizes; None: equal ones, the last may be smaller."""
+
+    def split(values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        length = values.shape[axis]
+        known = sizes or [-(-length // count)] * (count - 1)
+        starts = [sum(known[:number]) for number in range(count)]
+        parts = zip(starts, [*starts[1:], length], strict=True)
+        return tuple(values.narrow(axis, start, end - start) for start, end in parts)
+
+    return Fixed(split)
+
+
+def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
+    """Return a Slice with fixed parts: of the first axes, of the last ones, or of both."""
     parts = {index: constant.tolist() for index, constant in constants.items()}
     starts, ends = parts[1], parts[2]
     axes, steps = parts.get(3, list(range(len(starts)))), parts.get(4, [1] * len(starts))
@@ -434,7 +442,14 @@ def _fix_slice(constants: Mapping[int, Any]) -> "_Slice":
     first: list[Any] = [slices.get(axis, slice(None)) for axis in range(max(*axes, -1) + 1)]
     last: list[Any] = [slices.get(axis, slice(None)) for axis in range(min(*axes, 0), 0)]
     indices = [*([(*first,)] if first else []), *([(..., *last)] if last else [])]
-    return _Slice(parts=indices, turned=turned)
+
+    def cut(values: torch.Tensor) -> torch.Tensor:
+        values = values.flip(turned) if turned else values
+        for index in indices:
+            values = values[index]
+        return values
+
+    return Fixed(cut)
 
 
 def _part(start: int, end: int, step: int) -> slice:
@@ -445,12 +460,12 @@ def _part(start: int, end: int, step: int) -> slice:
     return slice(start, None if end >= _TO_THE_END else end, step)
 
 
-def _fix_gather(axis: int, indices: torch.Tensor) -> "Fixed | None":
+def _fix_gather(axis: int, indices: torch.Tensor) -> Fixed | None:
     """Return a Gather of fixed indices; None if there are several and some count from the end."""
     if indices.ndim == 0:
-        return _Select(axis=axis, index=int(indices))
+        return Fixed(_select, axis=axis, index=int(indices))
     if indices.ndim == 1 and (indices >= 0).all():
-        return _Take(axis=axis, indices=indices)
+        return Fixed(_take, axis=axis, indices=indices)
     return None
 
 
@@ -461,24 +476,24 @@ def _find_counted(
     if set(constants) != {0, 2} or (constants[0], constants[2]) != (0, 1):
         return None
     source, axis = node.args[1], 0
-    while source.op == "call_module":
+    while kind := _kind(module, source):
         layer = module.get_submodule(source.target)
-        if type(layer).__name__ == "OnnxShape":
+        if kind == "OnnxShape":
             return source.args[0], axis + layer._start
-        if isinstance(layer, _Select):
+        if kind == "_select":
             axis = layer.index
-        elif type(layer).__name__ not in _PASSING:
+        elif kind not in _PASSING:
             return None
         source = source.args[0]
     return None
 
 
-def _find_repeat(module: Any, expand: Any, values: torch.Tensor) -> "tuple[_Repeat, Any] | None":
+def _find_repeat(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed, Any] | None:
     """Return an Expand of constant values to a batch size, and the tensor of that batch size."""
     joined = expand.args[1]
     if _kind(module, joined) == "OnnxWhere":  # exporters replace -1 by 1
         joined = joined.args[2]
-    while _kind(module, joined) == "_Reshape":
+    while _kind(module, joined) == "_reshape":
         joined = joined.args[0]
     parts = joined.args if _kind(module, joined) == "OnnxConcat" else ()
     batches = [_find_batch(module, part) for part in parts if part.op != "get_attr"]
@@ -493,14 +508,14 @@ def _find_repeat(module: Any, expand: Any, values: torch.Tensor) -> "tuple[_Repe
             sizes.append(1)
     shape = torch.broadcast_shapes(values.shape, sizes)
     row = values.expand(shape).contiguous()
-    return _Repeat(row=row, axis=len(shape) - len(sizes) + place), batches[0]
+    return Fixed(_repeat, row=row, axis=len(shape) - len(sizes) + place), batches[0]
 
 
 def _find_batch(module: Any, size: Any) -> Any:
     """Return the tensor whose batch size a node computes; None for others."""
-    while _kind(module, size) in ("_Take", "_Select", "OnnxUnsqueezeStaticAxes"):
+    while (kind := _kind(module, size)) in ("_take", "_select", "OnnxUnsqueezeStaticAxes"):
         layer = module.get_submodule(size.target)
-        index = layer.indices.tolist() if isinstance(layer, _Take) else getattr(layer, "index", 0)
+        index = getattr(layer, "index", 0) if kind != "_take" else layer.indices.tolist()
         if index not in (0, [0]):
             return None
         size = size.args[0]
@@ -509,83 +524,30 @@ def _find_batch(module: Any, size: Any) -> Any:
 
 
 def _kind(module: Any, node: Any) -> str:
-    """Return the name of the class of the module that a node calls; empty for other nodes."""
-    return type(module.get_submodule(node.target)).__name__ if node.op == "call_module" else ""
+    """Return the function or class of the module that a node calls; empty for other nodes."""
+    if node.op != "call_module":
+        return ""
+    layer = module.get_submodule(node.target)
+    return getattr(layer.function if isinstance(layer, Fixed) else type(layer), "__name__", "?")
 
 
-def _find_like(module: Any, expand: Any, values: torch.Tensor) -> "tuple[_Like, Any] | None":
+def _find_like(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed, Any] | None:
     """Return an Expand of constant values to the whole shape of a tensor, and the tensor."""
     shape = expand.args[1]
     if _kind(module, shape) != "OnnxShape":
         return None
     layer = module.get_submodule(shape.target)
-    return None if layer._start or layer._end else (_Like(values=values), shape.args[0])
+    return (
+        None
+        if layer._start or layer._end
+        else (
+            Fixed(lambda like, values: values.expand_as(like), values=values),
+            shape.args[0],
+        )
+    )
 
 
-class _Slice(Fixed):
-    """ONNX's Slice with fixed `parts`: of the first axes, of the last ones, or of both.
-
-    Attributes:
-        turned: axes whose parts count from the end, backwards.
-    """
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the parts of `values`."""
-        values = values.flip(self.turned) if self.turned else values
-        for part in self.parts:
-            values = values[part]
-        return values
-
-
-class _Squeeze(Fixed):
-    """ONNX's Squeeze with fixed `axes`; None: all axes of size 1."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values` without these axes."""
-        return values.squeeze() if self.axes is None else values.squeeze(self.axes)
-
-
-class _Split(Fixed):
-    """ONNX's Split along `axis` into parts of fixed `sizes`.
-
-    `sizes` None: `count` equal parts; the last one may be smaller.
-    """
-
-    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the parts."""
-        length = values.shape[self.axis]
-        sizes = self.sizes or [-(-length // self.count)] * (self.count - 1)
-        starts = [sum(sizes[:number]) for number in range(self.count)]
-        ends = [*starts[1:], length]
-        parts = zip(starts, ends, strict=True)
-        return tuple(values.narrow(self.axis, start, end - start) for start, end in parts)
-
-
-class _Tile(Fixed):
-    """ONNX's Tile with fixed `repeats`."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return copies of `values` side by side."""
-        return values.repeat(self.repeats)
-
-
-class _Reduced(Fixed):
-    """ONNX's Max, Min or Sum of several tensors, in steps of two, which FX can trace."""
-
-    def forward(self, *values: torch.Tensor) -> torch.Tensor:
-        """Return one tensor, in the shape to which all broadcast."""
-        return reduce(self.operation, values)
-
-
-class _Mean(_Reduced):
-    """ONNX's Mean of several tensors."""
-
-    def forward(self, *values: torch.Tensor) -> torch.Tensor:
-        """Return one tensor, in the shape to which all broadcast."""
-        return super().forward(*values) / len(values)
-
-
-class _Lookup(Fixed):
+class _Lookup(torch.nn.Module):  # type: ignore[misc]
     """Looks up rows of fixed `weights`, such as an embedding table."""
 
     def __init__(self, weights: torch.Tensor) -> None:
@@ -593,51 +555,47 @@ class _Lookup(Fixed):
         self.weights = torch.nn.Parameter(weights, requires_grad=False)
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return [*indices, ...]."""
         return self.weights[indices]
 
 
-class _RowLookup(Fixed):
-    """A `_Lookup` of a table in 8 bits with a scale for each row, see `graph.embeddings`."""
-
-    def __init__(self, weights: torch.Tensor) -> None:
-        super().__init__()
-        levels, scale = round_rows(weights.detach().numpy())
-        self.register_buffer("levels", torch.from_numpy(levels))
-        self.register_buffer("scale", torch.from_numpy(scale))
-
-    def forward(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return [*indices, width]."""
-        return self.levels[indices].to(torch.float32) * self.scale[indices]
+# The functions of the modules, by their operators in ONNX.
 
 
-class _Select(Fixed):
-    """ONNX's Gather of one fixed `index` along `axis`."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values` without that axis."""
-        return values.select(self.axis, self.index)
+def _look_up_rows(indices: torch.Tensor, levels: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Look up rows of a table in 8 bits with a scale for each row, see `graph.embeddings`."""
+    return levels[indices].to(torch.float32) * scale[indices]
 
 
-class _Take(Fixed):
-    """ONNX's Gather of fixed `indices` along `axis`."""
-
-    def __init__(self, axis: int, indices: torch.Tensor) -> None:
-        super().__init__(axis=axis)
-        self.register_buffer("indices", indices)
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values at the indices."""
-        return values.index_select(self.axis, self.indices)
+def _select(values: torch.Tensor, axis: int, index: int) -> torch.Tensor:
+    return values.select(axis, index)
 
 
-class _Positions(Fixed):
-    """The positions 0, 1, ... along an axis, which FX, `torch.export` and tracing keep dynamic."""
+def _take(values: torch.Tensor, axis: int, indices: torch.Tensor) -> torch.Tensor:
+    return values.index_select(axis, indices)
 
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return [size of the axis], int64."""
-        line = _line(values, self.axis)
-        return torch.cumsum(torch.ones_like(line, dtype=torch.int64), 0) - 1
+
+def _squeeze(values: torch.Tensor, axes: tuple[int, ...] | None) -> torch.Tensor:
+    return values.squeeze() if axes is None else values.squeeze(axes)
+
+
+def _reduce(operation: Callable[..., torch.Tensor], *values: torch.Tensor) -> torch.Tensor:
+    """Combine several tensors in steps of two, which FX can trace."""
+    return reduce(operation, values)
+
+
+def _mean(*values: torch.Tensor) -> torch.Tensor:
+    return reduce(torch.add, values) / len(values)
+
+
+_REDUCED: dict[str, Callable[..., torch.Tensor]] = {
+    **{"Max": partial(_reduce, torch.maximum), "Min": partial(_reduce, torch.minimum)},
+    **{"Sum": partial(_reduce, torch.add), "Mean": _mean},
+}
+
+
+def _positions(values: torch.Tensor, axis: int) -> torch.Tensor:
+    """Return 0, 1, ... along an axis, int64; FX, `torch.export` and tracing keep its size free."""
+    return torch.cumsum(torch.ones_like(_line(values, axis), dtype=torch.int64), 0) - 1
 
 
 def _line(values: torch.Tensor, axis: int) -> torch.Tensor:
@@ -646,46 +604,14 @@ def _line(values: torch.Tensor, axis: int) -> torch.Tensor:
     return rows.reshape(rows.shape[0], -1).select(1, 0)
 
 
-class _Flatten(Fixed):
-    """ONNX's Flatten to two axes; onnx2torch returns one axis if `axis` is the last."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return [product of the axes before `axis`, product of the others]."""
-        return values.unsqueeze(-1).flatten(end_dim=self.axis - 1).flatten(start_dim=1)
+def _repeat(values: torch.Tensor, row: torch.Tensor, axis: int) -> torch.Tensor:
+    """Return a row of size 1 along `axis`, such as a class token, for each sample of `values`."""
+    return row.index_select(axis, torch.zeros_like(_line(values, 0), dtype=torch.int64))
 
 
-class _Expand(Fixed):
-    """ONNX's Expand to fixed `sizes`; -1 keeps the input's size."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values` in that shape."""
-        return values.expand(self.sizes)
-
-
-class _Repeat(Fixed):
-    """A fixed `row` of size 1 along `axis`, such as a class token, for each sample."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return [..., N, ...], N as in `values`."""
-        zeros = torch.zeros_like(_line(values, 0), dtype=torch.int64)
-        return self.row.index_select(self.axis, zeros)
-
-
-class _Like(Fixed):
-    """Fixed `values`, such as a number, in the shape of a tensor."""
-
-    def forward(self, like: torch.Tensor) -> torch.Tensor:
-        """Return the values in that shape."""
-        return self.values.expand_as(like)
-
-
-class _Reshape(Fixed):
-    """ONNX's Reshape to a fixed `shape`; 0 copies the input's size."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values` in that shape."""
-        sizes = [size or values.shape[i] for i, size in enumerate(self.shape)]
-        return torch.reshape(values, sizes)
+def _reshape(values: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    """Reshape; 0 copies the input's size."""
+    return torch.reshape(values, [size or values.shape[i] for i, size in enumerate(shape)])
 
 
 # torchvision registers shapes of these operators even if its compiled operators are missing.

@@ -31,7 +31,7 @@ _FUNCTIONS = {
 
 
 class Fixed(torch.nn.Module):  # type: ignore[misc]
-    """A module with fixed attributes; tensors among them are buffers.
+    """A function of tensors with fixed settings; tensors among them are buffers.
 
     Attributes:
         takes: the inputs of its node that it takes.
@@ -39,13 +39,18 @@ class Fixed(torch.nn.Module):  # type: ignore[misc]
 
     takes: ClassVar[Collection[int]] = (0,)
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, function: Callable[..., Any], **settings: Any) -> None:
         super().__init__()
-        for name, value in attributes.items():
+        self.function, self.names = function, tuple(settings)
+        for name, value in settings.items():
             if isinstance(value, torch.Tensor):
                 self.register_buffer(name, value)
             else:
                 setattr(self, name, value)
+
+    def forward(self, *values: torch.Tensor) -> Any:
+        """Return the function's result."""
+        return self.function(*values, **{name: getattr(self, name) for name in self.names})
 
 
 class InFloat(Fixed):
@@ -56,6 +61,10 @@ class Joint(InFloat):
     """A module that takes all inputs of its node."""
 
     takes: ClassVar[Collection[int]] = range(sys.maxsize)
+
+
+class _Recurrent(InFloat):
+    takes: ClassVar[Collection[int]] = (0, 5, 6)
 
 
 @dataclass(frozen=True)
@@ -103,288 +112,8 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
     return {name: module for name, module in modules.items() if module is not None}
 
 
-class _Function(Fixed):
-    """A `function` of each value."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the function's values."""
-        return self.function(values)
-
-
-class _Joined(Joint):
-    """A `function` of all inputs."""
-
-    def forward(self, *values: torch.Tensor) -> torch.Tensor:
-        """Return the function's values."""
-        return self.function(*values)
-
-
-class _Gather(Joint):
-    """ONNX's Gather of computed indices along `axis`."""
-
-    def forward(self, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Return [axes before `axis`, *indices, axes after it]."""
-        return values[(*[slice(None)] * self.axis, indices.long())]
-
-
-class _GatherElements(Joint):
-    """ONNX's GatherElements along `axis`."""
-
-    def forward(self, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Return a value for each index; those below 0 count from the end."""
-        return torch.gather(values, self.axis, indices.long() % values.shape[self.axis])
-
-
-class _ScatterElements(Joint):
-    """ONNX's ScatterElements along `axis`; `adds`: to the values, in place of writing."""
-
-    def forward(
-        self, values: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor
-    ) -> torch.Tensor:
-        """Return `values` with the updates."""
-        scatter = torch.scatter_add if self.adds else torch.scatter
-        return scatter(values, self.axis, indices.long() % values.shape[self.axis], updates)
-
-
-class _ScatterND(Joint):
-    """ONNX's ScatterND with indices of `depth` axes; `adds`: to the values."""
-
-    def forward(
-        self, values: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor
-    ) -> torch.Tensor:
-        """Return `values` with the updates."""
-        places = tuple(indices.select(-1, axis) for axis in range(self.depth))
-        return torch.index_put(values, places, updates, self.adds)
-
-
-class _OneHot(InFloat):
-    """ONNX's OneHot of `classes` with the values `off` and `on`, along `axis`."""
-
-    def forward(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return one axis more than `indices` has; those below 0 count from the end."""
-        hot = indices.long().unsqueeze(-1) % len(self.classes) == self.classes
-        inside = ((indices >= -len(self.classes)) & (indices < len(self.classes))).unsqueeze(-1)
-        return torch.where(hot & inside, self.on, self.off).movedim(-1, self.axis)
-
-
-class _CumSum(InFloat):
-    """ONNX's CumSum along a fixed `axis`."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the cumulative sums of the values."""
-        turned = values.flip(self.axis) if self.reverse else values
-        sums = torch.cumsum(turned, self.axis, dtype=values.dtype)
-        sums = sums - turned if self.exclusive else sums
-        return sums.flip(self.axis) if self.reverse else sums
-
-
-class _SpaceToDepth(Fixed):
-    """ONNX's SpaceToDepth, into which ONNX Runtime fuses slices.
-
-    FX would leave a convolution behind the methods of a tensor in float, but not behind functions.
-    """
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return [N, C, H, W] as [N, block * block * C, H / block, W / block]."""
-        count, channels, height, width = values.shape
-        height, width = height // self.block, width // self.block
-        shape = [count, channels, height, self.block, width, self.block]
-        parts = torch.permute(torch.reshape(values, shape), [0, 3, 5, 1, 2, 4])
-        return torch.reshape(parts, [count, -1, height, width])
-
-
-class _DepthToSpace(Fixed):
-    """ONNX's DepthToSpace whose channels are ordered by block first (DCR)."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return [N, C, H, W] as [N, C / block / block, H * block, W * block]."""
-        count, channels, height, width = values.shape
-        channels = channels // self.block**2
-        parts = values.reshape(count, self.block, self.block, channels, height, width)
-        turned = parts.permute(0, 3, 4, 1, 5, 2)
-        return turned.reshape(count, channels, height * self.block, width * self.block)
-
-
-class _Extreme(Fixed):
-    """ONNX's ReduceMax, ReduceMin and GlobalMaxPool over `axes`, by `function`.
-
-    Attributes:
-        keeps: whether the axes stay, with size 1. XNNPACK only knows those that stay.
-    """
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the largest or smallest values."""
-        extremes = self.function(values, self.axes, keepdim=True)
-        return extremes if self.keeps else extremes.squeeze(self.axes)
-
-
-class _Pad(Fixed):
-    """ONNX's Pad with fixed `widths`: before and after each axis, the last axis first.
-
-    Attributes:
-        kept: the parts of the axes that negative widths leave; empty: all.
-    """
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values`, cropped and padded."""
-        values = values[self.kept] if self.kept else values
-        return functional.pad(values, self.widths, self.mode, self.value)
-
-
-class _Wrap(InFloat):
-    """ONNX's Pad with values of the other end, by the `widths` (before, after) of each axis."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values`, padded."""
-        for axis, (before, after) in self.widths.items():
-            size = values.shape[axis]
-            first = values.narrow(axis, size - before, before)
-            values = torch.cat([first, values, values.narrow(axis, 0, after)], axis)
-        return values
-
-
-class _ConvTranspose(InFloat):
-    """ONNX's ConvTranspose with other paddings before an axis than after it.
-
-    Attributes:
-        kept: the parts of the output of `layer`, whose paddings are the smaller ones.
-    """
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the transposed convolution."""
-        return self.layer(values)[self.kept]
-
-
-class _Pick(Joint):
-    """ONNX's GatherND whose indices name `depth` axes."""
-
-    def forward(self, values: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Return [*indices without the last axis, *the other axes of values]."""
-        return values[tuple(indices.select(-1, axis) for axis in range(self.depth))]
-
-
-class _AveragePool(InFloat):
-    """ONNX's AveragePool with other `widths` of padding before an axis than after it.
-
-    Attributes:
-        share: the share of a window that counts, [1, 1, ...].
-    """
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the means."""
-        return self.pool(functional.pad(values, self.widths)) / self.share
-
-
-class _LpPool(InFloat):
-    """ONNX's LpPool; torch's takes no padding, and no absolute values for odd powers."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the norms."""
-        powers = functional.pad(values.abs().pow(self.power), self.widths)
-        return (self.pool(powers) * self.count).pow(1 / self.power)
-
-
-class _Norm(InFloat):
-    """ONNX's GlobalLpPool over `axes`."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the norms, of size 1 along the axes."""
-        return torch.linalg.vector_norm(values, self.power, self.axes, keepdim=True)
-
-
-class _Normalize(InFloat):
-    """ONNX's LpNormalization."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values divided by their norms."""
-        return functional.normalize(values, self.power, self.axis)
-
-
-class _Standardize(InFloat):
-    """ONNX's MeanVarianceNormalization over `axes`."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return values of mean 0 and variance 1."""
-        deviation = values.std(self.axes, correction=0, keepdim=True)
-        return (values - values.mean(self.axes, keepdim=True)) / (deviation + 1e-9)
-
-
-class _PRelu(InFloat):
-    """ONNX's PRelu with `slopes` that torch's does not take."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values, the negative ones multiplied by their slopes."""
-        return torch.where(values < 0, values * self.slopes, values)
-
-
-class _TopK(InFloat):
-    """ONNX's TopK with a fixed `count`."""
-
-    def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the values and their indices."""
-        chosen = torch.topk(values, self.count, self.axis, self.largest, self.ordered)
-        return chosen[0], chosen[1]
-
-
-class _Recurrent(InFloat):
-    """ONNX's LSTM, GRU or RNN, by torch's `function`; the states are 0 by default.
-
-    Attributes:
-        is_reverse: whether it starts at the last step.
-        count: number of outputs.
-    """
-
-    takes: ClassVar[Collection[int]] = (0, 5, 6)
-
-    def __init__(self, weights: Sequence[torch.Tensor], **attributes: Any) -> None:
-        super().__init__(**attributes)
-        self.weights = torch.nn.ParameterList(weights)
-
-    def forward(self, values: torch.Tensor, *states: torch.Tensor) -> Any:
-        """Return [steps, directions, N, width] and the last states [directions, N, width]."""
-        weights = [*self.weights]
-        ways, width = len(weights) // 4, weights[1].shape[1]
-        if not states:
-            zeros = values.new_zeros(ways, values.shape[1], width)
-            states = (zeros,) * (2 if self.function is torch.lstm else 1)
-        given = values.flip(0) if self.is_reverse else values
-        options = True, 1, 0.0, False, ways == 2, False  # biases, layers, dropout, training, ...
-        first = states if self.function is torch.lstm else states[0]
-        outputs = self.function(given, first, weights, *options)
-        steps, last = outputs[0], [outputs[i] for i in range(1, self.count)]
-        steps = steps.flip(0) if self.is_reverse else steps
-        steps = steps.unflatten(-1, (ways, width)).transpose(1, 2)
-        return (steps, *last) if last else steps
-
-
-class _Resize(Fixed):
-    """ONNX's Resize as torch computes it, with fixed `scales` or `sizes`."""
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values` [N, C, ...] resized."""
-        return functional.interpolate(
-            values, self.sizes, self.scales, self.mode, self.align_corners
-        )
-
-
-class _Resample(InFloat):
-    """Any Resize, as a product with a matrix [size, new size] along each of its `axes`."""
-
-    def __init__(self, matrices: Mapping[int, NDArray[np.float32]]) -> None:
-        super().__init__(axes=list(matrices))
-        for axis, matrix in matrices.items():
-            self.register_buffer(f"matrix_{axis}", torch.from_numpy(matrix))
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return `values` resized."""
-        for axis in self.axes:
-            matrix = self.get_buffer(f"matrix_{axis}")
-            values = torch.matmul(values.transpose(axis, -1), matrix).transpose(axis, -1)
-        return values
-
-
-def _make_function(function: Callable[..., Any], node: Node) -> torch.nn.Module:
-    return _Function(function=function)
+def _always(kind: type[Fixed], function: Callable[..., Any]) -> "_Converter":
+    return lambda node: kind(function)
 
 
 def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
@@ -400,33 +129,49 @@ def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
 
 
 def _average_pool(node: Node) -> torch.nn.Module | None:
+    """Return an AveragePool with other widths of padding before an axis than after it."""
     made, spatial = _make_pool(node), node.sizes[2:]
     if made is None or made[1][::2] == made[1][1::2] or 0 in spatial:
         return None
     pool, widths = made
     inside = 1.0 if node("count_include_pad", 0) else 0.0
-    counted = functional.pad(torch.ones(1, 1, *spatial), widths, value=inside)
-    return _AveragePool(pool=pool, widths=widths, share=pool(counted))
+    share = pool(functional.pad(torch.ones(1, 1, *spatial), widths, value=inside))  # that counts
+    return InFloat(lambda values, share: pool(functional.pad(values, widths)) / share, share=share)
 
 
 def _lp_pool(node: Node) -> torch.nn.Module | None:
-    made = _make_pool(node)
+    """Return an LpPool; torch's takes no padding, and no absolute values for odd powers."""
+    made, power, count = _make_pool(node), node("p", 2), int(np.prod(node("kernel_shape")))
     if made is None or node("ceil_mode", 0):
         return None
-    count = int(np.prod(node("kernel_shape")))
-    return _LpPool(pool=made[0], widths=made[1], power=node("p", 2), count=count)
+    pool, widths = made
+
+    def norms(values: torch.Tensor) -> torch.Tensor:
+        powers = functional.pad(values.abs().pow(power), widths)
+        return (pool(powers) * count).pow(1 / power)
+
+    return InFloat(norms)
 
 
-def _over_space(kind: type[Fixed], node: Node, **settings: Any) -> torch.nn.Module:
-    return kind(axes=tuple(range(2, len(node.sizes))), **settings)
+def _spatial(node: Node) -> tuple[int, ...]:
+    return tuple(range(2, len(node.sizes)))
 
 
-def _extreme(function: Callable[..., Any], node: Node) -> torch.nn.Module | None:
+def _over(find: Callable[..., Any], axes: Sequence[int], keeps: bool) -> torch.nn.Module:
+    """Return the largest or smallest values over axes; XNNPACK only knows axes that stay."""
+
+    def extremes(values: torch.Tensor) -> torch.Tensor:
+        found = find(values, axes, keepdim=True)
+        return found if keeps else found.squeeze(axes)
+
+    return Fixed(extremes)
+
+
+def _extreme(find: Callable[..., Any], node: Node) -> torch.nn.Module | None:
     axes = node.constants.get(1, np.array(node("axes", []))).tolist()
     axes = axes or [*range(len(node.sizes))]
     known = axes and not node("noop_with_empty_axes", 0)
-    keeps = bool(node("keepdims", 1))
-    return _Extreme(function=function, axes=axes, keeps=keeps) if known else None
+    return _over(find, axes, bool(node("keepdims", 1))) if known else None
 
 
 def _pad(node: Node) -> torch.nn.Module | None:
@@ -437,18 +182,33 @@ def _pad(node: Node) -> torch.nn.Module | None:
     pairs = np.zeros((len(node.sizes) or len(given), 2), np.int64)
     pairs[node.constants.get(3, slice(None))] = given
     if mode == "wrap":
-        return _Wrap(widths={axis: pair.tolist() for axis, pair in enumerate(pairs) if pair.any()})
+        return _wrap({axis: pair.tolist() for axis, pair in enumerate(pairs) if pair.any()})
     cropped = np.maximum(-pairs, 0).tolist()
     kept = tuple(slice(before, -after or None) for before, after in cropped)
     pairs, constant = np.maximum(pairs, 0), mode == "constant"
     if not constant:
         pairs = pairs[2:] if len(pairs) > 2 and not pairs[1].any() else pairs[1:]
-    return _Pad(
-        kept=kept if np.any(cropped) else (),
-        widths=pairs[::-1].flatten().tolist(),
-        mode={"edge": "replicate"}.get(mode, mode),
-        value=float(node.constants[2]) if constant and 2 in node.constants else None,
-    )
+    widths, kind = pairs[::-1].flatten().tolist(), {"edge": "replicate"}.get(mode, mode)
+    value = float(node.constants[2]) if constant and 2 in node.constants else None
+
+    def pad(values: torch.Tensor) -> torch.Tensor:
+        values = values[kept] if np.any(cropped) else values
+        return functional.pad(values, widths, kind, value)
+
+    return Fixed(pad)
+
+
+def _wrap(widths: Mapping[int, tuple[int, int]]) -> torch.nn.Module:
+    """Return a Pad with values of the other end, by the widths (before, after) of each axis."""
+
+    def wrap(values: torch.Tensor) -> torch.Tensor:
+        for axis, (before, after) in widths.items():
+            size = values.shape[axis]
+            first = values.narrow(axis, size - before, before)
+            values = torch.cat([first, values, values.narrow(axis, 0, after)], axis)
+        return values
+
+    return InFloat(wrap)
 
 
 def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
@@ -480,26 +240,47 @@ def _conv_transpose(node: Node) -> torch.nn.Module | None:
     layer.weight = torch.nn.Parameter(weights)
     layer.bias = None if bias is None else torch.nn.Parameter(torch.tensor(bias))
     parts = [slice(first, -last or None) for first, last in (pads - smaller).T.tolist()]
-    return _ConvTranspose(layer=layer, kept=(..., *parts))
+    kept = (..., *parts)
+    return InFloat(lambda values, layer: layer(values)[kept], layer=layer)
 
 
 def _depth_to_space(node: Node) -> torch.nn.Module | None:
-    in_torchs_order = node("mode", b"DCR") == b"CRD"
-    return None if in_torchs_order else _DepthToSpace(block=node("blocksize"))
+    """Return a DepthToSpace whose channels are ordered by block first (DCR)."""
+    block = node("blocksize")
+
+    def rearrange(values: torch.Tensor) -> torch.Tensor:
+        """Return [N, C, H, W] as [N, C / block / block, H * block, W * block]."""
+        count, channels, height, width = values.shape
+        channels = channels // block**2
+        parts = values.reshape(count, block, block, channels, height, width)
+        turned = parts.permute(0, 3, 4, 1, 5, 2)
+        return turned.reshape(count, channels, height * block, width * block)
+
+    return None if node("mode", b"DCR") == b"CRD" else Fixed(rearrange)
+
+
+def _space_to_depth(node: Node) -> torch.nn.Module:
+    """Return a SpaceToDepth, into which ONNX Runtime fuses slices.
+
+    FX would leave a convolution behind the methods of a tensor in float, but not behind functions.
+    """
+    block = node("blocksize")
+
+    def rearrange(values: torch.Tensor) -> torch.Tensor:
+        """Return [N, C, H, W] as [N, block * block * C, H / block, W / block]."""
+        count, channels, height, width = values.shape
+        height, width = height // block, width // block
+        shape = [count, channels, height, block, width, block]
+        parts = torch.permute(torch.reshape(values, shape), [0, 3, 5, 1, 2, 4])
+        return torch.reshape(parts, [count, -1, height, width])
+
+    return Fixed(rearrange)
 
 
 def _shrink(node: Node) -> torch.nn.Module | None:
     bias, bound = node("bias", 0.0), node("lambd", 0.5)
     kinds = {0.0: torch.nn.Hardshrink, bound: torch.nn.Softshrink}
     return kinds[bias](bound) if bias in kinds else None
-
-
-def _gelu(node: Node) -> torch.nn.Module | None:
-    return torch.nn.GELU("tanh") if node("approximate", b"none") == b"tanh" else None
-
-
-def _swish(node: Node) -> torch.nn.Module | None:
-    return torch.nn.SiLU() if node("alpha", 1.0) == 1 else None
 
 
 def _rms_norm(node: Node) -> torch.nn.Module:
@@ -513,39 +294,94 @@ def _prelu(node: Node) -> torch.nn.Module | None:
     slopes, rank = torch.tensor(node.constants[1]), len(node.sizes)
     by_channel = [*node.sizes[1:2], *[1] * (rank - 2)]
     known = slopes.numel() == 1 or [*slopes.shape][1 - rank :] == by_channel
-    return None if known or not rank else _PRelu(slopes=slopes)
+    if known or not rank:
+        return None
+    return InFloat(
+        lambda values, slopes: torch.where(values < 0, values * slopes, values), slopes=slopes
+    )
 
 
 def _triangle(node: Node) -> torch.nn.Module:
     function = torch.triu if node("upper", 1) else torch.tril
     diagonal = int(node.constants.get(1, np.array(0)))
-    return _Function(function=partial(function, diagonal=diagonal))
+    return Fixed(function, diagonal=diagonal)
 
 
 def _cum_sum(node: Node) -> torch.nn.Module:
-    ways = {name: bool(node(name, 0)) for name in ("exclusive", "reverse")}
-    return _CumSum(axis=int(node.constants[1].item()), **ways)
+    axis, exclusive, reverse = int(node.constants[1].item()), node("exclusive"), node("reverse")
+
+    def cumulate(values: torch.Tensor) -> torch.Tensor:
+        turned = values.flip(axis) if reverse else values
+        sums = torch.cumsum(turned, axis, dtype=values.dtype)
+        sums = sums - turned if exclusive else sums
+        return sums.flip(axis) if reverse else sums
+
+    return InFloat(cumulate)
 
 
 def _top_k(node: Node) -> torch.nn.Module:
-    order = {"largest": bool(node("largest", 1)), "ordered": bool(node("sorted", 1))}
-    return _TopK(count=int(node.constants[1].item()), axis=node("axis", -1), **order)
+    count, axis = int(node.constants[1].item()), node("axis", -1)
+    order = bool(node("largest", 1)), bool(node("sorted", 1))
 
+    def top(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.topk(values, count, axis, *order)
+        return chosen[0], chosen[1]  # in a trace it cannot be iterated
 
-def _joined(function: Callable[..., Any], node: Node) -> torch.nn.Module:
-    return _Joined(function=function)
+    return InFloat(top)
 
 
 def _gather(node: Node) -> torch.nn.Module | None:
     axis = node("axis", 0)
     axis += len(node.sizes) if axis < 0 else 0
-    return None if node.constants or axis < 0 else _Gather(axis=axis)
+    if node.constants or axis < 0:
+        return None
+    return Joint(lambda values, indices: values[(*[slice(None)] * axis, indices.long())])
 
 
-def _scatter(kind: type[Joint], node: Node, **settings: Any) -> torch.nn.Module | None:
+def _places(indices: torch.Tensor, depth: int) -> tuple[torch.Tensor, ...]:
+    return tuple(indices.select(-1, axis) for axis in range(depth))
+
+
+def _gather_nd(node: Node) -> torch.nn.Module | None:
+    if not node.depth or node("batch_dims", 0):
+        return None
+    depth = node.depth
+    return Joint(lambda values, indices: values[_places(indices, depth)])
+
+
+def _along(function: Callable[..., Any], node: Node) -> torch.nn.Module:
+    """Return a function of values and indices along an axis; those below 0 count from the end."""
+    axis = node("axis", 0)
+    return Joint(
+        lambda values, indices, *updates: function(
+            values, axis, indices.long() % values.shape[axis], *updates
+        )
+    )
+
+
+def _scatter_elements(node: Node) -> torch.nn.Module | None:
+    functions = {b"none": torch.scatter, b"add": torch.scatter_add}
     reduction = node("reduction", b"none")
-    known = reduction in (b"none", b"add") and None not in settings.values()
-    return kind(adds=reduction == b"add", **settings) if known else None
+    return _along(functions[reduction], node) if reduction in functions else None
+
+
+def _scatter_nd(node: Node) -> torch.nn.Module | None:
+    depth, reduction = node.depth, node("reduction", b"none")
+    if depth is None or reduction not in (b"none", b"add"):
+        return None
+    return Joint(
+        lambda values, indices, updates: torch.index_put(
+            values, _places(indices, depth), updates, reduction == b"add"
+        )
+    )
+
+
+def _standardize(axes: list[int]) -> torch.nn.Module:
+    def standardize(values: torch.Tensor) -> torch.Tensor:
+        deviation = values.std(axes, correction=0, keepdim=True)
+        return (values - values.mean(axes, keepdim=True)) / (deviation + 1e-9)
+
+    return InFloat(standardize)
 
 
 def _grid_sample(node: Node) -> torch.nn.Module | None:
@@ -555,24 +391,47 @@ def _grid_sample(node: Node) -> torch.nn.Module | None:
         "padding_mode": node("padding_mode", b"zeros").decode(),
         "align_corners": bool(node("align_corners", 0)),
     }
-    known = len(node.sizes) == 4
-    return _Joined(function=partial(functional.grid_sample, **settings)) if known else None
+    return Joint(functional.grid_sample, **settings) if len(node.sizes) == 4 else None
 
 
 def _one_hot(node: Node) -> torch.nn.Module:
     off, on = map(torch.tensor, node.constants[2])
-    classes = torch.arange(int(node.constants[1].item()))
-    return _OneHot(classes=classes, off=off, on=on, axis=node("axis", -1))
+    classes, axis = torch.arange(int(node.constants[1].item())), node("axis", -1)
+
+    def one_hot(
+        indices: torch.Tensor, classes: torch.Tensor, off: torch.Tensor, on: torch.Tensor
+    ) -> torch.Tensor:
+        hot = indices.long().unsqueeze(-1) % len(classes) == classes  # below 0: from the end
+        inside = ((indices >= -len(classes)) & (indices < len(classes))).unsqueeze(-1)
+        return torch.where(hot & inside, on, off).movedim(-1, axis)
+
+    return InFloat(one_hot, classes=classes, off=off, on=on)
 
 
 def _recurrent(node: Node) -> torch.nn.Module | None:
-    steps = [*node.sizes, 0][0]
-    function = torch_recurrent.find_function(node.proto, node.constants, steps)
-    if function is None:
+    """Return torch's LSTM, GRU or RNN; the initial states are 0 by default."""
+    network = torch_recurrent.find_function(node.proto, node.constants, [*node.sizes, 0][0])
+    if network is None:
         return None
-    weights = torch_recurrent.find_weights(node.proto, node.constants)
-    is_reverse, count = node("direction", b"") == b"reverse", len(node.proto.output)
-    return _Recurrent(weights, function=function, is_reverse=is_reverse, count=count)
+    parts = torch_recurrent.find_weights(node.proto, node.constants)
+    ways, width, count = len(parts) // 4, parts[1].shape[1], len(node.proto.output)
+    is_reverse = node("direction", b"") == b"reverse"  # starts at the last step
+
+    def run(values: torch.Tensor, *states: torch.Tensor, weights: Any) -> Any:
+        """Return [steps, directions, N, width] and the last states [directions, N, width]."""
+        if not states:
+            zeros = values.new_zeros(ways, values.shape[1], width)
+            states = (zeros,) * (2 if network is torch.lstm else 1)
+        given = values.flip(0) if is_reverse else values
+        options = True, 1, 0.0, False, ways == 2, False  # biases, layers, dropout, training, ...
+        first = states if network is torch.lstm else states[0]
+        outputs = network(given, first, [*weights], *options)
+        steps, last = outputs[0], [outputs[i] for i in range(1, count)]
+        steps = steps.flip(0) if is_reverse else steps
+        steps = steps.unflatten(-1, (ways, width)).transpose(1, 2)
+        return (steps, *last) if last else steps
+
+    return _Recurrent(run, weights=torch.nn.ParameterList(parts))
 
 
 def _resize(node: Node) -> torch.nn.Module | None:
@@ -593,7 +452,18 @@ def _resize(node: Node) -> torch.nn.Module | None:
     for module in _interpolations(node, key, targets[2:]) if 1 not in axes else ():
         if all(_is_same(module, i, matrix) for i, matrix in matrices.items()):
             return module
-    return _Resample(matrices) if all(node.sizes[i] for i in axes) else None
+    return _resample(matrices) if all(node.sizes[i] for i in axes) else None
+
+
+def _resample(matrices: Mapping[int, NDArray[np.float32]]) -> torch.nn.Module:
+    """Return a product with a matrix [size, new size] along each axis."""
+
+    def resample(values: torch.Tensor, **buffers: torch.Tensor) -> torch.Tensor:
+        for axis, matrix in zip(matrices, buffers.values(), strict=True):
+            values = torch.matmul(values.transpose(axis, -1), matrix).transpose(axis, -1)
+        return values
+
+    return InFloat(resample, **{f"matrix_{i}": torch.from_numpy(m) for i, m in matrices.items()})
 
 
 _POLICY = ("keep_aspect_ratio_policy", b"stretch")
@@ -605,12 +475,15 @@ _MODES = {
 }
 
 
-def _interpolations(node: Node, key: int, targets: list[Any]) -> list[_Resize]:
+def _interpolations(node: Node, key: int, targets: list[Any]) -> list[Fixed]:
     """Return the ways in which torch resizes to these scales, or sizes if `key` is 3."""
     mode, rank = node("mode", b"nearest"), len(node.sizes)
     scales, sizes = (None, targets) if key == 3 else (targets, None)
     return [
-        _Resize(scales=scales, sizes=sizes, mode=name, align_corners=corners)
+        Fixed(
+            functional.interpolate,
+            **{"size": sizes, "scale_factor": scales, "mode": name, "align_corners": corners},
+        )
         for name in _MODES[mode].get(rank, ())
         for corners in ([None] if mode == b"nearest" else [False, True])
     ]
@@ -635,11 +508,11 @@ def _find_matrix(node: Node, key: int, size: int, target: float) -> NDArray[np.f
     return np.ascontiguousarray(rows[:, 0, :, 0])
 
 
-def _is_same(module: _Resize, axis: int, matrix: NDArray[np.float32]) -> bool:
+def _is_same(module: Fixed, axis: int, matrix: NDArray[np.float32]) -> bool:
     """Return whether torch resizes an axis by this matrix."""
     size, mode = len(matrix), "bilinear" if "linear" in module.mode else module.mode
-    sizes = None if module.sizes is None else [module.sizes[axis - 2], 1]
-    scales = None if module.scales is None else [module.scales[axis - 2], 1]
+    sizes = None if module.size is None else [module.size[axis - 2], 1]
+    scales = None if module.scale_factor is None else [module.scale_factor[axis - 2], 1]
     unit = torch.eye(size)[:, None, :, None]
     rows = functional.interpolate(unit, sizes, scales, mode, module.align_corners)[:, 0, :, 0]
     return rows.shape == matrix.shape and bool(np.abs(rows.numpy() - matrix).max() < 1e-5)
@@ -647,33 +520,35 @@ def _is_same(module: _Resize, axis: int, matrix: NDArray[np.float32]) -> bool:
 
 _Converter = Callable[[Node], torch.nn.Module | None]
 _OF_SEVERAL: dict[str, _Converter] = {
-    "BitwiseAnd": partial(_joined, torch.bitwise_and),
-    "BitwiseOr": partial(_joined, torch.bitwise_or),
-    "BitwiseXor": partial(_joined, torch.bitwise_xor),
-    "CastLike": partial(_joined, lambda values, like: values.type_as(like)),
+    "BitwiseAnd": _always(Joint, torch.bitwise_and),
+    "BitwiseOr": _always(Joint, torch.bitwise_or),
+    "BitwiseXor": _always(Joint, torch.bitwise_xor),
+    "CastLike": _always(Joint, lambda values, like: values.type_as(like)),
     "Gather": _gather,
-    "GatherElements": lambda node: _GatherElements(axis=node("axis", 0)),
-    "GatherND": lambda node: (
-        _Pick(depth=node.depth) if node.depth and not node("batch_dims", 0) else None
-    ),
+    "GatherElements": partial(_along, torch.gather),
+    "GatherND": _gather_nd,
     "GridSample": _grid_sample,
-    "ScatterElements": lambda node: _scatter(_ScatterElements, node, axis=node("axis", 0)),
-    "ScatterND": lambda node: _scatter(_ScatterND, node, depth=node.depth),
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
     **dict.fromkeys(torch_recurrent.KINDS, _recurrent),
 }
 _CONVERTERS: dict[str, _Converter] = {
     **_OF_SEVERAL,
     "AveragePool": _average_pool,
-    "BitwiseNot": partial(_make_function, torch.bitwise_not),
+    "BitwiseNot": _always(Fixed, torch.bitwise_not),
     "ConvTranspose": _conv_transpose,
     "CumSum": _cum_sum,
     "DepthToSpace": _depth_to_space,
-    "Gelu": _gelu,
-    "GlobalLpPool": lambda node: _over_space(_Norm, node, power=node("p", 2)),
-    "GlobalMaxPool": partial(_over_space, _Extreme, function=torch.amax, keeps=True),
-    "LpNormalization": lambda node: _Normalize(power=node("p", 2), axis=node("axis", -1)),
+    "Gelu": lambda node: torch.nn.GELU("tanh") if node("approximate", b"none") == b"tanh" else None,
+    "GlobalLpPool": lambda node: InFloat(
+        torch.linalg.vector_norm, ord=node("p", 2), dim=_spatial(node), keepdim=True
+    ),
+    "GlobalMaxPool": lambda node: _over(torch.amax, _spatial(node), keeps=True),
+    "LpNormalization": lambda node: InFloat(
+        functional.normalize, p=node("p", 2), dim=node("axis", -1)
+    ),
     "LpPool": _lp_pool,
-    "MeanVarianceNormalization": lambda node: _Standardize(axes=node("axes", [0, 2, 3])),
+    "MeanVarianceNormalization": lambda node: _standardize(node("axes", [0, 2, 3])),
     "Mish": lambda node: torch.nn.Mish(),
     "OneHot": _one_hot,
     "PRelu": _prelu,
@@ -683,10 +558,10 @@ _CONVERTERS: dict[str, _Converter] = {
     "ReduceMin": partial(_extreme, torch.amin),
     "Resize": _resize,
     "Shrink": _shrink,
-    "SpaceToDepth": lambda node: _SpaceToDepth(block=node("blocksize")),
-    "Swish": _swish,
+    "SpaceToDepth": _space_to_depth,
+    "Swish": lambda node: torch.nn.SiLU() if node("alpha", 1.0) == 1 else None,
     "ThresholdedRelu": lambda node: torch.nn.Threshold(node("alpha", 1.0), 0.0),
     "TopK": _top_k,
     "Trilu": _triangle,
-    **{kind: partial(_make_function, function) for kind, function in _FUNCTIONS.items()},
+    **{kind: _always(Fixed, function) for kind, function in _FUNCTIONS.items()},
 }

@@ -33,14 +33,11 @@ _SHARING = {
 
 
 class _Quantized(nn.Module):  # type: ignore[misc]
-    """An operator followed by fake quantization of its output."""
-
     def __init__(self, operator: Any, quantizer: FakeQuantize) -> None:
         super().__init__()
         self.operator, self.quantizer = operator, quantizer
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Return the operator's output, rounded."""
         return self.quantizer(self.operator(*inputs))
 
 
@@ -86,9 +83,7 @@ def prepare(
     """Load the network and insert fake quantization.
 
     Args:
-        skipped: names of nodes that stay in float.
         ranges: initial ranges of every tensor around quantized nodes.
-        float_output: whether the last layer's output stays in float.
 
     Raises:
         UnsupportedError: no softmax at the end, or a layer's weights cannot be trained.

@@ -198,13 +198,6 @@ def test_dynamic_takes_its_ranges_from_the_batch(quantize, dtype, per_channel):
     assert (resolved.weight_dtype, resolved.activation_dtype) == (dtype, "uint8 (dynamic)")
 
 
-def test_dynamic_without_a_kernel_is_unsupported(monkeypatch):
-    monkeypatch.setattr(dynamic, "_runs_convolution", lambda dtype, per_channel: False)
-    with pytest.raises(UnsupportedError, match="no ConvInteger for uint8 weights per channel"):
-        config = make_config("method=dynamic", "dtype=uint8", "per_channel=true")
-        quantizer_of(config).resolve()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides", [("dtype=int8",), (*FLAGSHIP, "float_output=true"), ("method=dynamic",)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from resnet8ptq.backends.executorch.lowering import silenced
+from resnet8ptq.core.console import silenced
 
 _LAYERS = re.compile(
     r"XNN(Conv2d|DepthwiseConv2d|ConvTranspose2d|FullyConnected|BatchMatrixMultiply)"

@@ -1,9 +1,5 @@
 """Lowers a torch network to an ExecuTorch program (.pte) whose operators XNNPACK runs."""
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +8,7 @@ import torch
 from resnet8ptq.backends.torch.program import export
 from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.core import invocation
-from resnet8ptq.core.console import waiting
+from resnet8ptq.core.console import silenced, waiting
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 
 # Reasons, by ExecuTorch's words for them.
@@ -39,7 +35,6 @@ def lower(module: Any, example: Example, most: int) -> bytes:
     """Return the content of a .pte file; XNNPACK gets the operators that it supports.
 
     Args:
-        example: the inputs for tracing.
         most: the largest batch; the runtime plans its memory for it and refuses larger ones.
 
     Raises:
@@ -119,16 +114,3 @@ def _make_partitioner() -> Any:
     ChannelsLastTaggedReshapePass.memory_sensitive_ops_nchw.add(exir_ops.edge.aten._softmax.default)
     own = {CatConfig: OneScaleCat, ConstantPadConfig: SameTypePad}
     return XnnpackPartitioner(configs=[own.get(kind, kind) for kind in ALL_PARTITIONER_CONFIGS])
-
-
-@contextmanager
-def silenced() -> Iterator[None]:
-    """Silence ExecuTorch's and torchao's warnings about other processors and their own calls."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

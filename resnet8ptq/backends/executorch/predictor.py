@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor
-from resnet8ptq.backends.executorch.lowering import silenced
+from resnet8ptq.core.console import silenced
 from resnet8ptq.graph.torch_module import as_tensors
 
 
@@ -36,7 +36,6 @@ class _Pool:
     replaced: int = 0
 
     def resize(self, threads: int) -> None:
-        """Replace the pool if it has another number of threads."""
         if threads == self.threads:
             return
         with silenced(), _without_stderr():

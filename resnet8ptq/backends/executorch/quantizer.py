@@ -14,13 +14,15 @@ import onnx
 from resnet8ptq.backends.contract import (
     WITH_ACTIVATIONS,
     Artifact,
-    Predictor,
     Quantizer,
     Resolved,
     Takes,
     refuse_others,
 )
-from resnet8ptq.backends.executorch.lowering import check_installed
+from resnet8ptq.backends.executorch import contents, lowering, predictor
+from resnet8ptq.backends.torch import pt2e
+from resnet8ptq.backends.torch.preparation import prepare
+from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range, Ranges
@@ -61,7 +63,7 @@ class ExecutorchQuantizer(Quantizer):
     def resolve(self) -> Resolved:
         """Return weight and activation dtype; raise `UnsupportedError` without ExecuTorch."""
         config = self.config
-        check_installed()
+        lowering.check_installed()
         if config.dtype.name == "fp32":
             return Resolved()
         if Plan.of(config.precision, WeightScheme.of(config)).is_narrow:
@@ -89,11 +91,6 @@ class ExecutorchQuantizer(Quantizer):
         self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
     ) -> Artifact:
         """Quantize with PT2E, lower to XNNPACK and save; count the 8-bit layers."""
-        from resnet8ptq.backends.executorch import contents, lowering, predictor
-        from resnet8ptq.backends.torch import pt2e
-        from resnet8ptq.backends.torch.preparation import prepare
-        from resnet8ptq.backends.torch.torchscript import Example
-
         config, path = self.config, folder / MODEL_FILE
         module, example = load_torch_module(model.onnx_path), Example.of(calibration)
         chosen: dict[str, Range] = {}
@@ -136,17 +133,10 @@ class ExecutorchQuantizer(Quantizer):
         }
         return Artifact(path, layers, chosen, details)
 
-    @staticmethod
-    def load(path: Path, threads: int) -> Predictor:
-        """Load a .pte file; see `predictor.load`."""
-        from resnet8ptq.backends.executorch import predictor
-
-        return predictor.load(path, threads)
+    load = staticmethod(predictor.load)
 
     def count_kernels(self, path: Path) -> tuple[int, int]:
         """Count in XNNPACK's graph and among the portable kernels."""
-        from resnet8ptq.backends.executorch import contents
-
         layers = [operator for operator in contents.read(path.read_bytes()) if operator.is_layer]
         integer = sum(layer.integer for layer in layers)
         return integer, len(layers) - integer
@@ -161,12 +151,10 @@ class ExecutorchQuantizer(Quantizer):
 
 def _check_run(content: bytes, module: Any, calibration: Split) -> None:
     """Run one sample; raise `UnsupportedError` if this fails, or differs entirely from `module`."""
-    from resnet8ptq.backends.executorch.predictor import Network
-
     why, mend = "backend=executorch: the runtime cannot run the file", "try backend=onnx"
     for batch in calibration.take(np.arange(min(1, len(calibration)))).batches(1):
         with errors_as(UnsupportedError, why, mend):
-            outputs = Network(content, 1)(batch)
+            outputs = predictor.Network(content, 1)(batch)
         for output, expected in zip(outputs, infer(module, batch), strict=True):
             if expected.dtype != np.float32:  # such as classes, which ties change
                 continue

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -78,8 +78,6 @@ class Contents:
     Attributes:
         format: the format with its version, such as `ONNX opset 13`.
         producer: the program that the file names as its writer; may be empty.
-        layers: the layers in order of execution.
-        operators: number of each operator.
         batch: the fixed batch size; None: any size.
         dynamic: activation ranges are measured while the file runs.
         simulated: the file computes integers in float.
@@ -127,13 +125,9 @@ class Contents:
         in_float = all(layer.activations in FLOATS for layer in self.quantized)
         return "weights only, computed in float" if in_float else "integer"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON document for `of_json`."""
-        return asdict(self)
-
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> "Contents":
-        """Return the contents that `to_json` wrote."""
+        """Return the contents of a JSON document with the fields of `asdict`."""
         ports = {
             key: tuple(Port(**{**port, "shape": tuple(port["shape"])}) for port in values[key])
             for key in ("inputs", "outputs")

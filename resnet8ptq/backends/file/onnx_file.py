@@ -83,8 +83,6 @@ def _dims(value: onnx.ValueInfoProto) -> Any:
 
 @dataclass(frozen=True)
 class _Graph:
-    """The constants of a graph, and the producer and the consumers of each tensor."""
-
     constants: dict[str, onnx.TensorProto]
     producers: dict[str, onnx.NodeProto]
     consumers: dict[str, list[onnx.NodeProto]]
@@ -127,7 +125,6 @@ class _Graph:
         return _port(value, self._scale(node, _OUTPUT_SCALES.get(node.op_type)))
 
     def layers(self, graph: onnx.GraphProto) -> Iterator[Layer]:
-        """Yield the layers with constant weights."""
         for node in graph.node:
             if node.op_type not in _LAYERS:
                 continue
@@ -141,35 +138,27 @@ class _Graph:
 
     def _stored(self, name: str) -> str:
         """Return the stored dtype of weights; empty if they are computed."""
-        for _ in range(10):
-            if name in self.constants:
-                return _dtype(self.constants[name].data_type)
+        while name not in self.constants:
             node = self.producers.get(name)
-            if node is None or not node.input:
-                return ""
-            if node.op_type == "QuantizeLinear":
+            if node is not None and node.op_type == "QuantizeLinear":
                 return self._zero_dtype(node, 2)
-            if node.op_type not in (*_MOVES, "DequantizeLinear"):
+            if node is None or node.op_type not in (*_MOVES, "DequantizeLinear"):
                 return ""
             name = node.input[0]
-        return ""
+        return _dtype(self.constants[name].data_type)
 
     def _computed(self, node: onnx.NodeProto, zero: int, stored: str) -> str:
         """Return the dtype of the data input of a layer."""
-        floats = stored if stored in FLOATS else "float32"
         if node.op_type.startswith("DynamicQuantize"):
             return "uint8"
         if zero >= 0:
             return self._zero_dtype(node, zero)
-        name = node.input[0]
-        for _ in range(10):
-            maker = self.producers.get(name)
-            if maker is None or maker.op_type not in (*_MOVES, "DequantizeLinear"):
-                return floats
-            if maker.op_type == "DequantizeLinear":
-                return self._zero_dtype(maker, 2)
-            name = maker.input[0]
-        return floats
+        maker = self.producers.get(node.input[0])
+        while maker is not None and maker.op_type in _MOVES:
+            maker = self.producers.get(maker.input[0])
+        if maker is not None and maker.op_type == "DequantizeLinear":
+            return self._zero_dtype(maker, 2)
+        return stored if stored in FLOATS else "float32"
 
     def _zero_dtype(self, node: onnx.NodeProto, index: int) -> str:
         """Return the dtype of a zero point; without one it is uint8, by ONNX's default."""
@@ -198,7 +187,6 @@ class _Graph:
 
 
 def _dtype(code: int) -> str:
-    """Return NumPy's name of a type."""
     name = gate.type_name(code)
     return {"float": "float32", "double": "float64"}.get(name, name)
 

@@ -105,33 +105,27 @@ def _layers(graph: Any) -> Iterator[Layer]:
 
 def _stored(value: Any) -> str:
     """Return the stored dtype of weights; empty if they are computed."""
-    for _ in range(10):
-        node = value.get_node()
-        kind = node.get_type_name()
-        if kind == "Constant":
-            name = node.get_output_element_type(0).get_type_name()
-            return _NAMES.get(name, name)
-        if kind == "FakeQuantize":
-            return _levels(node)
-        if kind not in _MOVES:
-            return ""
-        value = node.input_value(0)
-    return ""
+    node = value.get_node()
+    while node.get_type_name() in _MOVES:
+        node = node.input_value(0).get_node()
+    if node.get_type_name() == "FakeQuantize":
+        return _levels(node)
+    if node.get_type_name() != "Constant":
+        return ""
+    name = node.get_output_element_type(0).get_type_name()
+    return _NAMES.get(name, name)
 
 
 def _computed(value: Any, stored: str) -> str:
     """Return the dtype of a layer's data input: an integer type after FakeQuantize."""
-    for _ in range(10):
-        node = value.get_node()
-        if node.get_type_name() == "FakeQuantize":
-            return _levels(node)
-        if node.get_type_name() not in ("Reshape", "Transpose", "Squeeze", "Unsqueeze"):
-            break
-        value = node.input_value(0)
+    node = value.get_node()
+    while node.get_type_name() in ("Reshape", "Transpose", "Squeeze", "Unsqueeze"):
+        node = node.input_value(0).get_node()
+    if node.get_type_name() == "FakeQuantize":
+        return _levels(node)
     return stored if stored in ("float16", "bfloat16") else "float32"
 
 
 def _levels(node: Any) -> str:
-    """Return the dtype of the levels of a FakeQuantize."""
     bits = max(1, int(node.get_attributes()["levels"] - 1).bit_length())
     return f"uint{bits}" if bits in (1, 2, 4, 8, 16) else "float32"

@@ -97,7 +97,6 @@ def _to_dtype(values: NDArray[Any], port: Port, one: dict[str, Any]) -> NDArray[
 
 
 def _to_network(values: NDArray[Any], one: dict[str, Any]) -> NDArray[np.float32]:
-    """Return an output in the network's layout."""
     if one.get("scale") is not None:
         shifted = values.astype(np.float32) - np.float32(one.get("zero_point") or 0)
         values = shifted * np.float32(one["scale"])

@@ -5,7 +5,7 @@ The cache keeps it as a single file, with its description. Then this process may
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -88,13 +88,14 @@ def admit(path: Path, cache_root: Path) -> Admitted:
         UnsupportedError: the library that runs it is not installed.
     """
     suffix = find_suffix(path)
+    name = f"model{'.zip' if suffix == '.xml' else suffix}"  # of the single file
     key: cache.Key = {"files": digest(path), "suffix": suffix, **cache.made_with(__name__)}
 
     def make(folder: Path) -> None:
         crashed = ModelError(f"{path}: reading it ended the process that read it")
         with waiting("Reading the file"):
             content, facts = isolation.call(_read, path, crashed=crashed)
-        (folder / f"model{_kept(suffix)}").write_bytes(content)
+        (folder / name).write_bytes(content)
         (folder / "contents.json").write_text(json.dumps(facts))
 
     try:
@@ -102,12 +103,7 @@ def admit(path: Path, cache_root: Path) -> Admitted:
     except ModelError as error:
         raise ConfigError(f"backend.path: {error}") from None
     facts = json.loads((folder / "contents.json").read_text())
-    return Admitted(folder / f"model{_kept(suffix)}", Contents.of_json(facts))
-
-
-def _kept(suffix: str) -> str:
-    """Return the suffix of the single file."""
-    return ".zip" if suffix == ".xml" else suffix
+    return Admitted(folder / name, Contents.of_json(facts))
 
 
 def digest(path: Path) -> str:
@@ -140,7 +136,7 @@ def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
         )
     with errors_as(ModelError, f"{path}: cannot be run"):
         tried = _try(contents, lambda: reader.open_run(content, 1))
-    return content, tried.to_json()
+    return content, asdict(tried)
 
 
 def _try(contents: Contents, opened: Any) -> Contents:

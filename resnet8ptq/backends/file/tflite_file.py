@@ -1,7 +1,7 @@
 """Reads a quantized .tflite file."""
 
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,12 @@ from ai_edge_litert.schema_py_generated import TensorType
 
 from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun, rounded
 from resnet8ptq.backends.tflite import contents as tflite
-from resnet8ptq.backends.tflite.predictor import end_at_logits, open_interpreter, read_output
+from resnet8ptq.backends.tflite.predictor import (
+    Network,
+    end_at_logits,
+    open_interpreter,
+    read_output,
+)
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
 
@@ -38,48 +43,29 @@ def read(content: bytes, path: Path) -> Contents:
     model = tflite.read(content)
     graph = model.subgraphs[0]
     names = [name for name, _ in tflite.operators(model)]
-    layers = tuple(map(_layer, tflite.layers(model)))
-    hybrid = any(layer.is_quantized and layer.activations == "float32" for layer in layers)
+    stored = tuple(map(_layer, tflite.layers(model)))
+    layers = tuple(map(_at_inference, stored))
     return Contents(
         format=f"TFLite version {model.version}",
         producer=(model.description or b"").decode(errors="replace"),
         inputs=_ports(model, graph.inputs, "inputs"),
         outputs=_ports(model, graph.outputs, "outputs"),
-        layers=tuple(_at_inference(layer) for layer in layers) if hybrid else layers,
+        layers=layers,
         operators=dict(Counter(names).most_common()),
-        dynamic=hybrid,
+        dynamic=layers != stored,
     )
 
 
 def open_run(content: bytes, threads: int) -> RawRun:
     """Load a file in LiteRT; inputs are resized to each batch."""
-    return _open(content, threads, lambda own, detail: own.get_tensor(detail["index"]))
-
-
-def _open(content: bytes, threads: int, read_one: Callable[[Any, Any], Any]) -> RawRun:
-    interpreter = open_interpreter(content, threads)
-    inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
-
-    def run(values: Any) -> list[Any]:
-        nonlocal inputs, outputs
-        shapes = [tuple(detail["shape"]) for detail in inputs]
-        if shapes != [array.shape for array in values]:
-            for detail, array in zip(inputs, values, strict=True):
-                interpreter.resize_tensor_input(detail["index"], array.shape)
-            interpreter.allocate_tensors()
-            inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
-        for detail, array in zip(inputs, values, strict=True):
-            interpreter.set_tensor(detail["index"], array)
-        interpreter.invoke()
-        return [read_one(interpreter, detail) for detail in outputs]
-
-    return run
+    network = open_interpreter(content, threads)
+    return Network(network, lambda own, details: own.get_tensor(details["index"])).run
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
     """Load a copy that ends before its softmax; None if it has no softmax."""
     cut = end_at_logits(content)
-    return None if cut is None else _open(cut, threads, read_output)
+    return None if cut is None else Network(open_interpreter(cut, threads), read_output).run
 
 
 def _ports(model: Any, indices: Any, kind: str) -> tuple[Port, ...]:
@@ -106,7 +92,6 @@ def _layer(layer: tflite.Layer) -> Layer:
 
 
 def _at_inference(layer: Layer) -> Layer:
-    """Return a layer with integer weights and float data, which LiteRT rounds at inference."""
-    if not layer.is_quantized or layer.activations != "float32":
-        return layer
-    return Layer(layer.operator, layer.name, layer.weights, "int8")
+    """Return a layer; float data of integer weights is rounded at inference, by LiteRT."""
+    hybrid = layer.is_quantized and layer.activations == "float32"
+    return replace(layer, activations="int8") if hybrid else layer

@@ -47,8 +47,6 @@ def count_kernels(path: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Profiler:
-    """See `contract.Profiler`."""
-
     session: onnxruntime.InferenceSession
     folder: Path
 

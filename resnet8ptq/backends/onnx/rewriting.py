@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper, version_converter
 
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.graph.layers import FUSED, LAYERS, channel_axis, consumers, find_tail, weight_layers
-from resnet8ptq.graph.pruning import find_all, inputs_of
+from resnet8ptq.graph.pruning import find_all, inputs_of, prune
 from resnet8ptq.graph.weights import read_bias, read_weights
 from resnet8ptq.precision.grid import WeightScheme
 
@@ -83,10 +83,7 @@ def write_narrow_weights(
             graph.initializer.append(exact)
             nodes[layer.name].input[2] = exact.name
             graph.node.remove(bias)
-    used = {name for node in graph.node for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
+    prune(graph)
 
 
 def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
@@ -106,9 +103,6 @@ def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
 
 def check_float_output(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
     """Check an FP32 graph: format=qoperator must be able to return the last layers' sums as float.
-
-    Args:
-        skipped: names of the nodes that stay in float.
 
     Raises:
         UnsupportedError: the last layer's integer operator returns 8 bits only.

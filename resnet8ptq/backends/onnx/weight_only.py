@@ -84,12 +84,7 @@ def find_operators(config: QuantizationConfig) -> list[str]:
 
 
 def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
-    """Return the matrix products that `quantize` can quantize.
-
-    Args:
-        graph: the FP32 network.
-        skipped: names of the nodes that stay in float.
-    """
+    """Return the matrix products of an FP32 network that `quantize` can quantize."""
     ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     return [
         node
@@ -167,17 +162,11 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it only reads
         quantizer.process()
     written = quantizer.model.model
-    _drop_copies(written.graph)
+    # One of the equal constants that the library writes for layers with shared weights.
+    tensors = {tensor.name: tensor for tensor in written.graph.initializer}
+    del written.graph.initializer[:]
+    written.graph.initializer.extend(tensors.values())
     onnx.save(written, path)
-
-
-def _drop_copies(graph: onnx.GraphProto) -> None:
-    """Keep one of the equal constants that the library writes for layers with shared weights."""
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    if len(tensors) < len(graph.initializer):
-        kept = [*tensors.values()]
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
 
 
 def write_as_products(graph: onnx.GraphProto, names: Collection[str]) -> None:
@@ -213,7 +202,6 @@ def _split(graph: onnx.GraphProto, gemm: onnx.NodeProto) -> list[onnx.NodeProto]
 
 
 def _algorithm(library: Any, config: QuantizationConfig, embeddings: bool) -> Any:
-    """Return the settings as the library's configuration."""
     chosen, bits = config.weight_only, _bits(config)
     if chosen.algorithm == "hqq":
         return library.HQQWeightOnlyQuantConfig(block_size=chosen.block_size, bits=bits)

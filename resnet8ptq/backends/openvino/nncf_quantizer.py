@@ -9,7 +9,6 @@ import os
 import re
 import tempfile
 from dataclasses import replace
-from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -128,7 +127,8 @@ class NncfQuantizer(Quantizer):
         """
         self.resolve()
         if self.config.dtype.name == "fp32":
-            return self._float.quantize(model, calibration, folder, ranges)
+            float_file = OpenvinoQuantizer(self.config, self.runtime)
+            return float_file.quantize(model, calibration, folder, ranges)
         samples = replace(calibration, images=calibration.images[:])
         crashed = QuantizationError(f"{model.onnx_path}: quantizing it crashed NNCF")
         settings = self._options, self.config.per_channel, self.config.reduce_range
@@ -146,10 +146,6 @@ class NncfQuantizer(Quantizer):
     @property
     def _options(self) -> NncfConfig:
         return options_of(self.config, NncfConfig)
-
-    @cached_property
-    def _float(self) -> OpenvinoQuantizer:
-        return OpenvinoQuantizer(self.config, self.runtime)
 
     verify = checking.check
     load = staticmethod(predictor.load)

@@ -52,7 +52,6 @@ class Network:
     their graph is compiled once, with free sizes.
 
     Attributes:
-        names: the names of the inputs.
         by_size: whether only the batch size is free.
         options: options of `compile_graph`.
     """

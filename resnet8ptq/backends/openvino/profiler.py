@@ -46,8 +46,6 @@ def count_kernels(path: Path) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Profiler:
-    """See `contract.Profiler`."""
-
     network: Network
     runs: list[dict[Key, float]] = field(default_factory=list)
 

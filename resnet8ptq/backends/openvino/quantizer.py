@@ -83,9 +83,9 @@ class OpenvinoQuantizer(Quantizer):
         if self.config.dtype.name == "fp32":
             return artifact
         proto = onnx.load(artifact.path)
-        if rewrite(proto):
-            with files.atomic(artifact.path) as temporary:
-                onnx.save(proto, temporary)
+        rewrite(proto)
+        with files.atomic(artifact.path) as temporary:
+            onnx.save(proto, temporary)
         why = "backend=openvino: OpenVINO cannot compile the quantized file; try backend=onnx"
         count = profiler.count_kernels  # in a process of its own, whose crash does not end a sweep
         with errors_as(UnsupportedError, why):

@@ -22,15 +22,16 @@ Constants = Mapping[str, onnx.TensorProto]
 Step = tuple[str, ArrayLike]  # an operator and its constant operand
 
 
-def rewrite(proto: onnx.ModelProto) -> bool:
-    """Rewrite a graph in place, with unchanged results elsewhere; return whether it changed."""
-    graph = proto.graph
-    changed = [_avoid_unit_scales(graph), _sum_signals(proto), _pad_before_pools(graph)]
-    return any([*changed, _keep_reduced_axes(graph), _pad_with_zeros(graph)])
+def rewrite(proto: onnx.ModelProto) -> None:
+    """Rewrite a graph in place; other results stay unchanged."""
+    _avoid_unit_scales(proto.graph)
+    _sum_signals(proto)
+    for step in (_pad_before_pools, _keep_reduced_axes, _pad_with_zeros):
+        step(proto.graph)
 
 
-def _avoid_unit_scales(graph: onnx.GraphProto) -> bool:
-    """Raise activation scales of exactly 1 to the next float, in place; return whether any was.
+def _avoid_unit_scales(graph: onnx.GraphProto) -> None:
+    """Raise activation scales of exactly 1 to the next float.
 
     OpenVINO removes a multiplication by 1, so it does not recognize the dequantization and computes
     the next layer in float. Pixels 0..255 in dtype=u8s8 have that scale.
@@ -41,19 +42,14 @@ def _avoid_unit_scales(graph: onnx.GraphProto) -> bool:
         for node in graph.node
         if node.op_type == "DequantizeLinear" and node.input[0] not in constants
     }
-    ones = [
-        constants[name]
-        for name in scales & constants.keys()
-        if np.array_equal(numpy_helper.to_array(constants[name]), np.float32(1))
-    ]
-    for tensor in ones:
-        above = np.nextafter(np.float32(1), np.float32(2))
-        tensor.CopyFrom(numpy_helper.from_array(above, tensor.name))
-    return bool(ones)
+    above = np.nextafter(np.float32(1), np.float32(2))
+    for name in scales & constants.keys():
+        if np.array_equal(numpy_helper.to_array(constants[name]), np.float32(1)):
+            constants[name].CopyFrom(numpy_helper.from_array(above, name))
 
 
-def _keep_reduced_axes(graph: onnx.GraphProto) -> bool:
-    """Keep the axes of float reductions and squeeze them afterwards; return whether there are any.
+def _keep_reduced_axes(graph: onnx.GraphProto) -> None:
+    """Keep the axes of float reductions and squeeze them afterwards.
 
     OpenVINO moves the scales of a matrix product to after the reduction. If the reduction drops an
     axis, such as in the mean over a text's tokens, outputs are wrong by up to all 8 bits.
@@ -72,11 +68,10 @@ def _keep_reduced_axes(graph: onnx.GraphProto) -> bool:
         [keepdims] = [item for item in node.attribute if item.name == "keepdims"]
         keepdims.i = 1
         _enclose(graph, node, [], [("Squeeze", _find_axes(node, constants))])
-    return bool(dropping)
 
 
-def _sum_signals(proto: onnx.ModelProto) -> bool:
-    """Replace each mean of a tensor with three axes by a sum; return whether there is any.
+def _sum_signals(proto: onnx.ModelProto) -> None:
+    """Replace each mean of a tensor with three axes by a sum.
 
     Global pools of signals [N, channels, steps] and means of tokens are wrong by up to 145 of 256
     steps: after a convolution, and in 8 bits if the batch is larger than the second axis. Sums are
@@ -86,7 +81,6 @@ def _sum_signals(proto: onnx.ModelProto) -> bool:
     constants = {tensor.name: tensor for tensor in graph.initializer}
     means = [node for node in graph.node if node.op_type in (_POOL, "ReduceMean")]
     shapes = find_sizes(proto) if means else {}
-    changed = False
     for node in means:
         shape = shapes.get(node.input[0], [])
         axes = [2] if node.op_type == _POOL else _find_axes(node, constants)
@@ -99,12 +93,10 @@ def _sum_signals(proto: onnx.ModelProto) -> bool:
         node.input.append(_add_constant(graph, f"{node.output[0]}__axes", axes))
         after: list[Step] = [("Squeeze", axes), ("Mul", np.float32(1 / count))]
         _enclose(graph, node, [], after + [("Unsqueeze", axes)] * bool(kept))
-        changed = True
-    return changed
 
 
-def _pad_before_pools(graph: onnx.GraphProto) -> bool:
-    """Write the pads that means count, torch's default, as Pads; return whether there are any.
+def _pad_before_pools(graph: onnx.GraphProto) -> None:
+    """Write the pads that means count, torch's default, as Pads.
 
     Where zero is not level 0, OpenVINO pads rounded values with another value (-8 dB). It fuses
     such a Pad with the pool again, unless an axis is put in around it.
@@ -121,7 +113,6 @@ def _pad_before_pools(graph: onnx.GraphProto) -> bool:
         node.attribute.remove(next(item for item in node.attribute if item.name == "pads"))
         widths = np.insert(sides, 0, np.zeros((3, 1)), axis=1).reshape(-1)
         _enclose(graph, node, [("Unsqueeze", [1]), ("Pad", widths), ("Squeeze", [1])], [])
-    return bool(pools)
 
 
 def _find_axes(node: onnx.NodeProto, constants: Constants) -> list[int]:
@@ -132,8 +123,8 @@ def _find_axes(node: onnx.NodeProto, constants: Constants) -> list[int]:
     return list(attribute(node, "axes", ()))
 
 
-def _pad_with_zeros(graph: onnx.GraphProto) -> bool:
-    """Rewrite Pads of rounded values, such as before causal convolutions; return whether any exist.
+def _pad_with_zeros(graph: onnx.GraphProto) -> None:
+    """Rewrite Pads of rounded values, such as before causal convolutions.
 
     If zero is not level 0, OpenVINO pads with a wrong value, up to 129 steps off, in two cases: on
     the second axis, as in [N, steps, channels]; and if the tensors before and after the Pad share
@@ -158,7 +149,6 @@ def _pad_with_zeros(graph: onnx.GraphProto) -> bool:
             wider = np.insert(widths, 1, 0, axis=1).reshape(-1)
             node.input[1] = _add_constant(graph, f"{node.output[0]}__pads", wider)
             _enclose(graph, node, [("Unsqueeze", [1])], [("Squeeze", [1])])
-    return bool(padding)
 
 
 def _copy_scales(graph: onnx.GraphProto, constants: Constants) -> None:

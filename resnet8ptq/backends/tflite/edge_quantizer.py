@@ -6,7 +6,6 @@ The library's own calibration averages over the samples, so its result depends o
 import io
 import logging
 import re
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from ai_edge_litert.schema_py_generated import TensorType
 from resnet8ptq.backends.tflite import contents
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core import isolation
+from resnet8ptq.core.console import silenced
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.graph.layers import LAYERS
 
@@ -62,7 +62,6 @@ def find_quantized(
 
     Args:
         names: see `correspondence.find`.
-        skipped: names of the nodes that stay in float.
     """
     makers = {name: node for node in graph.node for name in node.output}
     integer = {*model.subgraphs[0].inputs}  # tensors
@@ -158,21 +157,15 @@ def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:
     """Call ai-edge-quantizer without its progress bars and log."""
     from ai_edge_quantizer import quantizer
 
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            failed = "backend=tflite: ai-edge-quantizer cannot quantize the network"
-            with errors_as(UnsupportedError, failed, "try backend=onnx"):
-                work = quantizer.Quantizer(content, recipe)
-                result = work.quantize(statistics, enable_progress_report=False)
-                return bytes(result.quantized_model)
-    finally:
-        logging.disable(logging.NOTSET)
+    failed = "backend=tflite: ai-edge-quantizer cannot quantize the network"
+    failing = errors_as(UnsupportedError, failed, "try backend=onnx")
+    with silenced(), redirect_stderr(io.StringIO()), failing:
+        work = quantizer.Quantizer(content, recipe)
+        result = work.quantize(statistics, enable_progress_report=False)
+        return bytes(result.quantized_model)
 
 
 def _config(scheme: Scheme) -> dict[str, Any]:
-    """Return the scheme as ai-edge-quantizer's configuration."""
     weights = "CHANNELWISE" if scheme.per_channel else "TENSORWISE"
     activations = (16 if scheme.wide else 8, scheme.symmetric, "TENSORWISE")
     tensors = {"activation": activations, "weight": (8, True, weights)}
@@ -226,7 +219,6 @@ def _integer_ends(
 
 
 def _scope(model: Any, indices: Iterable[int]) -> str:
-    """Return ai-edge-quantizer's name of an operator."""
     tensors = model.subgraphs[0].tensors
     return "".join(f"{contents.name_of(tensors[index])};" for index in indices)
 

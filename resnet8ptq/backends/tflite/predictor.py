@@ -1,5 +1,6 @@
 """Runs a TFLite file in LiteRT's interpreter."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ def open_interpreter(content: bytes, threads: int) -> Any:
 
 def open_run(content: bytes, threads: int) -> Run:
     """Return a function that runs the network on batches of any size."""
-    return Network(open_interpreter(content, threads))
+    return Network(open_interpreter(content, threads), read_output)
 
 
 def _open_logits(content: bytes, threads: int) -> Run | None:
@@ -40,10 +41,15 @@ def _open_logits(content: bytes, threads: int) -> Run | None:
 
 @dataclass
 class Network:
-    """A function that runs a file; integer inputs and outputs are scaled by the tensors' values."""
+    """A function that runs a file; integer inputs and outputs are scaled by the tensors' values.
+
+    Attributes:
+        read: returns an output, from the interpreter and the details of its tensor.
+    """
 
     interpreter: Any
-    _input: dict[str, Any] = field(init=False)
+    read: Callable[[Any, dict[str, Any]], NDArray[Any]]
+    _inputs: list[dict[str, Any]] = field(init=False)
     _outputs: list[dict[str, Any]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,26 +57,32 @@ class Network:
 
     def _describe(self) -> None:
         """Keep the details of the tensors: reading them again takes 7 microseconds."""
-        [self._input] = self.interpreter.get_input_details()
+        self._inputs = self.interpreter.get_input_details()
         self._outputs = self.interpreter.get_output_details()
 
-    def __call__(self, batch: NDArray[np.float32]) -> tuple[NDArray[np.float32], ...]:
+    def __call__(self, batch: NDArray[Any]) -> list[NDArray[Any]]:
         """Return each output [n, ...] for a batch of any size."""
-        details = self._input
-        if len(batch) > 1 and details["shape_signature"][0] == 1:  # the file fixes one sample
-            return tuple(in_batches(lambda one: [*self(one)], batch, 1))
-        if tuple(details["shape"]) != batch.shape:
-            self.interpreter.resize_tensor_input(details["index"], batch.shape)
+        if len(batch) > 1 and self._inputs[0]["shape_signature"][0] == 1:  # of one sample
+            return in_batches(self, batch, 1)
+        return self.run([batch])
+
+    def run(self, values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return each output for the values of all inputs, which are resized to them."""
+        pairs = list(zip(self._inputs, values, strict=True))
+        if any(tuple(details["shape"]) != array.shape for details, array in pairs):
+            for details, array in pairs:
+                self.interpreter.resize_tensor_input(details["index"], array.shape)
             self.interpreter.allocate_tensors()
             self._describe()
-        self.interpreter.set_tensor(details["index"], to_input(batch, details))
+        for details, array in zip(self._inputs, values, strict=True):
+            self.interpreter.set_tensor(details["index"], to_input(array, details))
         self.interpreter.invoke()
-        return tuple(read_output(self.interpreter, output) for output in self._outputs)
+        return [self.read(self.interpreter, details) for details in self._outputs]
 
 
 def to_input(batch: NDArray[np.float32], details: dict[str, Any]) -> NDArray[Any]:
     """Return samples in the dtype of an interpreter's input, quantized for an integer input."""
-    if details["dtype"] not in (np.int8, np.int16):
+    if details["dtype"] not in (np.int8, np.int16) or batch.dtype == details["dtype"]:
         return batch
     ends = np.iinfo(details["dtype"])
     scale, zero_point = details["quantization"]

@@ -51,7 +51,7 @@ from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig, TfliteConfig
 from resnet8ptq.core import files, isolation
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources.formats import is_tflites
@@ -152,8 +152,13 @@ class TfliteQuantizer(Quantizer):
             raise UnsupportedError(
                 "model.fold=false: backend=tflite always folds; try model.fold=true"
             )
-        if self._flow != "onnx2tf":
-            self._check_format(model)
+        if self._flow != "onnx2tf" and not is_tflites(
+            model.format, self.config.dtype.name == "fp32"
+        ):
+            raise UnsupportedError(
+                f"backend.flow=convert: got {model.source.name}, expected a Keras file or a "
+                "SavedModel; try backend.flow=onnx2tf"
+            )
         contract = model.contract
         if len(contract.inputs) != 1:
             raise UnsupportedError(
@@ -196,9 +201,7 @@ class TfliteQuantizer(Quantizer):
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Run one sample; see `contract.Quantizer`."""
-        with errors_as(QuantizationError, f"{artifact.path}: cannot be loaded"):
-            contents.read(artifact.path.read_bytes())  # a damaged file fails the run
-        return run_once(self, artifact, calibration)
+        return run_once(self, artifact, calibration, lambda p: contents.read(p.read_bytes()))
 
     load = staticmethod(predictor.load)
 
@@ -245,16 +248,7 @@ class TfliteQuantizer(Quantizer):
     def _flow(self) -> str:
         return self._options.flow or "convert"
 
-    def _check_format(self, model: Fp32Model) -> None:
-        """Raise `UnsupportedError` for formats that TensorFlow's converter does not support."""
-        if not is_tflites(model.format, self.config.dtype.name == "fp32"):
-            raise UnsupportedError(
-                f"backend.flow=convert: got {model.source.name}, expected a Keras file or a "
-                "SavedModel; try backend.flow=onnx2tf"
-            )
-
     def _make_float(self, model: Fp32Model, samples: Split) -> bytes:
-        """Return the network as a float file."""
         if self._flow == "onnx2tf":
             return onnx_converter.convert(model, samples, self.runtime)
         if model.format == "tflite":

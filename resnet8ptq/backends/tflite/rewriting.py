@@ -44,7 +44,6 @@ class Rounded:
 
     Attributes:
         weights: the integers in the file's layout.
-        bias: None if the layer has no bias.
     """
 
     weights: NDArray[np.int64]
@@ -160,11 +159,7 @@ def _unmatched(layer: Layer, reason: str) -> UnsupportedError:
 
 
 def _difference(model: Any, layer: Layer, weights: Array) -> float:
-    """Return the root mean square difference from the file's weights, in levels.
-
-    Args:
-        weights: [output channels, ...].
-    """
+    """Return the RMS difference of weights [output channels, ...] from the file's, in levels."""
     shape = layer.weights.shape
     fits = weights.size == np.prod(shape) and len(weights) == shape[layer.axis]
     if not fits or not contents.is_constant(model, layer.weights):
@@ -195,7 +190,6 @@ def _same_bias(model: Any, layer: Layer, graph: onnx.GraphProto, node: onnx.Node
 def _round(
     model: Any, layer: Layer, graph: onnx.GraphProto, node: onnx.NodeProto, scheme: WeightScheme
 ) -> Rounded:
-    """Round a layer of the corrected network."""
     weights = read_weights(graph, node)
     bias = np.zeros(len(weights))
     if node.op_type != "MatMul":
@@ -293,7 +287,6 @@ def _covers(operator: Any, taken: Any, made: Any) -> bool:
 
 
 def _scale(tensor: Any, limits: Range | None) -> None:
-    """Set a tensor's scale and zero point."""
     if limits is None:
         raise UnsupportedError(
             f"backend=tflite: {contents.name_of(tensor)}: the ONNX graph has no such activation, "

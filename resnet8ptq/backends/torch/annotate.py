@@ -3,7 +3,6 @@
 It names the tensors to calibrate (`observed`), then sets the scales (`annotate`).
 """
 
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -14,11 +13,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from resnet8ptq.calibration.statistics import Range
+from resnet8ptq.core.console import silenced
 from resnet8ptq.precision.grid import Grid, WeightScheme
 
-_before = logging.root.manager.disable
-logging.disable(logging.WARNING)  # warnings of missing GPU kernels, and of torchao's use of torch
-try:
+with silenced():  # about missing GPU kernels, and about torchao's use of torch
     from torchao.quantization.pt2e.observer import FixedQParamsObserver
     from torchao.quantization.pt2e.quantizer import (
         QuantizationAnnotation,
@@ -26,8 +24,6 @@ try:
         Quantizer,
     )
     from torchao.quantization.pt2e.quantizer.quantizer import Q_ANNOTATION_KEY
-finally:
-    logging.disable(_before)
 
 _aten = torch.ops.aten
 LAYERS = (
@@ -52,7 +48,6 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
     """Annotates the nodes of an exported graph that are quantized.
 
     Attributes:
-        float_nodes: names of nodes that stay in float.
         float_output: whether the last layer's output and the softmax after it stay in float.
         ranges: ranges of the observed tensors, by their producing node; needed by `annotate`.
     """

@@ -29,10 +29,7 @@ def quantize(
     config: QuantizationConfig,
     weights: WeightScheme,
 ) -> tuple[torch.nn.Module, list[str]]:
-    """Quantize the linear layers: weights now, activations at inference.
-
-    Returns:
-        The module, and the names of the quantized layers.
+    """Quantize the linear layers, weights now, activations at inference; return also their names.
 
     Raises:
         UnsupportedError: there is no linear layer; torch has no dynamic convolution.

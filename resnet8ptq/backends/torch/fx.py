@@ -129,9 +129,6 @@ def quantize(
     Args:
         module: the float network, [N, H, W, C] to [N, classes]; consumed.
         graph: the ONNX graph that `module` was made from.
-        skipped: names of its nodes that stay in float.
-        activations: the source of ranges by ONNX tensor name.
-        weights: the weight scheme.
         scheme: the activation scheme.
 
     Returns:

@@ -20,11 +20,7 @@ def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[s
     its input, which clips the value.
 
     Args:
-        module: result of `load_torch_module`; changed in place.
-        proto: the ONNX model of the module.
-
-    Returns:
-        Names of the ONNX nodes.
+        module: result of `load_torch_module` for `proto`; changed in place.
     """
     skipped = find_float_nodes(proto.graph, selection)
     composed = [name for name, layer in module.named_modules() if isinstance(layer, InFloat)]

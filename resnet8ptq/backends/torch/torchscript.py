@@ -78,7 +78,6 @@ def save(module: Any, example: Example, path: Path, freeze: bool, debug: bool = 
     """Trace `module` and write it to `path` atomically.
 
     Args:
-        example: the inputs for tracing.
         freeze: write one class with the weights as constants, instead of one class for each layer.
         debug: keep the records of the traced Python code.
 
