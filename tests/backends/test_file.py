@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.backends.file import predictor, reading
@@ -155,6 +155,15 @@ def test_operators_of_others_are_refused(tmp_path, cache_root):
     path.write_bytes(small(domain="own").SerializeToString())
     with pytest.raises(ConfigError, match=r"operator 'MatMul' of domain 'own'"):
         reading.admit(path, cache_root)
+
+
+def test_a_graph_with_a_cycle_is_refused(tmp_path, cache_root):
+    proto = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, 4] x) => (float[N, 4] y) { y = Transpose(a)  a = Transpose(y) }""")
+    onnx.save(proto, tmp_path / "cycle.onnx")
+    with pytest.raises(ConfigError, match="a node's input depends on its output"):
+        reading.admit(tmp_path / "cycle.onnx", cache_root)
 
 
 def test_a_float_network_is_no_quantized_file(shapes_model, cache_root):

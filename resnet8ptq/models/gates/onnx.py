@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import numpy as np
@@ -102,8 +103,8 @@ def read_quantized(path: Path) -> bytes:
     """Check a quantized file; return its content with the external data inlined.
 
     Raises:
-        ModelError: too large, damaged, with operators other than computations, or with data outside
-            of the file's own folder.
+        ModelError: too large, damaged, with a cycle, with operators other than computations, or
+            with data outside of the file's own folder.
     """
     content = files.read_bytes(path, MAX_BYTES)
     proto = _parse(content, path)
@@ -116,6 +117,11 @@ def read_quantized(path: Path) -> bytes:
             )
     if proto.functions:
         raise ModelError(f"{path}: holds functions; expected an export with those inlined")
+    try:
+        inputs = {name: node.input for node in proto.graph.node for name in node.output}
+        TopologicalSorter(inputs).prepare()
+    except CycleError:
+        raise ModelError(f"{path}: a node's input depends on its output") from None
     return proto.SerializeToString() if _read_outside(proto, path) else content
 
 
