@@ -20,7 +20,8 @@ _LEAST = 1e-30  # of a row's largest value; smaller ones are 0: their scale woul
 
 def find_tables(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return each Gather of rows of a constant float table [rows, width]."""
-    tables = {t.name for t in graph.initializer if _is_table(t)}
+    floats = [t for t in graph.initializer if t.data_type == TensorProto.FLOAT]
+    tables = {t.name for t in floats if len(t.dims) == 2 and min(t.dims) > 1}
     constants = {tensor.name for tensor in graph.initializer}
     return [
         node
@@ -30,10 +31,6 @@ def find_tables(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
         and node.input[1] not in constants
         and attribute(node, "axis", 0) == 0
     ]
-
-
-def _is_table(tensor: TensorProto) -> bool:
-    return tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2 and min(tensor.dims) > 1
 
 
 def round_rows(table: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

@@ -105,18 +105,8 @@ def find_stacks(graph: onnx.GraphProto) -> list[str]:
     return [n.name for n in products if axes.get(n.input[1], 0) > 2 or n.input[0] in axes]
 
 
-def value_pads(graph: onnx.GraphProto) -> list[str]:
-    """Return the names of the Pads with a value other than 0, which may lie outside the range."""
-    return [node.name for node, zero in _constant_pads(graph) if not zero]
-
-
-def zero_pads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return the Pads with zeros."""
-    return [node for node, zero in _constant_pads(graph) if zero]
-
-
-def _constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool]]:
-    """Yield each Pad with a value, and whether it is known to be 0."""
+def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool]]:
+    """Yield each Pad with a value, and whether it is known to be 0; others may exceed the range."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Pad" and attribute(node, "mode", b"constant") == b"constant":

@@ -20,14 +20,11 @@ from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.graph.shapes import find_sizes
 
+_LIKE_TORCHS = ("Acosh", "Asinh", "Atanh", "Cosh", "Sinh")
 _POOLS = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
 _TRANSPOSED = dict(
     enumerate((torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d), 1)
 )
-_FUNCTIONS = {
-    **{"Acosh": torch.acosh, "Asinh": torch.asinh, "Atanh": torch.atanh},
-    **{"Cosh": torch.cosh, "Sinh": torch.sinh},
-}
 
 
 class Fixed(torch.nn.Module):  # type: ignore[misc]
@@ -563,5 +560,5 @@ _CONVERTERS: dict[str, _Converter] = {
     "ThresholdedRelu": lambda node: torch.nn.Threshold(node("alpha", 1.0), 0.0),
     "TopK": _top_k,
     "Trilu": _triangle,
-    **{kind: _always(Fixed, function) for kind, function in _FUNCTIONS.items()},
+    **{kind: _always(Fixed, getattr(torch, kind.lower())) for kind in _LIKE_TORCHS},
 }

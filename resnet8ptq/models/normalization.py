@@ -15,7 +15,7 @@ from onnx import defs, numpy_helper, version_converter
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis, zero_pads
+from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis, constant_pads
 from resnet8ptq.graph.pruning import find_all
 from resnet8ptq.graph.shapes import find_sizes
 from resnet8ptq.graph.weights import read, read_bias, write_bias, write_input
@@ -125,8 +125,8 @@ def _keep_pads(graph: onnx.GraphProto) -> None:
     """
     makers = {name: node.op_type for node in graph.node for name in node.output}
     pooled = {node.input[0] for node in graph.node if node.op_type == "MaxPool"}
-    for node in zero_pads(graph):
-        if node.output[0] in pooled and makers.get(node.input[0]) != "Relu":
+    for node, is_zero in list(constant_pads(graph)):
+        if is_zero and node.output[0] in pooled and makers.get(node.input[0]) != "Relu":
             zero = f"{node.output[0]}__zero"
             graph.initializer.append(numpy_helper.from_array(np.float32(-0.0), zero))
             node.input[:] = [*node.input[:2], zero, *node.input[3:]]

@@ -128,11 +128,6 @@ class Selection:
         bits, in_float = split_plan(config.precision)
         return cls(*named, bool(config.float_tail), in_float, bits, config.attention)
 
-    @property
-    def is_default(self) -> bool:
-        """Whether no setting names the operators or nodes to quantize."""
-        return self.op_types is None and self.nodes_to_quantize is None
-
 
 def split_plan(config: PrecisionConfig) -> tuple[dict[str, int], list[str]]:
     """Return the layers that `precision.plan` quantizes, with bits, and its float layers."""
@@ -196,7 +191,8 @@ def find_left_by_attention(graph: onnx.GraphProto, selection: Selection) -> list
                 f"precision.plan: got {bits} for {name}, expected 8 or {FLOAT_BITS}: a product of "
                 "attention has no weights"
             )
-    if selection.attention == "all" or not selection.is_default:
+    named = selection.op_types is not None or selection.nodes_to_quantize is not None
+    if named or selection.attention == "all":
         return []
     left = left_by_attention(graph, selection.attention == "products")
     quantized = {products[name].name for name in planned}

@@ -5,7 +5,7 @@ from typing import Any
 import onnx
 
 from resnet8ptq.graph.embeddings import find_tables
-from resnet8ptq.graph.layers import integer_nodes, value_pads
+from resnet8ptq.graph.layers import constant_pads, integer_nodes
 from resnet8ptq.graph.torch_module import quantize_tables
 from resnet8ptq.graph.torch_operators import InFloat
 from resnet8ptq.precision.plan import Selection, find_float_nodes
@@ -26,5 +26,6 @@ def prepare(module: Any, proto: onnx.ModelProto, selection: Selection) -> list[s
     composed = [name for name, layer in module.named_modules() if isinstance(layer, InFloat)]
     tables = [node.name for node in find_tables(proto.graph) if node.name not in skipped]
     quantize_tables(module, tables)
-    others = (*tables, *integer_nodes(proto), *value_pads(proto.graph))
+    pads = [node.name for node, zero in constant_pads(proto.graph) if not zero]
+    others = (*tables, *integer_nodes(proto), *pads)
     return [*dict.fromkeys((*skipped, *composed, *others))]
