@@ -248,22 +248,6 @@ class SampleValues(ABC):
         """Return the margin of the loss against another quantized model above `drop`."""
         return self.margin(other, metric, drop, items)
 
-    def until(self, plan: StoppingPlan) -> Self:
-        """Return the values at an interim look of a sequential test, see `PairedTest.sequential`.
-
-        Raises:
-            TypeError: these values have no sequential test.
-        """
-        raise TypeError(f"{type(self).__name__} has no sequential test")
-
-    def outcome(self, baseline: Self) -> str:
-        """Return the reason to stop scoring, see `StoppingPlan.outcome`; empty to continue."""
-        return ""
-
-    def estimate(self, baseline: Self) -> tuple[float, Interval] | None:
-        """Return the loss and its 95% interval, corrected for the looks of a sequential test."""
-        return None
-
     def select(self, rows: NDArray[np.bool_]) -> Self | None:
         """Return the values of some samples [n]; None if the values are not kept by sample."""
         return None
@@ -314,25 +298,9 @@ class Paired:
         ours, theirs = self.baseline.arrays(), other.baseline.arrays()
         return all(np.array_equal(ours[name], theirs[name]) for name in self.baseline.shared)
 
-    def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return the margin of the loss against another run on the same samples above `drop`."""
-        return self.model.margin_over(other.model, metric, drop, items)
-
     def margin(self, metric: Metric, drop: float, items: int) -> Margin:
         """Return the margin of the loss above `drop`, see `SampleValues.margin`."""
         return self.model.margin(self.baseline, metric, drop, items)
-
-    def losses(self) -> Values | None:
-        """Return the loss of each sample, see `SampleValues.losses`."""
-        return self.model.losses(self.baseline)
-
-    def by_class(self, classes: int) -> list[float]:
-        """Return a p-value against the baseline for each class; empty without classes."""
-        return self.model.by_class(self.baseline, classes)
-
-    def found_by_class(self, classes: int, level: float) -> list[float]:
-        """Return the loss on each class that a test detects, see `SampleValues.found_by_class`."""
-        return self.model.found_by_class(self.baseline, classes, level)
 
 
 @dataclass(frozen=True)
@@ -438,8 +406,10 @@ class Comparison:
 
     @cached_property
     def _test(self) -> tuple[Interval | None, float | None]:
-        tested = self.tested
-        return self._values.against(self.baseline.per_sample) if tested else (None, None)
+        if not self.tested:
+            return None, None
+        paired = self.paired
+        return paired.model.against(paired.baseline)
 
     @property
     def interval(self) -> Interval | None:
@@ -459,24 +429,25 @@ class Comparison:
     @property
     def paired(self) -> Paired:
         """Per-sample values of model and baseline, for `predictions.npz`."""
-        return Paired(self._values, self.baseline.per_sample)
+        values = self.model.per_sample
+        values = values if self.plan is None else replace(values, plan=self.plan)
+        return Paired(values, self.baseline.per_sample)
 
     @property
-    def _values(self) -> Any:
-        values = self.model.per_sample
-        return values if self.plan is None else values.until(self.plan)
+    def _changes(self) -> tuple[int, int, int]:
+        return self.model.per_sample.changes(self.baseline.per_sample)
 
     @property
     def outcome(self) -> str:
         """The reason to stop scoring here, see `StoppingPlan.outcome`; empty to continue."""
-        return str(self._values.outcome(self.baseline.per_sample))
+        return "" if self.plan is None else self.plan.outcome(*self._changes)
 
     @property
     def stopping(self) -> Metrics:
         """Planned samples, and the loss corrected for the interim looks; empty without a plan."""
         if self.plan is None:
             return {}
-        loss, interval = self._values.estimate(self.baseline.per_sample)
+        loss, interval = self.plan.estimate(*self._changes), self.plan.interval(*self._changes)
         return {PLANNED: self.plan.total, STOPPED_LOSS: loss, **_ends(STOPPED_LOSS, interval)}
 
 

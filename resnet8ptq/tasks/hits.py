@@ -33,12 +33,6 @@ Labels = NDArray[np.int64]
 MOST, LEAST = 2**40, 1e-9  # samples and level of a plan that is read back
 
 
-def count_confusion(labels: Labels, predictions: Labels, classes: int) -> NDArray[np.int64]:
-    """Count images by [true class, predicted class]."""
-    cells = labels.astype(np.int64) * classes + predictions
-    return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
-
-
 @dataclass(frozen=True)
 class Hits(SampleValues):
     """Predicted classes [n] of one model, and labels [n].
@@ -101,21 +95,6 @@ class Hits(SampleValues):
             return None
         return replace(self, predictions=self.predictions[rows], labels=self.labels[rows])
 
-    def until(self, plan: StoppingPlan) -> Self:
-        """Return the values at an interim look of a sequential test."""
-        return replace(self, plan=plan)
-
-    def outcome(self, baseline: Self) -> str:
-        """Return the reason to stop scoring, see `StoppingPlan.outcome`."""
-        return "" if self.plan is None else self.plan.outcome(*self.changes(baseline))
-
-    def estimate(self, baseline: Self) -> tuple[float, Interval] | None:
-        """Return loss and 95% interval, corrected for the interim looks; None without a plan."""
-        if self.plan is None:
-            return None
-        changes = self.changes(baseline)
-        return self.plan.estimate(*changes), self.plan.interval(*changes)
-
     def changes(self, baseline: Self) -> tuple[int, int, int]:
         """Return the numbers of lost, won and all samples."""
         won, lost = flips(self.right, baseline.right)
@@ -143,7 +122,8 @@ class Hits(SampleValues):
 
     def confusion(self, classes: int) -> NDArray[np.int64]:
         """Count images by [true class, predicted class]."""
-        return count_confusion(self.labels, self.predictions, classes)
+        cells = self.labels.astype(np.int64) * classes + self.predictions
+        return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
     def arrays(self) -> dict[str, Array]:
         """Return predictions, labels, and the plan, if any."""

@@ -311,7 +311,8 @@ def test_kept_values_read_back(case, tmp_path):
             kept.append(case.task.test.read(arrays))
     model, other = (run.paired.model for run in runs)
     assert kept[0].model.against(kept[1].model) == model.against(other)
-    assert kept[0].by_class(2) == runs[0].paired.by_class(2)
+    pairs = kept[0], runs[0].paired
+    assert len({str(pair.model.by_class(pair.baseline, 2)) for pair in pairs}) == 1
     with pytest.raises((KeyError, ValueError)):
         case.task.test.read({"predictions": np.zeros((2, 2)), "scores": np.zeros(1)})
 
@@ -561,7 +562,7 @@ def test_a_wrong_metric_is_refused_in_one_line(target, message):
 
 def test_classification_agrees_with_scikit_learn():
     scores = classification.score(noisy_classes(2.0), Targets(CLASSES))
-    more, predictions = scores.more(), scores.hits.predictions
+    more, predictions = scores.more(), scores.per_sample.predictions
     assert more["macro_f1"] == pytest.approx(f1_score(CLASSES, predictions, average="macro"))
     expected = top_k_accuracy_score(CLASSES, scores.probabilities, k=5)
     assert more["top5_accuracy"] == pytest.approx(expected)
