@@ -137,7 +137,6 @@ class Evaluator:
 
         Args:
             network: the evaluator's network, possibly corrected or fine-tuned.
-            calibration, folder, ranges: see `backends.contract.Quantizer.quantize`.
         """
         start = time.perf_counter()
         with waiting("Quantizing"):

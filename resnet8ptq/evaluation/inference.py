@@ -48,11 +48,6 @@ def infer(
 ) -> Evaluation:
     """Run a loaded artifact on all samples of `split`.
 
-    Args:
-        copies: see `load_copies`.
-        final: the kind of the outputs, see `Outputs`.
-        reduction: applied to the outputs of each batch; None keeps all outputs.
-
     Raises:
         ModelError: output shapes differ between samples, and there is no reduction.
     """

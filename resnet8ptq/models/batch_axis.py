@@ -48,9 +48,6 @@ def in_batches(predict: Predict, samples: Samples, size: int, label: str | None 
     """Return the outputs for all samples, run in batches of at most `size`.
 
     Outputs with sample-dependent sizes, such as detections, are padded with zeros.
-
-    Args:
-        label: label of the progress bar; None: no bar.
     """
     starts = range(0, len(samples), size)
     parts = [predict(samples[i : i + size]) for i in (track(starts, label) if label else starts)]
@@ -158,7 +155,6 @@ def _shape_outputs(
 
     Args:
         tensors: the values of the outputs for `size` samples, by name.
-        batch: see `fix_sizes`.
     """
     graph, data_sized = proto.graph, find_data_sized(proto)
     for value in graph.output:

@@ -77,7 +77,6 @@ class Conversion:
         preprocessing: the effect of folding, or the reason of its failure.
         without_torch: for each file that torch cannot run, the reason; empty before `check_torch`.
         why_fixed: the reason if the batch size could not be freed; else empty.
-        moved: see `Network`.
     """
 
     parity: dict[str, float]
@@ -107,7 +106,6 @@ def convert(
     If folding fails, `folded.onnx` is missing, and the record has the reason.
 
     Args:
-        source: see `network_path.locate`.
         folder: an existing, empty folder.
         samples: stored samples [n, ...] on which the frameworks must agree; records name their
             inputs.
@@ -166,14 +164,7 @@ def _convert(
 
 
 def check_torch(path: Path, samples: Samples, steps: Arithmetic = RAW, final: str = VALUES) -> str:
-    """Return JSON: the difference of torch from ONNX Runtime, or why torch cannot run the network.
-
-    Args:
-        path: a graph written by `convert`.
-        samples: stored samples [n, ...].
-        final: see `find_final`.
-
-    """
+    """Return JSON: how far torch is from ONNX Runtime, or why it cannot run the network."""
     proto, label = onnx.load(path), f"torch, {path.stem}"
     matched = match(samples, steps, read_contract(proto.graph))
     prepared = matched.prepare(samples, steps)
@@ -323,7 +314,6 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
 
     Args:
         final: see `find_final`; top-1 classes of `values` are not compared.
-        label: name of the compared network in the error.
 
     Raises:
         ParityError: the difference exceeds the tolerance, or a top-1 class differs.

@@ -31,7 +31,6 @@ class Fp32Model:
         sha256: hash of all sources of the network.
         onnx_path: the converted graph, folded if `fold` is set; later the corrected or fine-tuned
             graph.
-        conversion: the record of the conversion.
         uncorrected: the converted graph, if `onnx_path` is a corrected or fine-tuned graph.
         is_module: whether the source holds the weights of a torch module.
     """

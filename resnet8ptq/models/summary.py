@@ -60,13 +60,11 @@ class Summary:
         opset: opset of an ONNX file, or of the export from another format.
         operators: number of nodes by operator, without nodes that only compute shapes.
         layers: number of convolutions and matrix products with constant weights.
-        depthwise: number of grouped convolutions.
         parameters: number of values in all constants.
         quantized: the operators that each backend quantizes by default. Operators in `FOLDED` are
             folded, all others stay in float. Backends that cannot take the network's inputs are
             missing.
         by_tensorflow: whether TensorFlow's converter makes the TFLite file; otherwise onnx2tf does.
-        final: the operator of the first output.
         left: number of nodes by operator that stay in float by default because of attention;
             TensorFlow's converter quantizes them.
         inner_layers: number of layers inside If or Loop, by that operator; no backend quantizes
@@ -113,7 +111,6 @@ def summarize(
     """Read a network's file or folder.
 
     Args:
-        path: see `network_path.locate`.
         config: the settings of the network; None: of its file alone.
         sample: a sample [1, ...], for files that do not declare the inputs.
 

@@ -58,11 +58,7 @@ class BinaryScores(OfClasses):
 
 
 def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
-    """Return the task for two classes; the network has an output for each, or one for the second.
-
-    Args:
-        threshold: the threshold of the second class's probability.
-    """
+    """Return the task for two classes, with an output for each, or one for the second."""
     return Task(
         "binary",
         AUC,

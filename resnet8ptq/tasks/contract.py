@@ -200,7 +200,6 @@ class TaskContext:
     """The data and the network outputs for which a task is made.
 
     Attributes:
-        data: the name of the data set.
         class_names, named, class_ids: see `Dataset`.
         outputs: the shape of each output by name, without the batch axis.
         final: see `Outputs`.
@@ -308,7 +307,6 @@ class PairedTest:
     """The paired test of a task.
 
     Attributes:
-        name: the name of the test in texts.
         intervals: the name of the interval method in texts.
         read_values: reads the values of a model (prefix "") or its baseline ("baseline_") from
             the arrays of `Paired.arrays`; raises KeyError or ValueError on other arrays.
@@ -481,7 +479,6 @@ class Task:
     The parts are module-level functions or `partial`s of them, because a task is pickled.
 
     Attributes:
-        metric: the primary metric.
         criterion: a metric of `pair_metrics` with less variance over samples than the primary one.
             A sweep uses it to choose among the models near the best; None: only the primary metric
             counts.
@@ -491,17 +488,13 @@ class Task:
         joins_groups: whether samples of a group are scored as one.
         relate: rescores a model with FP32 as the reference; None if labels are the reference.
         reduction: reduces the outputs of a batch to the needed part; None keeps all.
-        params: further MLflow params.
         figure_files: caption of each figure by its file name.
-        figures: draws the figures, by file name, with a title.
         pair_metrics: metrics of a comparison by MLflow name.
         arrays: the content of `predictions.npz`, with the arrays of the paired test.
         tables: CSV files by name.
-        documents: other files by name.
         doubt: the reason why no verdict is valid for a baseline with these scores, or None. If FP32
             is not proven better than chance, or is clearly below the expected value, the network,
             the data or the preprocessing is wrong.
-        summary: a comparison as a short text.
     """
 
     name: str
@@ -531,11 +524,7 @@ class Task:
         return self.class_names if len(self.class_names) <= MANY_CLASSES else ()
 
     def compare(self, model: Any, baseline: Any, plan: StoppingPlan | None = None) -> Comparison:
-        """Compare the scores of a model with those of its baseline on the same samples.
-
-        Args:
-            plan: the plan of the sequential test, if any.
-        """
+        """Compare the scores of a model with those of its baseline on the same samples."""
         if self.relate is None:
             return Comparison(model, baseline, self.metric, plan=plan)
         related = self.relate(model, baseline)

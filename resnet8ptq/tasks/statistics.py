@@ -106,7 +106,6 @@ class Margin:
         NaN without spread.
 
         Args:
-            items: the current sample size.
             level: the level of the one-sided test.
         """
         if math.isinf(self.correction):

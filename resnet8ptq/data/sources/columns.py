@@ -33,11 +33,7 @@ Column = Any  # pa.ChunkedArray, which has no types
 
 @dataclass(frozen=True)
 class Table:
-    """Named columns.
-
-    Attributes:
-        source: the file or folder.
-    """
+    """Named columns."""
 
     source: Path
     columns: pa.Table
@@ -91,9 +87,6 @@ class Limits:
 
     def check(self, path: Path, columns: int = 0, rows: int = 0, size: int = 0) -> None:
         """Check a table.
-
-        Args:
-            size: the number of bytes read so far.
 
         Raises:
             DataError: the table exceeds a limit.
@@ -194,7 +187,6 @@ def write_numbers(
     Integers from 0 to 255 become uint8, because CSV files have no types.
 
     Args:
-        to: the .npy file to write.
         shape: the shape of a sample; None: the number of columns, or the shape of the lists.
 
     Raises:
@@ -265,7 +257,6 @@ def check_filled(column: Column, source: str, per_row: int = 1) -> None:
     """Check that a column has no empty cell.
 
     Args:
-        source: the table and the column, for the message.
         per_row: number of cells for each row of the table.
 
     Raises:

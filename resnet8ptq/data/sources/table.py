@@ -84,9 +84,6 @@ def build(
 
     Args:
         folder: the folder of relative picture paths, if `data.folder` is null.
-
-    Raises:
-        ConfigError, DataError: see `load`.
     """
     root = table.source
     if not len(table.columns):
@@ -158,7 +155,6 @@ def _read_inputs(
 
     Args:
         others: all columns except labels, split and groups.
-        top: the folder of relative picture paths.
     """
     inputs = _find_inputs(table, config, others)
     first = table.column("data.inputs", inputs[0])

@@ -31,7 +31,6 @@ def read(
 
     Args:
         sample: a sample, for files that do not declare the inputs; records have several inputs.
-        inputs: see `onnx.read`.
 
     Raises:
         ModelError: the file is not a network of a supported kind.
