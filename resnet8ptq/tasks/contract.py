@@ -553,9 +553,8 @@ class Task:
 
     def describe(self) -> dict[str, str]:
         """Return the task as MLflow params."""
-        metric = self.metric
-        params = {"scored_as": self.name, "metric": metric.name}
-        return {**params, "metric_direction": metric.direction, **self.params}
+        metric = {"metric": self.metric.name, "metric_direction": self.metric.direction}
+        return {"scored_as": self.name, **metric, **self.params}
 
 
 @dataclass(frozen=True)

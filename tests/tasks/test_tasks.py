@@ -23,6 +23,7 @@ from resnet8ptq.config.schema import (
     ReportConfig,
     TaskConfig,
 )
+from resnet8ptq.core import console
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
 from resnet8ptq.data.boxes import Annotated, pack
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, decide
@@ -372,7 +373,7 @@ def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=T
 )
 def test_the_task_that_fits(data, name, caplog):
     caplog.set_level("INFO")
-    registry._log_choice.cache_clear()
+    console.log_once.cache_clear()
     for _ in range(2):
         assert registry.make(TaskConfig(), data).name == name
     [line] = [line for line in caplog.messages if line.startswith("task=auto took ")]

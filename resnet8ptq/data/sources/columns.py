@@ -44,21 +44,13 @@ class Table:
         """The names of the columns in order."""
         return [str(name) for name in self.columns.column_names]
 
-    @cached_property
-    def _positions(self) -> dict[str, list[int]]:
-        """The positions of the columns with each name, from 0."""
-        positions: dict[str, list[int]] = {}
-        for position, name in enumerate(self.names):
-            positions.setdefault(name, []).append(position)
-        return positions
-
     def column(self, key: str, name: str) -> Column:
         """Return the column that the setting `key` names.
 
         Raises:
             ConfigError: no column or several columns have that name.
         """
-        positions = self._positions.get(name, [])
+        positions = self.columns.schema.get_all_field_indices(name)
         if len(positions) != 1:
             count = "several columns" if positions else "no column"
             raise ConfigError(
