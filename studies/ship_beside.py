@@ -105,7 +105,7 @@ def describe(
     """Return a model as a row, with the p-value that it is worse than the best flagship."""
     metric, total = record.task.metric, int(record.total or 0)
     margin = values.margin(metric, LIMIT, total)
-    worse = values.model.margin_over(best.model, metric, 0.0, total)
+    worse = values.margin_over(best, metric, 0.0, total)
     return {
         "date": date.today().isoformat(),
         "network": network,

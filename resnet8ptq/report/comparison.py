@@ -117,8 +117,7 @@ def class_power(family: Family) -> tuple[float, float] | None:
     """
     measured, classes = family.measured, len(family.class_names)
     level = SIGNIFICANCE / max(len(measured) * classes, 1)
-    pairs = [cell.paired for cell in measured if cell.paired]
-    rows = [pair.model.found_by_class(pair.baseline, classes, level) for pair in pairs]
+    rows = [cell.paired.found_by_class(classes, level) for cell in measured if cell.paired]
     if not any(rows):
         return None
     by_class = np.median(rows, axis=0)
@@ -240,7 +239,7 @@ def compare(cells: Sequence[Cell]) -> Family:
     for cell in measured:
         paired = cell.paired
         assert paired is not None  # of every measured cell
-        by_class += paired.model.by_class(paired.baseline, len(names))
+        by_class += paired.by_class(len(names))
     class_p = np.reshape(holm(by_class), (len(measured), len(names)))
     worse = {
         id(cell): tuple(

@@ -72,8 +72,7 @@ def _measure(family: Family, cells: Sequence[Cell]) -> Spread:
     values = np.array([cell.metric(family.metric.name) for cell in cells])
     label, deviation = without_seed(cells[0]), float(values.std(ddof=1))
     ends = float(values.min()), float(values.max())
-    pairs = [cell.paired for cell in cells if cell.paired]
-    losses = [paired.model.losses(paired.baseline) for paired in pairs]
+    losses = [cell.paired.losses() for cell in cells if cell.paired]
     known = [values for values in losses if values is not None]
     crossed = None
     if len(known) == len(losses) and not any(c.record.grouped for c in cells):

@@ -217,7 +217,7 @@ def _margin_over(best: Cell, cell: Cell, metric: Metric, margin: float, total: i
     assert best.paired is not None and cell.paired is not None  # of every measured cell
     if best.record.grouped or cell.record.grouped:
         return UNKNOWN
-    return cell.paired.model.margin_over(best.paired.model, metric, margin, total)
+    return cell.paired.margin_over(best.paired, metric, margin, total)
 
 
 def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
@@ -230,7 +230,7 @@ def is_near(best: Cell, cell: Cell, metric: Metric, errors: float) -> bool:
     assert best.choice is not None and cell.choice is not None
     if best.choice.same_samples(cell.choice):
         total = int(cell.metric(f"{CHOICE}{TOTAL}"))
-        return cell.choice.model.margin_over(best.choice.model, metric, 0.0, total).z <= errors
+        return cell.choice.margin_over(best.choice, metric, 0.0, total).z <= errors
     ends = [chosen.model.interval for chosen in (best.choice, cell.choice)]
     error = math.hypot(*(high - low for low, high in ends)) / (2 * Z95)
     values = [chosen.metric(CHOICE + metric.name) for chosen in (best, cell)]

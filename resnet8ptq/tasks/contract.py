@@ -297,9 +297,25 @@ class Paired:
         ours, theirs = self.baseline.arrays(), other.baseline.arrays()
         return all(np.array_equal(ours[name], theirs[name]) for name in self.baseline.shared)
 
+    def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
+        """Return the margin of the loss against another run on the same samples above `drop`."""
+        return self.model.margin_over(other.model, metric, drop, items)
+
     def margin(self, metric: Metric, drop: float, items: int) -> Margin:
         """Return the margin of the loss above `drop`, see `SampleValues.margin`."""
         return self.model.margin(self.baseline, metric, drop, items)
+
+    def losses(self) -> Values | None:
+        """Return the loss of each sample, see `SampleValues.losses`."""
+        return self.model.losses(self.baseline)
+
+    def by_class(self, classes: int) -> list[float]:
+        """Return a p-value against the baseline for each class; empty without classes."""
+        return self.model.by_class(self.baseline, classes)
+
+    def found_by_class(self, classes: int, level: float) -> list[float]:
+        """Return the loss on each class that a test detects, see `SampleValues.found_by_class`."""
+        return self.model.found_by_class(self.baseline, classes, level)
 
 
 @dataclass(frozen=True)

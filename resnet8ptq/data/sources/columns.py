@@ -276,7 +276,7 @@ def _first_not_a_number(column: Column) -> tuple[int, str]:
 
 def labels(
     table: Table, name: str, classes: Sequence[str] | None
-) -> tuple[NDArray[Any], tuple[str, ...], bool]:
+) -> tuple[NDArray[Any] | None, tuple[str, ...], bool]:
     """Return the labels [N] of a column, the class names, and whether the classes have names.
 
     Integers are labels from 0. Each distinct text is a class, in the order of `classes`, or by
@@ -285,6 +285,8 @@ def labels(
     Raises:
         DataError: a label is missing or has another type; names the row.
     """
+    if name == arrays.NO_LABELS:
+        return None, (), True
     column, source = table.column("data.labels", name), f"{table.source}: column {name!r}"
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.string())
