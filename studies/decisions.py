@@ -30,7 +30,7 @@ from benchmarks.tables import table
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.console import track
 from resnet8ptq.report.verdicts import FAIL, MARGIN, PASS, decide
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, holm, mcnemar_of, tango
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, holm, mcnemar, tango
 from studies import choosing
 from studies.choosing import NETWORKS, Chosen, Models
 
@@ -175,7 +175,7 @@ def simulate(
     loss, limit = CASES[case]
     scaled = images[network].scaled(loss)
     random = np.random.default_rng([seed, models, samples, round(1e6 * loss), len(network)])
-    p_of = cache(mcnemar_of)
+    p_of = cache(mcnemar)
     alone = judge_alone(float(scaled.lost.mean()), float(scaled.won.mean()), samples, limit)
     counts, biases = np.zeros(5), np.zeros(2)
     for _ in range(sweeps):

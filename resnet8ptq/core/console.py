@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from logging import LogRecord
+from logging import Logger, LogRecord
 from typing import Any, TypeVar
 
 from rich.box import SIMPLE
@@ -50,6 +50,12 @@ def stdout(console: Console | None, width: int) -> Console:
     if not console.is_terminal:
         console.width = width
     return console
+
+
+@cache  # once a process, not once for each job of a sweep
+def log_once(log: Logger, text: str, *values: object) -> None:
+    """Log a text, unless this process has logged it before with the same values."""
+    log.info(text, *values)
 
 
 def say(console: Console, text: object) -> None:

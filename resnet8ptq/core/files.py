@@ -117,6 +117,14 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def hash_folder(folder: Path, pattern: str = "*") -> str:
+    """Return the hexadecimal SHA-256 of the names and contents of all matching files."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob(pattern) if path.is_file()):
+        digest.update(f"{path.relative_to(folder)}: {sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
 def hash_with_data(path: Path) -> str:
     """Return the SHA-256 of a file; for an ONNX file, it covers the external data files too.
 

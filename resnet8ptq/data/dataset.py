@@ -35,7 +35,6 @@ class Split:
             labels.
         preprocessing: the arithmetic from samples to network inputs.
         layout: the order of a sample's axes in the network's input, see `preprocessing.arrange`.
-        dtype: the dtype of the network's input.
         fields: the network's inputs, if samples are records; they replace layout and dtype.
         at_once: the network's largest batch; None: any size.
         within_memory: the largest batch whose tensors fit into the memory budget.

@@ -23,7 +23,6 @@ class Field:
 
     Attributes:
         layout: the order of a sample's axes in the input, see `preprocessing.arrange`.
-        steps: preprocessing, see `steps_of`.
         padding: zeros at the end of a text, up to the network's length.
     """
 
@@ -117,11 +116,7 @@ def picture_shape(dtype: np.dtype[Any]) -> Layout:
 
 
 def steps_of(dtype: np.dtype[Any], steps: Preprocessing) -> Preprocessing:
-    """Return the preprocessing of one field: the data set's for pictures, none for others.
-
-    Args:
-        dtype: the dtype of the field, including its shape.
-    """
+    """Return the preprocessing of one field: the data set's for pictures, none for others."""
     return steps if is_picture(dtype) else RAW
 
 

@@ -22,11 +22,7 @@ _CENTRING = {"center": (0.5, 0.5), "top_left": (0.0, 0.0)}  # for Pillow's `pad`
 
 
 class Placement(NamedTuple):
-    """The mapping of coordinates by `fit`: x and y in pixels become `scale * x + offset`.
-
-    Attributes:
-        scale, offset: values for x and y.
-    """
+    """The mapping of coordinates by `fit`: x and y in pixels become `scale * x + offset`."""
 
     scale: tuple[float, float]
     offset: tuple[float, float]

@@ -89,7 +89,6 @@ def settle(
 
     Args:
         shape: the shape of a stored sample, channels last.
-        offset, step: see `Preprocessing`.
 
     Raises:
         ConfigError: the settings do not fit samples of that shape.

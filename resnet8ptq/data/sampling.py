@@ -1,12 +1,12 @@
 """Draws samples for calibration and for choices, disjoint from the reported samples."""
 
-import functools
 import logging
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from resnet8ptq.core.console import log_once
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.splitting import join_lone
@@ -48,9 +48,7 @@ def draw_calibration(
         if 2 * most > len(pool) >= 2 * LEAST_TO_CHOOSE:
             held_out = [draw_held_out(data, None)]
     free = _is_in_none(pool, held_out) if held_out else np.ones(len(pool), np.bool_)
-    unseen = data.unseen
-    if data.calibration is not None:
-        unseen = np.isin(pool.pixel_hashes, data.test.pixel_hashes, invert=True)
+    unseen = data.unseen if data.calibration is None else _is_in_none(pool, [data.test])
     if len(pool) and not unseen.any():
         raise DataError(f"{data.name}: {len(pool)} calibration images are test images too")
     free &= unseen
@@ -76,7 +74,11 @@ def draw_calibration(
     ]
     indices = np.sort(np.concatenate(drawn)).astype(np.int64)
     if len(indices) == free.sum():
-        _log_all(data.name, len(indices))
+        log_once(
+            log,
+            "%s: all %d free samples calibrate: seed has no effect",
+            *(data.name, len(indices)),
+        )
     return CalibrationSet(pool.take(indices), indices)
 
 
@@ -118,7 +120,12 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
     if images is None:
         images = min(_HELD_OUT, max(free.sum() // 2, 1))
         if images < _HELD_OUT:
-            _log_half(data.name, int(images), int(free.sum()))
+            log_once(
+                log,
+                "%s: %d of %d training samples are held out, half of them; held_out_images= sets "
+                "another number",
+                *(data.name, int(images), int(free.sum())),
+            )
     if images > free.sum():
         raise ConfigError(
             f"held_out_images: got {images}, expected at most {free.sum()}: the training images of "
@@ -144,20 +151,6 @@ def _keep_pairs(
     groups = np.asarray(split.groups)
     first = np.sort(np.unique(groups[drawn], return_index=True)[1])[: max(len(drawn) // 2, 1)]
     return np.flatnonzero(free & np.isin(groups, groups[drawn[first]]))
-
-
-@functools.cache  # logged once, although every run of a sweep draws them
-def _log_half(name: str, images: int, free: int) -> None:
-    log.info(
-        "%s: %d of %d training samples are held out, half of them; held_out_images= sets another "
-        "number",
-        *(name, images, free),
-    )
-
-
-@functools.cache  # as above
-def _log_all(name: str, images: int) -> None:
-    log.info("%s: all %d free samples calibrate: seed has no effect", name, images)
 
 
 def draw_selection(data: Dataset, images: int | None, calibration: Split) -> Split | None:

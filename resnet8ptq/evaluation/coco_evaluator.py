@@ -58,9 +58,6 @@ class CocoEvaluator:
     def predict(self, reader: CocoReader | None = None) -> None:
         """Run the remaining pictures of a reader; add the detections to earlier ones.
 
-        Args:
-            reader: None: the constructor's reader.
-
         Raises:
             ModelError: no head fits the outputs.
             ValueError: the reader has no annotations, or a picture was run before.

@@ -16,11 +16,7 @@ MAX_BYTES = 2**26  # of outputs; an evaluation with more is repeated, so that th
 
 
 def find(root: Path, key: cache.Key, final: str) -> Evaluation | None:
-    """Return the evaluation under `key`; None if the cache lacks it.
-
-    Args:
-        final: the kind of the outputs, see `Outputs`.
-    """
+    """Return the evaluation under `key`; None if the cache lacks it."""
     folder = cache.find(root, KIND, key)
     return None if folder is None else replace(load(folder, final), cached=True)
 

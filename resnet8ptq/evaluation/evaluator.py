@@ -27,16 +27,9 @@ from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation import evaluation_cache
+from resnet8ptq.evaluation import evaluation_cache, inference
 from resnet8ptq.evaluation.batching import Batching, Load, find_batching
-from resnet8ptq.evaluation.inference import (
-    Evaluation,
-    extend,
-    infer,
-    load_copies,
-    targets_of,
-    with_logits,
-)
+from resnet8ptq.evaluation.inference import Evaluation
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Comparison, Outputs, Scores, Task
 from resnet8ptq.tasks.sequential import FAIL, PASS, StoppingPlan
@@ -137,7 +130,6 @@ class Evaluator:
 
         Args:
             network: the evaluator's network, possibly corrected or fine-tuned.
-            calibration, folder, ranges: see `backends.contract.Quantizer.quantize`.
         """
         start = time.perf_counter()
         with waiting("Quantizing"):
@@ -214,14 +206,16 @@ class Evaluator:
         for end in plan.ends:
             block, seen = (samples.take(np.arange(*ends)) for ends in ((start, end), (end,)))
             label = f"Evaluating, to {end:,} of {plan.total:,}"
-            part = infer(copies, block, batching, label, self.network.final, self.task.reduction)
-            evaluation, start = extend(evaluation, part), end
+            part = inference.infer(
+                copies, block, batching, label, self.network.final, self.task.reduction
+            )
+            evaluation, start = inference.extend(evaluation, part), end
             reference = self._score(fp32.first(end), seen)
             comparison = self.task.compare(self._score(evaluation.outputs, seen), reference, plan)
             if comparison.outcome in (PASS, FAIL) or (comparison.outcome and not search):
                 break
         assert evaluation is not None  # a plan has a look
-        evaluation = evaluation if search else with_logits(evaluation, copies, seen)
+        evaluation = evaluation if search else inference.with_logits(evaluation, copies, seen)
         scores = self._score(evaluation.outputs, seen)
         return Compared(evaluation, self.task.compare(scores, reference, plan))
 
@@ -266,8 +260,10 @@ class Evaluator:
         logits: bool = False,
     ) -> Evaluation:
         copies, batching = self._open(config, path, samples, batch_size)
-        run = infer(copies, samples, batching, label, self.network.final, self.task.reduction)
-        return with_logits(run, copies, samples) if logits else run
+        run = inference.infer(
+            copies, samples, batching, label, self.network.final, self.task.reduction
+        )
+        return inference.with_logits(run, copies, samples) if logits else run
 
     def _evaluation_key(self, config: QuantizationConfig, samples: Split) -> cache.Key:
         """Return an evaluation's cache key without the file: framework, samples and code."""
@@ -292,7 +288,7 @@ class Evaluator:
         }
         load = loader(config, self.runtime, path)
         batching = find_batching(load, samples, size, self.runtime, about)
-        return load_copies(load, batching), batching
+        return [load(batching.threads) for _ in range(batching.at_once)], batching
 
     def baseline(self, config: QuantizationConfig, samples: Split) -> Baseline:
         """Return the FP32 network in the framework of `config`, run over `samples`.
@@ -313,7 +309,7 @@ class Evaluator:
     def _score(self, outputs: Outputs, samples: Split) -> Scores:
         if self.cut and outputs.logits is None:
             outputs = replace(outputs, logits=outputs.values[0])
-        return self.task.score(outputs, targets_of(samples))
+        return self.task.score(outputs, inference.targets_of(samples))
 
 
 def _backend(config: QuantizationConfig) -> str:

@@ -11,7 +11,7 @@ from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.evaluation.batching import Batching, Load, run_all
+from resnet8ptq.evaluation.batching import Batching, run_all
 from resnet8ptq.tasks.contract import PROBABILITIES, Array, Outputs, Reduction, Targets
 
 LOGIT_IMAGES = 1000
@@ -33,11 +33,6 @@ class Evaluation:
     cached: bool = False
 
 
-def load_copies(load: Load, batching: Batching) -> list[Predictor]:
-    """Load an artifact from disk, once for each parallel batch."""
-    return [load(batching.threads) for _ in range(batching.at_once)]
-
-
 def infer(
     copies: Sequence[Predictor],
     split: Split,
@@ -46,12 +41,7 @@ def infer(
     final: str = PROBABILITIES,
     reduction: Reduction | None = None,
 ) -> Evaluation:
-    """Run a loaded artifact on all samples of `split`.
-
-    Args:
-        copies: see `load_copies`.
-        final: the kind of the outputs, see `Outputs`.
-        reduction: applied to the outputs of each batch; None keeps all outputs.
+    """Run copies of a loaded artifact, one for each parallel batch, on all samples of `split`.
 
     Raises:
         ModelError: output shapes differ between samples, and there is no reduction.

@@ -84,10 +84,6 @@ def measure(
 
     Args:
         split: the samples; the first ones are run, repeated if there are too few.
-        least: see `time_in_turns`.
-
-    Returns:
-        The times of each artifact, in order.
     """
     with torch_threads_kept(), measuring("Timing"):
         predictors = [load(settings.threads) for load in loads]
@@ -110,10 +106,6 @@ def measure_operators(
 
     Args:
         profiles: load the artifacts, see `contract.Quantizer.profile`.
-        split: the samples; the first ones are run, repeated if there are too few.
-
-    Returns:
-        The nodes of each artifact, in order.
     """
     repeats = settings.repeats if batch_size == 1 else settings.batch_repeats
     with torch_threads_kept(), ExitStack() as stack:

@@ -51,7 +51,6 @@ class PairedLatency:
     Attributes:
         single: latency of one image, by model name.
         batch: latency of `batch_size` images, by model name; without networks of batch size 1.
-        threads: number of threads for each model.
     """
 
     single: dict[str, Blocks]

@@ -23,13 +23,8 @@ from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.pruning import find_all, inputs_of, prune
 from resnet8ptq.graph.session import expose, open_session
 from resnet8ptq.graph.shapes import infer_shapes
+from resnet8ptq.models import normalization
 from resnet8ptq.models.contract import Samples, read_contract
-from resnet8ptq.models.normalization import (
-    drop_attribute,
-    rename_inside,
-    write_group_norms,
-    write_paddings,
-)
 
 Outputs = list[NDArray[Any]]
 # From samples [n, ...] to the outputs [n, ...], in the order of the contract.
@@ -48,9 +43,6 @@ def in_batches(predict: Predict, samples: Samples, size: int, label: str | None 
     """Return the outputs for all samples, run in batches of at most `size`.
 
     Outputs with sample-dependent sizes, such as detections, are padded with zeros.
-
-    Args:
-        label: label of the progress bar; None: no bar.
     """
     starts = range(0, len(samples), size)
     parts = [predict(samples[i : i + size]) for i in (track(starts, label) if label else starts)]
@@ -142,8 +134,8 @@ def fix_sizes(
         _replace(graph, name, _find_shaped(others, [name]), tensors, bool(any_length))
     prune(graph)
     _shape_outputs(fixed, tensors[0], batch, sizes[0])
-    write_paddings(fixed)
-    write_group_norms(fixed)
+    normalization.write_paddings(fixed)
+    normalization.write_group_norms(fixed)
     onnx.checker.check_model(fixed)
     return fixed
 
@@ -158,7 +150,6 @@ def _shape_outputs(
 
     Args:
         tensors: the values of the outputs for `size` samples, by name.
-        batch: see `fix_sizes`.
     """
     graph, data_sized = proto.graph, find_data_sized(proto)
     for value in graph.output:
@@ -217,7 +208,7 @@ def _add_batch_axis(
 ) -> None:
     """Put a batch axis of size 1 before the axes of an output."""
     inner = f"{value.name}__of_one"
-    rename_inside(graph, value.name, inner)
+    normalization.rename_inside(graph, value.name, inner)
     axes = numpy_helper.from_array(np.zeros(1, np.int64), f"{inner}__axes")
     graph.initializer.append(axes)
     name = f"{value.name}__batch_axis"
@@ -242,7 +233,7 @@ def _set_target(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.i
 
     A 0 copies the input's size on that axis, even if the exporter set `allowzero`.
     """
-    drop_attribute(node, "allowzero")
+    normalization.drop_attribute(node, "allowzero")
     tensor = numpy_helper.from_array(dims, f"{node.name}__shape")
     graph.initializer.append(tensor)
     node.input[1] = tensor.name

@@ -148,11 +148,7 @@ def match(stored: Samples, steps: Preprocessing, contract: Contract) -> Match:
 
 
 def _fill(tensor: Tensor, stored: np.dtype[Any], steps: Preprocessing, length: int | None) -> Field:
-    """Return the field of records that fills an input.
-
-    Args:
-        length: see `_only_length`.
-    """
+    """Return the field of records that fills an input."""
     names = names_of(stored)
     if tensor.name not in names:
         raise ModelError(

@@ -29,20 +29,12 @@ from resnet8ptq.data.preprocessing import RAW
 from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
 from resnet8ptq.graph.footprint import tensor_bytes
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.models import batch_axis, batch_first, branches
+from resnet8ptq.models import batch_axis, batch_first, branches, normalization
 from resnet8ptq.models.batch_axis import Outputs, Predict
 from resnet8ptq.models.contract import Contract, Samples, is_scalar, match, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
-from resnet8ptq.models.normalization import (
-    avoid_quantizer_names,
-    copy_shared_weights,
-    name_nodes,
-    normalize,
-    opset,
-    simplify_gemms,
-)
 from resnet8ptq.models.sources import read, select_outputs
-from resnet8ptq.models.sources.contract import Module, Network
+from resnet8ptq.models.sources.contract import Network
 from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
 
 log = logging.getLogger(__name__)
@@ -77,7 +69,6 @@ class Conversion:
         preprocessing: the effect of folding, or the reason of its failure.
         without_torch: for each file that torch cannot run, the reason; empty before `check_torch`.
         why_fixed: the reason if the batch size could not be freed; else empty.
-        moved: see `Network`.
     """
 
     parity: dict[str, float]
@@ -107,7 +98,6 @@ def convert(
     If folding fails, `folded.onnx` is missing, and the record has the reason.
 
     Args:
-        source: see `network_path.locate`.
         folder: an existing, empty folder.
         samples: stored samples [n, ...] on which the frameworks must agree; records name their
             inputs.
@@ -119,7 +109,7 @@ def convert(
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
     try:
         with waiting("Reading and converting the network"):
-            network = read(source, samples[:1], Module.of(config), config.inputs)
+            network = read(source, samples[:1], config)
             network = select_outputs(network, config.outputs) if config.outputs else network
         matched = match(samples, steps, read_contract(network.proto.graph))
         _convert(network, folder, matched.prepare(samples, steps), matched.fields)
@@ -136,16 +126,16 @@ def _convert(
     network: Network, folder: Path, samples: Samples, fields: Fields | None = None
 ) -> None:
     """Do the work of `convert`; the samples have the network's dtype and layout."""
-    name_nodes(network.proto.graph)
-    simplify_gemms(network.proto.graph)
+    normalization.name_nodes(network.proto.graph)
+    normalization.simplify_gemms(network.proto.graph)
     network = batch_first.move_outputs(_find_batch(network, samples), samples)
     _take_branches(network, samples)
     proto, why_fixed = _fix_sizes(network, samples, fields)
     added = {node.output[0] for node in proto.graph.node if node.name.endswith("__batch_axis")}
     if indices := [i for i, value in enumerate(proto.graph.output) if value.name in added]:
         network = replace(network, predict=batch_axis.one_by_one(network.predict, indices))
-    copy_shared_weights(proto.graph)
-    avoid_quantizer_names(proto.graph)
+    normalization.copy_shared_weights(proto.graph)
+    normalization.avoid_quantizer_names(proto.graph)
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
@@ -156,7 +146,7 @@ def _convert(
         label = f"onnx, {path.stem}"
         outputs = run(open_runner(str(path)), f"{_COMPARING}: {label}")
         parity[label] = compare(outputs, expected, final, label)
-    versions = network.source_opset, opset(proto)
+    versions = network.source_opset, normalization.opset(proto)
     record = Conversion(
         *(parity, *versions, contract, final, preprocessing),
         why_fixed=why_fixed,
@@ -166,14 +156,7 @@ def _convert(
 
 
 def check_torch(path: Path, samples: Samples, steps: Arithmetic = RAW, final: str = VALUES) -> str:
-    """Return JSON: the difference of torch from ONNX Runtime, or why torch cannot run the network.
-
-    Args:
-        path: a graph written by `convert`.
-        samples: stored samples [n, ...].
-        final: see `find_final`.
-
-    """
+    """Return JSON: how far torch is from ONNX Runtime, or why it cannot run the network."""
     proto, label = onnx.load(path), f"torch, {path.stem}"
     matched = match(samples, steps, read_contract(proto.graph))
     prepared = matched.prepare(samples, steps)
@@ -196,8 +179,8 @@ def _take_branches(network: Network, samples: Samples) -> None:
     sizes = (1, *batch_axis.SIZES) if fixed is None else (fixed,)
     feeds = [feed(batch_axis.zeros(samples[:1], size), names) for size in sizes]
     if branches.take_branches(network.proto, feeds):
-        normalize(network.proto)
-        name_nodes(graph)
+        normalization.normalize(network.proto)
+        normalization.name_nodes(graph)
 
 
 def _run_on(
@@ -323,7 +306,6 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
 
     Args:
         final: see `find_final`; top-1 classes of `values` are not compared.
-        label: name of the compared network in the error.
 
     Raises:
         ParityError: the difference exceeds the tolerance, or a top-1 class differs.

@@ -18,12 +18,7 @@ from onnx import numpy_helper
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
-from resnet8ptq.models.normalization import (
-    avoid_quantizer_names,
-    copy_shared_weights,
-    name_nodes,
-    simplify_gemms,
-)
+from resnet8ptq.models import normalization
 
 
 @dataclass(frozen=True)
@@ -75,13 +70,13 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
             except Exception:  # symbolic inference fails on some free batches; ONNX's may not
                 quant_pre_process(unfolded, folded, skip_symbolic_shape=True)
         proto = onnx.load(folded)
-        changed = simplify_gemms(proto.graph) | fold_into_products(proto.graph)
-        changed |= copy_shared_weights(proto.graph) | avoid_quantizer_names(proto.graph)
+        normalization.simplify_gemms(proto.graph)
+        fold_into_products(proto.graph)
+        normalization.copy_shared_weights(proto.graph)
+        normalization.avoid_quantizer_names(proto.graph)
         if not all(node.name for node in proto.graph.node):  # of an operator that is a function
-            name_nodes(proto.graph)
-            changed = True
-        if changed:
-            onnx.save(proto, folded)
+            normalization.name_nodes(proto.graph)
+        onnx.save(proto, folded)
     except Exception as error:  # symbolic shape inference raises Exception itself
         folded.unlink(missing_ok=True)
         return Preprocessing(failure=one_line(error))
@@ -101,8 +96,8 @@ def _import_tools() -> None:
     importlib.import_module("onnxruntime.tools")
 
 
-def fold_into_products(graph: onnx.GraphProto) -> bool:
-    """Fold constant Mul and Add into the Gemm or MatMul before them; return whether any was.
+def fold_into_products(graph: onnx.GraphProto) -> None:
+    """Fold constant Mul and Add into the Gemm or MatMul before them, in place.
 
     This is batch normalization after a dense layer; ONNX Runtime folds it into convolutions only.
     The layer's output must have no other consumer. An Add after a MatMul stays: a MatMul has no
@@ -130,7 +125,6 @@ def fold_into_products(graph: onnx.GraphProto) -> bool:
     used = {name for node in graph.node for name in node.input}
     for tensor in [t for t in graph.initializer if folded and t.name not in used]:
         graph.initializer.remove(tensor)
-    return bool(folded)
 
 
 def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:

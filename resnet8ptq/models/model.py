@@ -1,6 +1,5 @@
 """Loads the FP32 network: locates it, converts it to ONNX, checks it, caches it by content."""
 
-import functools
 import json
 import logging
 from dataclasses import dataclass, replace
@@ -10,13 +9,13 @@ import numpy as np
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, files, isolation, machine
+from resnet8ptq.core.console import log_once
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.models import conversion
 from resnet8ptq.models.contract import Contract
 from resnet8ptq.models.network_path import digest as hash_source
 from resnet8ptq.models.network_path import locate
-from resnet8ptq.models.sources.contract import Module
 from resnet8ptq.models.sources.formats import format_name
 
 log = logging.getLogger(__name__)
@@ -31,7 +30,6 @@ class Fp32Model:
         sha256: hash of all sources of the network.
         onnx_path: the converted graph, folded if `fold` is set; later the corrected or fine-tuned
             graph.
-        conversion: the record of the conversion.
         uncorrected: the converted graph, if `onnx_path` is a corrected or fine-tuned graph.
         is_module: whether the source holds the weights of a torch module.
     """
@@ -88,10 +86,10 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = Tru
     size = split.sample_bytes
     count = min(conversion.PARITY_SAMPLES, max(conversion.PARITY_BYTES // size, 1), len(split))
     checked = split.take(np.arange(count))  # the frameworks must agree on these samples
-    module = Module.of(config)
+    is_module = config.module is not None  # the user's own code, which may download
     key: cache.Key = {
         "model": digest,
-        "format": format_name(source, module is not None),
+        "format": format_name(source, is_module),
         "code": code.behind(conversion.__name__),
         "images": checked.digest,
         **machine.versions(),
@@ -102,9 +100,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = Tru
         crashed = ModelError(f"{source}: {conversion.CRASHED}")
         samples = np.asarray(checked.images[:])
         arguments = source, folder, samples, config, checked.preprocessing
-        # A module is the user's own code, which may download.
-        network = module is not None
-        isolation.call(conversion.convert, *arguments, crashed=crashed, network=network)
+        isolation.call(conversion.convert, *arguments, crashed=crashed, network=is_module)
 
     folder = cache.entry(cache_root, "models", key, make)
     model = Fp32Model(
@@ -114,7 +110,7 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = Tru
         onnx_path=folder / (conversion.FOLDED if config.fold else conversion.UNFOLDED),
         fold=config.fold,
         conversion=conversion.read_record(folder),
-        is_module=module is not None,
+        is_module=is_module,
     )
     if torch and model.onnx_path.exists():
         model = _with_torch(model, checked, cache_root)
@@ -157,11 +153,11 @@ def _report(model: Fp32Model) -> None:
         log.info("%s: opset %d converted to %d", model.source, record.source_opset, record.opset)
     if model.fold:
         effect = record.preprocessing.describe()
-        names = ("nodes", "bytes", "operators")
-        _log_once("model.fold: nodes {}, bytes {}; {}", *(effect[f"preprocess_{n}"] for n in names))
+        changes = [effect[f"preprocess_{name}"] for name in ("nodes", "bytes", "operators")]
+        log_once(log, "model.fold: nodes %s, bytes %s; %s", *changes)
     for name, axis in record.moved.items():
-        text = "{}: its axis {} counts the samples; in the quantized file, the first axis does"
-        _log_once(text, name, str(axis))
+        text = "%s: its axis %d counts the samples; in the quantized file, the first axis does"
+        log_once(log, text, name, axis)
     if record.why_fixed:
         log.warning(
             "%s: takes batches of %d samples only: %s",
@@ -170,8 +166,3 @@ def _report(model: Fp32Model) -> None:
     reason = record.without_torch.get(model.onnx_path.name)
     if reason:
         log.warning("%s: backend=torch cannot run it: %s", model.source, reason)
-
-
-@functools.cache  # once a process, not once for each job of a sweep
-def _log_once(text: str, *values: str) -> None:
-    log.info(text.format(*values))

@@ -69,17 +69,10 @@ def digest(config: ModelConfig, source: Path) -> str:
     more: list[Any] = [config.inputs, config.outputs] if config.inputs or config.outputs else []
     if config.module is not None:
         more += [config.module, config.module_args or {}, _hash_code(config.module)]
-    content = _hash_all(source, "*") if source.is_dir() else files.hash_with_data(source)
+    content = files.hash_folder(source) if source.is_dir() else files.hash_with_data(source)
     if not more:
         return content
     return hashlib.sha256(json.dumps([content, *more], default=str).encode()).hexdigest()
-
-
-def _hash_all(folder: Path, pattern: str) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob(pattern) if path.is_file()):
-        digest.update(f"{path.relative_to(folder)}: {files.sha256(path)}\n".encode())
-    return digest.hexdigest()
 
 
 def _hash_code(module: str) -> str:
@@ -93,7 +86,7 @@ def _hash_code(module: str) -> str:
             "in the current folder or on PYTHONPATH"
         )
     if folders := spec.submodule_search_locations:
-        return " ".join(_hash_all(Path(folder), "*.py") for folder in folders)
+        return " ".join(files.hash_folder(Path(folder), "*.py") for folder in folders)
     return files.sha256(Path(str(spec.origin)))
 
 

@@ -175,38 +175,32 @@ def cast_constants(graph: onnx.GraphProto) -> None:
         graph.node.remove(node)
 
 
-def simplify_gemms(graph: onnx.GraphProto) -> bool:
-    """Give Gemms with constants a bias [N], and alpha and beta of 1; return whether any changed.
+def simplify_gemms(graph: onnx.GraphProto) -> None:
+    """Give Gemms with constants a bias [N], and alpha and beta of 1, in place.
 
     ONNX Runtime's quantizer drops the beta of a bias that it rounds.
     """
     constants = {tensor.name for tensor in graph.initializer}
-    scaled = [
-        node
-        for node in graph.node
-        if node.op_type == "Gemm"
-        and constants.issuperset(filter(None, node.input[1:]))
-        and not attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1
-    ]
-    for node in scaled:
+    for node in [node for node in graph.node if node.op_type == "Gemm"]:
         factors = {1: attribute(node, "alpha", 1.0), 2: attribute(node, "beta", 1.0)}
+        if not constants.issuperset(filter(None, node.input[1:])) or {*factors.values()} == {1}:
+            continue
         for index, name in enumerate(node.input):
             if name in constants:
                 write_input(graph, node, index, read(graph, name) * np.float32(factors[index]))
         drop_attribute(node, "alpha")
         drop_attribute(node, "beta")
-    return flatten_biases(graph) or bool(scaled)
+    _flatten_biases(graph)
 
 
-def copy_shared_weights(graph: onnx.GraphProto) -> bool:
-    """Give a layer its own copy of a constant with another role elsewhere; return whether any was.
+def copy_shared_weights(graph: onnx.GraphProto) -> None:
+    """Give a layer its own copy of a constant with another role elsewhere, in place.
 
     ONNX Runtime's quantizer rounds a constant once, with the scales of its first role: along the
     axis of a Conv's channels, and not of those of a ConvTranspose.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     roles: dict[str, dict[tuple[Any, ...], str]] = {}  # of each constant: its name in each role
-    copied = False
     for node in graph.node:
         for index, name in enumerate(node.input):
             layer = index > 0 and node.op_type in (*LAYERS, "ConvTranspose")
@@ -220,13 +214,11 @@ def copy_shared_weights(graph: onnx.GraphProto) -> bool:
                     copy = graph.initializer.add()
                     copy.CopyFrom(constants[name])
                     copy.name = names[role]
-                    copied = True
             node.input[index] = names[role]
-    return copied
 
 
-def flatten_biases(graph: onnx.GraphProto) -> bool:
-    """Give the constant bias of each Gemm the shape [N]; return whether any changed.
+def _flatten_biases(graph: onnx.GraphProto) -> None:
+    """Give the constant bias of each Gemm the shape [N].
 
     ONNX also broadcasts [1, N] and [1]. But ONNX Runtime's per-channel quantization fails on the
     first shape, torch's quantized linear on the second.
@@ -242,7 +234,6 @@ def flatten_biases(graph: onnx.GraphProto) -> bool:
     ]
     for node in wide:
         write_bias(graph, node, read_bias(graph, node))
-    return bool(wide)
 
 
 def drop_attribute(node: onnx.NodeProto, name: str) -> None:
@@ -363,8 +354,8 @@ def rename_inside(graph: onnx.GraphProto, name: str, to: str) -> None:
 _SUFFIX = re.compile(r"_\w*(?:scale|zero_point|[Qq]uantize)\w*|_Q[48]|quant_scaled_output")
 
 
-def avoid_quantizer_names(graph: onnx.GraphProto) -> bool:
-    """Rename tensors whose names ONNX Runtime's quantizer would reuse; return whether any changed.
+def avoid_quantizer_names(graph: onnx.GraphProto) -> None:
+    """Rename tensors whose names ONNX Runtime's quantizer would reuse, in place.
 
     The quantizer names a tensor's scale after the tensor, and numbers the copies of a shared bias,
     without checking that the name is free. Inputs and outputs keep their names.
@@ -383,7 +374,6 @@ def avoid_quantizer_names(graph: onnx.GraphProto) -> bool:
     renamed -= kept
     if renamed:
         rename(graph, {name: f"{name}__of_file" for name in renamed})
-    return bool(renamed)
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:

@@ -6,10 +6,9 @@ and the cache keeps the graph. Nothing is run or quantized.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -27,7 +26,7 @@ from resnet8ptq.models.gates import onnx as gate
 from resnet8ptq.models.network_path import digest
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import formats, read
-from resnet8ptq.models.sources.contract import Module, Sample
+from resnet8ptq.models.sources.contract import Sample
 from resnet8ptq.models.sources.onnx import read_graph
 
 # Operators with integer kernels in torch's FX quantization and TFLite's converter, by ONNX name.
@@ -60,13 +59,11 @@ class Summary:
         opset: opset of an ONNX file, or of the export from another format.
         operators: number of nodes by operator, without nodes that only compute shapes.
         layers: number of convolutions and matrix products with constant weights.
-        depthwise: number of grouped convolutions.
         parameters: number of values in all constants.
         quantized: the operators that each backend quantizes by default. Operators in `FOLDED` are
             folded, all others stay in float. Backends that cannot take the network's inputs are
             missing.
         by_tensorflow: whether TensorFlow's converter makes the TFLite file; otherwise onnx2tf does.
-        final: the operator of the first output.
         left: number of nodes by operator that stay in float by default because of attention;
             TensorFlow's converter quantizes them.
         inner_layers: number of layers inside If or Loop, by that operator; no backend quantizes
@@ -113,7 +110,6 @@ def summarize(
     """Read a network's file or folder.
 
     Args:
-        path: see `network_path.locate`.
         config: the settings of the network; None: of its file alone.
         sample: a sample [1, ...], for files that do not declare the inputs.
 
@@ -121,16 +117,15 @@ def summarize(
         ModelError: not a model, unsafe, or nothing to quantize.
     """
     config = config or ModelConfig()
-    module = Module.of(config)
-    file_format = None if module else formats.find_format(path)
-    if file_format is None and module is None:
+    file_format = None if config.module else formats.find_format(path)
+    if file_format is None and config.module is None:
         raise ModelError(f"model.path: {path} is not a model; {formats.EXPECTED}")
-    name = formats.format_name(path, module is not None)
-    words = file_format.takes.split(" ", 1)[1] if file_format else ""
+    words = file_format.takes.split(" ", 1)[1] if file_format else f"torch module {config.module}"
     proto = _export(path, cache_root, config, sample)
     graph, static = proto.graph, static_tensors(proto.graph)
     computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
-    contract, by_tensorflow = read_contract(graph), name in formats.TFLITE_FORMATS
+    contract = read_contract(graph)
+    by_tensorflow = file_format is not None and file_format.name in formats.TFLITE_FORMATS
     dtypes = [tensor.dtype for tensor in contract.inputs]
     to_tflite = dtypes == ["float32"] or (by_tensorflow and len(dtypes) == 1)
     backends = [backend for backend in BACKENDS if backend != "tflite" or to_tflite]
@@ -138,7 +133,7 @@ def summarize(
     left = [n.op_type for n in left_by_attention(graph) if not static.issuperset(n.output)]
     return Summary(
         path=path,
-        format=words or f"torch module {module and module.name}",
+        format=words,
         contract=contract,
         opset=opset(proto),
         operators=dict(Counter(computing).most_common()),
@@ -168,39 +163,36 @@ def find_picture_size(path: Path, config: ModelConfig, cache_root: Path) -> tupl
 
 
 def _export(path: Path, cache_root: Path, config: ModelConfig, sample: Sample) -> onnx.ModelProto:
-    module, inputs = Module.of(config), dict(config.inputs or {})
-    name = formats.format_name(path, module is not None)
+    is_module = config.module is not None  # the user's own code, which may download
+    name = formats.format_name(path, is_module)
     key: cache.Key = {
         "model": digest(config, path),
         "format": name,
-        "shape": "" if sample is None or not module else f"{sample.shape} {sample.dtype}",
+        "shape": "" if sample is None or not is_module else f"{sample.shape} {sample.dtype}",
         "code": code.behind(__name__),
         **machine.versions(),
     }
 
     def make(folder: Path) -> None:
         crashed = ModelError(f"{path}: {CRASHED}")
-        arguments = path, name, sample, module, inputs
-        network = module is not None  # which may download
+        arguments = path, name, sample if is_module else None, config
         with waiting("Reading the network"):
-            exported = isolation.call(_read, *arguments, crashed=crashed, network=network)
+            exported = isolation.call(_read, *arguments, crashed=crashed, network=is_module)
         (folder / "network.onnx").write_bytes(exported)
 
     return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")
 
 
-def _read(
-    path: Path, name: str, sample: Sample, module: Module | None, inputs: Mapping[str, Any]
-) -> bytes:
+def _read(path: Path, name: str, sample: Sample, config: ModelConfig) -> bytes:
     """Return the graph with inferred shapes; an ONNX file is not converted."""
     import warnings
 
     warnings.simplefilter("ignore")  # TensorFlow's and tf2onnx's own deprecations
     with errors_as(ModelError, f"{path}: cannot be read"):
         if name == "onnx":
-            proto, *_ = read_graph(path, inputs)
+            proto, *_ = read_graph(path, config.inputs or {})
         else:
-            proto = read(path, sample if module else None, module).proto
+            proto = read(path, sample, replace(config, inputs=None)).proto
         return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())
 
 

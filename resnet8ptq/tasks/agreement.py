@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self
 
 import numpy as np
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.tasks import classification
-from resnet8ptq.tasks.classification import KL, ClassScores
+from resnet8ptq.tasks.classification import KL, OfClasses
 from resnet8ptq.tasks.contract import (
     Array,
     Comparison,
@@ -16,7 +15,6 @@ from resnet8ptq.tasks.contract import (
     Metrics,
     Outputs,
     PairedTest,
-    Scores,
     Targets,
     Task,
     TaskContext,
@@ -36,39 +34,28 @@ TEST = PairedTest(
 
 
 @dataclass(frozen=True)
-class AgreementScores(Scores):
+class AgreementScores(OfClasses):
     """The classes of one model, with FP32's classes as labels."""
-
-    classes: ClassScores
 
     @property
     def per_sample(self) -> Hits:
         """The class of each sample; right if it agrees with FP32's."""
-        return self.classes.hits
-
-    @property
-    def total(self) -> int:
-        """Number of samples."""
-        return self.classes.total
+        return self.classes.per_sample
 
     @property
     def value(self) -> float:
         """Fraction of samples that agree."""
         return self.classes.value
 
-    def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the logits in dB."""
-        return self.classes.sqnr_db(baseline.classes)
-
 
 def _score(outputs: Outputs, targets: Targets) -> AgreementScores:
     """Use the classes as their own labels; `_relate` replaces the labels by FP32's classes."""
     classes = classification.score(outputs, Targets(np.zeros(len(outputs), np.int64)))
-    return AgreementScores(replace(classes, labels=classes.hits.predictions))
+    return AgreementScores(replace(classes, labels=classes.per_sample.predictions))
 
 
 def _relate(model: AgreementScores, baseline: AgreementScores) -> AgreementScores:
-    return AgreementScores(replace(model.classes, labels=baseline.classes.hits.predictions))
+    return AgreementScores(replace(model.classes, labels=baseline.classes.per_sample.predictions))
 
 
 def _pair_metrics(comparison: Comparison) -> Metrics:

@@ -74,11 +74,7 @@ class AnomalyScores(Scores):
 
 
 def build(max_fpr: float = 0.1) -> Task:
-    """Return the task for labels 0 (normal) and 1 (an anomaly).
-
-    Args:
-        max_fpr: see `AnomalyScores`.
-    """
+    """Return the task for labels 0 (normal) and 1 (an anomaly)."""
     return Task(
         "anomaly",
         AUC,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,8 +14,7 @@ from resnet8ptq.tasks.classification import (
     ACCURACY,
     CONFUSION_CAPTION,
     CONFUSION_FILE,
-    ClassScores,
-    Probabilities,
+    OfClasses,
 )
 from resnet8ptq.tasks.contract import (
     LOGITS,
@@ -24,8 +23,6 @@ from resnet8ptq.tasks.contract import (
     Metric,
     Metrics,
     Outputs,
-    Scores,
-    Table,
     Targets,
     Task,
     TaskContext,
@@ -41,35 +38,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BinaryScores(Scores):
+class BinaryScores(OfClasses):
     """The AUC of class 1, and the classes at the threshold."""
-
-    classes: ClassScores
-
-    @property
-    def probabilities(self) -> Probabilities:
-        """Probabilities of both classes [n, 2]."""
-        return self.classes.probabilities
 
     @cached_property
     def per_sample(self) -> Ranking:
         """The probability of class 1 [n]."""
-        hits = self.classes.hits
-        return Ranking(self.probabilities[:, 1], hits.labels, hits)
-
-    @property
-    def total(self) -> int:
-        """Number of samples."""
-        return self.classes.total
+        hits = self.classes.per_sample
+        return Ranking(self.classes.probabilities[:, 1], hits.labels, hits)
 
     @property
     def value(self) -> float:
         """The AUC."""
         return self.per_sample.auc.value
-
-    def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the logits in dB."""
-        return self.classes.sqnr_db(baseline.classes)
 
     def more(self) -> Metrics:
         """Return hits, macro F1 and accuracy at the threshold."""
@@ -77,11 +58,7 @@ class BinaryScores(Scores):
 
 
 def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
-    """Return the task for two classes; the network has an output for each, or one for the second.
-
-    Args:
-        threshold: the threshold of the second class's probability.
-    """
+    """Return the task for two classes, with an output for each, or one for the second."""
     return Task(
         "binary",
         AUC,
@@ -93,7 +70,7 @@ def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
         figures=partial(_draw, class_names),
         pair_metrics=partial(_pair_metrics, class_names),
         arrays=classification.keep_probabilities,
-        tables=partial(_tables, class_names),
+        tables=partial(classification.class_tables, class_names),
         doubt=doubt_auc,
         summary=partial(_summarize, threshold),
     )
@@ -121,15 +98,10 @@ def _read(arrays: Arrays, prefix: str) -> Ranking:
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
     model, baseline = comparison.model.classes, comparison.baseline.classes
     return {
-        **classification.changes(model, baseline),
-        "paired/accuracy_p_value": model.hits.against(baseline.hits)[1],
-        **classification.class_metrics(names, model, baseline),
+        **classification.changes(comparison),
+        "paired/accuracy_p_value": model.per_sample.against(baseline.per_sample)[1],
+        **classification.class_metrics(names, comparison),
     }
-
-
-def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
-    model, baseline = comparison.model.classes, comparison.baseline.classes
-    return classification.class_tables(names, model, baseline)
 
 
 def _summarize(threshold: float, comparison: Comparison) -> str:
@@ -141,7 +113,7 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
     from resnet8ptq.tasks import class_plots, roc_plot
 
     model, baseline = comparison.model, comparison.baseline
-    hits = model.classes.hits, baseline.classes.hits
+    hits = model.classes.per_sample, baseline.classes.per_sample
     return {
         ROC_FILE: roc_plot.draw(model.per_sample, baseline.per_sample, title),
         CONFUSION_FILE: class_plots.confusion(*hits, names, title),

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks import distortion
+from resnet8ptq.tasks import distortion, statistics
 from resnet8ptq.tasks.contract import (
     Array,
     Arrays,
@@ -24,15 +24,7 @@ from resnet8ptq.tasks.contract import (
     Scores,
     check_columns,
 )
-from resnet8ptq.tasks.statistics import (
-    Interval,
-    Margin,
-    Values,
-    bootstrap,
-    bootstrap_interval,
-    bootstrap_margin,
-    bootstrap_p,
-)
+from resnet8ptq.tasks.statistics import Interval, Margin, Values
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,7 @@ class Replicates(SampleValues):
     @property
     def interval(self) -> Interval:
         """95% percentile interval."""
-        return bootstrap_interval(self.replicates)
+        return statistics.bootstrap_interval(self.replicates)
 
     def against(self, other: Self) -> tuple[Interval, float]:
         """Return the percentile interval of the difference and the p-value of the paired bootstrap.
@@ -65,14 +57,16 @@ class Replicates(SampleValues):
         """
         check_columns([self.replicates, other.replicates], "f")
         differences = self.replicates - other.replicates
-        return bootstrap_interval(differences), bootstrap_p(differences)
+        return statistics.bootstrap_interval(differences), statistics.bootstrap_p(differences)
 
     def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
         """Return the margin, from the spread of the replicates."""
         before = baseline.replicates
         # A limit that is a fraction of the baseline's value is as uncertain as that value.
         limits = drop if metric.bounded else drop * np.abs(before)
-        return bootstrap_margin(metric.cost(1.0) * (self.replicates - before) - limits, items)
+        return statistics.bootstrap_margin(
+            metric.cost(1.0) * (self.replicates - before) - limits, items
+        )
 
     def arrays(self) -> dict[str, Array]:
         """Return all arrays by name."""
@@ -115,7 +109,9 @@ class BootstrapScores(Scores):
     @cached_property
     def per_sample(self) -> Replicates:
         """The metric of each bootstrap sample, and the values of the items."""
-        return Replicates(bootstrap(self.statistic, self.total, self.resamples), self.per_item)
+        return Replicates(
+            statistics.bootstrap(self.statistic, self.total, self.resamples), self.per_item
+        )
 
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the outputs in dB."""

@@ -83,19 +83,19 @@ class ClassScores(Scores):
     logits: NDArray[np.float32] | None = None
     threshold: float | None = None
 
+    @property
+    def classes(self) -> Self:
+        """These scores, as `OfClasses` has them."""
+        return self
+
     @cached_property
-    def hits(self) -> Hits:
+    def per_sample(self) -> Hits:
         """The class of each image; of tied classes the first, as in argmax."""
         if self.threshold is None:
             predictions = self.probabilities.argmax(axis=1)
         else:
             predictions = self.probabilities[:, 1] > self.threshold
         return Hits(predictions.astype(np.int64), self.labels)
-
-    @property
-    def per_sample(self) -> Hits:
-        """The class of each image."""
-        return self.hits
 
     @property
     def total(self) -> int:
@@ -105,7 +105,7 @@ class ClassScores(Scores):
     @property
     def correct(self) -> int:
         """Number of images whose class is right."""
-        return int(self.hits.right.sum())
+        return int(self.per_sample.right.sum())
 
     @property
     def value(self) -> float:
@@ -160,15 +160,15 @@ class ClassScores(Scores):
     def class_accuracy(self, label: int) -> float | None:
         """Return the accuracy on the images of one class; None without images."""
         members = self.labels == label
-        return float(self.hits.right[members].mean()) if members.any() else None
+        return float(self.per_sample.right[members].mean()) if members.any() else None
 
     def confusion(self) -> NDArray[np.int64]:
         """Count images by [true class, predicted class]."""
-        return self.hits.confusion(self.probabilities.shape[1])
+        return self.per_sample.confusion(self.probabilities.shape[1])
 
     def agreement(self, baseline: Self) -> float:
         """Return the fraction of images on which both predict the same class."""
-        return float((self.hits.predictions == baseline.hits.predictions).mean())
+        return float((self.per_sample.predictions == baseline.per_sample.predictions).mean())
 
     def kl_divergence(self, baseline: Self) -> float:
         """Return KL(baseline || model) in nats, see `distortion.kl_divergence`."""
@@ -192,6 +192,22 @@ class ClassScores(Scores):
         return None if ours is None or theirs is None else ours - theirs
 
 
+@dataclass(frozen=True)
+class OfClasses(Scores):
+    """The scores of classes, for a task with another metric."""
+
+    classes: ClassScores
+
+    @property
+    def total(self) -> int:
+        """Number of samples."""
+        return self.classes.total
+
+    def sqnr_db(self, baseline: Self) -> float | None:
+        """Return the SQNR of the logits in dB."""
+        return self.classes.sqnr_db(baseline.classes)
+
+
 def _centre(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(logits - logits.mean(axis=1, keepdims=True))
 
@@ -205,9 +221,14 @@ def score(outputs: Outputs, targets: Targets) -> ClassScores:
     return ClassScores(values, labels, outputs.logits)
 
 
-def changes(model: ClassScores, baseline: ClassScores) -> Metrics:
+def _classes(comparison: Comparison) -> tuple[ClassScores, ClassScores]:
+    return comparison.model.classes, comparison.baseline.classes
+
+
+def changes(comparison: Comparison) -> Metrics:
     """Return the images that changed, and the distance of the outputs."""
-    lost, won = flips(baseline.hits.right, model.hits.right)
+    model, baseline = _classes(comparison)
+    lost, won = flips(baseline.per_sample.right, model.per_sample.right)
     return {
         "paired/right_to_wrong": lost,
         "paired/wrong_to_right": won,
@@ -217,8 +238,9 @@ def changes(model: ClassScores, baseline: ClassScores) -> Metrics:
     }
 
 
-def class_metrics(names: Sequence[str], model: ClassScores, baseline: ClassScores) -> Metrics:
+def class_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
     """Return the accuracy of each class and its loss against FP32."""
+    model, baseline = _classes(comparison)
     metrics: Metrics = {}
     for label, name in enumerate(metric_names(names)):
         change = model.class_change(baseline, label)
@@ -227,10 +249,9 @@ def class_metrics(names: Sequence[str], model: ClassScores, baseline: ClassScore
     return metrics
 
 
-def class_tables(
-    names: Sequence[str], model: ClassScores, baseline: ClassScores
-) -> dict[str, Table]:
+def class_tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
     """Return accuracy by class, and the confusion matrix."""
+    model, baseline = _classes(comparison)
     rows: list[list[object]] = [["class", "accuracy", "baseline_accuracy", "delta"]]
     for label, name in enumerate(names):
         accuracies = (scores.class_accuracy(label) for scores in (model, baseline))
@@ -255,7 +276,7 @@ def build(class_names: tuple[str, ...] = ()) -> Task:
         },
         figures=partial(_draw, class_names),
         arrays=keep_probabilities,
-        tables=partial(_tables, class_names),
+        tables=partial(class_tables, class_names),
         doubt=_doubt,
         summary=_summarize,
     )
@@ -263,17 +284,12 @@ def build(class_names: tuple[str, ...] = ()) -> Task:
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    model, baseline = comparison.model, comparison.baseline
     return {
-        "counts/tied": model.tied,
-        "expected_accuracy": model.fair,
-        **changes(model, baseline),
-        **class_metrics(names, model, baseline),
+        "counts/tied": comparison.model.tied,
+        "expected_accuracy": comparison.model.fair,
+        **changes(comparison),
+        **class_metrics(names, comparison),
     }
-
-
-def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
-    return class_tables(names, comparison.model, comparison.baseline)
 
 
 def _summarize(comparison: Comparison) -> str:
@@ -283,13 +299,13 @@ def _summarize(comparison: Comparison) -> str:
 
 def keep_probabilities(comparison: Comparison) -> dict[str, Array]:
     """Return probabilities, and the arrays of the paired test."""
-    return {"probabilities": comparison.model.probabilities, **comparison.paired.arrays()}
+    return {"probabilities": comparison.model.classes.probabilities, **comparison.paired.arrays()}
 
 
 def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
     from resnet8ptq.tasks import class_plots
 
-    hits = comparison.model.hits, comparison.baseline.hits
+    hits = comparison.model.per_sample, comparison.baseline.per_sample
     return {
         "classes.png": class_plots.classes(*hits, names, title),
         CONFUSION_FILE: class_plots.confusion(*hits, names, title),
@@ -298,7 +314,7 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
 
 def _doubt(baseline: ClassScores, expected: float | None) -> str | None:
     """Doubt an accuracy that is not significantly above chance, or is below `expected`."""
-    classes, hits = baseline.probabilities.shape[1], baseline.hits
+    classes, hits = baseline.probabilities.shape[1], baseline.per_sample
     shown = f"{ACCURACY.show(baseline.value)} ({baseline.correct} of {baseline.total}"
     if above_chance(hits.labels, hits.predictions, classes) > SIGNIFICANCE:
         return f"NEAR CHANCE, {shown}, {classes} classes)"

@@ -200,7 +200,6 @@ class TaskContext:
     """The data and the network outputs for which a task is made.
 
     Attributes:
-        data: the name of the data set.
         class_names, named, class_ids: see `Dataset`.
         outputs: the shape of each output by name, without the batch axis.
         final: see `Outputs`.
@@ -247,22 +246,6 @@ class SampleValues(ABC):
     def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
         """Return the margin of the loss against another quantized model above `drop`."""
         return self.margin(other, metric, drop, items)
-
-    def until(self, plan: StoppingPlan) -> Self:
-        """Return the values at an interim look of a sequential test, see `PairedTest.sequential`.
-
-        Raises:
-            TypeError: these values have no sequential test.
-        """
-        raise TypeError(f"{type(self).__name__} has no sequential test")
-
-    def outcome(self, baseline: Self) -> str:
-        """Return the reason to stop scoring, see `StoppingPlan.outcome`; empty to continue."""
-        return ""
-
-    def estimate(self, baseline: Self) -> tuple[float, Interval] | None:
-        """Return the loss and its 95% interval, corrected for the looks of a sequential test."""
-        return None
 
     def select(self, rows: NDArray[np.bool_]) -> Self | None:
         """Return the values of some samples [n]; None if the values are not kept by sample."""
@@ -340,7 +323,6 @@ class PairedTest:
     """The paired test of a task.
 
     Attributes:
-        name: the name of the test in texts.
         intervals: the name of the interval method in texts.
         read_values: reads the values of a model (prefix "") or its baseline ("baseline_") from
             the arrays of `Paired.arrays`; raises KeyError or ValueError on other arrays.
@@ -438,8 +420,10 @@ class Comparison:
 
     @cached_property
     def _test(self) -> tuple[Interval | None, float | None]:
-        tested = self.tested
-        return self._values.against(self.baseline.per_sample) if tested else (None, None)
+        if not self.tested:
+            return None, None
+        paired = self.paired
+        return paired.model.against(paired.baseline)
 
     @property
     def interval(self) -> Interval | None:
@@ -459,24 +443,25 @@ class Comparison:
     @property
     def paired(self) -> Paired:
         """Per-sample values of model and baseline, for `predictions.npz`."""
-        return Paired(self._values, self.baseline.per_sample)
+        values = self.model.per_sample
+        values = values if self.plan is None else replace(values, plan=self.plan)
+        return Paired(values, self.baseline.per_sample)
 
     @property
-    def _values(self) -> Any:
-        values = self.model.per_sample
-        return values if self.plan is None else values.until(self.plan)
+    def _changes(self) -> tuple[int, int, int]:
+        return self.model.per_sample.changes(self.baseline.per_sample)
 
     @property
     def outcome(self) -> str:
         """The reason to stop scoring here, see `StoppingPlan.outcome`; empty to continue."""
-        return str(self._values.outcome(self.baseline.per_sample))
+        return "" if self.plan is None else self.plan.outcome(*self._changes)
 
     @property
     def stopping(self) -> Metrics:
         """Planned samples, and the loss corrected for the interim looks; empty without a plan."""
         if self.plan is None:
             return {}
-        loss, interval = self._values.estimate(self.baseline.per_sample)
+        loss, interval = self.plan.estimate(*self._changes), self.plan.interval(*self._changes)
         return {PLANNED: self.plan.total, STOPPED_LOSS: loss, **_ends(STOPPED_LOSS, interval)}
 
 
@@ -510,7 +495,6 @@ class Task:
     The parts are module-level functions or `partial`s of them, because a task is pickled.
 
     Attributes:
-        metric: the primary metric.
         criterion: a metric of `pair_metrics` with less variance over samples than the primary one.
             A sweep uses it to choose among the models near the best; None: only the primary metric
             counts.
@@ -520,17 +504,13 @@ class Task:
         joins_groups: whether samples of a group are scored as one.
         relate: rescores a model with FP32 as the reference; None if labels are the reference.
         reduction: reduces the outputs of a batch to the needed part; None keeps all.
-        params: further MLflow params.
         figure_files: caption of each figure by its file name.
-        figures: draws the figures, by file name, with a title.
         pair_metrics: metrics of a comparison by MLflow name.
         arrays: the content of `predictions.npz`, with the arrays of the paired test.
         tables: CSV files by name.
-        documents: other files by name.
         doubt: the reason why no verdict is valid for a baseline with these scores, or None. If FP32
             is not proven better than chance, or is clearly below the expected value, the network,
             the data or the preprocessing is wrong.
-        summary: a comparison as a short text.
     """
 
     name: str
@@ -560,11 +540,7 @@ class Task:
         return self.class_names if len(self.class_names) <= MANY_CLASSES else ()
 
     def compare(self, model: Any, baseline: Any, plan: StoppingPlan | None = None) -> Comparison:
-        """Compare the scores of a model with those of its baseline on the same samples.
-
-        Args:
-            plan: the plan of the sequential test, if any.
-        """
+        """Compare the scores of a model with those of its baseline on the same samples."""
         if self.relate is None:
             return Comparison(model, baseline, self.metric, plan=plan)
         related = self.relate(model, baseline)
@@ -593,9 +569,8 @@ class Task:
 
     def describe(self) -> dict[str, str]:
         """Return the task as MLflow params."""
-        metric = self.metric
-        params = {"scored_as": self.name, "metric": metric.name}
-        return {**params, "metric_direction": metric.direction, **self.params}
+        metric = {"metric": self.metric.name, "metric_direction": self.metric.direction}
+        return {"scored_as": self.name, **metric, **self.params}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from resnet8ptq.tasks import statistics
 from resnet8ptq.tasks.contract import (
     Array,
     Arrays,
@@ -16,27 +17,10 @@ from resnet8ptq.tasks.contract import (
     check_columns,
 )
 from resnet8ptq.tasks.sequential import StoppingPlan
-from resnet8ptq.tasks.statistics import (
-    UNKNOWN,
-    Interval,
-    Margin,
-    Values,
-    flips,
-    least_found,
-    mcnemar,
-    tango,
-    tango_interval,
-    wilson,
-)
+from resnet8ptq.tasks.statistics import UNKNOWN, Interval, Margin, Values
 
 Labels = NDArray[np.int64]
 MOST, LEAST = 2**40, 1e-9  # samples and level of a plan that is read back
-
-
-def count_confusion(labels: Labels, predictions: Labels, classes: int) -> NDArray[np.int64]:
-    """Count images by [true class, predicted class]."""
-    cells = labels.astype(np.int64) * classes + predictions
-    return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
 
 @dataclass(frozen=True)
@@ -71,7 +55,7 @@ class Hits(SampleValues):
     @property
     def interval(self) -> Interval:
         """95% Wilson score interval of the accuracy."""
-        return wilson(int(self.right.sum()), len(self.right))
+        return statistics.wilson(int(self.right.sum()), len(self.right))
 
     def against(self, other: Self) -> tuple[Interval, float]:
         """Return Tango's interval of the difference and the p-value of the exact McNemar test.
@@ -82,12 +66,13 @@ class Hits(SampleValues):
             low, high = self.plan.interval(*self.changes(other))
             equal = self.plan.margin(*self.changes(other), 0.0)
             return (-high, -low), min(1.0, 2 * min(equal.p_within, equal.p_beyond))
-        return tango_interval(self.right, other.right), mcnemar(self.right, other.right)
+        lost, won, _ = self.changes(other)
+        return statistics.tango_interval(self.right, other.right), statistics.mcnemar(lost, won)
 
     def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
         """Return Tango's margin of the accuracy; with a plan, corrected for the interim looks."""
-        changes = self.changes(baseline)
-        return tango(*changes, drop) if self.plan is None else self.plan.margin(*changes, drop)
+        margin = statistics.tango if self.plan is None else self.plan.margin
+        return margin(*self.changes(baseline), drop)
 
     def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
         """Return Tango's margin; unknown with a plan, which only corrects the loss against FP32."""
@@ -101,24 +86,9 @@ class Hits(SampleValues):
             return None
         return replace(self, predictions=self.predictions[rows], labels=self.labels[rows])
 
-    def until(self, plan: StoppingPlan) -> Self:
-        """Return the values at an interim look of a sequential test."""
-        return replace(self, plan=plan)
-
-    def outcome(self, baseline: Self) -> str:
-        """Return the reason to stop scoring, see `StoppingPlan.outcome`."""
-        return "" if self.plan is None else self.plan.outcome(*self.changes(baseline))
-
-    def estimate(self, baseline: Self) -> tuple[float, Interval] | None:
-        """Return loss and 95% interval, corrected for the interim looks; None without a plan."""
-        if self.plan is None:
-            return None
-        changes = self.changes(baseline)
-        return self.plan.estimate(*changes), self.plan.interval(*changes)
-
     def changes(self, baseline: Self) -> tuple[int, int, int]:
         """Return the numbers of lost, won and all samples."""
-        won, lost = flips(self.right, baseline.right)
+        won, lost = statistics.flips(self.right, baseline.right)
         return lost, won, len(self.right)
 
     def losses(self, baseline: Self) -> Values:
@@ -133,17 +103,19 @@ class Hits(SampleValues):
         if self.plan is not None:
             return [1.0] * classes
         members = (self.labels == label for label in range(classes))
-        return [mcnemar(self.right[m], baseline.right[m]) for m in members]
+        pairs = (statistics.flips(self.right[m], baseline.right[m]) for m in members)
+        return [statistics.mcnemar(*pair) for pair in pairs]
 
     def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
         """Return the loss on each class that the test detects, see `least_found`."""
         members = [members for label in range(classes) if (members := self.labels == label).any()]
         flipped = self.right != baseline.right
-        return [least_found(int(flipped[m].sum()), int(m.sum()), level) for m in members]
+        return [statistics.least_found(int(flipped[m].sum()), int(m.sum()), level) for m in members]
 
     def confusion(self, classes: int) -> NDArray[np.int64]:
         """Count images by [true class, predicted class]."""
-        return count_confusion(self.labels, self.predictions, classes)
+        cells = self.labels.astype(np.int64) * classes + self.predictions
+        return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
     def arrays(self) -> dict[str, Array]:
         """Return predictions, labels, and the plan, if any."""

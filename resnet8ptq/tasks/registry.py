@@ -1,6 +1,5 @@
 """The tasks by name. A task is imported only when a run or a report asks for it."""
 
-import functools
 import json
 import logging
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import Any
 
 from resnet8ptq.config.limits import check
 from resnet8ptq.config.schema import TaskConfig
+from resnet8ptq.core.console import log_once
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.tasks.contract import PROBABILITIES, Task, TaskContext, TaskType
@@ -55,7 +55,7 @@ def make(config: TaskConfig, setting: TaskContext) -> Task:
     name = choose(setting) if config.name == AUTO else config.name
     kind = _find(name)
     if config.name == AUTO:
-        _log_choice(name)
+        log_once(log, "task=auto took %s: %s", name, BECAUSE[name])
         config = kind.schema(name)
     elif not isinstance(config, kind.schema):
         raise ConfigError(f"task.name: got {config.name!r} alone; try task={config.name}")
@@ -71,27 +71,18 @@ def fingerprint(config: TaskConfig) -> str:
     return "" if config.name == AUTO else _find(config.name).fingerprint(config)
 
 
-@functools.cache  # once a process, not once for each job of a sweep
-def _log_choice(name: str) -> None:
-    log.info("task=auto took %s: %s", name, BECAUSE[name])
-
-
 def choose(setting: TaskContext) -> str:
     """Return the name of the task that fits the labels or, without labels, the outputs.
 
     Outputs that are not probabilities may be logits or other values. The deviation from FP32 is
     meaningful for both, the top-1 class only for logits.
     """
-    if setting.labels is not None and setting.labels.dtype.kind == "V":
-        return "detection"
-    if setting.labels is not None:
-        if setting.labels.dtype.kind == "f":
-            return "regression"
-        return (
-            "binary" if (setting.classes, len(setting.class_names)) == (1, 2) else "classification"
-        )
-    several = (setting.classes or 0) > 1
-    return "agreement" if several and setting.final == PROBABILITIES else "deviation"
+    if setting.labels is None:
+        several = (setting.classes or 0) > 1
+        return "agreement" if several and setting.final == PROBABILITIES else "deviation"
+    single = (setting.classes, len(setting.class_names)) == (1, 2)
+    by_kind = {"V": "detection", "f": "regression"}
+    return by_kind.get(setting.labels.dtype.kind, "binary" if single else "classification")
 
 
 def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task:

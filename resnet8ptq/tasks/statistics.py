@@ -40,18 +40,13 @@ def wilson(correct: int, total: int) -> Interval:
     return low, centre + half_width if correct < total else 1.0
 
 
-def mcnemar(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> float:
+def mcnemar(ours: int, theirs: int) -> float:
     """Return the p-value of the exact two-sided McNemar test (McNemar, 1947); 1 without flips.
 
-    If two models are equally accurate, an image that only one of them gets right belongs to either
-    with probability 1/2. Both tails of that binomial distribution are P(X <= k) = I_1/2(flips - k,
-    k + 1) (Abramowitz and Stegun, 1964, 26.5.24).
+    If two models are equally accurate, an image that only one of them gets right (`flips`) belongs
+    to either with probability 1/2. Both tails of that binomial distribution are P(X <= k) =
+    I_1/2(flips - k, k + 1) (Abramowitz and Stegun, 1964, 26.5.24).
     """
-    return mcnemar_of(*flips(hits, other_hits))
-
-
-def mcnemar_of(ours: int, theirs: int) -> float:
-    """Return the p-value of `mcnemar` from the numbers of images that only one model gets right."""
     if abs(ours - theirs) <= 1:
         return 1.0  # the tails meet
     fewer = min(ours, theirs)
@@ -106,7 +101,6 @@ class Margin:
         NaN without spread.
 
         Args:
-            items: the current sample size.
             level: the level of the one-sided test.
         """
         if math.isinf(self.correction):

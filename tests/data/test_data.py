@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resnet8ptq.config.schema import DataConfig, PreprocessConfig
-from resnet8ptq.core import cache
+from resnet8ptq.core import cache, console
 from resnet8ptq.core.errors import ConfigError, DataError, DataNotFoundError
-from resnet8ptq.data import decoding, locate, registry, sampling
+from resnet8ptq.data import decoding, locate, registry
 from resnet8ptq.data.dataset import Dataset, Split, hash_samples
 from resnet8ptq.data.lazy import AT_ONCE
 from resnet8ptq.data.sampling import (
@@ -459,7 +459,7 @@ def test_what_is_held_out_leaves_some_to_calibrate_with():
 def test_a_draw_of_all_samples_says_that_the_seed_has_no_effect(caplog):
     caplog.set_level("INFO")
     for per_class, draws in ((None, 1), (2, 2)):
-        sampling._log_all.cache_clear()
+        console.log_once.cache_clear()
         caplog.clear()
         drawn = [draw_calibration(SMALL, per_class, seed).indices.tolist() for seed in (1, 2)]
         assert len({*map(tuple, drawn)}) == draws
@@ -468,7 +468,7 @@ def test_a_draw_of_all_samples_says_that_the_seed_has_no_effect(caplog):
 
 def test_few_images_are_held_out_by_halves(caplog):
     caplog.set_level("INFO")
-    sampling._log_half.cache_clear()
+    console.log_once.cache_clear()
     scored = draw_held_out(SMALL, None)
     others = draw_held_out(SMALL, None, [scored])
     free = len(SMALL.train)

@@ -349,24 +349,6 @@ def test_a_table_of_many_columns(tmp_path, suffix):
     )
 
 
-def test_columns_are_indexed_once():
-    class Counted:
-        asked = 0
-
-        @property
-        def column_names(self):
-            self.asked += 1
-            return ["a", "b"]
-
-        def column(self, number):
-            return pa.chunked_array([[number]])
-
-    content = Counted()
-    found = Table(Path("t"), content, "")
-    assert [found.column("key", name).to_pylist() for name in "abab"] == [[0], [1], [0], [1]]
-    assert content.asked == 1
-
-
 def write_names(path, count):
     names = [f"g{n}" for n in range(count)]
     if path.suffix == ".csv":

@@ -193,7 +193,10 @@ def test_batch_and_threads_do_not_change_predictions(quantize, shapes):
         quantizer = quantizer_of(cell.config)
         found = [
             inference.infer(
-                inference.load_copies(partial(quantizer.load, cell.artifact.path), batching),
+                [
+                    quantizer.load(cell.artifact.path, batching.threads)
+                    for _ in range(batching.at_once)
+                ],
                 split,
                 batching,
             ).outputs.values[0]

@@ -73,7 +73,7 @@ def test_scoring_stops_at_a_look_with_what_a_whole_run_predicts(quantize, shapes
     assert comparison.outcome == PASS
     assert seen in plan.ends and seen < plan.total
     whole = evaluator.compare(config, cell.artifact.path, ordered.take(np.arange(seen)))
-    ours, theirs = (c.model.hits.predictions for c in (comparison, whole.comparison))
+    ours, theirs = (c.model.per_sample.predictions for c in (comparison, whole.comparison))
     np.testing.assert_array_equal(ours, theirs)
     assert comparison.sqnr_db == pytest.approx(whole.comparison.sqnr_db)
     metrics = evaluator.task.metrics(comparison)

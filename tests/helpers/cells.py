@@ -10,7 +10,7 @@ from resnet8ptq.report import facts
 from resnet8ptq.report.comparison import Cell, Family, compare
 from resnet8ptq.tasks.contract import Paired
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.statistics import mcnemar
+from resnet8ptq.tasks.statistics import flips, mcnemar
 from resnet8ptq.tracking.record import RunRecord
 
 NAMES = ("cat", "dog")
@@ -50,7 +50,7 @@ def record(run_id: str, model: np.ndarray, **changes: float | str) -> RunRecord:
         "drop": float((BASELINE == LABELS).mean() - (model == LABELS).mean()),
         "baseline/accuracy": 0.9,
         "baseline/size_bytes": 300_000.0,
-        "paired/p_value": mcnemar(model == LABELS, BASELINE == LABELS),
+        "paired/p_value": mcnemar(*flips(model == LABELS, BASELINE == LABELS)),
         "size_bytes": 100_000.0,
         "counts/total": float(IMAGES),
     }

@@ -8,20 +8,17 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.models import conversion
-from resnet8ptq.models.sources.contract import Module
 
 
 def convert(
     source: Path,
     folder: Path,
     samples: NDArray[Any],
-    module: Module | None = None,
-    outputs: list[str] | None = None,
+    **settings: Any,
 ) -> conversion.Conversion:
     """Write a conversion into `folder`, with torch's check of each file; return the record."""
     folder.mkdir(exist_ok=True)
-    named = {"module": module.name, "module_args": module.arguments} if module else {}
-    conversion.convert(source, folder, samples, ModelConfig(outputs=outputs, **named))
+    conversion.convert(source, folder, samples, ModelConfig(**settings))
     record = json.loads((folder / conversion.RECORD).read_text())
     for path in folder.glob("*.onnx"):
         checked = json.loads(conversion.check_torch(path, samples, final=record["final"]))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -28,7 +29,6 @@ from resnet8ptq.models import conversion, network_path
 from resnet8ptq.models.gates import tflite as tflite_gate
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources import formats
-from resnet8ptq.models.sources.contract import Module
 from tests.helpers import converted, probe
 from tests.helpers.configs import make_config
 from tests.helpers.converted import record_of
@@ -393,8 +393,9 @@ Take = Callable[..., conversion.Conversion]
 def take(tmp_path: Path) -> Take:
     """Convert here, not in a process of its own."""
 
-    def run(path: Path, module: Module | None = None) -> conversion.Conversion:
-        return converted.convert(path, tmp_path / "made", SAMPLES, module)
+    def run(path: Path, module: str | None = None, **arguments: Any) -> conversion.Conversion:
+        settings = {"module": module, "module_args": arguments}
+        return converted.convert(path, tmp_path / "made", SAMPLES, **settings)
 
     return run
 
@@ -483,7 +484,7 @@ def test_a_module_is_taken_by_its_dotted_path(take, network, tmp_path, suffix):
     path = tmp_path / f"weights{suffix}"
     weights = network.state_dict()
     save_file(weights, path) if suffix == ".safetensors" else torch.save(weights, path)
-    record = take(path, Module(f"{__name__}.Network", {"classes": 5}))
+    record = take(path, f"{__name__}.Network", classes=5)
     assert [str(each) for each in record.contract.inputs] == ["features [3, 8, 6] float32"]
     assert record.contract.batch is None
     assert max(record.parity.values()) < 1e-5
@@ -506,7 +507,7 @@ def test_a_module_may_import_torchvision(take, tmp_path, monkeypatch):
     layers = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 5))
     same = torch.nn.Sequential(torch.nn.Sequential(*first), *layers)
     torch.save(same.state_dict(), tmp_path / "weights.pt")
-    record = take(tmp_path / "weights.pt", Module("network_of_torchvision.Network"))
+    record = take(tmp_path / "weights.pt", "network_of_torchvision.Network")
     assert [str(each) for each in record.contract.outputs] == ["linear [5] float32"]
     assert max(record.parity.values()) < 1e-5
 
@@ -527,7 +528,7 @@ def test_a_module_that_does_not_fit_is_refused_by_its_key(
     path = tmp_path / "weights.pt"
     torch.save(network.state_dict(), path)
     with pytest.raises(ModelError) as caught:
-        take(path, Module(f"{__name__}.{name}", arguments))
+        take(path, f"{__name__}.{name}", **arguments)
     assert says in str(caught.value)
     assert str(caught.value).startswith("model.")
 
@@ -550,7 +551,7 @@ def test_pickled_code_in_weights_is_never_run(take, tmp_path):
     path, target = tmp_path / "weights.pt", tmp_path / "target"
     torch.save({"convolution.weight": Touches(target)}, path)
     with pytest.raises(ModelError, match=r"^model\.state_dict: "):
-        take(path, Module(f"{__name__}.Network"))
+        take(path, f"{__name__}.Network")
     assert not target.exists()
 
 

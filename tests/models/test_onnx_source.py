@@ -619,7 +619,7 @@ def test_what_follows_a_dense_layer_is_folded_into_it(steps, operator, transpose
     expected = open_runner(proto)(samples)
     foldable = len(steps) if operator == "Gemm" else [*steps, "Add"].index("Add")
     foldable = 0 if branches else foldable
-    assert folding.fold_into_products(proto.graph) == bool(foldable)
+    folding.fold_into_products(proto.graph)
     assert len(proto.graph.node) == 1 + len(steps) - foldable
     onnx.checker.check_model(proto, full_check=True)
     for found, wanted in zip(open_runner(proto)(samples), expected, strict=True):
@@ -633,7 +633,7 @@ def test_a_graph_with_one_empty_optional_input_is_folded():
         helper.make_node("Mul", ["y0", "c"], ["y1"]),
     ]
     graph = assemble(nodes, {"x": [3, 4]}, {"y1": [3, 4]}, constants).graph
-    assert not folding.fold_into_products(graph)
+    folding.fold_into_products(graph)
     assert [node.op_type for node in graph.node] == ["Clip", "Mul"]
 
 

@@ -12,7 +12,6 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import pack
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import conversion
-from resnet8ptq.models.sources.contract import Module
 from tests.helpers import converted
 from tests.helpers.text_networks import write
 
@@ -39,8 +38,8 @@ UNMASKED = """
 """
 
 
-def convert(path: Path, folder: Path, samples=TEXTS, module: Module | None = None):
-    return converted.convert(path, folder, samples, module)
+def convert(path: Path, folder: Path, samples=TEXTS, module: str | None = None):
+    return converted.convert(path, folder, samples, module=module)
 
 
 def test_a_network_that_ignores_padding_takes_any_length(tmp_path):
@@ -104,9 +103,7 @@ class Network(torch.nn.Module):
 def test_a_module_takes_its_inputs_by_the_names_of_its_parameters(tmp_path):
     network = Network()
     torch.save(network.state_dict(), tmp_path / "weights.pt")
-    record = convert(
-        tmp_path / "weights.pt", tmp_path / "made", module=Module(f"{__name__}.Network")
-    )
+    record = convert(tmp_path / "weights.pt", tmp_path / "made", module=f"{__name__}.Network")
     assert [str(t) for t in record.contract.inputs] == ["mask [?] int64", "ids [?] int64"]
     run = open_runner(str(tmp_path / "made" / "folded.onnx"))
     expected = network(torch.from_numpy(MASK), torch.from_numpy(IDS)).detach().numpy()
@@ -117,5 +114,5 @@ def test_a_module_that_refuses_its_inputs_says_so_once(tmp_path):
     torch.save(Network().state_dict(), tmp_path / "weights.pt")
     wrong = pack({"ids": IDS, "mask": MASK[:, :3]})
     with pytest.raises(ModelError) as refused:
-        convert(tmp_path / "weights.pt", tmp_path / "made", wrong, Module(f"{__name__}.Network"))
+        convert(tmp_path / "weights.pt", tmp_path / "made", wrong, f"{__name__}.Network")
     assert str(refused.value).count("(3,)") == 1

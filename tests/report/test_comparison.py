@@ -12,7 +12,7 @@ from resnet8ptq.report import comparison, facts
 from resnet8ptq.report.comparison import Cell, compare
 from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.hits import MCNEMAR, Hits
-from resnet8ptq.tasks.statistics import mcnemar
+from resnet8ptq.tasks.statistics import flips, mcnemar
 from resnet8ptq.tracking import history, ledger
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
@@ -23,7 +23,7 @@ from tests.helpers.stores import new_store
 
 def test_mcnemar_of_no_images_is_one():
     nothing = np.zeros(0, dtype=bool)
-    assert mcnemar(nothing, nothing) == 1.0
+    assert mcnemar(*flips(nothing, nothing)) == 1.0
 
 
 def test_every_cell_stays_and_only_measured_ones_are_tested():

@@ -143,7 +143,9 @@ def test_data_sets_of_one_name_are_told_apart_and_stopped_runs_left_out():
     assert pool.data_sets == tuple(f"arrays, digest {digest * 16}…" for digest in "12")
     (cell,) = there.cells
     assert cell.paired is not None and isinstance(cell.paired.model, Hits)
-    early = replace(cell.paired, model=cell.paired.model.until(StoppingPlan(2000, 0.01, 0.05)))
+    early = replace(
+        cell.paired, model=replace(cell.paired.model, plan=StoppingPlan(2000, 0.01, 0.05))
+    )
     assert pooled.judge([here, Family((replace(cell, paired=early),))], LIMITS) == []
 
 

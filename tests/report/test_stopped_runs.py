@@ -41,7 +41,7 @@ def _stop(cell: Cell, seen: int) -> Cell:
     low_high = {"stopping/loss_low": -0.009, "stopping/loss_high": 0.004}
     record.metrics.update({"stopping/planned": 1000.0, "stopping/loss": -0.002, **low_high})
     record.metrics["counts/total"] = float(seen)
-    return replace(cell, paired=Paired(model.until(PLAN), baseline))
+    return replace(cell, paired=Paired(replace(model, plan=PLAN), baseline))
 
 
 def test_the_place_of_the_stop_and_the_corrected_loss_are_shown(stopped):
@@ -101,7 +101,7 @@ def test_added_samples_are_judged_alone():
     lines = notes.collect(family.records, verdicts.in_words([family], limits))
     [line] = [line for line in lines if line.startswith("900 of these 1,000 samples")]
     assert "100 added samples alone" in line and line.endswith(f"{cell.label}: fail.")
-    stopped = Paired(pair.model.until(StoppingPlan(1000, 0.05, 0.05)), pair.baseline)
+    stopped = Paired(replace(pair.model, plan=StoppingPlan(1000, 0.05, 0.05)), pair.baseline)
     family = replace(family, cells=(replace(cell, paired=stopped),))
     assert verdicts.judge_added(family, limits) == []  # the plan has looked at all of them
 

@@ -18,7 +18,7 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores, metric_names
 from resnet8ptq.tasks.contract import Comparison
-from resnet8ptq.tasks.hits import count_confusion
+from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.statistics import above_chance, binomial_tail, holm, mcnemar, wilson
 from tests.helpers.results import make_result
 
@@ -61,12 +61,12 @@ twins = few_scores.flatmap(
 def test_accuracy_by_hand():
     scores = scores_for([0, 1, 2, 2], [0, 1, 2, 0])
     assert (scores.correct, scores.total, scores.value) == (3, 4, 0.75)
-    assert scores.hits.predictions.tolist() == [0, 1, 2, 2]
-    assert scores.hits.right.tolist() == [True, True, True, False]
+    assert scores.per_sample.predictions.tolist() == [0, 1, 2, 2]
+    assert scores.per_sample.right.tolist() == [True, True, True, False]
 
 
 def test_the_first_of_tied_classes_is_predicted():
-    assert scores_of([[0.0, 0.5, 0.5]], [2]).hits.predictions.tolist() == [1]
+    assert scores_of([[0.0, 0.5, 0.5]], [2]).per_sample.predictions.tolist() == [1]
 
 
 @given(few_scores)
@@ -95,7 +95,7 @@ def test_confusion_by_hand():
 
 def changed(comparison: Comparison) -> tuple[int, int]:
     """Return the images that turned wrong, and those that turned right."""
-    metrics = classification.changes(comparison.model, comparison.baseline)
+    metrics = classification.changes(comparison)
     return metrics["paired/right_to_wrong"], metrics["paired/wrong_to_right"]
 
 
@@ -178,10 +178,9 @@ p_values = st.lists(st.floats(0, 1) | st.sampled_from([0.0, 0.01, 0.02, 0.5]), m
 @example((7, 8))  # the tails meet: without care, 1 - 1e-16
 def test_mcnemar_is_scipys_binomial_test(flips):
     ours, theirs = flips
-    hits = np.repeat([True, False], flips)
     expected = binomtest(ours, ours + theirs).pvalue if ours + theirs else 1.0
-    assert mcnemar(hits, ~hits) == pytest.approx(expected, rel=1e-12)
-    assert abs(ours - theirs) > 1 or mcnemar(hits, ~hits) == 1
+    assert mcnemar(ours, theirs) == pytest.approx(expected, rel=1e-12)
+    assert abs(ours - theirs) > 1 or mcnemar(ours, theirs) == 1
 
 
 @given(counts)
@@ -233,7 +232,7 @@ def test_holm_is_statsmodels_correction(p_values):
 def test_confusion_is_scikit_learns_matrix(classes):
     labels, predictions = classes
     expected = confusion_matrix(labels, predictions, labels=range(5))
-    np.testing.assert_array_equal(count_confusion(labels, predictions, 5), expected)
+    np.testing.assert_array_equal(Hits(predictions, labels).confusion(5), expected)
 
 
 # Results

@@ -117,7 +117,7 @@ def hits(lost: int, won: int, seen: int = 1000) -> tuple[Hits, Hits]:
 
 def test_hits_of_a_stopped_run_are_read_back_with_their_plan():
     model, baseline = hits(4, 2)
-    stopped = model.until(PLAN)
+    stopped = replace(model, plan=PLAN)
     arrays = {**stopped.arrays(), "baseline_predictions": baseline.predictions}
     read = MCNEMAR.read(arrays)
     assert read.model.plan == PLAN and read.baseline.plan is None

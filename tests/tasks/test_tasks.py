@@ -23,6 +23,7 @@ from resnet8ptq.config.schema import (
     ReportConfig,
     TaskConfig,
 )
+from resnet8ptq.core import console
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
 from resnet8ptq.data.boxes import Annotated, pack
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, decide
@@ -371,7 +372,7 @@ def setting(labels, outputs=None, final=PROBABILITIES, names=("a", "b"), named=T
 )
 def test_the_task_that_fits(data, name, caplog):
     caplog.set_level("INFO")
-    registry._log_choice.cache_clear()
+    console.log_once.cache_clear()
     for _ in range(2):
         assert registry.make(TaskConfig(), data).name == name
     [line] = [line for line in caplog.messages if line.startswith("task=auto took ")]
@@ -561,7 +562,7 @@ def test_a_wrong_metric_is_refused_in_one_line(target, message):
 
 def test_classification_agrees_with_scikit_learn():
     scores = classification.score(noisy_classes(2.0), Targets(CLASSES))
-    more, predictions = scores.more(), scores.hits.predictions
+    more, predictions = scores.more(), scores.per_sample.predictions
     assert more["macro_f1"] == pytest.approx(f1_score(CLASSES, predictions, average="macro"))
     expected = top_k_accuracy_score(CLASSES, scores.probabilities, k=5)
     assert more["top5_accuracy"] == pytest.approx(expected)

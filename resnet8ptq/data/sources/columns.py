@@ -33,11 +33,7 @@ Column = Any  # pa.ChunkedArray, which has no types
 
 @dataclass(frozen=True)
 class Table:
-    """Named columns.
-
-    Attributes:
-        source: the file or folder.
-    """
+    """Named columns."""
 
     source: Path
     columns: pa.Table
@@ -48,21 +44,13 @@ class Table:
         """The names of the columns in order."""
         return [str(name) for name in self.columns.column_names]
 
-    @cached_property
-    def _positions(self) -> dict[str, list[int]]:
-        """The positions of the columns with each name, from 0."""
-        positions: dict[str, list[int]] = {}
-        for position, name in enumerate(self.names):
-            positions.setdefault(name, []).append(position)
-        return positions
-
     def column(self, key: str, name: str) -> Column:
         """Return the column that the setting `key` names.
 
         Raises:
             ConfigError: no column or several columns have that name.
         """
-        positions = self._positions.get(name, [])
+        positions = self.columns.schema.get_all_field_indices(name)
         if len(positions) != 1:
             count = "several columns" if positions else "no column"
             raise ConfigError(
@@ -91,9 +79,6 @@ class Limits:
 
     def check(self, path: Path, columns: int = 0, rows: int = 0, size: int = 0) -> None:
         """Check a table.
-
-        Args:
-            size: the number of bytes read so far.
 
         Raises:
             DataError: the table exceeds a limit.
@@ -194,7 +179,6 @@ def write_numbers(
     Integers from 0 to 255 become uint8, because CSV files have no types.
 
     Args:
-        to: the .npy file to write.
         shape: the shape of a sample; None: the number of columns, or the shape of the lists.
 
     Raises:
@@ -265,7 +249,6 @@ def check_filled(column: Column, source: str, per_row: int = 1) -> None:
     """Check that a column has no empty cell.
 
     Args:
-        source: the table and the column, for the message.
         per_row: number of cells for each row of the table.
 
     Raises:
@@ -293,7 +276,7 @@ def _first_not_a_number(column: Column) -> tuple[int, str]:
 
 def labels(
     table: Table, name: str, classes: Sequence[str] | None
-) -> tuple[NDArray[Any], tuple[str, ...], bool]:
+) -> tuple[NDArray[Any] | None, tuple[str, ...], bool]:
     """Return the labels [N] of a column, the class names, and whether the classes have names.
 
     Integers are labels from 0. Each distinct text is a class, in the order of `classes`, or by
@@ -302,6 +285,8 @@ def labels(
     Raises:
         DataError: a label is missing or has another type; names the row.
     """
+    if name == arrays.NO_LABELS:
+        return None, (), True
     column, source = table.column("data.labels", name), f"{table.source}: column {name!r}"
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.string())

@@ -3,7 +3,6 @@
 Only its Arrow and JSON files are read: nothing is downloaded, and no script of a data set is run.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -39,9 +38,7 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
             f"try {invocation.install('huggingface')}"
         )
     root = Path(str(config.root))
-    inside = sorted(path for path in root.rglob("*") if path.is_file())
-    hashes = "".join(f"{path.relative_to(root)}: {files.sha256(path)}\n" for path in inside)
-    sha256 = hashlib.sha256(hashes.encode()).hexdigest()
+    sha256 = files.hash_folder(root)
     rows = unpacking.unpack(root, _read, sha256, EXPECTED, cache_root)
     notes = json.loads(rows.schema.metadata[_NOTES])
     if notes["sides"] > 1:

@@ -84,9 +84,6 @@ def build(
 
     Args:
         folder: the folder of relative picture paths, if `data.folder` is null.
-
-    Raises:
-        ConfigError, DataError: see `load`.
     """
     root = table.source
     if not len(table.columns):
@@ -94,11 +91,7 @@ def build(
     side_column = config.split or table.pick(SPLITS)
     group_column = config.groups or table.pick(arrays.GROUPS)
     label_column = _find_labels(table, config)
-    labels: NDArray[Any] | None = None
-    names: tuple[str, ...] = ()
-    named = True
-    if label_column != NO_LABELS:
-        labels, names, named = columns.labels(table, label_column, config.classes)
+    labels, names, named = columns.labels(table, label_column, config.classes)
     groups = None if group_column is None else columns.groups(table, group_column)
     taken = (label_column, side_column, group_column)
     others = [name for name in table.names if name not in taken]
@@ -158,7 +151,6 @@ def _read_inputs(
 
     Args:
         others: all columns except labels, split and groups.
-        top: the folder of relative picture paths.
     """
     inputs = _find_inputs(table, config, others)
     first = table.column("data.inputs", inputs[0])

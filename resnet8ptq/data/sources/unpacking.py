@@ -24,7 +24,6 @@ def unpack(path: Path, read: Read, sha256: str, takes: str, cache_root: Path) ->
     Args:
         read: a module-level function that returns the schema and the rows.
         sha256: SHA-256 of the files that `read` reads.
-        takes: the accepted files, for the error.
 
     Raises:
         DataError: it cannot be read, or is larger than `columns.LIMITS`.

@@ -115,7 +115,6 @@ class KerasFile:
     Attributes:
         config: the JSON that describes the layers, without training settings.
         content: an HDF5 file: the weights of a .keras file, or the whole .h5 file.
-        is_zip: whether it is a .keras file.
     """
 
     config: dict[str, Any]

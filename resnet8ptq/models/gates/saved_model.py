@@ -32,7 +32,6 @@ class Program:
     Attributes:
         graph: a GraphDef that computes the outputs and restores the variables.
         inputs: tensors, such as `serving_default_input_1:0`, by their names in the signature.
-        outputs: tensors by their names in the signature.
         restore: the operation that restores the variables, and the tensor for their path; None
             without variables.
     """

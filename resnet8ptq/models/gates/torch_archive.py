@@ -60,9 +60,6 @@ def is_allowed(namespace: str, name: str) -> bool:
 def read(path: Path, records: re.Pattern[str]) -> dict[str, bytes]:
     """Return the content of each record by its name; memory is bounded by the file.
 
-    Args:
-        records: pattern of the allowed names.
-
     Raises:
         QuantizationError: not a zip archive, damaged, or with records that are not allowed.
     """

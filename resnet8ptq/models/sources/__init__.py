@@ -6,7 +6,7 @@ that process.
 """
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -14,39 +14,34 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import no_such_name
 from resnet8ptq.graph.pruning import prune
-from resnet8ptq.models.sources.contract import Module, Network, Sample
+from resnet8ptq.models.sources.contract import Network, Sample
 from resnet8ptq.models.sources.formats import EXPECTED, find_format, takes_values
 
 
-def read(
-    source: Path,
-    sample: Sample,
-    module: Module | None = None,
-    inputs: Mapping[str, Any] | None = None,
-) -> Network:
-    """Read a network from its file or folder, or from the weights of `module`.
+def read(source: Path, sample: Sample, config: ModelConfig) -> Network:
+    """Read a network from its file or folder, or from the weights of `model.module`.
 
     Args:
         sample: a sample, for files that do not declare the inputs; records have several inputs.
-        inputs: see `onnx.read`.
 
     Raises:
         ModelError: the file is not a network of a supported kind.
     """
-    if module is not None:
+    if config.module is not None:
         from resnet8ptq.models.sources import torch_module
 
-        return torch_module.read(source, sample, module)
+        return torch_module.read(source, sample, config.module, config.module_args or {})
     file_format = find_format(source)
     if file_format is None:
         raise ModelError(f"{source}: is not a model; {EXPECTED}")
-    if inputs and not takes_values(source):
+    if config.inputs and not takes_values(source):
         raise ModelError(f"model.inputs: got {source}, expected an .onnx file")
     reader = resolve_name(file_format.reader)
-    network: Network = reader(source, sample, *((inputs,) if inputs else ()))
+    network: Network = reader(source, sample, *((config.inputs,) if config.inputs else ()))
     return network
 
 

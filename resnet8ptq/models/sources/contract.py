@@ -8,7 +8,6 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.records import names_of
 from resnet8ptq.models.batch_axis import Predict
 
@@ -36,19 +35,6 @@ class Network:
     predict: Predict
     source_opset: int
     moved: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Module:
-    """A user's `torch.nn.Module` class, by dotted path, with constructor arguments."""
-
-    name: str
-    arguments: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> "Module | None":
-        """Return the user's module class in the settings; None if they name a file."""
-        return None if config.module is None else cls(config.module, config.module_args or {})
 
 
 def prepare_tensorflow() -> None:

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.session import Runner, open_session
-from resnet8ptq.models import batch_first, branches
+from resnet8ptq.models import batch_first, branches, normalization
 from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.contract import (
     INPUT_DTYPES,
@@ -22,14 +22,6 @@ from resnet8ptq.models.contract import (
     read_contract,
 )
 from resnet8ptq.models.gates import onnx as gate
-from resnet8ptq.models.normalization import (
-    PAD_FUSION,
-    cast_constants,
-    normalize,
-    opset,
-    raise_opset,
-    write_scalers,
-)
 from resnet8ptq.models.sources.contract import Network, Sample, is_record
 from resnet8ptq.models.sources.formats import takes_values
 
@@ -50,7 +42,7 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
     with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
         predict = _open(original, axes)
     fixed = read_contract(converted.graph).batch
-    return Network(converted, in_full_batches(predict, fixed), opset(proto), axes)
+    return Network(converted, in_full_batches(predict, fixed), normalization.opset(proto), axes)
 
 
 def read_graph(
@@ -67,8 +59,8 @@ def read_graph(
     for name, values in inputs.items():
         _fix_input(proto.graph, name, values)
     original, axes = proto.SerializeToString(), batch_first.find_inputs(proto.graph)
-    cast_constants(proto.graph)
-    write_scalers(proto.graph)
+    normalization.cast_constants(proto.graph)
+    normalization.write_scalers(proto.graph)
     branches.take_branches(proto)
     gate.check_layers(proto, source)
     batch_first.move_inputs(proto.graph, axes)
@@ -77,7 +69,7 @@ def read_graph(
 
 def _open(original: bytes, axes: Mapping[str, int]) -> Runner:
     """Load the original for samples with the batch axis in front; `axes`: its original position."""
-    session = open_session(original, 0, spins=False, without=[PAD_FUSION])
+    session = open_session(original, 0, spins=False, without=[normalization.PAD_FUSION])
     names = [value.name for value in session.get_inputs()]
 
     def run(batch: NDArray[Any]) -> list[NDArray[Any]]:
@@ -122,8 +114,8 @@ def to_supported(proto: onnx.ModelProto, source: Path, sample: Sample) -> onnx.M
     for _, weights in gate.find_weights(proto.graph):
         if not np.isfinite(numpy_helper.to_array(weights)).all():
             raise ModelError(f"{source}: NaN or infinity in {weights.name!r}")
-    converted = raise_opset(proto, source)
-    normalize(converted)
+    converted = normalization.raise_opset(proto, source)
+    normalization.normalize(converted)
     inputs = read_contract(converted.graph).inputs
     check_inputs(inputs, source, sample)
     for value, tensor in zip(converted.graph.input, inputs, strict=True):

@@ -21,11 +21,11 @@ from resnet8ptq.core.text import one_line
 from resnet8ptq.data.fields import find_masked, is_picture
 from resnet8ptq.graph.torch_module import import_torchvision
 from resnet8ptq.models.contract import arranged, likely_layouts
-from resnet8ptq.models.sources.contract import Module, Network, Sample
+from resnet8ptq.models.sources.contract import Network, Sample
 from resnet8ptq.models.sources.exported_program import from_program
 
 
-def read(source: Path, sample: Sample, module: Module) -> Network:
+def read(source: Path, sample: Sample, name: str, arguments: Mapping[str, Any]) -> Network:
     """Build the module, give it the weights in `source`, and export it.
 
     A module declares no input shape. So it is tried with channels first, as in torch's
@@ -36,8 +36,8 @@ def read(source: Path, sample: Sample, module: Module) -> Network:
         ModelError: it cannot be imported, the weights do not fit, or it does not run.
     """
     if sample is None:
-        raise ModelError(f"{module.name}: its input shape is unknown; set data=")
-    network = _build(module)
+        raise ModelError(f"{name}: its input shape is unknown; set data=")
+    network = _build(name, arguments)
     _load_weights(network, source)
     network.eval()
     errors = []
@@ -49,7 +49,7 @@ def read(source: Path, sample: Sample, module: Module) -> Network:
         except Exception as error:  # the user's, and torch's own
             shapes = ", ".join(str(tuple(example.shape[1:])) for example in inputs.values())
             errors.append(f"{shapes}: {one_line(error)}")
-    raise ModelError(f"{source}: {module.name} takes none of {'; '.join(errors)}")
+    raise ModelError(f"{source}: {name} takes none of {'; '.join(errors)}")
 
 
 def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[str, torch.Tensor]]:
@@ -87,17 +87,16 @@ def _export(network: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Any
         return torch.export.export(network, tuple(example[:1] for example in examples))
 
 
-def _build(module: Module) -> torch.nn.Module:
-    package, _, name = module.name.rpartition(".")
-    why = f"model.module: got {module.name!r}, which cannot be built"
+def _build(path: str, arguments: Mapping[str, Any]) -> torch.nn.Module:
+    package, _, name = path.rpartition(".")
+    why = f"model.module: got {path!r}, which cannot be built"
     takes = "expected package.module.Class, in the current folder or on PYTHONPATH, with "
     with errors_as(ModelError, why, f"{takes}model.module_args"):
         import_torchvision()
-        built = resolve_name(f"{package}:{name}")(**module.arguments)
+        built = resolve_name(f"{package}:{name}")(**arguments)
     if not isinstance(built, torch.nn.Module):
         raise ModelError(
-            f"model.module: {module.name!r} makes a {type(built).__name__}; expected a "
-            "torch.nn.Module"
+            f"model.module: {path!r} makes a {type(built).__name__}; expected a torch.nn.Module"
         )
     return built
 

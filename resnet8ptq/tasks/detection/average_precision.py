@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Values = NDArray[np.float64]
+from resnet8ptq.tasks.statistics import Values
+
 Results = Sequence[Mapping[str, Any]]  # COCO's results format
 
 _MOST = 100  # detections for each class and picture, pycocotools' own

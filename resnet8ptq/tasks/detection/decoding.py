@@ -32,10 +32,6 @@ def make_decoder(
 
     Args:
         input_shape: shape of one picture, channels first or last.
-        outputs: see `heads.Frame`.
-
-    Raises:
-        ConfigError, ModelError: see `heads.find_head`.
     """
     first = input_shape[0] in (1, 3)
     height, width = input_shape[1:] if first else input_shape[:2]
@@ -49,7 +45,6 @@ class Decoder:
 
     Attributes:
         head: a key of `HEADS`.
-        frame: see `heads.Frame`.
         class_ids: the categories' ids, in the order of the classes.
     """
 
@@ -62,9 +57,6 @@ class Decoder:
 
         Each row has left, top, right and bottom in pixels of the network's input, score and class.
         Rows without a detection have the class `NOTHING`.
-
-        Args:
-            outputs: the network's outputs [n, ...].
         """
         config = self.frame.config
         pictures, decoded = len(outputs[0]), HEADS[self.head].decode(outputs, self.frame)

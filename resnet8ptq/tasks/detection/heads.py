@@ -35,9 +35,7 @@ class Frame:
 
     Attributes:
         height, width: size of the network's input in pixels.
-        classes: number of classes of the data set.
         outputs: the shape of each output by name, without the batch axis.
-        config: settings: box format, strides and anchors.
     """
 
     height: int
@@ -105,7 +103,6 @@ class Head:
 
     Attributes:
         takes: the outputs, described in text.
-        fits: returns whether the outputs have suitable shapes.
         decode: decodes outputs [n, ...], in the network's order.
     """
 

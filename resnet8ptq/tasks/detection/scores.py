@@ -28,7 +28,6 @@ class DetectionScores(Scores):
         outputs: detections [n, most, 6], see `decoding.Decoder`.
         pictures: [n] records, see `data.boxes`.
         class_ids: category ids of the annotations, in the order of the classes.
-        show: returns the pictures with these indices, see `Targets.pictures`.
     """
 
     outputs: Outputs
