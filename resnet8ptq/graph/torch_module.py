@@ -30,6 +30,7 @@ _PASSING = (
     "OnnxCast",
     "OnnxSqueezeStaticAxes",
     "OnnxSqueezeDynamicAxes",
+    "OnnxUnsqueezeStaticAxes",
     "_Squeeze",
 )  # of one number
 _CONSTANTS = "initializers"  # onnx2torch's module of constants
@@ -325,11 +326,14 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
             layer.bias = torch.nn.Parameter(layer.bias.expand(layer.out_features).contiguous())
         fixed: Any
         kind = type(layer).__name__
-        settled = len(constants) == len(node.args) + len(node.kwargs) - 1  # all but the first
+        others = len(node.args) + len(node.kwargs) - 1
+        settled = 0 not in constants and len(constants) == others
         if kind == "OnnxGather" and 0 in constants and layer._axis == 0:
             fixed, node.args = _Lookup(constants[0]), node.args[1:]
         elif kind == "OnnxRange" and (counted := _find_counted(module, node, constants)):
             fixed, node.args = _Positions(axis=counted[1]), counted[:1]
+        elif kind == "OnnxSlice" and (cut := _find_cut(module, node, constants)):
+            fixed, node.args = cut[0], cut[1:]
         elif (
             kind == "OnnxExpand"
             and set(constants) == {0}
@@ -460,16 +464,36 @@ def _find_counted(
     """Return the tensor and the axis whose positions 0, 1, ... a Range counts, or None."""
     if set(constants) != {0, 2} or (constants[0], constants[2]) != (0, 1):
         return None
-    source, axis = node.args[1], 0
-    while source.op == "call_module":
-        layer = module.get_submodule(source.target)
+    return _find_axis(module, node.args[1])
+
+
+def _find_cut(
+    module: Any, node: Any, constants: Mapping[int, torch.Tensor]
+) -> "tuple[_Cut, Any] | None":
+    """Return a Slice of constant values to the length of a tensor's axis, and the tensor."""
+    starts, axes, steps = (constants.get(index, torch.ones(1)).tolist() for index in (1, 3, 4))
+    if 0 not in constants or 2 in constants or starts != [0] or 3 not in constants or steps != [1]:
+        return None
+    measured = _find_axis(module, node.args[2])
+    if measured is None:
+        return None
+    return _Cut(values=constants[0], axis=axes[0], of=measured[1]), measured[0]
+
+
+def _find_axis(module: Any, size: Any) -> "tuple[Any, int] | None":
+    """Return the tensor and the axis whose size a node computes; None for others."""
+    axis = 0
+    while size.op == "call_module":
+        layer = module.get_submodule(size.target)
         if type(layer).__name__ == "OnnxShape":
-            return source.args[0], axis + layer._start
+            return size.args[0], axis + layer._start
         if isinstance(layer, _Select):
             axis = layer.index
+        elif isinstance(layer, _Take) and len(layer.indices) == 1:
+            axis = int(layer.indices)
         elif type(layer).__name__ not in _PASSING:
             return None
-        source = source.args[0]
+        size = size.args[0]
     return None
 
 
@@ -535,6 +559,18 @@ class _Slice(Fixed):
         for part in self.parts:
             values = values[part]
         return values
+
+
+class _Cut(Fixed):
+    """Fixed `values`, such as embeddings of positions, cut along `axis` to another tensor's length.
+
+    Attributes:
+        of: the axis of the other tensor.
+    """
+
+    def forward(self, other: torch.Tensor) -> torch.Tensor:
+        """Return the first values, as many as `other` has along its axis."""
+        return self.values.index_select(self.axis, _count(other, self.of))
 
 
 class _Squeeze(Fixed):
@@ -636,8 +672,12 @@ class _Positions(Fixed):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return [size of the axis], int64."""
-        line = _line(values, self.axis)
-        return torch.cumsum(torch.ones_like(line, dtype=torch.int64), 0) - 1
+        return _count(values, self.axis)
+
+
+def _count(values: torch.Tensor, axis: int) -> torch.Tensor:
+    """Return the positions 0, 1, ... along an axis."""
+    return torch.cumsum(torch.ones_like(_line(values, axis), dtype=torch.int64), 0) - 1
 
 
 def _line(values: torch.Tensor, axis: int) -> torch.Tensor:
