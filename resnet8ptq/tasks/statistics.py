@@ -16,6 +16,8 @@ from scipy.special import (
     stdtrit,
 )  # scipy.stats takes a second to import
 
+from resnet8ptq.core.console import track
+
 Z95 = float(ndtri(0.975))
 SIGNIFICANCE = 0.05  # of p-values that are corrected together
 POWER = 0.8  # at the sample size that a report asks for
@@ -359,7 +361,9 @@ def resample(items: int, times: int) -> Iterator[NDArray[np.int64]]:
 
 def bootstrap(metric: Callable[[NDArray[np.int64]], float], items: int, times: int) -> Values:
     """Return a metric on every bootstrap sample [times] (Efron, 1979)."""
-    return np.fromiter((metric(chosen) for chosen in resample(items, times)), np.float64, times)
+    numbers = track(range(times), "Scoring bootstrap samples", "samples")
+    draws = zip(numbers, resample(items, times), strict=True)
+    return np.fromiter((metric(chosen) for _, chosen in draws), np.float64, times)
 
 
 def bootstrap_interval(replicates: Values) -> Interval:

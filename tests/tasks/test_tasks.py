@@ -23,6 +23,7 @@ from resnet8ptq.config.schema import (
     ReportConfig,
     TaskConfig,
 )
+from resnet8ptq.core import console
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
 from resnet8ptq.data.boxes import Annotated, pack
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, decide
@@ -872,6 +873,13 @@ def test_delong_keeps_its_level():
         pair = [statistics.auc(scores[2] + row, positive) for row in scores[:2]]
         p_values.append(statistics.delong(*pair)[1])
     assert 0.02 < (np.array(p_values) < 0.05).mean() < 0.09
+
+
+def test_a_slow_bootstrap_shows_its_progress(monkeypatch, capsys):
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
+    statistics.bootstrap(lambda chosen: 0.0, 2, 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and "Scoring bootstrap samples: 2 of 3 samples" in lines[-1]
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.08])
