@@ -16,6 +16,7 @@ from resnet8ptq.data.dataset import Dataset, Split
 log = logging.getLogger(__name__)
 
 LISTED = 3  # equal samples that a warning names
+COPIES = 0.01  # of the test samples that repeat others; a larger part is a warning
 
 Indices = NDArray[np.int64]
 
@@ -93,6 +94,7 @@ def split_one(
         _warn_rare(np.bincount(different, minlength=len(class_names)), class_names, root, kind)
     drawn = stratify(strata, units, config.test_fraction, config.split_seed)
     train, test = (whole.take(indices) for indices in drawn)
+    _warn_repeated(test, root)
     log.info(
         "%s: has no split of its own: %d samples to train, %d to test%s, by data.split_seed=%d and "
         "data.test_fraction=%g%s",
@@ -152,15 +154,37 @@ def keep_split(
             f"{root}: training and test samples are {shapes[0]} and {shapes[1]}; expected one "
             "shape for both"
         )
-    if named and class_names:
-        strata = zip(class_names, train.split.strata(len(class_names)), strict=False)
-        if missing := [name for name, members in strata if not len(members)]:
-            log.warning(
-                "%s: %d of %d classes have no training samples, such as %r: none calibrates",
-                *(root, len(missing), len(class_names), missing[0]),
-            )
+    _warn_untrained(sides, class_names, root, named)
     _warn_shared(train, test, root)
+    _warn_repeated(test.split, root)
     return Dataset(name, class_names, *sides, named)
+
+
+def _warn_untrained(
+    sides: tuple[Split, Split], class_names: Sequence[str], root: Path, named: bool
+) -> None:
+    """Warn about classes without training samples; those without a name must be tested."""
+    trained, tested = (side.strata(len(class_names)) for side in sides)
+    classes = zip(class_names, trained, tested, strict=False)
+    missing = [name for name, ours, theirs in classes if not len(ours) and (named or len(theirs))]
+    if missing:
+        log.warning(
+            "%s: %d of %d classes have no training samples, such as %r: none calibrates",
+            *(root, len(missing), len(class_names), missing[0]),
+        )
+
+
+def _warn_repeated(test: Split, root: Path) -> None:
+    """Warn if test samples may be copies, which the tests of a verdict take for new samples."""
+    if test.groups is not None:
+        return
+    copies = len(test) - len(np.unique(test.pixel_hashes))
+    if copies > COPIES * len(test):
+        log.warning(
+            "%s: %d of %d test samples repeat others. If they are copies, a verdict counts each, "
+            "and passes or fails too easily: remove them",
+            *(root, copies, len(test)),
+        )
 
 
 def _warn_shared(train: NamedSplit, test: NamedSplit, root: Path) -> None:

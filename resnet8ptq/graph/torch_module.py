@@ -26,7 +26,10 @@ from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.graph.torch_operators import Fixed
 
-_PASSING = ("OnnxCast", "OnnxSqueezeStaticAxes", "OnnxSqueezeDynamicAxes", "_squeeze")  # a number
+_PASSING = (  # of a number
+    *("OnnxCast", "OnnxSqueezeStaticAxes", "OnnxSqueezeDynamicAxes", "_squeeze"),
+    "OnnxUnsqueezeStaticAxes",
+)
 _CONSTANTS = "initializers"  # onnx2torch's module of constants
 _OWN = "own"  # the domain of nodes for which `torch_operators` has a module
 _TO_THE_END = 2**31 - 1  # of an axis of any size, as the end of a Slice
@@ -316,11 +319,14 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
             layer.bias = torch.nn.Parameter(layer.bias.expand(layer.out_features).contiguous())
         fixed: Any
         kind = type(layer).__name__
-        settled = len(constants) == len(node.args) + len(node.kwargs) - 1  # all but the first
+        others = len(node.args) + len(node.kwargs) - 1
+        settled = 0 not in constants and len(constants) == others
         if kind == "OnnxGather" and 0 in constants and layer._axis == 0:
             fixed, node.args = _Lookup(constants[0]), node.args[1:]
         elif kind == "OnnxRange" and (counted := _find_counted(module, node, constants)):
             fixed, node.args = Fixed(_positions, axis=counted[1]), counted[:1]
+        elif kind == "OnnxSlice" and (cut := _find_cut(module, node, constants)):
+            fixed, node.args = cut[0], cut[1:]
         elif (
             kind == "OnnxExpand"
             and set(constants) == {0}
@@ -475,16 +481,36 @@ def _find_counted(
     """Return the tensor and the axis whose positions 0, 1, ... a Range counts, or None."""
     if set(constants) != {0, 2} or (constants[0], constants[2]) != (0, 1):
         return None
-    source, axis = node.args[1], 0
-    while kind := _kind(module, source):
-        layer = module.get_submodule(source.target)
+    return _find_axis(module, node.args[1])
+
+
+def _find_cut(
+    module: Any, node: Any, constants: Mapping[int, torch.Tensor]
+) -> tuple[Fixed, Any] | None:
+    """Return a Slice of constant values to the length of a tensor's axis, and the tensor."""
+    starts, axes, steps = (constants.get(index, torch.ones(1)).tolist() for index in (1, 3, 4))
+    if 0 not in constants or 2 in constants or starts != [0] or 3 not in constants or steps != [1]:
+        return None
+    measured = _find_axis(module, node.args[2])
+    if measured is None:
+        return None
+    return Fixed(_cut, table=constants[0], axis=axes[0], counted=measured[1]), measured[0]
+
+
+def _find_axis(module: Any, size: Any) -> tuple[Any, int] | None:
+    """Return the tensor and the axis whose size a node computes; None for others."""
+    axis = 0
+    while kind := _kind(module, size):
+        layer = module.get_submodule(size.target)
         if kind == "OnnxShape":
-            return source.args[0], axis + layer._start
+            return size.args[0], axis + layer._start
         if kind == "_select":
             axis = layer.index
+        elif kind == "_take" and len(layer.indices) == 1:
+            axis = int(layer.indices)
         elif kind not in _PASSING:
             return None
-        source = source.args[0]
+        size = size.args[0]
     return None
 
 
@@ -596,6 +622,11 @@ _REDUCED: dict[str, Callable[..., torch.Tensor]] = {
 def _positions(values: torch.Tensor, axis: int) -> torch.Tensor:
     """Return 0, 1, ... along an axis, int64; FX, `torch.export` and tracing keep its size free."""
     return torch.cumsum(torch.ones_like(_line(values, axis), dtype=torch.int64), 0) - 1
+
+
+def _cut(values: torch.Tensor, table: torch.Tensor, axis: int, counted: int) -> torch.Tensor:
+    """Return a table, such as embeddings of positions, cut to the length of an axis of `values`."""
+    return table.index_select(axis, _positions(values, counted))
 
 
 def _line(values: torch.Tensor, axis: int) -> torch.Tensor:

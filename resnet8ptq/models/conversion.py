@@ -21,7 +21,7 @@ import onnx
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import memory
 from resnet8ptq.core.console import waiting
-from resnet8ptq.core.errors import DataError, ModelError, ParityError
+from resnet8ptq.core.errors import DataError, ModelError, ParityError, PtqError
 from resnet8ptq.core.records import feed
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.fields import Fields, lengths
@@ -167,8 +167,10 @@ def check_torch(path: Path, samples: Samples, steps: Arithmetic = RAW, final: st
         return json.dumps({"parity": {label: compare(outputs, expected, final, label)}})
     except ParityError as error:
         reason = f"onnx2torch converts {_name_difference(proto, prepared)} wrongly ({error})"
-    except Exception as error:  # UnsupportedError, or any that onnx2torch's modules raise
+    except PtqError as error:
         reason = " ".join(str(error).split()).removeprefix(f"{path}: ")[:300]
+    except Exception as error:  # any that onnx2torch's modules raise
+        reason = one_line(error)
     return json.dumps({"without_torch": {path.name: reason}})
 
 

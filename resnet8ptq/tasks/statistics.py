@@ -16,6 +16,8 @@ from scipy.special import (
     stdtrit,
 )  # scipy.stats takes a second to import
 
+from resnet8ptq.core.console import track
+
 Z95 = float(ndtri(0.975))
 SIGNIFICANCE = 0.05  # of p-values that are corrected together
 POWER = 0.8  # at the sample size that a report asks for
@@ -80,10 +82,12 @@ class Margin:
         z: the distance in standard errors under a true loss at the limit.
         correction: the continuity correction, half a step of a counted loss in standard errors;
             infinite without spread.
+        no_change: whether no item has changed, so that nothing suggests a lower loss.
     """
 
     z: float
     correction: float = 0.0
+    no_change: bool = False
 
     @property
     def p_within(self) -> float:
@@ -111,14 +115,21 @@ class Margin:
     def items_range(self, items: int, level: float) -> Interval:
         """Return the sample sizes of `items_needed` for losses one standard error lower and higher.
 
-        The larger one is infinite if the limit lies within that standard error.
+        The larger one is infinite if the limit lies within that standard error. If no item has
+        changed, the smaller one is that at which such a model passes.
         """
         nearer, farther = abs(self.z) - 1, abs(self.z) + 1
         low, high = (
             Margin(max(z, 0.0), self.correction).items_needed(items, level)
             for z in (farther, nearer)
         )
-        return low, high
+        return (self._items_of_no_change(items, level) if self.no_change else low), high
+
+    def _items_of_no_change(self, items: int, level: float) -> float:
+        """Return the sample size at which the test decides if no item changes."""
+        # The z grows with the root of the sample size, by which the correction shrinks.
+        z, needed = abs(self.z), float(ndtri(1 - level))
+        return items * ((needed + math.sqrt(needed**2 + 4 * z * self.correction)) / (2 * z)) ** 2
 
     @classmethod
     def student(cls, excess: float, error: float, items: float) -> Self:
@@ -175,7 +186,7 @@ def tango(lost: float, won: float, total: int, limit: float) -> Margin:
     error = math.sqrt(max(total * (2 * most_likely + limit * (1 - limit)), 0.0))
     if error == 0:
         return UNKNOWN
-    return Margin((lost - won - total * limit) / error, 0.5 / error)
+    return Margin((lost - won - total * limit) / error, 0.5 / error, lost == won == 0)
 
 
 def tango_interval(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> Interval:
@@ -353,7 +364,9 @@ def resample(items: int, times: int) -> Iterator[NDArray[np.int64]]:
 
 def bootstrap(metric: Callable[[NDArray[np.int64]], float], items: int, times: int) -> Values:
     """Return a metric on every bootstrap sample [times] (Efron, 1979)."""
-    return np.fromiter((metric(chosen) for chosen in resample(items, times)), np.float64, times)
+    numbers = track(range(times), "Scoring bootstrap samples", "samples")
+    draws = zip(numbers, resample(items, times), strict=True)
+    return np.fromiter((metric(chosen) for _, chosen in draws), np.float64, times)
 
 
 def bootstrap_interval(replicates: Values) -> Interval:

@@ -79,6 +79,26 @@ def test_equal_samples_in_both_splits_are_told(tmp_path, caplog):
     assert "2 of 2 test samples are training samples too" in caplog.text
 
 
+@pytest.mark.parametrize("split", [True, False])
+def test_repeated_test_samples_are_told(split, tmp_path, caplog):
+    samples = np.arange(60.0).reshape(20, 3)
+    double = {"x": np.tile(samples, (2, 1)), "y": np.tile(np.arange(20) % 2, 2)}
+    train = {"x_train": samples + 0.5, "y_train": np.arange(20) % 2}
+    sides = {f"{name}_test": array for name, array in double.items()} | train
+    np.savez(tmp_path / "a.npz", **(sides if split else double))
+    read(tmp_path / "a.npz")
+    assert f"{'20 of 40' if split else '10 of 20'} test samples repeat others" in caplog.text
+
+
+def test_unnamed_classes_that_are_tested_but_not_trained_are_told(tmp_path, caplog):
+    labels = np.arange(COUNT) % 4
+    rare = labels == 2
+    sides = {"x_train": INPUTS[~rare], "y_train": labels[~rare], "x_test": INPUTS, "y_test": labels}
+    np.savez(tmp_path / "a.npz", **sides)
+    read(tmp_path / "a.npz")
+    assert "1 of 4 classes have no training samples, such as '2'" in caplog.text
+
+
 def test_names_that_are_given(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros(3), spectra=INPUTS, kind=LABELS)
     same_samples(read(tmp_path / "a.npz", inputs="spectra", labels="kind"))

@@ -415,6 +415,32 @@ def test_operators_of_several_steps_keep_any_batch():
 @pytest.mark.parametrize(
     "steps",
     [
+        "end = Shape <start = 1, end = 2> (x)",
+        "sizes = Shape(x)  length = Gather(sizes, number)  end = Unsqueeze(length, none)",
+        "sizes = Shape(x)  end = Gather(sizes, one)",
+    ],
+)
+def test_fixed_positions_are_cut_to_the_length_of_an_input(steps):
+    """As exporters of transformers write learned embeddings of positions."""
+    proto = onnx.parser.parse_model(
+        f"""{HEAD} network (float[N, length, 2] x) => (float[N, length, 2] y)
+        <int64[1] none = {{0}}, int64[1] one = {{1}}, int64 number = {{1}},
+         float[1, 5, 2] positions = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}}>
+        {{ {steps}  first = Slice(positions, none, end, one)  y = Add(x, first) }}"""
+    )
+    module = to_torch_module(proto)
+    program = export(module, Example((torch.ones(1, 4, 2),), (True,))).module()
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    for shape in ((3, 5, 2), (2, 3, 2)):
+        values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        [expected] = session.run(None, {"x": values})
+        for computed in (torch.fx.symbolic_trace(module), program):
+            np.testing.assert_array_equal(computed(torch.from_numpy(values)), expected)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
         *("last = ReduceMax <axes = [1], keepdims = 0> (x)  y = Unsqueeze(last, number)",),
         *("sizes = Shape(x)  like = Expand(half, sizes)  y = Mul(x, like)",),
         *("turned = Transpose <perm = [1, 0]> (x)  y = GatherND(turned, places)",),

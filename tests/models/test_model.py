@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +26,7 @@ from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import ModelError, ParityError
 from resnet8ptq.data import registry, shapes
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.graph import torch_operators
+from resnet8ptq.graph import torch_module, torch_operators
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models import conversion, model, normalization
 from resnet8ptq.models.conversion import compare
@@ -463,6 +464,16 @@ def test_an_operator_that_torch_computes_otherwise_is_named(shapes_model, monkey
     (reason,) = result["without_torch"].values()
     assert re.fullmatch(r"onnx2torch converts Softmax \S+ wrongly \(torch, folded: .*\)", reason)
     assert "parity" not in result
+
+
+def test_an_unexpected_error_of_torch_is_named_with_its_class(shapes_model, monkeypatch):
+    def fail(proto: onnx.ModelProto) -> Any:
+        raise KeyError(2)
+
+    monkeypatch.setattr(torch_module, "to_torch_module", fail)
+    samples = np.zeros((2, 32, 32, 3), np.float32)
+    result = json.loads(conversion.check_torch(shapes_model.onnx_path, samples))
+    assert result == {"without_torch": {conversion.FOLDED: "KeyError: 2"}}
 
 
 def test_the_source_is_told_with_its_hash(shapes_model):

@@ -732,6 +732,16 @@ def test_as_many_items_as_needed_tell_four_times_in_five():
     assert statistics.Margin(0.0).items_needed(1000, 0.05) == math.inf
 
 
+@pytest.mark.parametrize("level", [0.05, 0.01])
+def test_fewer_items_than_named_do_not_pass_a_model_without_changes(level):
+    """Otherwise two samples would ask for nine, and nine for thirty."""
+    for items in (2, 50, 300):
+        fewest, _ = statistics.tango(0, 0, items, 0.01).items_range(items, level)
+        passes, fails = (math.ceil(fewest), math.floor(fewest))
+        assert statistics.tango(0, 0, passes, 0.01).p_within <= level
+        assert statistics.tango(0, 0, fails, 0.01).p_within > level
+
+
 @pytest.mark.parametrize("items", [2, 3, 50])
 def test_a_margin_of_replicates_has_the_error_of_the_items(items):
     """A bootstrap sample of n items varies less than n items do, by (n - 1) / n."""
@@ -873,6 +883,13 @@ def test_delong_keeps_its_level():
         pair = [statistics.auc(scores[2] + row, positive) for row in scores[:2]]
         p_values.append(statistics.delong(*pair)[1])
     assert 0.02 < (np.array(p_values) < 0.05).mean() < 0.09
+
+
+def test_a_slow_bootstrap_shows_its_progress(monkeypatch, capsys):
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
+    statistics.bootstrap(lambda chosen: 0.0, 2, 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and "Scoring bootstrap samples: 2 of 3 samples" in lines[-1]
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.08])
