@@ -200,6 +200,13 @@ def test_what_does_not_fit_is_named(tmp_path, case):
     assert says in message
 
 
+def test_targets_with_decimal_commas_are_named(tmp_path):
+    targets = [f"{number},5" for number in range(1001)]
+    path = write(tmp_path / "a.parquet", a=list(range(1001)), label=targets)
+    with pytest.raises(DataError, match=r"1000 classes, or numbers with a decimal point, not a"):
+        read(path)
+
+
 def test_text_among_numbers_is_named(tmp_path):
     path = write(tmp_path / "a.csv", a=["1", "x", "2"], b=[1, 2, 3], y=[0, 1, 1])
     with pytest.raises(DataError, match=r"column 'a', row 2: got 'x', expected a number"):

@@ -104,7 +104,11 @@ def match(model: Any, fp32: onnx.GraphProto) -> list[str]:
         errors = {name: _difference(model, layer, read_weights(fp32, nodes[name])) for name in left}
         nearest = min(errors, key=errors.__getitem__, default="")
         if not nearest or errors[nearest] > _SAME_NETWORK:
-            raise _unmatched(layer, "no layer of the ONNX graph has its weights")
+            raise _unmatched(
+                layer,
+                "no layer of the ONNX graph has its weights, as behind a Rescaling that TensorFlow "
+                "folds into them; if dtype=int8, try backend.flow=onnx2tf",
+            )
         if {id(layer.weights), id(layer.bias)} & seen:
             raise _unmatched(layer, "it shares weights with another layer")
         if not _same_bias(model, layer, fp32, nodes[nearest]):

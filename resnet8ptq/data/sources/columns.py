@@ -5,6 +5,7 @@ Rows are counted from 1, without the header.
 
 import logging
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from resnet8ptq.data.sources.arrays import MAX_CLASSES, MAX_SAMPLES, list_names
 
 PICTURES = ("path", "file", "file_name", "filename", "image", "img", "picture")
 LABELS = (*arrays.LABELS, "label", "target", "class")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 log = logging.getLogger(__name__)
 
@@ -327,8 +329,10 @@ def _by_name(
     if unknown := sorted(set(different) - set(names)):
         raise DataError(f"{source}: class {unknown[0]!r} is none of data.classes={list(names)}")
     if not 2 <= len(names) <= MAX_CLASSES:
+        commas = all(_DECIMAL_COMMA.fullmatch(text) for text in names)
         raise DataError(
             f"{source}: has {len(names)} different labels; expected 2 to {MAX_CLASSES} classes"
+            f"{', or numbers with a decimal point, not a comma' if commas else ''}"
         )
     numbers = {text: label for label, text in enumerate(names)}
     return np.array([numbers[text] for text in texts], np.int64), names, True
