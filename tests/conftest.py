@@ -32,7 +32,7 @@ from resnet8ptq.evaluation import batching
 from resnet8ptq.models import model
 from tests.helpers.calling import FAILS, QUICK, Called
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, evaluator_of, quantizer_of
 from tests.helpers.originals import call_isolated, runtime_of_all_cores, start_isolated
 from tests.helpers.quantized import TESTED, Cell, Quantize, Write
 from tests.helpers.sharing import call_once, shared_folder
@@ -218,7 +218,8 @@ def write(shapes: Dataset, shapes_model: model.Fp32Model) -> Write:
 
     def quantize(config: RunConfig, folder: Path) -> Artifact:
         split = draw_calibration(shapes, 20, config.seed).split
-        return quantizer_of(config).quantize(shapes_model, split, folder)
+        evaluator = evaluator_of(config, shapes_model)  # it keeps FP32 files, as for runs
+        return evaluator.quantize(config, shapes_model, split, folder).artifact
 
     return quantize
 
