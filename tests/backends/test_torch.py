@@ -329,15 +329,16 @@ def test_a_normalization_behind_a_convolution_keeps_its_range(
 
 
 @pytest.mark.parametrize("backend", FLOWS)
-@pytest.mark.parametrize("comparison", ["Greater", "Less", "GreaterOrEqual", "LessOrEqual"])
-def test_values_are_chosen_by_a_comparison(shapes_model, tmp_path, backend, comparison):
+def test_values_are_chosen_by_comparisons(shapes_model, tmp_path, backend):
     """The gate of exported programs refused the files."""
     proto = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["" : 17]>
+        """<ir_version: 8, opset_import: ["" : 17]>
         network (float[N, 2, 4, 4] x) => (float[N, 4, 4, 4] y)
-        <float edge = {{0.5}}, float other = {{-0.25}}>
-        {{ wide = Conv(x, v)  chosen = {comparison}(wide, edge)
-           kept = Where(chosen, wide, other)  y = Conv(kept, w) }}"""
+        <float edge = {0.5}, float other = {-0.25}, float top = {4}, float low = {-4}>
+        { wide = Conv(x, v)  above = Greater(wide, edge)  first = Where(above, wide, other)
+          below = Less(first, top)  second = Where(below, first, edge)
+          least = GreaterOrEqual(second, edge)  third = Where(least, second, low)
+          most = LessOrEqual(third, top)  kept = Where(most, third, other)  y = Conv(kept, w) }"""
     )
     weights = {"v": (4, 2, 1, 1), "w": (4, 4, 1, 1)}
     got, expected, kernels = quantize_and_run(proto, shapes_model, tmp_path, weights, backend)
