@@ -172,7 +172,7 @@ def test_an_operator_that_the_runtime_lacks_is_unsupported(shapes_model, tmp_pat
     inner = onnx.helper.make_node("LRN", ["wide"], ["inner"], "inner", size=3)
     network = replace(shapes_model, onnx_path=write_chain(tmp_path / "lrn.onnx", inner))
     with pytest.raises(UnsupportedError, match=r"runtime lacks a kernel for aten::avg_pool3d\.out"):
-        lower(network, tmp_path, "dtype=int8")
+        lower(network, tmp_path, "dtype=fp32")
 
 
 @needs_executorch
