@@ -29,10 +29,11 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import batching
+from resnet8ptq.experiment.compatibility import fit
 from resnet8ptq.models import model
 from tests.helpers.calling import FAILS, QUICK, Called
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, evaluator_of, quantizer_of
 from tests.helpers.originals import call_isolated, runtime_of_all_cores, start_isolated
 from tests.helpers.quantized import TESTED, Cell, Quantize, Write
 from tests.helpers.sharing import call_once, shared_folder
@@ -213,12 +214,19 @@ def shapes_model(shapes: Dataset, cache_root: Path) -> model.Fp32Model:
 
 
 @pytest.fixture(scope="session")
-def write(shapes: Dataset, shapes_model: model.Fp32Model) -> Write:
+def fitted(shapes: Dataset, shapes_model: model.Fp32Model) -> Dataset:
+    """The embedded set as a run has it: with the batch that the network's tensors allow."""
+    return fit(shapes, shapes_model)
+
+
+@pytest.fixture(scope="session")
+def write(fitted: Dataset, shapes_model: model.Fp32Model) -> Write:
     """Quantize with 200 calibration images."""
 
     def quantize(config: RunConfig, folder: Path) -> Artifact:
-        split = draw_calibration(shapes, 20, config.seed).split
-        return quantizer_of(config).quantize(shapes_model, split, folder)
+        split = draw_calibration(fitted, 20, config.seed).split
+        evaluator = evaluator_of(config, shapes_model)  # it keeps FP32 files, as for runs
+        return evaluator.quantize(config, shapes_model, split, folder).artifact
 
     return quantize
 
@@ -226,7 +234,7 @@ def write(shapes: Dataset, shapes_model: model.Fp32Model) -> Write:
 @pytest.fixture(scope="session")
 def quantize(
     write: Write,
-    shapes: Dataset,
+    fitted: Dataset,
     shapes_model: model.Fp32Model,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Quantize:
@@ -234,29 +242,27 @@ def quantize(
     home = shared_folder(tmp_path_factory) / "cells"
     home.mkdir(exist_ok=True)
 
-    def fitted(config: RunConfig) -> RunConfig:
-        return cast(RunConfig, quantizer_of(config).fit(shapes_model))
-
     @cache
     def run(*overrides: str) -> Cell:
         config = make_config("data=shapes", *overrides)
         if config.backend.name == "file" and config.backend.path is None:
             made = run("backend=onnx", "dtype=int8").artifact.path
-            config = fitted(replace(config, backend=replace(config.backend, path=str(made))))
+            config = replace(config, backend=replace(config.backend, path=str(made)))
+            config = cast(RunConfig, quantizer_of(config).fit(shapes_model))
         folder = home / hashlib.sha256(repr(config).encode()).hexdigest()[:20]
         kept = folder.with_suffix(".pickle")
         with FileLock(folder.with_suffix(".lock")):
             if not kept.exists():
                 folder.mkdir(exist_ok=True)
                 kept.write_bytes(pickle.dumps(write(config, folder)))
-        return Cell(config, pickle.loads(kept.read_bytes()), folder, shapes)
+        return Cell(config, pickle.loads(kept.read_bytes()), folder, fitted)
 
     return run
 
 
 @pytest.fixture
 def quantize_anew(
-    write: Write, shapes: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Write, fitted: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Quantize:
     """The same, each time anew."""
     monkeypatch.setattr(isolation, "call", call_isolated)
@@ -264,7 +270,7 @@ def quantize_anew(
     def run(*overrides: str) -> Cell:
         config = make_config("data=shapes", *overrides)
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        return Cell(config, write(config, folder), folder, shapes)
+        return Cell(config, write(config, folder), folder, fitted)
 
     return run
 

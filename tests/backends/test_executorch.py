@@ -71,9 +71,11 @@ def test_programs_survive_another_number_of_threads(quantize):
 
 
 @pytest.fixture(scope="module")
-def mixer(shapes_model: Fp32Model, tmp_path_factory: pytest.TempPathFactory) -> Fp32Model:
-    path = tmp_path_factory.mktemp("mixer") / "own.onnx"
-    return replace(shapes_model, onnx_path=product_networks.write_mixer(path))
+def chain(shapes_model: Fp32Model, tmp_path_factory: pytest.TempPathFactory) -> Fp32Model:
+    """A Relu between two convolutions, which is lowered in a few seconds; ResNet8 takes ten."""
+    inner = onnx.helper.make_node("Relu", ["wide"], ["inner"], "inner")
+    path = tmp_path_factory.mktemp("chain") / "chain.onnx"
+    return replace(shapes_model, onnx_path=write_chain(path, inner))
 
 
 Lowered = tuple[Artifact, Predictor]
@@ -86,19 +88,19 @@ def lower(network: Fp32Model, folder: Path, *overrides: str) -> Lowered:
 
 
 @pytest.fixture(scope="module")
-def lowered(mixer: Fp32Model, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
-    return lower(mixer, tmp_path_factory.mktemp("lowered"))
+def lowered(chain: Fp32Model, tmp_path_factory: pytest.TempPathFactory) -> Lowered:
+    return lower(chain, tmp_path_factory.mktemp("lowered"))
 
 
 @pytest.mark.slow
 @needs_executorch
 def test_more_samples_than_memory_is_planned_for_run_in_parts(
-    mixer, lowered, tmp_path, monkeypatch
+    chain, lowered, tmp_path, monkeypatch
 ):
     predictors = [lowered[1]]
     for most in (1, 16):  # 16: a bound that torch's own choice of kernels has
         monkeypatch.setattr(executorch_quantizer, "MOST_AT_ONCE", most)
-        predictors.append(lower(mixer, tmp_path)[1])
+        predictors.append(lower(chain, tmp_path)[1])
     [whole] = lowered[1].predict(PICTURES)
     for predictor in predictors:
         np.testing.assert_array_equal(predictor.predict(PICTURES)[0], whole)
@@ -108,21 +110,22 @@ def test_more_samples_than_memory_is_planned_for_run_in_parts(
 
 @pytest.mark.slow
 @needs_executorch
-def test_files_are_reproduced_and_per_channel_has_more_scales(mixer, lowered, tmp_path):
-    before, again = lowered[0].path.read_bytes(), lower(mixer, tmp_path)[0].path.read_bytes()
+def test_files_are_reproduced_and_per_channel_has_more_scales(chain, lowered, tmp_path):
+    before, again = lowered[0].path.read_bytes(), lower(chain, tmp_path)[0].path.read_bytes()
     assert again == before
-    artifact, predictor = lower(mixer, tmp_path, "per_channel=true")
+    artifact, predictor = lower(chain, tmp_path, "per_channel=true")
     assert artifact.size_bytes > len(before)
     assert not np.array_equal(predictor.predict(PICTURES)[0], lowered[1].predict(PICTURES)[0])
 
 
 @pytest.mark.slow
 @needs_executorch
-def test_a_layer_stays_in_float_behind_8_bits(quantize):
-    cell = quantize("backend=executorch", "dtype=int8", "precision.plan={conv2d_3_1: 32}")
-    assert quantizer_of(cell.config).count_kernels(cell.artifact.path) == (WEIGHT_LAYERS - 1, 1)
-    whole = quantize("backend=executorch", "dtype=int8")
-    assert (cell.predict().argmax(1) == whole.predict().argmax(1)).mean() > 0.95
+def test_a_layer_stays_in_float_behind_8_bits(chain, lowered, tmp_path):
+    artifact, predictor = lower(chain, tmp_path, "precision.plan={last: 32}")
+    count = quantizer_of(make_config("backend=executorch")).count_kernels
+    assert (count(lowered[0].path), count(artifact.path)) == ((2, 0), (1, 1))
+    [mixed], [whole] = predictor.predict(PICTURES), lowered[1].predict(PICTURES)
+    assert 0 < np.linalg.norm(mixed - whole) < 0.05 * np.linalg.norm(whole)
 
 
 def write_chain(path: Path, inner: onnx.NodeProto) -> Path:
@@ -169,7 +172,7 @@ def test_an_operator_that_the_runtime_lacks_is_unsupported(shapes_model, tmp_pat
     inner = onnx.helper.make_node("LRN", ["wide"], ["inner"], "inner", size=3)
     network = replace(shapes_model, onnx_path=write_chain(tmp_path / "lrn.onnx", inner))
     with pytest.raises(UnsupportedError, match=r"runtime lacks a kernel for aten::avg_pool3d\.out"):
-        lower(network, tmp_path, "dtype=int8")
+        lower(network, tmp_path, "dtype=fp32")
 
 
 @needs_executorch
@@ -240,14 +243,12 @@ def test_an_error_of_the_network_itself_is_no_refusal():
 
 
 @needs_executorch
-def test_a_program_of_other_results_is_unsupported(shapes_model, tmp_path, monkeypatch):
-    inner = onnx.helper.make_node("Relu", ["wide"], ["inner"], "inner")
-    network = replace(shapes_model, onnx_path=write_chain(tmp_path / "chain.onnx", inner))
+def test_a_program_of_other_results_is_unsupported(chain, tmp_path, monkeypatch):
     monkeypatch.setattr(
         executorch_quantizer, "infer", lambda m, batch: [np.ones((1, 4, 8, 6), "f")]
     )
     with pytest.raises(UnsupportedError, match="computes something else"):
-        lower(network, tmp_path, "dtype=int8")
+        lower(chain, tmp_path)
 
 
 @needs_executorch

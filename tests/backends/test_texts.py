@@ -39,15 +39,15 @@ def phrases(cache_root: Path) -> tuple[Dataset, model.Fp32Model]:
 
 
 @pytest.fixture(scope="module")
-def one_layer(phrases, tmp_path_factory: pytest.TempPathFactory) -> model.Fp32Model:
-    """The encoder without its second layer: every operator, and half the work of a lowering."""
+def attention(phrases, tmp_path_factory: pytest.TempPathFactory) -> model.Fp32Model:
+    """The encoder up to its first attention: all that looks at other positions."""
     _, fp32 = phrases
     proto = onnx.load(fp32.onnx_path)
-    first, second = (f"/layers.{n}/norm2/LayerNormalization_output_0" for n in (0, 1))
+    first, second = (f"/layers.{n}/LayerNormalization_output_0" for n in ("0/norm1", "1/norm2"))
     [last] = [node for node in proto.graph.node if second in node.input]
     last.input[0] = first
     prune(proto.graph)
-    path = tmp_path_factory.mktemp("encoder") / "one_layer.onnx"
+    path = tmp_path_factory.mktemp("encoder") / "attention.onnx"
     onnx.save(proto, path)
     return replace(fp32, onnx_path=path)
 
@@ -68,12 +68,12 @@ def test_the_conversion_keeps_both_inputs_and_frees_the_length(phrases):
     # ExecuTorch's fp32 is lowered with the same bounds: 20 s for the same answer.
     [(d, b) for d in ("fp32", "int8") for b in BACKENDS if (d, b) != ("fp32", "executorch")],
 )
-def test_outputs_do_not_depend_on_the_batch_size(phrases, one_layer, backend, dtype, tmp_path):
+def test_outputs_do_not_depend_on_the_batch_size(phrases, attention, backend, dtype, tmp_path):
     """Neither on the padding that a batch adds."""
     data, _ = phrases
     config = make_config("data=phrases", f"backend={backend}", f"dtype={dtype}", "per_channel=true")
     quantizer = quantizer_of(config)
-    artifact = quantizer.quantize(one_layer, draw_calibration(data, 10, 0).split, tmp_path)
+    artifact = quantizer.quantize(attention, draw_calibration(data, 10, 0).split, tmp_path)
     predict, some = quantizer.load(artifact.path, 1).predict, data.test.take(np.arange(0, 4000, 16))
     outputs = []
     for size in (1, 32, 250):
@@ -81,11 +81,11 @@ def test_outputs_do_not_depend_on_the_batch_size(phrases, one_layer, backend, dt
         outputs.append(batches.restore(np.concatenate([predict(batch)[0] for batch in batches])))
     for other in outputs[1:]:
         np.testing.assert_allclose(other, outputs[0], atol=ROUNDING)
-    run, batches = open_runner(str(one_layer.onnx_path)), some.batches(250)
+    run, batches = open_runner(str(attention.onnx_path)), some.batches(250)
     expected = batches.restore(np.concatenate([run(batch)[0] for batch in batches]))
     assert np.corrcoef(expected.ravel(), outputs[0].ravel())[0, 1] > 0.99
     if backend == "executorch":  # looked at here, since it lowers the encoder for many seconds
-        products = len(attention_products(onnx.load(one_layer.onnx_path).graph))
+        products = len(attention_products(onnx.load(attention.onnx_path).graph))
         layers = artifact.quantized_layers
         assert quantizer.count_kernels(artifact.path) == (layers, products)
         assert products > 0 < layers

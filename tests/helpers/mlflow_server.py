@@ -1,12 +1,15 @@
 """`mlflow` in a process of its own, forked from one that has imported it (`forked.py`).
 
-`mlflow server` imports MLflow twice: itself, and in the process that it starts and that answers.
+`mlflow server` and `mlflow models serve` import MLflow twice: themselves, and in the process that
+they start and that answers.
 """
 
 import os
+import shlex
 import socket
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import requests
@@ -68,6 +71,7 @@ def start(words: list[str], folder: Path, log: Path, env: dict[str, str]) -> Any
 
 def _call(words: list[str], folder: Path, log: Path, env: dict[str, str]) -> None:
     import mlflow.cli
+    import mlflow.pyfunc.backend
     import mlflow.server
     import uvicorn
 
@@ -81,5 +85,9 @@ def _call(words: list[str], folder: Path, log: Path, env: dict[str, str]) -> Non
         os.environ.update(extra_env)
         uvicorn.main(command[command.index("uvicorn") + 1 :])
 
+    def serve_model(command: list[str], env: dict[str, str], **_: object) -> None:
+        serve(shlex.split(command[-1]), env)  # of a shell
+
     mlflow.server._exec_cmd = serve
+    mlflow.pyfunc.backend.subprocess = SimpleNamespace(Popen=serve_model)
     mlflow.cli.cli(words)

@@ -118,9 +118,9 @@ def test_kl_divergence_is_zero_for_equals_and_has_a_direction():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b not in ("executorch", "file")])
-def test_softmax_of_the_logits_is_the_probabilities(backend, shapes, shapes_model, cache_root):
+def test_softmax_of_the_logits_is_the_probabilities(backend, fitted, shapes_model):
     config = make_config("data=shapes", f"backend={backend}")
-    images = shapes.test.take(np.arange(inference.LOGIT_IMAGES + 50))
+    images = fitted.test.take(np.arange(inference.LOGIT_IMAGES + 50))
     baseline = evaluator_of(config, shapes_model).baseline(config, images)
     logits = baseline.outputs.logits
     assert logits is not None

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from resnet8ptq.core import code
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.deploy import registering
 from resnet8ptq.deploy.source import Source
@@ -82,3 +83,8 @@ def test_a_registered_version_says_what_it_is(own_store, logged):
         "resnet8, onnx, int8, minmax, per tensor; accuracy 75.00% (-25.00 points against FP32) on "
         f"made up; verdict on the loss: undecided; 100.0 kB; run {RUN_NAME} ({logged.run_id})"
     )
+
+
+def test_a_served_model_does_without_this_package():
+    alone = "resnet8ptq.tracking.served_model"
+    assert code.closure(alone) == {alone}
