@@ -9,6 +9,7 @@
 """
 
 import gc
+import json
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, get_type_hints
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -94,18 +95,34 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
         print(invocation.adapt(usage or ""))
         raise SystemExit(0)
     known = [f"{item.name}=" for item in fields(cast(Any, schema))]
-    words = [f"{plain}={word}" if plain and "=" not in word else word for word in words]
+    if plain:
+        words = [word if "=" in word or word[0] == "-" else f"{plain}={word}" for word in words]
     for word in words:
         if "=" not in word:
             takes = or_nearest(f"{word}=", known)
             raise ConfigError(f"{word}: got a word without a key, expected {takes}")
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.from_dotlist(words))
+        typed = OmegaConf.from_dotlist([_quote_text(word, schema) for word in words])
+        merged = OmegaConf.merge(OmegaConf.structured(schema), typed)
         return cast(T, OmegaConf.to_object(merged))
     except _NO_KEY as error:
         raise ConfigError(no_such_key(str(error.full_key), known)) from error
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error)) from error
+
+
+def _quote_text(word: str, schema: Any) -> str:
+    """Return a word with a text in quotes, because a name may look like a number: 1.20 is not 1.2.
+
+    Args:
+        schema: a dataclass; its fields with the type of text take texts.
+    """
+    key, _, value = word.partition("=")
+    kind = schema
+    for name in key.split("."):
+        kind = get_type_hints(kind).get(name) if is_dataclass(kind) else None
+    is_text = kind in (str, str | None) and value not in ("", "null")
+    return f"{key}={json.dumps(value, ensure_ascii=False)}" if is_text else word
 
 
 _WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # set by the user

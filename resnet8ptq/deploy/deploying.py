@@ -16,7 +16,6 @@ the sweep's own). A run with a broken FP32 network is refused. `experiment=`, `u
 name the MLflow store, `cache_dir=` the folder of converted networks.
 """
 
-import json
 import re
 import shutil
 import tempfile
@@ -68,7 +67,7 @@ class Arguments:
 
 def main(words: list[str]) -> None:
     """Find the run, check its artifact, write the folder."""
-    asked = command.parse_words([_as_text(word) for word in words], Arguments, __doc__)
+    asked = command.parse_words(words, Arguments, __doc__)
     _check(asked)
     limits = {"max_drop": asked.max_drop, "min_sqnr_db": asked.min_sqnr_db}
     with waiting("Reading the runs"):
@@ -82,13 +81,6 @@ def main(words: list[str]) -> None:
     console = stdout(None, 130)
     for line in (*lines, f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"):
         console.print(show(line), soft_wrap=True, markup=False, highlight=False)
-
-
-def _as_text(word: str) -> str:
-    """Quote a text that looks like a number, because version 1.20 is not 1.2."""
-    key, separator, value = word.partition("=")
-    named = key in ("run_id", "sweep", "use", "register", "target.onnxruntime")
-    return f"{key}={json.dumps(value)}" if separator and named and value != "null" else word
 
 
 def _check(asked: Arguments) -> None:

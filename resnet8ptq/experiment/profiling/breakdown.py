@@ -108,7 +108,7 @@ class Breakdown:
         return metrics
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProfileResult(RunResult):
     """The time of each operator at batch 1 and, if the network allows it, at a larger batch.
 
@@ -116,19 +116,15 @@ class ProfileResult(RunResult):
         latency: latency of whole runs, without the profiler.
     """
 
-    breakdowns: tuple[Breakdown, ...] = ()
-    latency: Latency | None = None
+    breakdowns: tuple[Breakdown, ...]
+    latency: Latency
 
     def summary(self) -> str:
         """Return the outcome in one line."""
-        if not self.breakdowns:
-            return f"{self.status}: {self.reason}"
         return self.breakdowns[0].conclude()
 
     def to_metrics(self) -> dict[str, float]:
         """Return every metric under its MLflow name."""
-        if self.latency is None:
-            return {}
         metrics = self.latency.to_metrics()
         for infix, breakdown in zip(("", "_batch"), self.breakdowns, strict=False):
             metrics |= breakdown.to_metrics(infix)
