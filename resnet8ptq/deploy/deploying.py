@@ -27,9 +27,9 @@ from pathlib import Path
 from resnet8ptq.config.limits import require
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache, command
-from resnet8ptq.core.console import stdout, waiting
+from resnet8ptq.core.console import say, stdout, waiting
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.text import redact, safe_name, show
+from resnet8ptq.core.text import redact, safe_name
 from resnet8ptq.deploy import card, example, interface, older_runtime, reproducing, source, vectors
 from resnet8ptq.deploy.registering import register
 from resnet8ptq.deploy.source import Source
@@ -80,7 +80,7 @@ def main(words: list[str]) -> None:
         lines = _write(store, run, asked, temporary)
     console = stdout(None, 130)
     for line in (*lines, f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"):
-        console.print(show(line), soft_wrap=True, markup=False, highlight=False)
+        say(console, line)
 
 
 def _check(asked: Arguments) -> None:

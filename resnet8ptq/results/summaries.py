@@ -18,8 +18,7 @@ from resnet8ptq.core.text import printable
 from resnet8ptq.report import facts, verdicts
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection, Recommendation, own_family, why_none
-from resnet8ptq.report.table import VOID
-from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED, Verdict
+from resnet8ptq.report.verdicts import MOST_NEEDED, Verdict
 from resnet8ptq.results.bounds import Bounds, measure
 from resnet8ptq.tasks.contract import BASELINE, Metric
 from resnet8ptq.tracking.record import RunRecord
@@ -353,10 +352,9 @@ def _judge(selected: ModelSelection, cell: Cell, judged: Verdict | None) -> dict
             "samples_needed": None,
         }
     metric, limits = selected.family.metric, selected.limits
-    reaches = verdicts.reaches_least(metric, cell, limits)
     decides = 0 < judged.needed <= MOST_NEEDED  # 0: decided; NaN: samples do not vary
     return {
-        "verdict": judged.outcome if reaches or judged.outcome == VOID else FAIL,
+        "verdict": verdicts.whole_outcome(metric, cell, judged, limits),
         "loss_verdict": judged.outcome,
         "verdict_text": verdicts.say(metric, cell, judged, limits),
         "samples_needed": math.ceil(judged.needed) if decides else None,
