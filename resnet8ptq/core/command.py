@@ -135,8 +135,6 @@ _EXTRAS = {  # option of a plugin: the extra of this package that installs the p
     "launcher/ray": "ray",
     "launcher/submitit_slurm": "slurm",
 }
-
-
 _NO_VALUE = re.compile(  # OmegaConf's messages for a value of another type
     r"Value '(.*)' (?:of type '\w+' could not be converted to|is not a valid) (\w+)"
     r"(?: \(type \w+\))?\s+full_key: (\S+)"
@@ -145,8 +143,8 @@ _KINDS = {"Integer": "an integer", "Float": "a number", "bool": "true | false"}
 _NO_OPTION = re.compile(
     r"Could not find '([^']+)'\s+Available options in '([^']+)':(.+?)Config search path", re.S
 )
-
-
+# Where the part of a message begins that is about Hydra's and OmegaConf's internals.
+_INTERNALS = re.compile(r"\s(?:Config search path:|reference_type=|object_type=|See https://hydra)")
 _NO_LIST = re.compile(r"Error merging override \+*([^=\s]+)=(\S+): .*is not a ListConfig")
 _SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(([^'=]+)=.*?)'(?:\s|$)")
 
@@ -184,9 +182,8 @@ def explain(error: BaseException) -> str:
         text += f": {cause}"
         if isinstance(cause, _NO_KEY) and is_dataclass(cause.object_type):
             # Hydra advises to append the key, which leads to another error.
-            text = no_such_key(
-                str(cause.full_key), [item.name for item in fields(cause.object_type)]
-            )
+            known = [item.name for item in fields(cause.object_type)]
+            text = no_such_key(str(cause.full_key), known)
     if match := _NO_VALUE.search(text):
         got, kind, key = match.groups()
         text = f"{key}: got {got!r}, expected {_KINDS.get(kind, kind)}"
@@ -200,10 +197,7 @@ def explain(error: BaseException) -> str:
     if match := _SEVERAL.search(text):
         word, key = match.groups()
         text = f"{key}: got several values, expected one; to run each: -m {word}"
-    # The rest of the message is about Hydra's and OmegaConf's internals.
-    text = re.split(
-        r"\s(?:Config search path:|reference_type=|object_type=|See https://hydra)", text
-    )[0]
+    text = _INTERNALS.split(text)[0]
     for extra in extras:
         text = f"{text.strip(' .')}; {extra}: {invocation.install(extra)}"
     return redact(printable(text)) or type(error).__name__

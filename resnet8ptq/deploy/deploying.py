@@ -127,7 +127,6 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[str]:
-    """Write the files into the folder; return lines for the user."""
     runtime = cache.runtime(asked.cache_dir or run.config.cache_dir, run.config.threads)
     version = asked.target.onnxruntime
     model, change = _convert(run, asked.target, folder)

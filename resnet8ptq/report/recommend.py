@@ -429,9 +429,8 @@ def _smallest(selected: ModelSelection) -> Recommendation:
         why += f"; {smaller.label} is smaller ({_bytes(smaller) / 1000:.1f} kB), but "
         why += "does not pass" if selected.passing else "its loss exceeds the limit"
         why += f" on the {samples} samples"
-    close = [
-        c for c in selected.within if c is not best and _bytes(c) <= _bytes(best) * (1 + CLOSE)
-    ]
+    most = _bytes(best) * (1 + CLOSE)
+    close = [cell for cell in selected.within if cell is not best and _bytes(cell) <= most]
     return _of("smallest", best, why, close, f"size within {CLOSE:.0%}")
 
 

@@ -98,7 +98,6 @@ def brief(
 
 
 def _label(heads: Sequence[str], line: Sequence[str]) -> str:
-    """Return the settings of a row as text."""
     pairs = zip(heads, line, strict=False)  # the row goes on
     return " ".join(text if head in CHOICES else f"{head}={text}" for head, text in pairs if text)
 

@@ -48,13 +48,15 @@ def main(words: list[str]) -> None:
         TrackingError: MLflow does not start, or stops without being interrupted.
     """
     asked = command.parse_words(words, Arguments, __doc__)
-    uri, page = find_store(asked)
-    if uri.startswith(("http://", "https://")):
-        print(redact(uri))
+    named = asked.uri or os.environ.get(address.VARIABLE) or ""
+    if named.startswith(("http://", "https://")):
+        address.check(named, written=bool(asked.uri))
+        print(redact(named))
         return
     others = [word for word in words if not word.startswith("port=")]
     again = invocation.command("ui", *others, f"port={asked.port % 65535 + 1}")
     server.check_port(HOST, asked.port, f"; try {again}")
+    uri, page = find_store(asked)
     server.heed_signals()
     with suppress(KeyboardInterrupt):
         serve(uri, asked.port, page)
