@@ -116,7 +116,8 @@ def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
     """Return the verdict on each measured quantized model of a family, by run id."""
     metric, drop = family.metric, family.metric.limit(limits)
     verdicts = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.record.doubt}
-    cells = [cell for cell in family.measured if not cell.record.doubt]
+    judged = [cell for cell in family.measured if not cell.record.doubt]
+    cells = [cell for cell in judged if cell.paired is not None]
     margins = [margin_at(metric, cell, drop) for cell in cells]
     decided = decide(margins, [int(cell.metric(TOTAL)) for cell in cells], family.planned)
     return verdicts | {c.record.run_id: verdict for c, verdict in zip(cells, decided, strict=True)}
