@@ -63,9 +63,7 @@ class LadderSweeper(Sweeper):
 
 def _outcome(result: JobReturn) -> Any:
     """Return the record of a job, or its error."""
-    return result._return_value if result.status == JobStatus.COMPLETED else _error(result)
-
-
-def _error(result: JobReturn) -> Exception:
-    error = result._return_value
-    return error if isinstance(error, Exception) else RuntimeError("the job left no result")
+    value = result._return_value
+    if result.status == JobStatus.COMPLETED or isinstance(value, Exception):
+        return value
+    return RuntimeError("the job left no result")

@@ -97,6 +97,11 @@ def _is_plan(got: Any) -> bool:
     )
 
 
+def _are_inputs(got: Any) -> bool:
+    names = (*got, *got.values()) if isinstance(got, dict) else (got,)
+    return all(isinstance(name, str) for name in names)
+
+
 FLOAT_BITS = 32
 BITS = (2, 3, 4, 8, FLOAT_BITS)  # of weights
 BLOCKS = (16, 32, 64, 128, 256)  # weights that share a scale
@@ -123,14 +128,7 @@ SIZES = Limit("null or sizes of at least 1", lambda got: got and min(got) >= 1)
 ANCHORS = Limit(
     "null, or [[width, height, ...], ...] in pixels, a list for each stride", _are_anchors
 )
-INPUTS = Limit(
-    "null, a name, or {input: name, ...}",
-    lambda got: (
-        all(isinstance(text, str) for text in (*got, *got.values()))
-        if isinstance(got, dict)
-        else isinstance(got, str)
-    ),
-)
+INPUTS = Limit("null, a name, or {input: name, ...}", _are_inputs)
 BLOCK = Limit(" | ".join(map(str, BLOCKS)), lambda got: got in BLOCKS)
 COLUMNS = Limit("null, a column or a list of columns", _is_columns)
 TEXTS = Limit(
@@ -155,9 +153,8 @@ def check(node: object, prefix: str = "") -> None:
             raise ConfigError(no_such_key(key, known))
         # Text becomes part of folder names, logs, tables and pages; a path cannot contain NUL.
         for text in listed(value):
-            require(
-                key, text, not isinstance(text, str) or text.isprintable(), "printable characters"
-            )
+            is_safe = not isinstance(text, str) or text.isprintable()
+            require(key, text, is_safe, "printable characters")
         for limit in known[name].metadata.get("limits", ()):
             limit.check(key, value)
         if is_dataclass(value):

@@ -222,7 +222,6 @@ def _check_analysis(config: RunConfig, named: bool) -> None:
 
 
 def _check_plan(config: RunConfig) -> None:
-    """Check the keys of `precision` together."""
     precision, auto = config.precision, config.precision.plan == "auto"
     limits_set = 2 - [precision.max_bytes, precision.max_drop].count(None)
     if auto:

@@ -72,10 +72,8 @@ def values(override: Override) -> list[Any]:
         return [override.value()]
     if override.value_type in (ValueType.INTERVAL_SWEEP, ValueType.GLOB_CHOICE_SWEEP):
         return []
-    return [
-        value.text if isinstance(value, QuotedString) else value
-        for value in override.sweep_iterator()
-    ]
+    swept = override.sweep_iterator()
+    return [value.text if isinstance(value, QuotedString) else value for value in swept]
 
 
 def is_group(key: str) -> bool:
@@ -100,7 +98,6 @@ def as_list(names: Iterable[str]) -> str:
 
 
 def _no_such_flag(word: str, parser: argparse.ArgumentParser) -> str:
-    """Return the message for an unknown option of Hydra, with the closest match, if any."""
     near = nearest(word, parser._option_string_actions)
     mend = f"nearest: {near}" if near else "settings have no dash"
     mend = f"settings have no dash: {word.lstrip('-')}" if "=" in word else mend
@@ -108,7 +105,6 @@ def _no_such_flag(word: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _find_groups(conf: Path) -> dict[str, list[str]]:
-    """Return the options of each config group."""
     groups: dict[str, list[str]] = {}
     for path in sorted(conf.glob("*/**/*.yaml")):
         groups.setdefault(path.parent.relative_to(conf).as_posix(), []).append(path.stem)
@@ -205,15 +201,12 @@ def _check_values(override: Override, local: bool) -> None:
     for value in values(override):
         if value is None or (isinstance(value, str) and "${" in value):
             continue
-        faults = [
-            fault for path in paths if (fault := _fault(key, path[-1].metadata, value, local))
-        ]
-        if faults and len(faults) == len(paths):
+        faults = [_fault(key, path[-1].metadata, value, local) for path in paths]
+        if faults and faults[0] and all(faults):  # no backend, source or task takes it
             raise faults[0]
 
 
 def _fault(key: str, metadata: Any, value: Any, local: bool) -> ConfigError | None:
-    """Return the error for a value, if any."""
     try:
         for limit in metadata.get("limits", ()):
             limit.check(key, value)
@@ -273,7 +266,6 @@ def _unmet(
 
 
 def _job_values(key: str, cfg: DictConfig, overrides: Sequence[Override]) -> list[Any]:
-    """Return the values of a setting over all jobs."""
     group, _, name = key.rpartition(".")
     names = {key, group} if name == "name" and group in _GROUPS else {key}
     setting = [override for override in overrides if override.key_or_group in names]

@@ -26,7 +26,7 @@ import cloudpickle  # also pickles lambdas, which a comparison may hold
 
 from resnet8ptq.core import invocation
 from resnet8ptq.core.console import LogHandler
-from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.core.errors import TrackingError, portable
 from resnet8ptq.core.text import one_line
 
 log = logging.getLogger(__name__)
@@ -157,12 +157,8 @@ def _prepare(function: Callable[[], object]) -> None:
 def _call(content: bytes) -> Any:
     try:
         return pickle.loads(content)()
-    except Exception as error:
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:  # some errors of MLflow cannot be unpickled by the other process
-            raise TrackingError(one_line(error)) from None
-        raise
+    except Exception as error:  # some of MLflow cannot be unpickled by the other process
+        raise portable(error, TrackingError) from None
 
 
 def _begin() -> None:

@@ -9,6 +9,7 @@
 """
 
 import gc
+import json
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, get_type_hints
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
@@ -93,18 +94,34 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
         print(invocation.adapt(usage or ""))
         raise SystemExit(0)
     known = [f"{item.name}=" for item in fields(cast(Any, schema))]
-    words = [f"{plain}={word}" if plain and "=" not in word else word for word in words]
+    if plain:
+        words = [word if "=" in word or word[0] == "-" else f"{plain}={word}" for word in words]
     for word in words:
         if "=" not in word:
             takes = or_nearest(f"{word}=", known)
             raise ConfigError(f"{word}: got a word without a key, expected {takes}")
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.from_dotlist(words))
+        typed = OmegaConf.from_dotlist([_quote_text(word, schema) for word in words])
+        merged = OmegaConf.merge(OmegaConf.structured(schema), typed)
         return cast(T, OmegaConf.to_object(merged))
     except _NO_KEY as error:
         raise ConfigError(no_such_key(str(error.full_key), known)) from error
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error)) from error
+
+
+def _quote_text(word: str, schema: Any) -> str:
+    """Return a word with a text in quotes, because a name may look like a number: 1.20 is not 1.2.
+
+    Args:
+        schema: a dataclass; its fields with the type of text take texts.
+    """
+    key, _, value = word.partition("=")
+    kind = schema
+    for name in key.split("."):
+        kind = get_type_hints(kind).get(name) if is_dataclass(kind) else None
+    is_text = kind in (str, str | None) and value not in ("", "null")
+    return f"{key}={json.dumps(value, ensure_ascii=False)}" if is_text else word
 
 
 _WANTS_TRACEBACK = bool(os.environ.get("HYDRA_FULL_ERROR"))  # set by the user
@@ -117,8 +134,6 @@ _EXTRAS = {  # option of a plugin: the extra of this package that installs the p
     "launcher/ray": "ray",
     "launcher/submitit_slurm": "slurm",
 }
-
-
 _NO_VALUE = re.compile(  # OmegaConf's messages for a value of another type
     r"Value '(.*)' (?:of type '\w+' could not be converted to|is not a valid) (\w+)"
     r"(?: \(type \w+\))?\s+full_key: (\S+)"
@@ -127,8 +142,8 @@ _KINDS = {"Integer": "an integer", "Float": "a number", "bool": "true | false"}
 _NO_OPTION = re.compile(
     r"Could not find '([^']+)'\s+Available options in '([^']+)':(.+?)Config search path", re.S
 )
-
-
+# Where the part of a message begins that is about Hydra's and OmegaConf's internals.
+_INTERNALS = re.compile(r"\s(?:Config search path:|reference_type=|object_type=|See https://hydra)")
 _NO_LIST = re.compile(r"Error merging override \+*([^=\s]+)=(\S+): .*is not a ListConfig")
 _SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(([^'=]+)=.*?)'(?:\s|$)")
 
@@ -166,9 +181,8 @@ def explain(error: BaseException) -> str:
         text += f": {cause}"
         if isinstance(cause, _NO_KEY) and is_dataclass(cause.object_type):
             # Hydra advises to append the key, which leads to another error.
-            text = no_such_key(
-                str(cause.full_key), [item.name for item in fields(cause.object_type)]
-            )
+            known = [item.name for item in fields(cause.object_type)]
+            text = no_such_key(str(cause.full_key), known)
     if match := _NO_VALUE.search(text):
         got, kind, key = match.groups()
         text = f"{key}: got {got!r}, expected {_KINDS.get(kind, kind)}"
@@ -182,10 +196,7 @@ def explain(error: BaseException) -> str:
     if match := _SEVERAL.search(text):
         word, key = match.groups()
         text = f"{key}: got several values, expected one; to run each: -m {word}"
-    # The rest of the message is about Hydra's and OmegaConf's internals.
-    text = re.split(
-        r"\s(?:Config search path:|reference_type=|object_type=|See https://hydra)", text
-    )[0]
+    text = _INTERNALS.split(text)[0]
     for extra in extras:
         text = f"{text.strip(' .')}; {extra}: {invocation.install(extra)}"
     return redact(printable(text)) or type(error).__name__

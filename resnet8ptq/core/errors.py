@@ -72,10 +72,10 @@ def errors_as(kind: type[PtqError], text: str, mend: str = "") -> Iterator[None]
         raise kind("; ".join(filter(None, (f"{text} ({one_line(error)})", mend)))) from None
 
 
-def portable(error: Exception) -> Exception:
-    """Return the error; if it cannot be pickled, a RuntimeError with its text."""
+def portable(error: Exception, other: type[Exception] = RuntimeError) -> Exception:
+    """Return the error; if it cannot be pickled, an error of the type `other` with its text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # of pickle, or of the error's constructor
-        return RuntimeError(one_line(error))
+        return other(one_line(error))
     return error

@@ -16,13 +16,9 @@ def allow(folder: Path) -> None:
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # of Python, for `-m` and `-c` in other processes
     path = str(folder)
-    by_option = not sys.flags.safe_path and _is_main_by_name()
+    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None  # called with `-m`
+    by_option = is_module and not sys.flags.safe_path
     if by_option and sys.path[:1] == [path] and folder != PACKAGE.parent:
         del sys.path[0]
     if path not in sys.path:
         sys.path.append(path)
-
-
-def _is_main_by_name() -> bool:
-    """Return whether Python was called with `-m`."""
-    return getattr(sys.modules["__main__"], "__spec__", None) is not None

@@ -22,16 +22,11 @@ FILE = "README.md"
 _SETTINGS = (
     *("backend", "dtype", "calib", "method", "per_channel", "format", "float_output", "slim"),
     *("reduce_range", "op_types", "nodes_to_quantize", "nodes_to_exclude"),
-    *(
-        "corrections.smooth_quant",
-        "corrections.equalization",
-        "corrections.bias_correction",
-        "corrections.adaround",
-    ),
-    "corrections.reconstruction",
+    *(f"corrections.{name}" for name in ("smooth_quant", "equalization", "bias_correction")),
+    *("corrections.adaround", "corrections.reconstruction"),
 )
 _IN_BLOCKS = (
-    *("weight_only.block_size", "weight_only.algorithm", "weight_only.int8_products"),
+    *(f"weight_only.{name}" for name in ("block_size", "algorithm", "int8_products")),
     "symmetric.weights",
 )
 _KINDS = {"classification": "image-classification", "detection": "object-detection"}

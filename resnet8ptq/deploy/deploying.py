@@ -16,7 +16,6 @@ the sweep's own). A run with a broken FP32 network is refused. `experiment=`, `u
 name the MLflow store, `cache_dir=` the folder of converted networks.
 """
 
-import json
 import re
 import shutil
 import tempfile
@@ -28,9 +27,9 @@ from pathlib import Path
 from resnet8ptq.config.limits import require
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache, command
-from resnet8ptq.core.console import stdout, waiting
+from resnet8ptq.core.console import say, stdout, waiting
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.text import redact, safe_name, show
+from resnet8ptq.core.text import redact, safe_name
 from resnet8ptq.deploy import card, example, interface, older_runtime, reproducing, source, vectors
 from resnet8ptq.deploy.registering import register
 from resnet8ptq.deploy.source import Source
@@ -68,7 +67,7 @@ class Arguments:
 
 def main(words: list[str]) -> None:
     """Find the run, check its artifact, write the folder."""
-    asked = command.parse_words([_as_text(word) for word in words], Arguments, __doc__)
+    asked = command.parse_words(words, Arguments, __doc__)
     _check(asked)
     limits = {"max_drop": asked.max_drop, "min_sqnr_db": asked.min_sqnr_db}
     with waiting("Reading the runs"):
@@ -81,14 +80,7 @@ def main(words: list[str]) -> None:
         lines = _write(store, run, asked, temporary)
     console = stdout(None, 130)
     for line in (*lines, f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"):
-        console.print(show(line), soft_wrap=True, markup=False, highlight=False)
-
-
-def _as_text(word: str) -> str:
-    """Quote a text that looks like a number, because version 1.20 is not 1.2."""
-    key, separator, value = word.partition("=")
-    named = key in ("run_id", "sweep", "use", "register", "target.onnxruntime")
-    return f"{key}={json.dumps(value)}" if separator and named and value != "null" else word
+        say(console, line)
 
 
 def _check(asked: Arguments) -> None:
@@ -135,7 +127,6 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[str]:
-    """Write the files into the folder; return lines for the user."""
     runtime = cache.runtime(asked.cache_dir or run.config.cache_dir, run.config.threads)
     version = asked.target.onnxruntime
     model, change = _convert(run, asked.target, folder)

@@ -13,6 +13,7 @@ from resnet8ptq.core.errors import ConfigError, QuantizationError, TrackingError
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.experiment.outputs import TOKENIZER
 from resnet8ptq.report import comparison, facts, page, verdicts
+from resnet8ptq.report.recommend import find_use
 from resnet8ptq.tracking import history, origin
 from resnet8ptq.tracking.mlflow_model import EXAMPLE
 from resnet8ptq.tracking.record import RunRecord
@@ -95,23 +96,14 @@ def find(
     recommended = [r for selected in selections for r in selected.recommendations]
     doubt = next(filter(None, (child.doubt for child in children)), "")
     nothing = f"nothing: {f'void: {printable(doubt)}' if doubt else 'no run passes'}"
-    takes = " | ".join(dict.fromkeys(r.key for r in recommended)) or nothing
-    chosen = [r for r in recommended if r.key == use]
-    if not chosen:
+    options = [(r.key, r.label, r if r.choice else None) for r in recommended]
+    chosen, uses = find_use(use, options, parent.run_id)
+    if chosen is None or chosen.choice is None:
         raise ConfigError(
-            f"use: got {use!r}, for which sweep {parent.run_id} recommends no run; try {takes}"
+            f"use: got {use!r}, for which sweep {parent.run_id} recommends no run; try "
+            f"{uses or nothing}"
         )
-    if len(chosen) > 1:
-        raise ConfigError(
-            f"use: sweep {parent.run_id} recommends a run for each of {len(chosen)} sets of "
-            "samples; try run_id="
-        )
-    if chosen[0].choice is None:
-        raise ConfigError(
-            f"use: for {use!r} sweep {parent.run_id} recommends {chosen[0].label}, the network "
-            f"itself, and no quantized run; try {takes}"
-        )
-    return chosen[0].choice.record, use, chosen[0].verdict
+    return chosen.choice.record, use, chosen.verdict
 
 
 def _judge(store: Store, record: RunRecord, asked: Asked) -> str:

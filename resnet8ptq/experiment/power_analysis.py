@@ -28,10 +28,7 @@ from resnet8ptq.tasks.statistics import POWER, SIGNIFICANCE, find_edge, round_si
 
 CHANGED = (0.005, 0.02, 0.05, 0.1)  # shares of predictions where none is measured
 HEADS = (
-    "changed",
-    "passes up to a loss of",
-    "fails from a loss of",
-    "samples to pass without loss",
+    *("changed", "passes up to a loss of", "fails from a loss of", "samples to pass without loss"),
 )
 MOST = 10_000_000  # the largest sample size that is printed
 FILE = "test_plan.png"
@@ -54,14 +51,14 @@ class Row:
     needed: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PowerAnalysis(RunResult):
     """The power of the test with `total` samples and a limit on the loss."""
 
-    metric: Metric | None = None
-    total: int = 0
-    limit: float = 0.0
-    rows: tuple[Row, ...] = ()
+    metric: Metric
+    total: int
+    limit: float
+    rows: tuple[Row, ...]
 
     def summary(self) -> str:
         """Return the outcome in one line."""
@@ -129,7 +126,6 @@ def needed(loss: float, changed: float, limit: float) -> float:
 def _draw(result: PowerAnalysis) -> Figure:
     """Draw the largest loss that passes over the sample size."""
     metric = result.metric
-    assert metric is not None  # of every plan
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     sizes = np.geomspace(max(result.total / 20, 20), 20 * result.total, 60).astype(int)
@@ -144,7 +140,7 @@ def _draw(result: PowerAnalysis) -> Figure:
     axes.set(
         xscale="log",
         xlabel="test samples",
-        ylabel=f"{metric.loss_title}",
+        ylabel=metric.loss_title,
         title=f"Largest loss that passes with {POWER:.0%} power",
         ylim=(-limit, 1.2 * limit),
     )
@@ -155,13 +151,12 @@ def _draw(result: PowerAnalysis) -> Figure:
 
 def _print(result: PowerAnalysis, data: str) -> None:
     metric, console = result.metric, consoles.stdout(None, 130)
-    assert metric is not None  # of every plan
     rows = [
         (
             f"{row.changed:.1%}",
             metric.show_drop(round(row.passes, 4)) if row.passes >= 0 else "none",
             metric.show_drop(round(row.fails, 4)),
-            _say_count(row.needed),
+            f"about {round_size(row.needed):,}" if row.needed <= MOST else f"more than {MOST:,}",
         )
         for row in result.rows
     ]
@@ -169,11 +164,6 @@ def _print(result: PowerAnalysis, data: str) -> None:
     consoles.print_table(console, HEADS, rows, title=title, right=range(len(HEADS)))
     for note in NOTES:
         consoles.say(console, note)
-
-
-def _say_count(count: float) -> str:
-    """Return a sample size to two digits, at most `MOST`."""
-    return f"about {round_size(count):,}" if count <= MOST else f"more than {MOST:,}"
 
 
 NOTES: Sequence[str] = (

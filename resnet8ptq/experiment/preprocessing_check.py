@@ -128,7 +128,6 @@ def _is_unit(split: Split) -> bool:
 
 
 def _tells_apart(labels: Labels | None) -> bool:
-    """Return whether these labels can distinguish networks by the metric."""
     if labels is None or labels.dtype.kind == "V":
         return labels is not None and bool(labels["count"].any())
     return len(np.unique(labels)) > 1

@@ -163,7 +163,6 @@ def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list
 
 
 def _on_looks(records: Sequence[RunRecord], judged: Judged) -> list[str]:
-    """Return the note about earlier runs on the same samples, if any."""
     digest = next((record.test_digest for record in records if record.test_digest), "")
     looks = judged.looks.get(digest, NO_LOOKS)
     if not looks.count:
@@ -176,7 +175,6 @@ def _on_looks(records: Sequence[RunRecord], judged: Judged) -> list[str]:
 
 
 def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
-    """Return the notes about runs that stopped when their verdict was decided."""
     metric, lines = task.metric, []
     stopped = [(record, label) for record, label in named if record.stopped_loss is not None]
     for record, label in stopped[:NAMED]:

@@ -45,6 +45,7 @@ from resnet8ptq.report.recommend import (
     Recommendation,
     other_choice,
     own_family,
+    say_margin,
     why_none,
 )
 from resnet8ptq.report.terminal import REPORT
@@ -68,7 +69,9 @@ def write(
         The paths of the files, in `folder`.
     """
     families = [selected.family for selected in chosen]
-    panels = [trade_off.panels(selected, _other_tools(selected)) for selected in chosen]
+    ranked = [_ranked(selected.family, selected.limits) for selected in chosen]
+    others = [[entry for entry in entries if not entry.own] for entries in ranked]
+    panels = list(map(trade_off.panels, chosen, others))
     drawn: dict[str, bytes] = {}
     for prefix, selected, over in zip(_prefixes(families), chosen, panels, strict=True):
         own = _draw(selected)
@@ -98,10 +101,9 @@ def select(
     timings: Sequence[PairedLatency | None] | None = None,
 ) -> list[ModelSelection]:
     """Judge the models of each family."""
-    return [
-        ModelSelection(family, limits, verdicts.judge(family, limits), timing)
-        for family, timing in zip(families, timings or [None] * len(families), strict=True)
-    ]
+    judged = [verdicts.judge(family, limits) for family in families]
+    parts = zip(families, judged, timings or [None] * len(families), strict=True)
+    return [ModelSelection(family, limits, verdict, timing) for family, verdict, timing in parts]
 
 
 def load_selections(
@@ -255,8 +257,7 @@ def _say_as_good(selected: ModelSelection, best: Recommendation) -> list[str]:
     shown, unknown = len(best.equals), len(best.unknown)
     if not shown and not unknown:
         return []
-    metric = selected.family.metric
-    margin = metric.say_margin(verdicts.margin_of(metric, selected.limits))
+    margin = say_margin(selected)
     if shown:
         models = "1 other model is" if shown == 1 else f"{shown} other models are"
         line = f"These samples show that {models} {margin}; choose by size and speed."
@@ -269,11 +270,9 @@ def summarize(selected: ModelSelection) -> list[str]:
     """Return the sentences of the summary."""
     family, recommendations = selected.family, selected.recommendations
     measured = family.measured
+    statuses = Counter(cell.record.status for cell in family.cells)
     counts = [f"{len(family.cells)} combinations requested: {len(measured)} measured"]
-    for status in ("unsupported", "failed", "killed"):
-        number = sum(cell.record.status == status for cell in family.cells)
-        if number:
-            counts.append(f"{number} {status}")
+    counts += [f"{statuses[s]} {s}" for s in ("unsupported", "failed", "killed") if s in statuses]
     lines = [", ".join(counts) + "."]
     if not measured:
         return [*lines, "No quantized model was measured, so nothing can be recommended."]
@@ -317,10 +316,6 @@ def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:
     if not reference.fits(limits.reference, family):
         return []
     return reference.rank(family, reference.load(limits.reference))
-
-
-def _other_tools(selected: ModelSelection) -> list[reference.Entry]:
-    return [entry for entry in _ranked(selected.family, selected.limits) if not entry.own]
 
 
 def _draw(selected: ModelSelection) -> dict[str, bytes]:

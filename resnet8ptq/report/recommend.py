@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from typing import TypeVar
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import invocation
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, ratio, typical
 from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family
@@ -20,6 +22,8 @@ from resnet8ptq.report.table import VOID, say_size, show_interval
 from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
 from resnet8ptq.tasks.contract import BASELINE, CHOICE, Metric
 from resnet8ptq.tasks.statistics import ROUNDING
+
+T = TypeVar("T")
 
 # Settings whose values the run tunes on the selection samples.
 TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
@@ -259,6 +263,35 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
     return _judge(selected, [replace(chosen, key=key) for key, chosen in uses.items()])
 
 
+def find_use(
+    use: str, options: Sequence[tuple[str, str, T | None]], sweep_id: str
+) -> tuple[T | None, str]:
+    """Return the model that a sweep recommends for a use, None without one; and all uses, as text.
+
+    Args:
+        options: key, label and model of each recommendation; the model of FP32 itself is None.
+
+    Raises:
+        ConfigError: the sweep recommends FP32 itself, or several models.
+    """
+    uses = " | ".join(dict.fromkeys(key for key, _, model in options if model is not None))
+    chosen = [(label, model) for key, label, model in options if key == use]
+    if len(chosen) > 1:
+        raise ConfigError(
+            f"use: sweep {sweep_id} recommends a run for each of {len(chosen)} sets of samples; "
+            "try run_id="
+        )
+    if not chosen:
+        return None, uses
+    label, model = chosen[0]
+    if model is None:
+        raise ConfigError(
+            f"use: for {use!r} sweep {sweep_id} recommends {label}, the network itself, and no "
+            f"quantized run; try {uses}"
+        )
+    return model, uses
+
+
 def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Family:
     """Return the recommended models chosen on the selection samples, see `ModelSelection.own`."""
     apart = [r.choice for r in chosen if r.choice and r.key != BALANCED and selected.apart]
@@ -274,15 +307,14 @@ def _judge(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[R
     family, limits = selected.family, selected.limits
     judged = {**selected.judged, **verdicts.judge(own_family(selected, chosen), limits)}
 
-    def add(recommended: Recommendation) -> Recommendation:
-        cell = recommended.choice
-        if cell is None:
-            return recommended
-        verdict = judged[cell.record.run_id]
-        text = verdicts.say(family.metric, cell, verdict, limits)
-        return replace(recommended, judged=verdict, verdict=text)
-
-    return [add(recommended) for recommended in chosen]
+    result = []
+    for recommended in chosen:
+        if (cell := recommended.choice) is not None:
+            verdict = judged[cell.record.run_id]
+            text = verdicts.say(family.metric, cell, verdict, limits)
+            recommended = replace(recommended, judged=verdict, verdict=text)
+        result.append(recommended)
+    return result
 
 
 def other_choice(selected: ModelSelection) -> list[str]:
@@ -321,20 +353,22 @@ def other_choice(selected: ModelSelection) -> list[str]:
         return lines
     if ours is theirs:
         return [*lines, "The reported samples would give the same choice."]
-    value, fair = (metric.show(theirs.metric(name)) for name in (metric.name, metric.ranked_by))
-    ties = f" ({fair} with ties at the top broken at random)" if fair != value else ""
     return [
         *lines,
-        f"On the reported samples the best is {theirs.label}: {value}{ties}. This result is "
-        "probably too good, because the same samples would choose the model and score it.",
+        f"On the reported samples the best is {theirs.label}: {_show(metric, theirs)}. This result "
+        "is probably too good, because the same samples would choose the model and score it.",
     ]
+
+
+def _show(metric: Metric, cell: Cell) -> str:
+    value, fair = (metric.show(cell.metric(name)) for name in (metric.name, metric.ranked_by))
+    return value if fair == value else f"{value} ({fair} with ties at the top broken at random)"
 
 
 def _best(selected: ModelSelection, use: str, cells: Sequence[Cell]) -> Recommendation:
     metric = selected.family.metric
     best = selected.best(cells)
-    shown, fair = (metric.show(best.metric(name)) for name in (metric.name, metric.ranked_by))
-    why = shown + (f" ({fair} with ties at the top broken at random)" if fair != shown else "")
+    why = _show(metric, best)
     if (delta := best.record.delta(metric)) is not None:
         change = metric.say_change(delta)
         if interval := show_interval(metric, best.record):
@@ -346,11 +380,12 @@ def _best(selected: ModelSelection, use: str, cells: Sequence[Cell]) -> Recommen
             why += f", {criterion.title} {criterion.show(best.metric(CHOICE + criterion.name))}"
     others = [cell for cell in cells if cell is not best]
     good, unknown = verdicts.as_good_as(best, others, metric, selected.limits)
-    recommended = _of(use, best, why, good, f"shown to be {_say_margin(selected)}")
+    recommended = _of(use, best, why, good, f"shown to be {say_margin(selected)}")
     return replace(recommended, unknown=tuple(unknown))
 
 
-def _say_margin(selected: ModelSelection) -> str:
+def say_margin(selected: ModelSelection) -> str:
+    """Return the largest loss against the best model of one that is as good, as text."""
     metric = selected.family.metric
     return metric.say_margin(verdicts.margin_of(metric, selected.limits))
 
@@ -372,13 +407,13 @@ def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation 
     small = [cell for cell in members if _bytes(cell) <= least]
     chosen = min(small, key=lambda cell: cell.record.latency_ms or math.inf)
     if chosen is best.choice:
-        why = f"no model more than {SAME_SIZE:.1%} smaller is shown to be {_say_margin(selected)}"
+        why = f"no model more than {SAME_SIZE:.1%} smaller is shown to be {say_margin(selected)}"
     else:
         metric = selected.family.metric
         why = f"{_bytes(chosen) / 1000:.1f} kB, the best has {_bytes(best.choice) / 1000:.1f} kB; "
-        why += f"{metric.show(chosen.metric(metric.name))}, shown to be {_say_margin(selected)}"
+        why += f"{metric.show(chosen.metric(metric.name))}, shown to be {say_margin(selected)}"
     others = [cell for cell in members if cell is not chosen]
-    return _of(BALANCED, chosen, why, others, f"shown to be {_say_margin(selected)}")
+    return _of(BALANCED, chosen, why, others, f"shown to be {say_margin(selected)}")
 
 
 def _smallest(selected: ModelSelection) -> Recommendation:
@@ -394,9 +429,8 @@ def _smallest(selected: ModelSelection) -> Recommendation:
         why += f"; {smaller.label} is smaller ({_bytes(smaller) / 1000:.1f} kB), but "
         why += "does not pass" if selected.passing else "its loss exceeds the limit"
         why += f" on the {samples} samples"
-    close = [
-        c for c in selected.within if c is not best and _bytes(c) <= _bytes(best) * (1 + CLOSE)
-    ]
+    most = _bytes(best) * (1 + CLOSE)
+    close = [cell for cell in selected.within if cell is not best and _bytes(cell) <= most]
     return _of("smallest", best, why, close, f"size within {CLOSE:.0%}")
 
 

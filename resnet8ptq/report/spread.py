@@ -54,8 +54,8 @@ def measure(family: Family, limits: ReportConfig) -> list[Spread]:
     """
     if family.stopped:
         return []
-    groups = [_by_seed(cells) for cells in group_by_configuration(family)]
-    groups = [cells for cells in groups if len(cells) > 1]
+    by_seed = [{c.record.seed: c for c in cells} for cells in group_by_configuration(family)]
+    groups = [list(cells.values()) for cells in by_seed if len(cells) > 1]
     spreads = [_measure(family, cells) for cells in groups]
     pairs = zip(spreads, groups, strict=True)
     sound = [s for s, cells in pairs if s.loss and not any(cell.record.doubt for cell in cells)]
@@ -78,11 +78,6 @@ def _measure(family: Family, cells: Sequence[Cell]) -> Spread:
     if len(known) == len(losses) and not any(c.record.grouped for c in cells):
         crossed = crossed_mean(np.stack(known))
     return Spread(label, len(cells), float(values.mean()), deviation, *ends, crossed)
-
-
-def _by_seed(cells: Sequence[Cell]) -> list[Cell]:
-    """Return one cell for each seed."""
-    return list({cell.record.seed: cell for cell in cells}.values())
 
 
 def without_seed(cell: Cell) -> str:

@@ -98,7 +98,6 @@ def brief(
 
 
 def _label(heads: Sequence[str], line: Sequence[str]) -> str:
-    """Return the settings of a row as text."""
     pairs = zip(heads, line, strict=False)  # the row goes on
     return " ".join(text if head in CHOICES else f"{head}={text}" for head, text in pairs if text)
 
@@ -137,7 +136,7 @@ def _baseline_rows(task: Task, records: Sequence[RunRecord], extra: list[str]) -
         [
             *(record.combination.baseline, "fp32", "", "", *extra),
             *(nothing if unequal else _metric_cells(task, record, BASELINE)),
-            *(_kb(record.baseline_size_bytes), "", _baseline_ms(records, key), ""),
+            *(show_kb(record.baseline_size_bytes), "", _baseline_ms(records, key), ""),
             *("", "float", "baseline"),
         ]
         for key, record in sorted(baselines.items(), key=lambda item: str(item[0]))
@@ -149,7 +148,7 @@ def _baseline_ms(records: Sequence[RunRecord], key: tuple[str | None, ...]) -> s
     """Return the smallest and the largest latency of a baseline, which each run measured once."""
     own = (record.baseline_latency_ms for record in records if _baseline_key(record) == key)
     times = sorted(ms for ms in own if ms is not None)
-    return " to ".join(dict.fromkeys(_number(ms, ".3f") for ms in (*times[:1], *times[-1:])))
+    return " to ".join(dict.fromkeys(show_ms(ms) for ms in (*times[:1], *times[-1:])))
 
 
 def _baseline_key(record: RunRecord) -> tuple[str | None, ...]:
@@ -159,7 +158,7 @@ def _baseline_key(record: RunRecord) -> tuple[str | None, ...]:
 def _run_cells(task: Task, record: RunRecord, p: float | None, limit: str) -> list[str]:
     """Return the cells from the metric on, with the corrected p-value; empty if not measured."""
     scored, quantized = _metric_cells(task, record), record.quantized
-    costs = [_kb(record.size_bytes), "", _number(record.latency_ms, ".3f"), ""]
+    costs = [show_kb(record.size_bytes), "", show_ms(record.latency_ms), ""]
     if quantized:
         change = record.delta(task.metric)
         delta = "" if change is None else task.metric.show_change(change)
@@ -192,8 +191,14 @@ def _metric_cells(task: Task, record: RunRecord, prefix: str = "") -> list[str]:
     return [first, *[""] * len(PAIRED), *others]
 
 
-def _kb(size_bytes: float | None) -> str:
+def show_kb(size_bytes: float | None) -> str:
+    """Return a size in kB; empty if it was not measured."""
     return "" if size_bytes is None else f"{size_bytes / 1000:.1f}"
+
+
+def show_ms(latency_ms: float | None) -> str:
+    """Return a latency; empty if it was not measured."""
+    return _number(latency_ms, ".3f")
 
 
 def _number(value: float | None, style: str) -> str:

@@ -97,6 +97,12 @@ def say(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> s
     return f"{text}, {metric.title} < {metric.show(least_of(metric, limits) or 0)}"
 
 
+def whole_outcome(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> str:
+    """Return the outcome of a verdict; also fail below the metric's own limit."""
+    reaches = verdict.outcome == VOID or reaches_least(metric, cell, limits)
+    return verdict.outcome if reaches else FAIL
+
+
 def least_of(metric: Metric, limits: ReportConfig) -> float | None:
     """Return the smallest accepted value of the metric; None without such a limit."""
     return getattr(limits, metric.least) if metric.least else None

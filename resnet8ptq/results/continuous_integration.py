@@ -15,7 +15,6 @@ recommended: `choice` is null, and the verdict is fail. A model below `min_accur
 `experiment=`, `uri=` and `root=` name the MLflow store. The fields: docs/verdict.md.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import no_such_name
 from resnet8ptq.report.facts import LIMITS
+from resnet8ptq.report.recommend import find_use
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.results.document import Answer, to_json, to_markdown
@@ -34,7 +34,6 @@ from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
 FORMATS = {"json": to_json, "markdown": to_markdown}
 # Recommended among the models within the limit, so that a sweep may have none.
 _WITHIN = ("balanced", "smallest", "fastest", "fastest_batch")
-_TEXTS = ("run_id", "sweep", "folder", "use", "experiment", "uri", "root")
 
 
 @dataclass
@@ -56,7 +55,7 @@ class Arguments:
 
 def main(words: list[str]) -> None:
     """Print the verdict."""
-    asked = command.parse_words([_as_text(word) for word in words], Arguments, __doc__)
+    asked = command.parse_words(words, Arguments, __doc__)
     if asked.format not in FORMATS:
         raise ConfigError(no_such_name("format", asked.format, FORMATS))
     with waiting("Reading the runs"):
@@ -64,12 +63,6 @@ def main(words: list[str]) -> None:
     print(FORMATS[asked.format](answer))
     if answer.exit_code:
         raise SystemExit(answer.exit_code)
-
-
-def _as_text(word: str) -> str:
-    """Quote an id or a name that looks like a number."""
-    key, separator, value = word.partition("=")
-    return f"{key}={json.dumps(value)}" if separator and key in _TEXTS and value != "null" else word
 
 
 def find(asked: Arguments) -> Answer:
@@ -112,20 +105,10 @@ def judge_sweep(sweep: SweepSummary, use: str = "best") -> Answer:
             unknown.
         TrackingError: no run was measured, and one failed.
     """
-    chosen = [choice for choice in sweep.choices if choice.use == use]
-    uses = " | ".join(dict.fromkeys(choice.use for choice in sweep.choices if choice.run_id))
-    if len(chosen) > 1:
-        raise ConfigError(
-            f"use: sweep {sweep.run_id} recommends a run for each of {len(chosen)} sets of "
-            "samples; try run_id="
-        )
-    if chosen and chosen[0].run_id is None:
-        raise ConfigError(
-            f"use: for {use!r} sweep {sweep.run_id} recommends {chosen[0].label}, the network "
-            f"itself, and no quantized run; try {uses}"
-        )
-    if chosen and (run := chosen[0].run) is not None:
-        return Answer(run.verdict or UNDECIDED, run, sweep, use, chosen[0].because)
+    options = [(c.use, c.label, c if c.run else None) for c in sweep.choices]
+    chosen, uses = find_use(use, options, sweep.run_id)
+    if chosen is not None and (run := chosen.run) is not None:
+        return Answer(run.verdict or UNDECIDED, run, sweep, use, chosen.because)
     has_within = any(choice.use == "smallest" for choice in sweep.choices)
     if sweep.choices and (use not in _WITHIN or has_within):
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from resnet8ptq.core import templates
 from resnet8ptq.core.text import escape_markdown, printable
-from resnet8ptq.report import verdicts
+from resnet8ptq.report import table, verdicts
 from resnet8ptq.report.table import VOID
 from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
 from resnet8ptq.tasks.contract import Metric
@@ -187,22 +187,14 @@ def _say_loss(metric: Metric, loss: float) -> str:
 def _rows(run: RunSummary) -> list[list[str]]:
     metric = run.metric
     return [
-        [_escape(metric.title), _show(metric, run.fp32_value), _show(metric, run.value)],
-        ["size, kB", _kb(run.fp32_size_bytes), _kb(run.size_bytes)],
-        ["latency of one sample, ms", _ms(run.fp32_latency_ms), _ms(run.latency_ms)],
+        [_escape(metric.title), *(_show(metric, value) for value in (run.fp32_value, run.value))],
+        ["size, kB", *map(table.show_kb, (run.fp32_size_bytes, run.size_bytes))],
+        ["latency of one sample, ms", *map(table.show_ms, (run.fp32_latency_ms, run.latency_ms))],
     ]
 
 
 def _show(metric: Metric, value: float | None) -> str:
     return "" if value is None else metric.show(value)
-
-
-def _kb(size: int | None) -> str:
-    return "" if size is None else f"{size / 1000:.1f}"
-
-
-def _ms(latency: float | None) -> str:
-    return "" if latency is None else f"{latency:.3f}"
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -243,7 +243,6 @@ def _find_logged(store: Store, kept: Journal, folder: Path) -> RunRecord:
 
 
 def _filter(tags: Mapping[str, str]) -> str:
-    """Return MLflow's filter for runs with these tags."""
     for text in (*tags, *tags.values()):
         if not _WORD.fullmatch(text):
             raise ConfigError(f"tags: got {text!r}, expected letters, digits, spaces and _.:/@-")

@@ -18,8 +18,7 @@ from resnet8ptq.core.text import printable
 from resnet8ptq.report import facts, verdicts
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection, Recommendation, own_family, why_none
-from resnet8ptq.report.table import VOID
-from resnet8ptq.report.verdicts import FAIL, MOST_NEEDED, Verdict
+from resnet8ptq.report.verdicts import MOST_NEEDED, Verdict
 from resnet8ptq.results.bounds import Bounds, measure
 from resnet8ptq.tasks.contract import BASELINE, Metric
 from resnet8ptq.tracking.record import RunRecord
@@ -181,12 +180,9 @@ def to_frame(runs: Iterable[RunSummary]) -> "pandas.DataFrame":
         {name: getattr(run, name) for name in names} | {"metric": run.metric.name, **run.settings}
         for run in runs
     ]
-    frame = pandas.DataFrame(rows, columns=list(dict.fromkeys([*names, *_keys(rows)])))
+    columns = dict.fromkeys([*names, *(key for row in rows for key in row)])
+    frame = pandas.DataFrame(rows, columns=list(columns))
     return frame.astype(dict.fromkeys(_NUMBERS, "float64")).set_index("run_id")
-
-
-def _keys(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    return [key for row in rows for key in row]
 
 
 _NUMBERS = [
@@ -294,9 +290,8 @@ def summarize_runs(
     )
 
 
-_TEXTS = (  # of a record, under the same names
-    *("run_id", "name", "status", "execution", "latency_threads", "cpu", "artifact_sha256"),
-)
+# Of a record, under the same names.
+_TEXTS = ("run_id", "name", "status", "execution", "latency_threads", "cpu", "artifact_sha256")
 
 
 def _summarize(
@@ -357,12 +352,12 @@ def _judge(selected: ModelSelection, cell: Cell, judged: Verdict | None) -> dict
             "samples_needed": None,
         }
     metric, limits = selected.family.metric, selected.limits
-    reaches = verdicts.reaches_least(metric, cell, limits)
+    decides = 0 < judged.needed <= MOST_NEEDED  # 0: decided; NaN: samples do not vary
     return {
-        "verdict": judged.outcome if reaches or judged.outcome == VOID else FAIL,
+        "verdict": verdicts.whole_outcome(metric, cell, judged, limits),
         "loss_verdict": judged.outcome,
         "verdict_text": verdicts.say(metric, cell, judged, limits),
-        "samples_needed": _needed(judged.needed),
+        "samples_needed": math.ceil(judged.needed) if decides else None,
     }
 
 
@@ -372,11 +367,6 @@ def _finite(value: float | None) -> float | None:
 
 def _whole(value: float | None) -> int | None:
     return round(value) if value is not None and math.isfinite(value) else None
-
-
-def _needed(count: float) -> int | None:
-    """Return a sample size; None for 0 (decided), NaN, or an unrealistically large one."""
-    return math.ceil(count) if 0 < count <= MOST_NEEDED else None
 
 
 def _deploy(cell: Cell) -> str | None:

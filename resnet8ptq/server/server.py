@@ -68,10 +68,9 @@ def run(asked: Arguments) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
         TrackingError: the folder is in use, the database does not answer, or the server does not
             start.
     """
-    require("port", asked.port, 1 <= asked.port <= 65535, "1 to 65535")
+    check_port(asked.host, asked.port)
     require("workers", asked.workers, asked.workers >= 1, "an integer >= 1")
     url = find_database(asked.database)
-    _check_port(asked.host, asked.port)
     _check_database(url)
     folder = Path(asked.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,8 +110,16 @@ def find_database(setting: str | None) -> URL:
     return url.set(drivername="postgresql+psycopg2")
 
 
-def _check_port(host: str, port: int) -> None:
-    """Check that an address is free, because another process there would answer instead."""
+def check_port(host: str, port: int, mend: str = "") -> None:
+    """Check that an address is free, because another process there would answer instead.
+
+    Args:
+        mend: the advice in the error for a port in use.
+
+    Raises:
+        ConfigError: the port is out of range or in use, or the host is not of this machine.
+    """
+    require("port", port, 1 <= port <= 65535, "1 to 65535")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
         try:
@@ -121,7 +128,7 @@ def _check_port(host: str, port: int) -> None:
             raise ConfigError(f"host: got {host!r}, expected an address of this machine") from error
         except OSError as error:
             reason = f"which cannot be used on {host} ({error.strerror})"
-            raise ConfigError(f"port: got {port}, {reason}; expected a free port") from error
+            raise ConfigError(f"port: got {port}, {reason}, expected a free one{mend}") from error
 
 
 def _check_database(url: URL) -> None:
@@ -216,9 +223,14 @@ def answers(url: str, process: "subprocess.Popen[bytes]", within_s: float = math
 def main(words: list[str]) -> None:
     """Serve until Ctrl-C, SIGTERM, or the end of the terminal."""
     asked = command.parse_words(words, Arguments, __doc__)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
+    heed_signals()
     serve(asked)
+
+
+def heed_signals() -> None:
+    """End this program on Ctrl-C, which a shell's background job ignores, and with its terminal."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
 
 
 def serve(asked: Arguments) -> None:

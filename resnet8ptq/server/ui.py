@@ -11,14 +11,11 @@ address. Ctrl-C ends the command.
 """
 
 import os
-import signal
-import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from resnet8ptq.config.limits import require
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command, invocation
 from resnet8ptq.core.console import waiting
@@ -56,27 +53,24 @@ def main(words: list[str]) -> None:
         address.check(named, written=bool(asked.uri))
         print(redact(named))
         return
-    _check_port(asked.port, words)
+    others = [word for word in words if not word.startswith("port=")]
+    again = invocation.command("ui", *others, f"port={asked.port % 65535 + 1}")
+    server.check_port(HOST, asked.port, f"; try {again}")
     uri, page = find_store(asked)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
+    server.heed_signals()
     with suppress(KeyboardInterrupt):
         serve(uri, asked.port, page)
 
 
 def find_store(asked: Arguments) -> tuple[str, str]:
-    """Return the address of the store, and the page of the experiment.
+    """Return the address of the store, and the page of the experiment in a local one.
 
     Raises:
         ConfigError: the folder holds no store, or `uri` holds a password.
     """
-    config = TrackingConfig(asked.uri, asked.root, asked.experiment)
-    local = store.find_store(config)
-    page = view.path(local.experiment_id) if local else "/"
-    uri = asked.uri or os.environ.get(address.VARIABLE)
-    if uri:
+    if uri := asked.uri or os.environ.get(address.VARIABLE):
         address.check(uri, written=bool(asked.uri))
-        return uri, page
+        return uri, "/"
     database = Path(asked.root).absolute() / store.DATABASE
     if not database.is_file():
         run = invocation.command("run")
@@ -84,21 +78,8 @@ def find_store(asked: Arguments) -> tuple[str, str]:
             f"root: got {asked.root}, expected a folder with {database.name}; try {run} first, or "
             "root=FOLDER"
         )
-    return f"sqlite:///{database}", page
-
-
-def _check_port(port: int, words: list[str]) -> None:
-    """Raise `ConfigError` for a port that is in use, with the command for the next one."""
-    require("port", port, 1 <= port <= 65535, "1 to 65535")
-    try:
-        socket.create_server((HOST, port)).close()
-    except OSError as error:
-        others = [word for word in words if not word.startswith("port=")]
-        again = invocation.command("ui", *others, f"port={port % 65535 + 1}")
-        reason = f"which cannot be used ({os.strerror(error.errno or 0)})"
-        raise ConfigError(
-            f"port: got {port}, {reason}, expected a free one; try {again}"
-        ) from error
+    local = store.find_store(TrackingConfig(root=asked.root, experiment_name=asked.experiment))
+    return f"sqlite:///{database}", view.path(local.experiment_id) if local else "/"
 
 
 def serve(uri: str, port: int, page: str) -> None:

@@ -6,7 +6,6 @@
 It writes conf/experiment/mine.yaml, my_metrics.py and .gitignore, and overwrites no file.
 """
 
-import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +33,7 @@ def main(words: list[str]) -> None:
     Raises:
         ConfigError: one of the files exists, or the folder cannot be written.
     """
-    # Quoted, since a name may look like a number: 1.20 is not 1.2.
-    typed = [
-        word if "=" in word or word[:1] == "-" else f"folder={json.dumps(word)}" for word in words
-    ]
-    asked = command.parse_words(typed, Arguments, __doc__)
+    asked = command.parse_words(words, Arguments, __doc__, plain="folder")
     folder = Path(asked.folder).expanduser()
     write(folder)
     print(f"{folder.absolute()}: {', '.join(FILES)}")

@@ -329,7 +329,6 @@ def is_ladder(sweeper: Any) -> bool:
 
 
 def _find_swept(sweeper: DictConfig) -> list[Override]:
-    """Return the overrides of the sweeper's own settings."""
     return [words.parse(f"{key}={value}") for key, value in (sweeper.get("params") or {}).items()]
 
 

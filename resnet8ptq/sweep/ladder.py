@@ -79,7 +79,6 @@ class Ladder:
             _say("  not shown to pass on the reported samples: the ladder goes on")
 
     def _try_steps(self) -> None:
-        """Try steps until the goal is met, no step is left or the time is up."""
         while steps := climbing.next_steps(self.asked, self.tried):
             fitting = [step for step in steps if self._fits(step)]
             # A search that ends in time still quantizes and evaluates its choice, then confirms it.
@@ -134,18 +133,14 @@ class Ladder:
     def _run(
         self, steps: Sequence[Step], seconds_each: float, into: list[Tried] | None = None
     ) -> list[Tried]:
-        """Run steps, and print their outcomes."""
         for step in steps:
             left = f" ({self._left_s() / 60:.1f} minutes left)" if self.tried else ""
             _say(f"{step.backend}: {step.words}: {step.why}{left}")
-        begun_s, results = (
-            self.clock(),
-            self.launch(steps, max(seconds_each, LEAST_S)) if steps else [],
-        )
+        begun_s = self.clock()
+        results = self.launch(steps, max(seconds_each, LEAST_S)) if steps else []
         seconds = (self.clock() - begun_s) / max(len(steps), 1)
-        done = []
-        for step, result in zip(steps, results, strict=True):
-            done.append(self._measure(step, result, seconds))
+        pairs = zip(steps, results, strict=True)
+        done = [self._measure(step, result, seconds) for step, result in pairs]
         if steps and not self.tried and all(trial.status == "failed" for trial in done):
             raise next(result for result in results if isinstance(result, Exception))
         (self.tried if into is None else into).extend(done)
@@ -156,26 +151,23 @@ class Ladder:
     def _measure(self, step: Step, result: RunRecord | Exception, seconds: float) -> Tried:
         if isinstance(result, Exception):
             return Tried(step, "failed", printable(str(result)), seconds=seconds)
+        reaches = True
         if result.status == "ok" and not result.is_analysis:
-            limit = result.task.metric.limit(self.allowed)
-            self.asked = replace(self.asked, limit=limit)
-            reaches = reaches_least(result.task.metric, Cell(result, ""), self.allowed)
-        else:
-            reaches = True
+            metric = result.task.metric
+            self.asked = replace(self.asked, limit=metric.limit(self.allowed))
+            reaches = reaches_least(metric, Cell(result, ""), self.allowed)
         # The level of each of several looks at the same samples.
         looks = self.allowed.confirmations if step.rung == climbing.CONFIRM else 1
         done = measure(step, result, seconds, SIGNIFICANCE / looks)
         return replace(done, within=done.within and reaches)
 
     def _outcome(self, tried: Tried) -> str:
-        """Return the outcome of a step in one line."""
         if tried.status != "ok":
             return f"{tried.status}: {tried.reason}"
         if tried.step.rung == climbing.DIAGNOSIS:
             return tried.reason
         if tried.doubt:
             return f"void: {tried.doubt}"
-
         shown = tried.show_loss(round(tried.loss, 4))
         passes = "passes" if tried.passes else "not shown to pass"
         size = f"{tried.size_bytes / 1000:.1f} kB"

@@ -15,8 +15,7 @@ from resnet8ptq.core.text import printable
 from resnet8ptq.report.answer import say_facts, say_verdict
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection, Recommendation
-from resnet8ptq.report.table import VOID
-from resnet8ptq.report.verdicts import EXIT_CODES, FAIL, PASS, UNDECIDED, reaches_least
+from resnet8ptq.report.verdicts import EXIT_CODES, PASS, UNDECIDED, Verdict, whole_outcome
 
 FILE = "winner.yaml"  # in the sweep's folder
 _LEFT_OUT = ("experiment", "evaluate.split", "sweep.resume", "max_seconds")
@@ -24,26 +23,21 @@ _LEFT_OUT = ("experiment", "evaluate.split", "sweep.resume", "max_seconds")
 
 @dataclass(frozen=True)
 class Winner:
-    """The confirmed model of a ladder.
-
-    Attributes:
-        cell: its run on the reported samples.
-    """
+    """The confirmed model of a ladder."""
 
     selected: ModelSelection
-    cell: Cell
+    cell: Cell  # its run on the reported samples
+
+    @property
+    def judged(self) -> Verdict:
+        """The verdict on the loss."""
+        return self.selected.judged[self.cell.record.run_id]
 
     @property
     def outcome(self) -> str:
         """The verdict on the reported samples; also fail below `report.min_accuracy`."""
-        outcome, selected = self.selected.outcome(self.cell), self.selected
-        reaches = reaches_least(selected.family.metric, self.cell, selected.limits)
-        return outcome if reaches or outcome == VOID else FAIL
-
-    @property
-    def verdict(self) -> str:
-        """The verdict as a sentence."""
-        return say_verdict(self.selected, self.cell, self.selected.judged[self.cell.record.run_id])
+        metric, limits = self.selected.family.metric, self.selected.limits
+        return whole_outcome(metric, self.cell, self.judged, limits)
 
     @property
     def settings(self) -> list[str]:
@@ -80,10 +74,11 @@ def announce(chosen: Sequence[ModelSelection], folder: Path, goal: str) -> int:
     if winner is None:
         say(console, "\nNo model was confirmed: no step could be measured.")
         return EXIT_CODES[UNDECIDED]
+    verdict = say_verdict(winner.selected, winner.cell, winner.judged)
     title = "Winner" if winner.outcome == PASS else "Nothing passes; the closest to FP32"
     again = printable(invocation.command("run", *winner.settings))
     files.write_text(folder / FILE, to_yaml(winner.settings))
-    say(console, f"\n{title}: {winner.cell.label}. {winner.verdict}")
+    say(console, f"\n{title}: {winner.cell.label}. {verdict}")
     say(console, f"  {'; '.join(say_facts(winner.selected, winner.cell))}")
     record = winner.cell.record
     slower = record.speedup is not None and round(record.speedup, 2) < 1

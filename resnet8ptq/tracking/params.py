@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq.config.loading import type_config
@@ -67,9 +67,7 @@ def _implied(params: Mapping[str, str]) -> dict[str, str]:
 @cache
 def _defaults(**names: str | None) -> dict[str, str]:
     try:
-        config = OmegaConf.to_container(type_config(names))
+        config: Any = OmegaConf.to_container(type_config(names))
     except OmegaConfBaseException:  # a store may name anything
         return {}
-    assert isinstance(config, dict)
-    flat = dict(flatten({str(key): value for key, value in config.items()}))
-    return {key: value for key, value in flat.items() if value != "???"}
+    return {key: value for key, value in flatten(config) if value != MISSING}

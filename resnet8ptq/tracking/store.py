@@ -193,7 +193,6 @@ def _open(uri: str, name: str, root: Path | None) -> Store:
 
 
 def _unusable(uri: str, experiment: str, error: Exception) -> TrackingError:
-    """Return the one-line error for a store that cannot be used."""
     shown = redact(uri)
     reason = redact(" ".join(str(error).split()).replace(uri, shown))[:300]
     if uri.startswith(_LOCAL):

@@ -18,6 +18,7 @@ from resnet8ptq.backends.onnx.profiler import find_unfused, read_trace
 from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.backends.torch.profiler import read_events
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.evaluation.latency import Latency, Timings
 from resnet8ptq.experiment.profiling import profile_table
 from resnet8ptq.experiment.profiling.breakdown import Breakdown, ProfileResult
 from tests.helpers.calling import call
@@ -143,7 +144,8 @@ def test_tables_and_files_show_every_node():
     ]
     assert [each.name for each in found.operators()] == ["Conv", "QLinearConv"]
     out = io.StringIO()
-    result = ProfileResult("ok", breakdowns=(found, found))
+    whole = Latency(Timings(np.ones(1), None))
+    result = ProfileResult("ok", breakdowns=(found, found), latency=whole)
     profile_table.print_tables(result, "title", Console(file=out, width=200, color_system=None))
     for part in ("0.500", "33%", "in float: [bold]conv (Conv) 1.000 ms", "adds 50% to the run"):
         assert part in out.getvalue()

@@ -33,7 +33,9 @@ def test_a_port_in_use_is_one_line_with_a_mend(tmp_path):
         port = taken.getsockname()[1]
         done = call_beside(tmp_path, "ui", "root=my runs", f"port={port}")
     assert (done.code, len(done.errors)) == (2, 1)
-    assert done.errors[0].startswith(f"error: port: got {port}, which cannot be used (")
+    assert done.errors[0].startswith(
+        f"error: port: got {port}, which cannot be used on 127.0.0.1 ("
+    )
     assert done.errors[0].endswith(f"; try resnet8ptq ui 'root=my runs' port={port % 65535 + 1}")
 
 

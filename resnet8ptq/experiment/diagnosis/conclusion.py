@@ -8,10 +8,8 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.diagnosis.findings import Finding
 from resnet8ptq.experiment.diagnosis.measuring import TensorMeasurements
 from resnet8ptq.experiment.diagnosis.outcomes import Outcome
-from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.contract import Metric
 
-UNCHANGED = Outcome("")
 WEIGHTS, ACTIVATIONS = "weights", "activations"
 MORE_DB = 3.0  # twice the noise
 
@@ -20,9 +18,9 @@ MORE_DB = 3.0  # twice the noise
 class Halves:
     """The outcome of rounding only the weights, and of rounding only the activations."""
 
-    weights: Outcome = UNCHANGED
-    activations: Outcome = UNCHANGED
-    per_channel: bool = False  # the diagnosed setting
+    weights: Outcome
+    activations: Outcome
+    per_channel: bool  # the diagnosed setting
 
     @property
     def costs_more(self) -> str:
@@ -34,10 +32,9 @@ class Halves:
 
     def say(self) -> str:
         """Return a sentence on the larger cost and its remedies."""
-        weights, activations = self.weights.sqnr_db, self.activations.sqnr_db
         alone = (
-            f"rounding the weights alone leaves {weights:.1f} dB, the activations alone "
-            f"{activations:.1f} dB"
+            f"rounding the weights alone leaves {self.weights.sqnr_db:.1f} dB, the activations "
+            f"alone {self.activations.sqnr_db:.1f} dB"
         )
         remedy = {
             WEIGHTS: f"; {'' if self.per_channel else 'per_channel=true and '}corrections may win "
@@ -50,12 +47,11 @@ class Halves:
         return f"larger cost: {which}: {alone}{remedy}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DiagnosisResult(RunResult):
     """Measurements, findings, and the tried changes, the best first.
 
     Attributes:
-        measured: None if nothing was measured.
         findings: all findings, including those without an effect on accuracy.
         before: the outcome of the unchanged settings.
         halves: the outcomes with only weights or only activations rounded.
@@ -64,23 +60,25 @@ class DiagnosisResult(RunResult):
         notes: notes on the diagnosed form of the network.
     """
 
-    measured: TensorMeasurements | None = None
-    findings: tuple[Finding, ...] = ()
-    outcomes: tuple[Outcome, ...] = ()
-    before: Outcome = UNCHANGED
-    halves: Halves = Halves()
-    metric: Metric = ACCURACY
-    fp32_value: float = 0.0
-    images: int = 0
+    measured: TensorMeasurements
+    findings: tuple[Finding, ...]
+    outcomes: tuple[Outcome, ...]
+    before: Outcome
+    halves: Halves
+    metric: Metric
+    fp32_value: float
+    images: int
     notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Outcome | None:
+        """The tried change that helps most; None if none helps."""
+        return next((outcome for outcome in self.outcomes if outcome.helps), None)
 
     def answer(self, finding: Finding) -> Outcome | None:
         """Return the tried change that helps most against a finding."""
         words = [change.words for change in finding.changes]
-        answers = (
-            outcome for outcome in self.outcomes if outcome.words in words and not outcome.reason
-        )
-        return next(answers, None)
+        return next((o for o in self.outcomes if o.words in words and not o.reason), None)
 
     def costs(self, finding: Finding) -> bool:
         """Return whether a finding is certain, or one of its changes helps."""
@@ -117,12 +115,11 @@ class DiagnosisResult(RunResult):
         )
 
     def _help(self) -> str:
-        best = next((outcome for outcome in self.outcomes if outcome.helps), None)
         where = f"{self.images:,} held-out samples"
-        if best is None:
+        if self.best is None:
             return f"best change: none of the {len(self.outcomes)} changes tried helps on {where}"
-        gain = best.say(self.before, self.metric)
-        return f"best change: {best.words} (measured: {gain}; {where})"
+        gain = self.best.say(self.before, self.metric)
+        return f"best change: {self.best.words} (measured: {gain}; {where})"
 
     def to_json(self) -> str:
         """Return the findings and the changes against them, for programs.
@@ -145,14 +142,11 @@ class DiagnosisResult(RunResult):
             names = ", ".join(finding.name for finding in self.findings) or "nothing found"
             return f"{names}; {self.halves.say()}"
         faults = ", ".join(f"{finding.name} in {finding.tensors[0]}" for finding in self.reasons)
-        best = next((outcome for outcome in self.outcomes if outcome.helps), None)
-        helps = "no change that was tried helps" if best is None else f"{best.words} helps most"
+        helps = f"{self.best.words} helps most" if self.best else "no change that was tried helps"
         return f"{faults or 'nothing found'}; {helps}"
 
     def to_metrics(self) -> dict[str, float]:
         """Return every metric under its MLflow name."""
-        if self.measured is None:
-            return {}
         name, before = self.metric.name, self.before
         metrics: dict[str, float] = {
             "images": self.images,

@@ -1,7 +1,7 @@
 """The tables, the files and the figure of a diagnosis."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
@@ -21,6 +21,7 @@ from resnet8ptq.tasks.contract import Metric
 SHOWN = 8  # tensors of each kind in the terminal; diagnosis.csv has all of them
 Rows = Sequence[Sequence[str]]
 
+FINDINGS = ("finding", "in", "change", "won back")
 ACTIVATIONS = ("activation", "SQNR dB", "of its layer", "of rounding", "beyond range", "99% within")
 WEIGHTS = ("weight", "SQNR dB", "largest", "99% within")
 
@@ -32,7 +33,6 @@ def describe(config: RunConfig) -> str:
 
 def write(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:
     """Write `config.yaml` and `diagnosis.csv`, `.md` and `.png`, each atomically."""
-    assert result.measured is not None  # only measured diagnoses come here
     save_config(config, folder / CONFIG_FILE)
     files.write_text(folder / "diagnosis.csv", to_csv(result.measured))
     files.write_text(folder / "diagnosis.md", to_markdown(result, describe(config)))
@@ -51,11 +51,7 @@ def to_csv(measured: TensorMeasurements) -> str:
         tensor, spread = activation.tensor, activation.spread
         ratios = [activation.network.sqnr_db, activation.layer.sqnr_db, activation.rounding_db]
         seen = [tensor.low, tensor.high, spread.low, spread.high, spread.reach, spread.bulk_db]
-        shares = [
-            activation.beyond / activation.count,
-            activation.off / activation.count,
-            activation.most_off,
-        ]
+        shares = [activation.beyond_share, activation.off_share, activation.most_off]
         rows.append(["activation", tensor.name, tensor.layer, *ratios, *seen, *shares])
     for weight in _worst_weights(measured):
         spread = weight.spread
@@ -67,33 +63,34 @@ def to_csv(measured: TensorMeasurements) -> str:
 
 def to_markdown(result: DiagnosisResult, title: str) -> str:
     """Return the whole diagnosis as a page: the conclusion first."""
-    assert result.measured is not None
     parts = [f"# {printable(title)}", *map(_escape, (*result.conclusion, *result.notes))]
-    if result.findings:
-        parts += ["## Findings", _markdown(FINDINGS, _findings(result))]
-    parts += ["## Changes tried", _markdown(_changes_columns(result.metric), _changes(result))]
-    parts += ["## Activations", _markdown(ACTIVATIONS, _activations(result.measured))]
-    parts += ["## Weights", _markdown(WEIGHTS, _weights(result.measured))]
+    for heading, columns, rows in _tables(result):
+        parts += [f"## {heading}", _markdown(columns, rows)]
     return "\n\n".join([*parts, *_notes(result)]) + "\n"
 
 
 def print_tables(result: DiagnosisResult, title: str, console: Console | None = None) -> None:
     """Print the conclusion, then its measurements, to stdout."""
-    assert result.measured is not None
     console = stdout(console, 130)
     console.print(show(title), style="bold", highlight=False, markup=False)
     for line in (*result.conclusion, *result.notes):
         say(console, line)
-    if result.findings:
-        _print(console, FINDINGS, _findings(result))
-    _print(console, _changes_columns(result.metric), _changes(result))
-    _print(console, ACTIVATIONS, _activations(result.measured)[:SHOWN])
-    _print(console, WEIGHTS, _weights(result.measured)[:SHOWN])
+    for _, columns, rows in _tables(result):
+        right = () if columns is FINDINGS else range(1, len(columns))
+        shown = rows[:SHOWN] if columns in (ACTIVATIONS, WEIGHTS) else rows
+        print_table(console, columns, shown, right=right, whole=False)
     for line in _notes(result):
         say(console, line)
 
 
-FINDINGS = ("finding", "in", "change", "won back")
+def _tables(result: DiagnosisResult) -> Iterator[tuple[str, Sequence[str], Rows]]:
+    """Yield heading, columns and rows of each table."""
+    if result.findings:
+        yield "Findings", FINDINGS, _findings(result)
+    changes = ("change", result.metric.title, "won back", "SQNR dB", "won back dB")
+    yield "Changes tried", changes, _changes(result)
+    yield "Activations", ACTIVATIONS, _activations(result.measured)
+    yield "Weights", WEIGHTS, _weights(result.measured)
 
 
 def _findings(result: DiagnosisResult) -> list[list[str]]:
@@ -106,10 +103,6 @@ def _findings(result: DiagnosisResult) -> list[list[str]]:
         words = answer.words if answer else ", ".join(change.words for change in finding.changes)
         rows.append([finding.name, finding.tensors[0], words, won])
     return rows
-
-
-def _changes_columns(metric: Metric) -> tuple[str, ...]:
-    return ("change", metric.title, "won back", "SQNR dB", "won back dB")
 
 
 def _changes(result: DiagnosisResult) -> list[list[str]]:
@@ -130,26 +123,20 @@ def _change(outcome: Outcome, metric: Metric) -> list[str]:
 def _activations(measured: TensorMeasurements) -> list[list[str]]:
     rows = []
     for activation in _worst_activations(measured):
+        tensor, reach = activation.tensor, activation.spread.reach
         ratios = [activation.network.sqnr_db, activation.layer.sqnr_db, activation.rounding_db]
-        beyond, reach = activation.beyond / activation.count, activation.spread.reach
-        ranged = [
-            f"{beyond:.2%}",
-            f"{reach:.3g} of {activation.tensor.low:.3g} to {activation.tensor.high:.3g}",
-        ]
-        rows.append([activation.tensor.name, *(f"{ratio:.1f}" for ratio in ratios), *ranged])
+        ranged = f"{reach:.3g} of {tensor.low:.3g} to {tensor.high:.3g}"
+        shown = [*(f"{ratio:.1f}" for ratio in ratios), f"{activation.beyond_share:.2%}", ranged]
+        rows.append([tensor.name, *shown])
     return rows
 
 
 def _weights(measured: TensorMeasurements) -> list[list[str]]:
-    return [
-        [
-            weight.name,
-            f"{weight.sqnr_db:.1f}",
-            f"{weight.spread.peak:.3g}",
-            f"{weight.spread.reach:.3g}",
-        ]
-        for weight in _worst_weights(measured)
-    ]
+    rows = []
+    for weight in _worst_weights(measured):
+        ends = [f"{weight.spread.peak:.3g}", f"{weight.spread.reach:.3g}"]
+        rows.append([weight.name, f"{weight.sqnr_db:.1f}", *ends])
+    return rows
 
 
 def _worst_activations(measured: TensorMeasurements) -> list[Activation]:
@@ -161,7 +148,6 @@ def _worst_weights(measured: TensorMeasurements) -> list[Weight]:
 
 
 def _notes(result: DiagnosisResult) -> list[str]:
-    assert result.measured is not None
     return [
         f"Activations on {result.measured.samples} held-out training samples, lowest SQNR first: "
         "in the quantized network, with only their own layer quantized, and of rounding alone. "
@@ -170,11 +156,6 @@ def _notes(result: DiagnosisResult) -> list[str]:
         f"of the output against FP32. FP32: {result.metric.title} "
         f"{result.metric.show(result.fp32_value)}. A difference of a few samples is noise.",
     ]
-
-
-def _print(console: Console, columns: Sequence[str], rows: Rows) -> None:
-    right = () if columns is FINDINGS else range(1, len(columns))
-    print_table(console, columns, rows, right=right, whole=False)
 
 
 def _markdown(columns: Sequence[str], rows: Rows) -> str:
@@ -188,7 +169,6 @@ def _escape(text: str) -> str:
 
 def draw(result: DiagnosisResult, title: str) -> Figure:
     """Draw the SQNR of activations and weights along the network, and the gain of each change."""
-    assert result.measured is not None
     tried = [outcome for outcome in result.outcomes if math.isfinite(outcome.won_db)]
     figure = Figure(figsize=(13, max(4.5, 1.6 + 0.4 * len(tried))), layout="constrained")
     along, weights, changes = figure.subplots(1, 3, width_ratios=(2, 1, 1.3))

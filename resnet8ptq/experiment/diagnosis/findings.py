@@ -56,8 +56,8 @@ class Finding:
 def wrong_preprocessing(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """Calibration samples have another range than the evaluated samples."""
     drawn, fed = measured.calibrated, measured.fed
-    ratio = _ratio(drawn, fed)
-    if ratio < OTHER_RANGE:
+    least, most = sorted((drawn.reach, fed.reach))
+    if not least or most / least < OTHER_RANGE:
         return None
     return Finding(
         "wrong preprocessing",
@@ -71,22 +71,18 @@ def wrong_preprocessing(measured: TensorMeasurements, config: RunConfig) -> Find
 
 def clipped(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """A calibrated range is far narrower than the values seen."""
-    hit = [
-        activation
-        for activation in measured.activations
-        if activation.rounding_db < LOW_DB
-        and activation.clipped > activation.spread.noise.sum() / 2
-    ]
+    by_db = sorted(measured.activations, key=lambda activation: activation.rounding_db)
+    low = [activation for activation in by_db if activation.rounding_db < LOW_DB]
+    hit = [a for a in low if a.clipped > a.spread.noise.sum() / 2]
     if not hit:
         return None
-    hit.sort(key=lambda activation: activation.rounding_db)
     worst = hit[0]
     more = calibrate_with(4 * (config.calib.samples_per_class or 100))
     return Finding(
         "clipped activation",
         _names(hit),
         f"its values lie within {worst.spread.low:.4g} to {worst.spread.high:.4g}, "
-        f"{worst.beyond / worst.count:.2%} of them beyond the calibrated range {_range(worst)}, "
+        f"{worst.beyond_share:.2%} of them beyond the calibrated range {_range(worst)}, "
         f"which leaves {worst.rounding_db:.1f} dB",
         (more,) if config.calib.name == "minmax" else (calibrate("minmax"),),
     )
@@ -98,19 +94,15 @@ def saturated_sum(measured: TensorMeasurements, config: RunConfig) -> Finding | 
     On x86 CPUs without VNNI, ONNX Runtime adds two products of uint8 and int8 into 16 bits, where
     255 * 127 * 2 does not fit (Intel, Intrinsics Guide, _mm256_maddubs_epi16).
     """
-    hit = [
-        activation
-        for activation in measured.activations
-        if activation.off > OFF_SHARE * activation.count
-    ]
+    by_share = sorted(measured.activations, key=lambda activation: -activation.off_share)
+    hit = [activation for activation in by_share if activation.off_share > OFF_SHARE]
     ends = measured.kernels
     whole = ends.noise > measured.arithmetic.noise and ends.sqnr_db < KERNELS_DB
     if not hit and not whole:
         return None
-    hit.sort(key=lambda activation: -activation.off / activation.count)
     if hit:
         meaning = (
-            f"{hit[0].off / hit[0].count:.2%} of its values differ from float arithmetic on the "
+            f"{hit[0].off_share:.2%} of its values differ from float arithmetic on the "
             f"same integers, by up to {hit[0].most_off:.0f} levels, where rounding makes 1"
         )
     else:
@@ -152,13 +144,13 @@ def channels_of_one_scale(measured: TensorMeasurements, config: RunConfig) -> Fi
 def outlier_weight(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """A weight is much larger than nearly all others, even within its own channel."""
     hit = []
-    for weight in measured.weights:
+    for weight in sorted(measured.weights, key=lambda weight: weight.spread.bulk_db):
+        is_peaked = weight.spread.peaks >= OUTLIER and weight.spread.bulk_db < LOW_DB
         largest = max(weight.channels, key=lambda channel: channel.peak)
-        if _is_peaked(weight.spread) and (largest.peaks >= OUTLIER or not largest.reach):
+        if is_peaked and (largest.peaks >= OUTLIER or not largest.reach):
             hit.append(weight)
     if not hit:
         return None
-    hit.sort(key=lambda weight: weight.spread.bulk_db)
     worst = hit[0]
     more = () if config.per_channel else (PER_CHANNEL,)
     return Finding(
@@ -172,15 +164,11 @@ def outlier_weight(measured: TensorMeasurements, config: RunConfig) -> Finding |
 
 def outlier_activation(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
     """The range of an activation is much larger than nearly all its values."""
-    hit = [
-        activation
-        for activation in measured.activations
-        if _limit(activation) >= OUTLIER * activation.spread.reach > 0
-        and activation.spread.bulk_db < LOW_DB
-    ]
+    by_db = sorted(measured.activations, key=lambda activation: activation.spread.bulk_db)
+    low = [activation for activation in by_db if activation.spread.bulk_db < LOW_DB]
+    hit = [a for a in low if _limit(a) >= OUTLIER * a.spread.reach > 0]
     if not hit:
         return None
-    hit.sort(key=lambda activation: activation.spread.bulk_db)
     worst = hit[0]
     changes = [] if config.calib.name == "percentile" else [calibrate("percentile")]
     if worst.tensor.nodes:
@@ -249,15 +237,6 @@ def worst_layer(measured: TensorMeasurements) -> tuple[str, ...]:
 def _is_lost(channel: Spread) -> bool:
     noise, signal = float(channel.noise.sum()), float(channel.signal.sum())
     return signal > 0 and to_db(signal, noise) < LOW_DB
-
-
-def _is_peaked(spread: Spread) -> bool:
-    return spread.peaks >= OUTLIER and spread.bulk_db < LOW_DB
-
-
-def _ratio(first: Spread, second: Spread) -> float:
-    reaches = first.reach, second.reach
-    return max(reaches) / min(reaches) if min(reaches) else 1.0
 
 
 def _limit(activation: Activation) -> float:

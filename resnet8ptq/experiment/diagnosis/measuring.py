@@ -190,10 +190,6 @@ class Activation:
         self.clipped += float(((rounded - fp32)[outside] ** 2).sum())
         self.count += fp32.size
 
-    def add_layer(self, fp32: Array, layer: Array) -> None:
-        """Add values of FP32, and of the quantized layer with FP32's values as inputs."""
-        self.layer.add(fp32, layer)
-
     def add_kernel(self, network: Array, kernel: Array) -> None:
         """Add values of the quantized network, and of the layer in float for the same inputs."""
         self.kernels.add(kernel, network)
@@ -205,6 +201,16 @@ class Activation:
         """Add values of one input of the Concat or Add that makes this tensor."""
         scale = self.tensor.scale
         self.parts.setdefault(name, Noise()).add(fp32, np.rint(fp32 / scale) * scale)
+
+    @property
+    def beyond_share(self) -> float:
+        """The fraction of the values beyond the range."""
+        return self.beyond / self.count
+
+    @property
+    def off_share(self) -> float:
+        """The fraction of the values that `off` counts."""
+        return self.off / self.count
 
     @property
     def rounding_db(self) -> float:
@@ -279,7 +285,8 @@ def _add_batch(
 ) -> None:
     """Add a batch to the measurements; at most two of its four sets of tensors are in memory."""
     wanted = beside.fp32(batch)
-    _add(Activation.add_layer, activations, wanted, beside.layers(batch, wanted))
+    layers = [activation.layer for activation in activations]
+    _add(Noise.add, layers, wanted, beside.layers(batch, wanted))
     for number, parts in joined.items():
         for part in parts:
             name = activations[part].tensor.name
@@ -291,13 +298,11 @@ def _add_batch(
     _add(Activation.add_kernel, activations, noisy, beside.layers(batch, noisy))
 
 
-def _add(
-    method: Callable[..., None], activations: Sequence[Activation], *sets: Sequence[Array]
-) -> None:
-    """Call a method of each activation with its tensors from the sets."""
-    for activation, *tensors in zip(activations, *sets, strict=True):
+def _add(method: Callable[..., None], owners: Sequence[object], *sets: Sequence[Array]) -> None:
+    """Call a method of each owner with its tensors from the sets."""
+    for owner, *tensors in zip(owners, *sets, strict=True):
         for values in _blocks(*tensors):
-            method(activation, *values)
+            method(owner, *values)
 
 
 def _float_values(batch: Array) -> Iterator[Array]:

@@ -366,10 +366,8 @@ def _base(asked: Asked, backend: str) -> dict[str, str]:
 def _step(asked: Asked, base: Mapping[str, str], rung: str, proposal: Proposal) -> Step:
     changed = {words.parse(word).key_or_group: word for word in proposal.change.settings}
     kept = {key: word for key, word in changed.items() if key not in asked.fixed}
-    backend = base["backend"].partition("=")[2]
-    return Step(
-        backend, rung, {**base, **kept}, proposal.why, " ".join(kept.values()), proposal.cost
-    )
+    backend, said = base["backend"].partition("=")[2], " ".join(kept.values())
+    return Step(backend, rung, {**base, **kept}, proposal.why, said, proposal.cost)
 
 
 def _is_fixed(asked: Asked, proposal: Proposal) -> bool:

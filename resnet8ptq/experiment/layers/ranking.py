@@ -28,7 +28,7 @@ class Layer:
     saved_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SensitivityResult(RunResult):
     """The layers, most sensitive first.
 
@@ -41,10 +41,10 @@ class SensitivityResult(RunResult):
         fp32_value, fp32_size_bytes: metric and size of FP32 in the same framework.
     """
 
+    layers: tuple[Layer, ...]
+    whole: Layer
     mode: str = ""
     metric: Metric = ACCURACY
-    layers: tuple[Layer, ...] = ()
-    whole: Layer | None = None
     output: str = ""
     images: int = 0
     fp32_value: float = 0
@@ -58,14 +58,12 @@ class SensitivityResult(RunResult):
 
     def to_metrics(self) -> dict[str, float]:
         """Return every metric under its MLflow name."""
-        if self.whole is None:
-            return {}
+        name = self.metric.name
         metrics: dict[str, float] = {
             "sensitivity/images": self.images,
-            f"sensitivity/fp32_{self.metric.name}": self.fp32_value,
+            f"sensitivity/fp32_{name}": self.fp32_value,
             "sensitivity/fp32_size_bytes": self.fp32_size_bytes,
         }
-        name = self.metric.name
         for layer in (*self.layers, self.whole):
             short = layer.name.replace("/", ".")  # a slash would open a group for each layer
             metrics |= {

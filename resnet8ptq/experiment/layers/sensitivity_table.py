@@ -40,10 +40,8 @@ def print_table(result: SensitivityResult, title: str, console: Console | None =
     console, name = consoles.stdout(console, 130), result.metric.title
     heads = ("rank", "layer", "SQNR dB", f"{name} lost", name, "saved kB")
     rows = [(str(r), *_cells(result.metric, layer)) for r, layer in enumerate(result.layers, 1)]
-    if result.whole is not None:
-        rows.append(("", *_cells(result.metric, result.whole)))
-    totals = int(result.whole is not None)
-    consoles.print_table(console, heads, rows, title=title, right=(0, 2, 3, 4, 5), totals=totals)
+    rows.append(("", *_cells(result.metric, result.whole)))
+    consoles.print_table(console, heads, rows, title=title, right=(0, 2, 3, 4, 5), totals=1)
     for note in _notes(result):
         consoles.say(console, note)
 
@@ -81,7 +79,6 @@ def describe(config: RunConfig) -> str:
 
 def draw(result: SensitivityResult, title: str) -> Figure:
     """Draw three bars for each layer, the first layer on top; all layers quantized as a line."""
-    assert result.whole is not None  # only measured analyses come here
     layers, metric, whole_db = result.layers, result.metric, result.whole.sqnr_db
     sqnr_db = [layer.sqnr_db for layer in layers]
     losses = [metric.scale * layer.lost for layer in layers]

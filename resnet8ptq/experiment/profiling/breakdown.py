@@ -1,8 +1,8 @@
 """The result of a profile: time by operator, cost of conversions, and a conclusion."""
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from resnet8ptq.backends.contract import Node
@@ -38,13 +38,11 @@ class Breakdown:
 
     def operators(self) -> list[Operator]:
         """Return the time of each operator, the longest first."""
-        names = dict.fromkeys(node.operator for node in (*self.fp32, *self.model))
-        sums = (_by_operator(self.fp32), _by_operator(self.model))
-        counts = [Counter(node.operator for node in nodes) for nodes in (self.fp32, self.model)]
-        operators = [
-            Operator(name, sums[0][name], counts[0][name], sums[1][name], counts[1][name])
-            for name in names
-        ]
+        operators = []
+        for name in dict.fromkeys(node.operator for node in (*self.fp32, *self.model)):
+            fp32 = [node.ms for node in self.fp32 if node.operator == name]
+            model = [node.ms for node in self.model if node.operator == name]
+            operators.append(Operator(name, sum(fp32), len(fp32), sum(model), len(model)))
         return sorted(operators, key=lambda operator: -max(operator.ms, operator.fp32_ms))
 
     def total_ms(self, *kinds: str) -> float:
@@ -108,7 +106,7 @@ class Breakdown:
         return metrics
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProfileResult(RunResult):
     """The time of each operator at batch 1 and, if the network allows it, at a larger batch.
 
@@ -116,28 +114,17 @@ class ProfileResult(RunResult):
         latency: latency of whole runs, without the profiler.
     """
 
-    breakdowns: tuple[Breakdown, ...] = ()
-    latency: Latency | None = None
+    breakdowns: tuple[Breakdown, ...]
+    latency: Latency
 
     def summary(self) -> str:
         """Return the outcome in one line."""
-        if not self.breakdowns:
-            return f"{self.status}: {self.reason}"
         return self.breakdowns[0].conclude()
 
     def to_metrics(self) -> dict[str, float]:
         """Return every metric under its MLflow name."""
-        if self.latency is None:
-            return {}
         metrics = self.latency.to_metrics()
         for infix, breakdown in zip(("", "_batch"), self.breakdowns, strict=False):
             metrics |= breakdown.to_metrics(infix)
         metrics["unfused_nodes"] = sum(node.kind == "unfused" for node in self.breakdowns[0].model)
         return {f"profile/{key}": float(value) for key, value in metrics.items()}
-
-
-def _by_operator(nodes: Iterable[Node]) -> dict[str, float]:
-    times: dict[str, float] = defaultdict(float)
-    for node in nodes:
-        times[node.operator] += node.ms
-    return times

@@ -61,7 +61,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
         )
     )
     params = {**resolved.to_params(), "calibration_digest": calibration.digest}
-    result = ProfileResult("ok", "", None, params, breakdowns, Latency(*times))
+    result = ProfileResult("ok", resolved=params, breakdowns=breakdowns, latency=Latency(*times))
 
     profile_table.write(folder, config, result)
     profile_table.print_tables(result, profile_table.describe(config))

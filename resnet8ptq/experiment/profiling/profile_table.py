@@ -35,18 +35,8 @@ def to_csv(breakdowns: Sequence[Breakdown]) -> str:
         for model, nodes in (("fp32", breakdown.fp32), ("quantized", breakdown.model)):
             whole = sum(node.ms for node in nodes) or 1
             for number, node in enumerate(nodes):
-                times = [f"{node.ms:.5f}", f"{node.ms / whole:.4f}"]
-                rows.append(
-                    [
-                        breakdown.batch_size,
-                        model,
-                        number,
-                        node.name,
-                        node.operator,
-                        node.kind,
-                        *times,
-                    ]
-                )
+                first = [breakdown.batch_size, model, number, node.name, node.operator, node.kind]
+                rows.append([*first, f"{node.ms:.5f}", f"{node.ms / whole:.4f}"])
     return files.to_csv(rows)
 
 
