@@ -16,7 +16,7 @@ from resnet8ptq.report.recommend import (
     fp32_name,
 )
 from resnet8ptq.report.table import VOID, say_size
-from resnet8ptq.report.verdicts import FAIL, PASS, Verdict
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, Verdict
 from resnet8ptq.tasks.contract import BASELINE, TOTAL
 
 UNKNOWN_SPEED = "for an NPU: its speed was not measured, because this CPU computes it in float"
@@ -27,6 +27,7 @@ class Answer:
     """A recommended model, summarized for the top of the report.
 
     Attributes:
+        advice: what to do with the model, as a clause.
         outcome: the outcome of the verdict; empty for FP32.
         verdict: the verdict as a sentence.
         facts: the metric with its 95% interval, size and latency.
@@ -35,6 +36,7 @@ class Answer:
 
     uses: tuple[str, ...]
     label: str
+    advice: str
     outcome: str
     verdict: str
     facts: tuple[str, ...]
@@ -54,14 +56,23 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
     if first.choice is None:  # FP32 itself is the fastest
         times = tuple(choice.why.partition("; ")[0] for choice in choices)
         verdict = "FP32 itself: no quantized model within the limit is faster."
-        return Answer(uses, first.label, "", verdict, times, "")
+        return Answer(uses, first.label, f"Keep {first.label}", "", verdict, times, "")
     assert first.judged is not None  # of every quantized model
     verdict = say_verdict(selected, first.choice, first.judged)
     if first.key == BEST:
         verdict += say_chance(selected, first.choice) + say_balanced(selected, first.choice)
-    verdict += say_no_gain(selected, first.choice)
-    facts = say_facts(selected, first.choice)
-    return Answer(uses, first.label, first.judged.outcome, verdict, facts, first.command)
+    no_gain = say_no_gain(selected, first.choice)
+    outcome, facts = first.judged.outcome, say_facts(selected, first.choice)
+    advice = say_advice(first.label, outcome, bool(no_gain))
+    return Answer(uses, first.label, advice, outcome, verdict + no_gain, facts, first.command)
+
+
+def say_advice(label: str, outcome: str, no_gain: bool) -> str:
+    """Return what to do with a model, as a clause."""
+    if no_gain:
+        return f"Keep FP32 instead of {label}"
+    texts = {PASS: f"Deploy {label}", UNDECIDED: f"Test {label} on more samples"}
+    return texts.get(outcome, f"Do not deploy {label}")
 
 
 def to_markdown(answers: Sequence[Answer]) -> str:
@@ -70,7 +81,7 @@ def to_markdown(answers: Sequence[Answer]) -> str:
         return ""
     best = answers[0]
     lines = [
-        f"**Deploy {escape_markdown(best.label)}.** {escape_markdown(best.verdict)}",
+        f"**{escape_markdown(best.advice)}.** {escape_markdown(best.verdict)}",
         "",
         "| for | model | verdict | measured | command |",
         "|---|---|---|---|---|",

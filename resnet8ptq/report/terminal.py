@@ -85,7 +85,7 @@ def print_paths(folder: Path, store: Store) -> None:
 
 
 def print_answers(chosen: Sequence[ModelSelection]) -> None:
-    """Print the recommended models; the last one is to be deployed: verdict, costs and command."""
+    """Print the recommended models; the last one with its verdict, costs and command."""
     console = stdout(None, PIPE_WIDTH)
     titles = headings([selected.family.records for selected in chosen])
     for heading, selected in zip(titles, chosen, strict=True):
@@ -100,7 +100,7 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
             say(console, " ".join(["No model is recommended.", *why_none(selected)]))
             continue
         best = answers[0]
-        say(console, f"Deploy {best.label} ({'; '.join(best.uses)}). {best.verdict}")
+        say(console, f"{best.advice} ({'; '.join(best.uses)}). {best.verdict}")
         say(console, f"  {'; '.join(best.facts)}")
         if best.command:
             say(console, f"  {best.command}")

@@ -151,7 +151,7 @@ def names(result: RunResult) -> list[str]:
 def test_a_healthy_network_has_no_finding(diagnose, granularity, capsys):
     result = diagnose(healthy(), granularity)
     assert result.findings == ()
-    assert capsys.readouterr().out.splitlines()[1].startswith("nothing found: ")
+    assert capsys.readouterr().out.splitlines()[1].startswith("no single cause: ")
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def test_files_hold_every_tensor(diagnose, tmp_path):
     tensors = [row["tensor"] for row in rows]
     assert sorted(tensors) == sorted(["pixels", "r", "m", "p", "f", "scores", *NAMES])
     page = (tmp_path / "diagnosis.md").read_text()
-    assert page.splitlines()[2].startswith("nothing found: ")
+    assert page.splitlines()[2].startswith("no single cause: ")
     assert (tmp_path / "diagnosis.png").stat().st_size > 0
     metrics = result.to_metrics()
     assert metrics["diagnosis/findings"] == 0 and metrics["diagnosis/accuracy"] == 1

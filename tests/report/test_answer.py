@@ -8,6 +8,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.report import answer, page
 from tests.helpers.cells import predictions, sweep
+from tests.helpers.pages import to_page
 
 LIMITS = ReportConfig()
 
@@ -20,7 +21,7 @@ def answers_of(*runs: object, limits: ReportConfig = LIMITS) -> list[answer.Answ
 def test_a_model_that_passes_is_named_with_its_evidence():
     best, *_ = answers_of(("a", predictions(won=2), {}))
     assert best.label == "onnx int8 minmax per tensor"
-    assert best.outcome == "pass"
+    assert (best.outcome, best.advice) == ("pass", "Deploy onnx int8 minmax per tensor")
     assert best.verdict == (
         "At most 1 point worse than FP32, shown with 95% confidence on 1,000 samples."
     )
@@ -69,7 +70,21 @@ def test_a_model_that_is_neither_smaller_nor_faster_is_told(size, ms, gains):
     timing = PairedLatency({"a": [ms, ms], "onnx fp32": [2.0, 2.0]}, {}, 32, 1)
     family = sweep(("a", predictions(won=2), {"size_bytes": float(size)}))
     (selected,) = page.select([family], LIMITS, [timing])
-    assert ("It is neither smaller than FP32 nor" in answer.explain(selected)[0].verdict) != gains
+    best = answer.explain(selected)[0]
+    assert ("It is neither smaller than FP32 nor" in best.verdict) != gains
+    assert best.advice.startswith("Deploy ") == gains
+
+
+@pytest.mark.parametrize(
+    ("lost", "begins"),
+    [(8, "Test onnx int8 minmax per tensor on more"), (40, "Do not deploy onnx")],
+)
+def test_a_model_that_does_not_pass_is_not_to_be_deployed(lost, begins):
+    cells = (("a", predictions(lost=lost), {}), ("b", predictions(), {"calib": "mse"}))
+    kept = sweep(*cells, choices=[predictions(won=9), predictions()])
+    [selected] = page.select([kept], LIMITS)
+    assert answer.explain(selected)[0].advice.startswith(begins)
+    assert f"<b>{begins}" in to_page(kept)
 
 
 def test_one_model_for_several_uses_is_one_answer():

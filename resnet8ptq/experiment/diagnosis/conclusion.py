@@ -110,7 +110,7 @@ class DiagnosisResult(RunResult):
     def _nothing(self) -> str:
         metric, before = self.metric, self.before
         return (
-            f"nothing found: no tensor stands out; {metric.title} {metric.show(before.value)}, "
+            f"no single cause: no tensor stands out; {metric.title} {metric.show(before.value)}, "
             f"FP32 {metric.show(self.fp32_value)}, SQNR {before.sqnr_db:.1f} dB"
         )
 
@@ -139,11 +139,11 @@ class DiagnosisResult(RunResult):
     def summary(self) -> str:
         """Return the outcome in one line."""
         if not self.outcomes:
-            names = ", ".join(finding.name for finding in self.findings) or "nothing found"
+            names = ", ".join(finding.name for finding in self.findings) or "no single cause"
             return f"{names}; {self.halves.say()}"
         faults = ", ".join(f"{finding.name} in {finding.tensors[0]}" for finding in self.reasons)
         helps = f"{self.best.words} helps most" if self.best else "no change that was tried helps"
-        return f"{faults or 'nothing found'}; {helps}"
+        return f"{faults or 'no single cause'}; {helps}"
 
     def to_metrics(self) -> dict[str, float]:
         """Return every metric under its MLflow name."""
