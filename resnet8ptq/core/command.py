@@ -95,7 +95,9 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
         raise SystemExit(0)
     known = [f"{item.name}=" for item in fields(cast(Any, schema))]
     if plain:
-        words = [word if "=" in word or word[0] == "-" else f"{plain}={word}" for word in words]
+        words = [
+            word if "=" in word or word.startswith("-") else f"{plain}={word}" for word in words
+        ]
     for word in words:
         if "=" not in word:
             takes = or_nearest(f"{word}=", known)

@@ -1,3 +1,5 @@
+"""The words of a command, as an instance of its dataclass."""
+
 from dataclasses import dataclass, field
 
 from resnet8ptq.core.command import parse_words
@@ -12,6 +14,7 @@ class Inner:
 class Arguments:
     name: str = "best"
     number: float = 1.0
+    file: str | None = None
     target: Inner = field(default_factory=Inner)
 
 
@@ -20,3 +23,7 @@ def test_a_text_that_looks_like_a_number_stays_a_text():
     assert (asked.name, asked.number, asked.target.version) == ("1.20", 1.2, "007")
     assert parse_words(["target.version=null"], Arguments, None).target.version is None
     assert parse_words(["name=😀 a"], Arguments, None).name == "😀 a"
+
+
+def test_an_empty_word_is_an_empty_value():
+    assert parse_words([""], Arguments, None, "file").file is None
