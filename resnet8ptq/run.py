@@ -35,7 +35,7 @@ def run(cfg: DictConfig) -> Any:
 
 
 def start() -> None:
-    """Check the words of the command line, then run."""
+    """Check the command line, then run."""
     importing.allow(Path.cwd())
     conf, own = folders.find_conf(), folders.find_own_conf(Path.cwd())
     address.check_words(sys.argv[1:])

@@ -215,7 +215,7 @@ def shapes_model(shapes: Dataset, cache_root: Path) -> model.Fp32Model:
 
 @pytest.fixture(scope="session")
 def fitted(shapes: Dataset, shapes_model: model.Fp32Model) -> Dataset:
-    """The embedded set as a run has it: with the batch that the network's tensors allow."""
+    """The embedded set, fitted to the network as in a run, with its batch limit."""
     return fit(shapes, shapes_model)
 
 

@@ -88,8 +88,8 @@ class TensorObserver:
     def stats(self, num_bins: int) -> TensorStats:
         """Return the statistics, with a histogram of `num_bins` bins.
 
-        A fine bin across an edge is divided evenly. So the number of values below an edge is exact,
-        except for the values of one fine bin.
+        A fine bin across an edge is divided in proportion. So the number of values below an edge is
+        exact, except for the values of one fine bin.
         """
         stats = TensorStats.of_batches(np.array(self.batches))
         if self.counting and not self.finite:

@@ -157,7 +157,7 @@ def _prepare(function: Callable[[], object]) -> None:
 def _call(content: bytes) -> Any:
     try:
         return pickle.loads(content)()
-    except Exception as error:  # some of MLflow cannot be unpickled by the other process
+    except Exception as error:  # the other process cannot unpickle some of MLflow's
         raise portable(error, TrackingError) from None
 
 

@@ -113,10 +113,10 @@ def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str
 
 
 def _quote_text(word: str, schema: Any) -> str:
-    """Return a word with a text in quotes, because a name may look like a number: 1.20 is not 1.2.
+    """Quote the value of a text field: a name may look like a number, and 1.20 is not 1.2.
 
     Args:
-        schema: a dataclass; its fields with the type of text take texts.
+        schema: a dataclass; values of its `str` fields are quoted.
     """
     key, _, value = word.partition("=")
     kind = schema
@@ -144,7 +144,7 @@ _KINDS = {"Integer": "an integer", "Float": "a number", "bool": "true | false"}
 _NO_OPTION = re.compile(
     r"Could not find '([^']+)'\s+Available options in '([^']+)':(.+?)Config search path", re.S
 )
-# Where the part of a message begins that is about Hydra's and OmegaConf's internals.
+# The start of the part of a message that describes Hydra's and OmegaConf's internals.
 _INTERNALS = re.compile(r"\s(?:Config search path:|reference_type=|object_type=|See https://hydra)")
 _NO_LIST = re.compile(r"Error merging override \+*([^=\s]+)=(\S+): .*is not a ListConfig")
 _SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(([^'=]+)=.*?)'(?:\s|$)")

@@ -223,7 +223,7 @@ def _say(line: str) -> None:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Drop warnings, and logs up to that level, such as a library's about its own calls."""
+    """Suppress warnings and log messages up to WARNING, such as a library's deprecations."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

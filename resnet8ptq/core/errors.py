@@ -27,7 +27,7 @@ class SizesDifferError(ConfigError):
 
 
 class DataError(PtqError):
-    """A data file is missing, damaged or unsuitable; names the file."""
+    """A data file is missing, damaged or unsuitable; the message names the file."""
 
 
 class DataNotFoundError(DataError):

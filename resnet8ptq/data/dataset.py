@@ -282,7 +282,7 @@ def keep(
     """Return a data set of samples [N, ...], which `read` reads once; the cache keeps them.
 
     Args:
-        keys: the cache key of each split, without the code.
+        keys: the cache key of each split, without the hash of the code.
         module: the `__name__` of the module of `read`, whose code is part of the key.
     """
 

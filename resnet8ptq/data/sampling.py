@@ -193,7 +193,7 @@ def halve(split: Split, classes: int) -> tuple[Split, Split] | None:
 def shuffle(split: Split) -> Split:
     """Return the samples in a random order that depends on their number alone.
 
-    So any two runs on these samples score the same first ones.
+    So two runs on the same samples score them in the same order.
     """
     return split.take(np.random.default_rng(_HELD_OUT_SEED).permutation(len(split)))
 

@@ -16,7 +16,7 @@ from resnet8ptq.data.dataset import Dataset, Split
 log = logging.getLogger(__name__)
 
 LISTED = 3  # equal samples that a warning names
-COPIES = 0.01  # of the test samples that repeat others; a larger part is a warning
+COPIES = 0.01  # the largest part of repeated test samples without a warning
 
 Indices = NDArray[np.int64]
 
@@ -74,7 +74,7 @@ def split_one(
     config: SplitConfig,
     named: bool = True,
 ) -> Dataset:
-    """Split samples [N, ...] that have no split.
+    """Divide samples [N, ...] into training and test samples.
 
     Raises:
         DataError: there are fewer than two different samples or groups.
@@ -163,7 +163,7 @@ def keep_split(
 def _warn_untrained(
     sides: tuple[Split, Split], class_names: Sequence[str], root: Path, named: bool
 ) -> None:
-    """Warn about classes without training samples; those without a name must be tested."""
+    """Warn about classes without training samples; unnamed ones only if they are tested."""
     trained, tested = (side.strata(len(class_names)) for side in sides)
     classes = zip(class_names, trained, tested, strict=False)
     missing = [name for name, ours, theirs in classes if not len(ours) and (named or len(theirs))]
@@ -175,7 +175,7 @@ def _warn_untrained(
 
 
 def _warn_repeated(test: Split, root: Path) -> None:
-    """Warn if test samples may be copies, which the tests of a verdict take for new samples."""
+    """Warn if many test samples are equal: a verdict's test counts each as independent."""
     if test.groups is not None:
         return
     copies = len(test) - len(np.unique(test.pixel_hashes))

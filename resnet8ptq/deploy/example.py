@@ -51,7 +51,7 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
     first = vectors.inputs.dtype[names[0]] if texts and names else None
     most = getattr(source.config.data, "max_tokens", None)
     if first is not None and first.shape != vectors.samples.dtype[names[0]].shape:
-        most = first.shape[0]  # the network takes one length, to which its samples were padded
+        most = first.shape[0]  # the network has a fixed length; samples are padded to it
     # The result is code, so every value is a number, a checked name, or a text through `repr`.
     return templates.load("resnet8ptq.deploy", "example.py.j2").render(
         file=file,

@@ -28,7 +28,10 @@ from resnet8ptq.tasks.statistics import POWER, SIGNIFICANCE, find_edge, round_si
 
 CHANGED = (0.005, 0.02, 0.05, 0.1)  # shares of predictions where none is measured
 HEADS = (
-    *("changed", "passes up to a loss of", "fails from a loss of", "samples to pass without loss"),
+    "changed",
+    "passes up to a loss of",
+    "fails from a loss of",
+    "samples to pass without loss",
 )
 MOST = 10_000_000  # the largest sample size that is printed
 FILE = "test_plan.png"

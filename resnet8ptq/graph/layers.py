@@ -106,7 +106,7 @@ def find_stacks(graph: onnx.GraphProto) -> list[str]:
 
 
 def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool]]:
-    """Yield each Pad with a value, and whether it is known to be 0; others may exceed the range."""
+    """Yield each Pad of mode constant, and whether its value is known to be 0."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Pad" and attribute(node, "mode", b"constant") == b"constant":

@@ -22,7 +22,7 @@ _AT_OUTPUT = "_QuantizeLinear_Input"  # ONNX Runtime's suffix of an output befor
 
 @dataclass(frozen=True)
 class RoundedWeight:
-    """The weights of a layer, its output channels first: [channels, ...].
+    """The weights of a layer, output channels first: [channels, ...].
 
     Attributes:
         name: the short name, see `weight_layers`.
@@ -133,7 +133,7 @@ def with_weights_rounded(
 def with_activations_rounded(
     proto: onnx.ModelProto, tensors: Sequence[RoundedActivation]
 ) -> onnx.ModelProto:
-    """Return the FP32 network with only activations rounded, without the output of Softmax.
+    """Return the FP32 network with only activations rounded, except the output of Softmax.
 
     They are rounded in float arithmetic, because after QuantizeLinear ONNX Runtime would round
     weights too.

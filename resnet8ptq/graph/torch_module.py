@@ -26,7 +26,7 @@ from resnet8ptq.graph.session import expose, open_runner
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.graph.torch_operators import Fixed
 
-_PASSING = (  # of a number
+_PASSING = (  # operators that only reshape or cast a number
     *("OnnxCast", "OnnxSqueezeStaticAxes", "OnnxSqueezeDynamicAxes", "_squeeze"),
     "OnnxUnsqueezeStaticAxes",
 )
@@ -530,11 +530,11 @@ def _find_repeat(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed,
         if part.op == "get_attr":
             sizes += [max(size, 1) for size in attrgetter(part.target)(module).tolist()]
         else:
-            place = len(sizes)
+            batch_axis = len(sizes)
             sizes.append(1)
     shape = torch.broadcast_shapes(values.shape, sizes)
     row = values.expand(shape).contiguous()
-    return Fixed(_repeat, row=row, axis=len(shape) - len(sizes) + place), batches[0]
+    return Fixed(_repeat, row=row, axis=len(shape) - len(sizes) + batch_axis), batches[0]
 
 
 def _find_batch(module: Any, size: Any) -> Any:
@@ -550,7 +550,7 @@ def _find_batch(module: Any, size: Any) -> Any:
 
 
 def _kind(module: Any, node: Any) -> str:
-    """Return the function or class of the module that a node calls; empty for other nodes."""
+    """Return the name of the function or class that a node calls; empty for other nodes."""
     if node.op != "call_module":
         return ""
     layer = module.get_submodule(node.target)
@@ -563,14 +563,9 @@ def _find_like(module: Any, expand: Any, values: torch.Tensor) -> tuple[Fixed, A
     if _kind(module, shape) != "OnnxShape":
         return None
     layer = module.get_submodule(shape.target)
-    return (
-        None
-        if layer._start or layer._end
-        else (
-            Fixed(lambda like, values: values.expand_as(like), values=values),
-            shape.args[0],
-        )
-    )
+    if layer._start or layer._end:
+        return None
+    return Fixed(lambda like, values: values.expand_as(like), values=values), shape.args[0]
 
 
 class _Lookup(torch.nn.Module):  # type: ignore[misc]
@@ -584,7 +579,7 @@ class _Lookup(torch.nn.Module):  # type: ignore[misc]
         return self.weights[indices]
 
 
-# The functions of the modules, by their operators in ONNX.
+# Functions for `Fixed`; most are named after an ONNX operator.
 
 
 def _look_up_rows(indices: torch.Tensor, levels: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -620,7 +615,7 @@ _REDUCED: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def _positions(values: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return 0, 1, ... along an axis, int64; FX, `torch.export` and tracing keep its size free."""
+    """Return 0, 1, ... along an axis, int64; its size stays dynamic in FX, export and tracing."""
     return torch.cumsum(torch.ones_like(_line(values, axis), dtype=torch.int64), 0) - 1
 
 

@@ -66,7 +66,7 @@ class _Recurrent(InFloat):
 
 @dataclass(frozen=True)
 class Node:
-    """An ONNX node with what its graph says about its inputs.
+    """An ONNX node with the known sizes and constants of its inputs.
 
     Attributes:
         sizes: of the first input; empty: unknown; 0: a free size.
@@ -100,8 +100,8 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
             for index, name in enumerate(node.input)
             if name in constants
         }
-        given = [index for index, name in enumerate(node.input) if name][1:]
-        if values.keys() == {*given} or node.op_type in _OF_SEVERAL:
+        others = [index for index, name in enumerate(node.input) if name][1:]
+        if values.keys() == {*others} or node.op_type in _OF_SEVERAL:
             second = sizes.get([*node.input, "", ""][1], [])
             depth = (second and second[-1]) or None
             known = Node(node, sizes.get(node.input[0], []), depth, values, opset)
@@ -158,8 +158,8 @@ def _over(find: Callable[..., Any], axes: Sequence[int], keeps: bool) -> torch.n
     """Return the largest or smallest values over axes; XNNPACK only knows axes that stay."""
 
     def extremes(values: torch.Tensor) -> torch.Tensor:
-        found = find(values, axes, keepdim=True)
-        return found if keeps else found.squeeze(axes)
+        extremes = find(values, axes, keepdim=True)
+        return extremes if keeps else extremes.squeeze(axes)
 
     return Fixed(extremes)
 
@@ -173,11 +173,11 @@ def _extreme(find: Callable[..., Any], node: Node) -> torch.nn.Module | None:
 
 def _pad(node: Node) -> torch.nn.Module | None:
     """Return a Pad with fixed widths; torch reflects and repeats only axes after the first."""
-    mode, given = node("mode", b"constant").decode(), node.constants[1].reshape(2, -1).T
+    mode, sides = node("mode", b"constant").decode(), node.constants[1].reshape(2, -1)
     if 3 in node.constants and not node.sizes:
         return None
-    pairs = np.zeros((len(node.sizes) or len(given), 2), np.int64)
-    pairs[node.constants.get(3, slice(None))] = given
+    pairs = np.zeros((len(node.sizes) or sides.shape[1], 2), np.int64)
+    pairs[node.constants.get(3, slice(None))] = sides.T
     if mode == "wrap":
         return _wrap({axis: pair.tolist() for axis, pair in enumerate(pairs) if pair.any()})
     cropped = np.maximum(-pairs, 0).tolist()
@@ -322,7 +322,7 @@ def _top_k(node: Node) -> torch.nn.Module:
 
     def top(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = torch.topk(values, count, axis, *order)
-        return chosen[0], chosen[1]  # in a trace it cannot be iterated
+        return chosen[0], chosen[1]  # a traced result cannot be unpacked
 
     return InFloat(top)
 
@@ -419,10 +419,10 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
         if not states:
             zeros = values.new_zeros(ways, values.shape[1], width)
             states = (zeros,) * (2 if network is torch.lstm else 1)
-        given = values.flip(0) if is_reverse else values
+        steps = values.flip(0) if is_reverse else values
         options = True, 1, 0.0, False, ways == 2, False  # biases, layers, dropout, training, ...
         first = states if network is torch.lstm else states[0]
-        outputs = network(given, first, [*weights], *options)
+        outputs = network(steps, first, [*weights], *options)
         steps, last = outputs[0], [outputs[i] for i in range(1, count)]
         steps = steps.flip(0) if is_reverse else steps
         steps = steps.unflatten(-1, (ways, width)).transpose(1, 2)

@@ -58,9 +58,9 @@ def find_function(
     Args:
         steps: number of steps; 0: any.
     """
-    kind, given = node.op_type, {index for index, name in enumerate(node.input) if name}
+    kind, used = node.op_type, {index for index, name in enumerate(node.input) if name}
     states = {5, 6} if kind == "LSTM" else {5}
-    if not constants.keys() >= given & {1, 2, 3} or given - {0, 1, 2, 3} not in (set(), states):
+    if not constants.keys() >= used & {1, 2, 3} or used - {0, 1, 2, 3} not in (set(), states):
         return None
     directions = len(constants[1])
     functions = attribute(node, "activations", _ACTIVATIONS[kind][0] * directions)

@@ -240,7 +240,7 @@ def _set_target(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.i
 
 
 def zeros(sample: Samples, size: int) -> Samples:
-    """Return a batch of zeros."""
+    """Return `size` samples of zeros in the form of `sample`."""
     return np.zeros((size, *sample.shape[1:]), sample.dtype)
 
 

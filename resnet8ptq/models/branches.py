@@ -61,13 +61,13 @@ def _compute(proto: onnx.ModelProto, name: str, feeds: Sequence[Feeds]) -> set[b
 
 def _inline(graph: onnx.GraphProto, node: onnx.NodeProto, branch: onnx.GraphProto) -> None:
     """Replace an If by the nodes of a branch, with unique names."""
-    place = [output for other in graph.node for output in other.output[:1]].index(node.output[0])
+    position = [output for other in graph.node for output in other.output[:1]].index(node.output[0])
     made = [*(name for inner in branch.node for name in inner.output if name)]
     made += [tensor.name for tensor in branch.initializer]
     rename(branch, {name: f"{node.output[0]}/{name}" for name in made})
     pairs = zip((value.name for value in branch.output), node.output, strict=True)
     copies = [helper.make_node("Identity", [inner], [outer]) for inner, outer in pairs if outer]
-    nodes = [*graph.node[:place], *branch.node, *copies, *graph.node[place + 1 :]]
+    nodes = [*graph.node[:position], *branch.node, *copies, *graph.node[position + 1 :]]
     graph.initializer.extend(branch.initializer)
     del graph.node[:]
     graph.node.extend(nodes)

@@ -237,7 +237,7 @@ def _flatten_biases(graph: onnx.GraphProto) -> None:
 
 
 def drop_attribute(node: onnx.NodeProto, name: str) -> None:
-    """Remove an attribute from a node, if it has it."""
+    """Remove an attribute from a node, if present."""
     for item in [item for item in node.attribute if item.name == name]:
         node.attribute.remove(item)
 

@@ -27,7 +27,7 @@ class Answer:
     """A recommended model, summarized for the top of the report.
 
     Attributes:
-        advice: what to do with the model, as a clause.
+        advice: such as `Deploy onnx int8 minmax per tensor`.
         outcome: the outcome of the verdict; empty for FP32.
         verdict: the verdict as a sentence.
         facts: the metric with its 95% interval, size and latency.
@@ -68,7 +68,7 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
 
 
 def say_advice(label: str, outcome: str, no_gain: bool) -> str:
-    """Return what to do with a model, as a clause."""
+    """Return the advice, such as `Deploy onnx int8 minmax per tensor`."""
     if no_gain:
         return f"Keep FP32 instead of {label}"
     texts = {PASS: f"Deploy {label}", UNDECIDED: f"Test {label} on more samples"}

@@ -116,7 +116,8 @@ def class_power(family: Family) -> tuple[float, float] | None:
     the runs counts. None without classes.
     """
     measured, classes = family.measured, len(family.class_names)
-    level = SIGNIFICANCE / max(len(measured) * classes, 1)
+    models = facts.count_models([cell.record for cell in measured])
+    level = SIGNIFICANCE / max(models * classes, 1)
     rows = [cell.paired.found_by_class(classes, level) for cell in measured if cell.paired]
     if not any(rows):
         return None
@@ -232,7 +233,7 @@ def _read_ranges(path: Path) -> dict[str, Any]:
 
 
 def compare(cells: Sequence[Cell]) -> Family:
-    """Test every class of every cell of one family against its baseline, with Holm's correction."""
+    """Return the family of these cells, with each model's significantly worse classes (Holm)."""
     family = Family(tuple(cells))
     names, measured = family.class_names, family.measured
     by_class = [c.paired.by_class(len(names)) for c in measured if c.paired is not None]

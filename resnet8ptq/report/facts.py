@@ -159,9 +159,9 @@ def images_of(records: Sequence[RunRecord]) -> str:
 def by_model(
     records: Sequence[RunRecord], items: Sequence[T], test: Callable[[list[T]], Sequence[R]]
 ) -> list[R]:
-    """Return the result for each run of a test of several models, in which equal files count once.
+    """Test several models together, equal files once; return the result for each run.
 
-    Two settings may give the same file; correcting for both would only cost power.
+    Two settings may give the same file. Correcting for both would reduce the power.
 
     Args:
         items: the argument of the test for each run.
@@ -171,6 +171,11 @@ def by_model(
     first = dict(reversed(list(zip(models, items, strict=True))))
     results = dict(zip(first, test(list(first.values())), strict=True))
     return [results[model] for model in models]
+
+
+def count_models(records: Sequence[RunRecord]) -> int:
+    """Return the number of models of these runs; see `by_model`."""
+    return len({*models_of(records)})
 
 
 def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:

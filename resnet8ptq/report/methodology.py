@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from resnet8ptq.report.comparison import Family
-from resnet8ptq.report.facts import images_of, models_of
+from resnet8ptq.report.facts import count_models, images_of
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.record import RunRecord
 
@@ -42,7 +42,7 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
     if any(run.chosen_by for run in runs):
         chosen = f"on {param('chosen_by')}, used neither for calibration nor for reported results"
     tested = [cell.record for cell in family.measured]
-    judged, planned = len({*models_of(tested)}), family.planned
+    judged, planned = count_models(tested), family.planned
     text = f"corrected for all {judged} models of the table (Holm)"
     if planned > judged:
         text = f"corrected for {planned} models that the sweep could confirm (Holm)"

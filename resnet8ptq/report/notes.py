@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from resnet8ptq.report.facts import adjusted_p, labels, models_of, task_of, varied
+from resnet8ptq.report.facts import adjusted_p, count_models, labels, task_of, varied
 from resnet8ptq.report.table import NOTHING_JUDGED, VOID, Judged
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.tasks.contract import Task
@@ -26,7 +26,8 @@ OUTCOME_NOTES = {
     UNDECIDED: (
         "undecided: these samples are too few for either proof. In brackets: the sample sizes that "
         "decide with 80% power if the true loss is one standard error below or above the measured "
-        "one; sizes above a million are not shown. "
+        "one (without a changed prediction, the smaller is the size that lets such a model pass); "
+        "sizes above a million are not shown. "
     ),
 }
 LOOKS_NOTE = (
@@ -132,7 +133,7 @@ def _join(members: Sequence[str]) -> str:
 
 def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
     p_values = adjusted_p(records)
-    lines, tested = [], len({*models_of([r for r in records if r.run_id in p_values])})
+    lines, tested = [], count_models([r for r in records if r.run_id in p_values])
     for_all = f" for the {len(p_values)} runs" if len(p_values) > 1 else ""
     if any(record.interval("delta") for record in records):
         lines.append(INTERVAL_NOTE.format(for_all=for_all, how=task.test.intervals))
@@ -148,7 +149,7 @@ def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list
         return []
     planned = max(record.confirmations for record in records)
     tested = [r for r in records if judged.texts.get(r.run_id, VOID) != VOID]
-    together = max(len({*models_of(tested)}), planned)
+    together = max(count_models(tested), planned)
     several = f", corrected for {together} models (Holm)" if together > 1 else ""
     occurring = [outcome for outcome in OUTCOME_NOTES if any(t.startswith(outcome) for t in texts)]
     outcomes = "".join(OUTCOME_NOTES[outcome] for outcome in occurring)

@@ -39,7 +39,7 @@ from resnet8ptq.report import (
     web_page,
 )
 from resnet8ptq.report.comparison import MAX_BYTES, Family, class_power, count_looks, load
-from resnet8ptq.report.facts import best_first, headings
+from resnet8ptq.report.facts import best_first, count_models, headings
 from resnet8ptq.report.recommend import (
     ModelSelection,
     Recommendation,
@@ -189,7 +189,7 @@ def _render(
         selected=selected,
         recommendations=recommended,
         own=len(own.cells),
-        judged_all=len(family.measured),
+        judged_all=count_models([cell.record for cell in family.measured]),
         metric=family.metric,
         least=verdicts.least_of(family.metric, limits),
         table=table.without_empty(heads, shown),

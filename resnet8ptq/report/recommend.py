@@ -135,7 +135,7 @@ class ModelSelection:
 
     @cached_property
     def recommendations(self) -> "list[Recommendation]":
-        """See `recommend`."""
+        """The recommended models by use, see `recommend`."""
         return recommend(self)
 
     @property
@@ -266,7 +266,7 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
 def find_use(
     use: str, options: Sequence[tuple[str, str, T | None]], sweep_id: str
 ) -> tuple[T | None, str]:
-    """Return the model that a sweep recommends for a use, None without one; and all uses, as text.
+    """Return the model that a sweep recommends for a use, None without one; and the list of uses.
 
     Args:
         options: key, label and model of each recommendation; the model of FP32 itself is None.

@@ -85,7 +85,7 @@ def print_paths(folder: Path, store: Store) -> None:
 
 
 def print_answers(chosen: Sequence[ModelSelection]) -> None:
-    """Print the recommended models; the last one with its verdict, costs and command."""
+    """Print the recommended models; the best one last, with verdict, costs and command."""
     console = stdout(None, PIPE_WIDTH)
     titles = headings([selected.family.records for selected in chosen])
     for heading, selected in zip(titles, chosen, strict=True):

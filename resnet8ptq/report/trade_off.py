@@ -69,7 +69,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Panel:
-    """One of the two drawings, with the methods that its template calls.
+    """The data of one trade-off plot: loss against size or latency.
 
     Attributes:
         name: `size` or `latency`.

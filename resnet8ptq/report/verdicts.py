@@ -2,9 +2,9 @@
 
 A model passes if the one-sided 95% upper bound of its paired loss is within the limit. It fails if
 the lower bound is beyond the limit. Both are corrected for all models of a family (Holm, 1979);
-runs with equal files have one model. Otherwise it is undecided: a loss that is not significant does
-not prove equality. A verdict is void if FP32 itself is no better than chance, or clearly below the
-accuracy that the user expects, because a loss against a broken network has no meaning.
+runs with equal files count as one model. Otherwise it is undecided: a loss that is not significant
+does not prove equality. A verdict is void if FP32 itself is no better than chance, or clearly below
+the accuracy that the user expects, because a loss against a broken network has no meaning.
 """
 
 import math
@@ -30,7 +30,7 @@ from resnet8ptq.tasks.statistics import (
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
 EXIT_CODES = {PASS: 0, FAIL: 3, UNDECIDED: 4, VOID: 4}
 OUTCOMES = (PASS, FAIL, UNDECIDED, VOID)
-MARGIN = 0.5  # of the limit: the largest loss against the best model of one that is as good
+MARGIN = 0.5  # of the limit: the non-inferiority margin against the best model
 NAMED = 12  # runs that the note on added samples names
 ADDED_NOTE = (
     "{seen:,} of these {total:,} samples were scored by earlier runs. If the others were added "
@@ -42,7 +42,7 @@ MOST_NEEDED = 1_000_000  # samples: larger sizes are not shown
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a model and the limit."""
+    """Whether a model keeps the limit; if undecided, the sample size that would decide."""
 
     outcome: str  # `PASS`, `FAIL`, `UNDECIDED` or `VOID`
     # If undecided, the sample size for 80% power at the measured loss; NaN if samples do not vary.

@@ -26,7 +26,7 @@ authorization_function = mlflow.server.auth:authenticate_request_basic_auth"""
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
+    """Return whether an address is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -228,7 +228,7 @@ def main(words: list[str]) -> None:
 
 
 def heed_signals() -> None:
-    """End this program on Ctrl-C, which a shell's background job ignores, and with its terminal."""
+    """End this program on Ctrl-C, even as a background job, and when its terminal closes."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))
 

@@ -92,7 +92,7 @@ def serve(uri: str, port: int, page: str) -> None:
     words += ["--workers", "1", "--uvicorn-opts", "--log-level warning"]
     # In the environment, where `ps` does not show the password of a database.
     places = dict.fromkeys(("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI"), uri)
-    # MLflow's own imports warn of changes to come, which no user of it can mend.
+    # MLflow's imports emit deprecation warnings that users cannot fix.
     variables = {"PYTHONWARNINGS": "ignore", **os.environ, **LIGHT, **places}
     with server.start(words, variables, None) as process:
         with waiting("Starting MLflow"):

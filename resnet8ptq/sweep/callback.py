@@ -92,7 +92,7 @@ class RunningSweep:
         Raises:
             TrackingError: the store is unavailable (the runs are in the sweep's folder), or the
                 report failed (the sweep's run is closed).
-            KeyboardInterrupt: the report was interrupted; with the command that makes it.
+            KeyboardInterrupt: the report was interrupted; the message names the command for it.
             SystemExit: a ladder's winner does not pass; with the exit code of its verdict.
         """
         # matplotlib is imported here, while the last runs are uploaded.

@@ -54,7 +54,7 @@ class AnomalyScores(Scores):
 
     @property
     def total(self) -> int:
-        """Number of clips."""
+        """Number of scored clips (groups of samples)."""
         return len(self.labels)
 
     @property

@@ -118,7 +118,7 @@ class BootstrapScores(Scores):
         return distortion.sqnr_db(baseline.outputs.values, self.outputs.values)
 
     def more(self) -> Metrics:
-        """Return the further metrics."""
+        """Return the metrics besides the primary one."""
         return self.others
 
 

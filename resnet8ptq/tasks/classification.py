@@ -85,7 +85,7 @@ class ClassScores(Scores):
 
     @property
     def classes(self) -> Self:
-        """These scores, as `OfClasses` has them."""
+        """Itself: the same attribute as in `OfClasses`."""
         return self
 
     @cached_property
@@ -194,7 +194,7 @@ class ClassScores(Scores):
 
 @dataclass(frozen=True)
 class OfClasses(Scores):
-    """The scores of classes, for a task with another metric."""
+    """Base of scores that wrap `ClassScores` but have another metric."""
 
     classes: ClassScores
 

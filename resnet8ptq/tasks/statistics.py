@@ -82,7 +82,7 @@ class Margin:
         z: the distance in standard errors under a true loss at the limit.
         correction: the continuity correction, half a step of a counted loss in standard errors;
             infinite without spread.
-        no_change: whether no item has changed, so that nothing suggests a lower loss.
+        no_change: whether no item has changed, so the loss cannot be assumed to be lower.
     """
 
     z: float
@@ -116,7 +116,7 @@ class Margin:
         """Return the sample sizes of `items_needed` for losses one standard error lower and higher.
 
         The larger one is infinite if the limit lies within that standard error. If no item has
-        changed, the smaller one is that at which such a model passes.
+        changed, the smaller one is the one at which such a model passes.
         """
         nearer, farther = abs(self.z) - 1, abs(self.z) + 1
         low, high = (
@@ -127,7 +127,7 @@ class Margin:
 
     def _items_of_no_change(self, items: int, level: float) -> float:
         """Return the sample size at which the test decides if no item changes."""
-        # The z grows with the root of the sample size, by which the correction shrinks.
+        # The z grows, and the correction shrinks, with the root of the sample size.
         z, needed = abs(self.z), float(ndtri(1 - level))
         return items * ((needed + math.sqrt(needed**2 + 4 * z * self.correction)) / (2 * z)) ** 2
 

@@ -23,7 +23,7 @@ def load_run(store: Store, run_id: str) -> RunRecord:
 
 
 def load_named(store: Store, key: str, run_id: str) -> RunRecord:
-    """Read back the run in the user's setting `key`.
+    """Return the run whose id the setting `key` holds.
 
     Raises:
         ConfigError: the store has no such run, or it was deleted.

@@ -77,7 +77,7 @@ class Store:
 
     @property
     def words(self) -> list[str]:
-        """The settings with which a command in this folder finds the store; empty by default."""
+        """The key=value settings that select this store; empty by default."""
         return _name(self.uri, self.experiment_name)
 
 

@@ -40,7 +40,7 @@ def phrases(cache_root: Path) -> tuple[Dataset, model.Fp32Model]:
 
 @pytest.fixture(scope="module")
 def attention(phrases, tmp_path_factory: pytest.TempPathFactory) -> model.Fp32Model:
-    """The encoder up to its first attention: all that looks at other positions."""
+    """The encoder up to its first attention: the part that reads other positions."""
     _, fp32 = phrases
     proto = onnx.load(fp32.onnx_path)
     first, second = (f"/layers.{n}/LayerNormalization_output_0" for n in ("0/norm1", "1/norm2"))

@@ -343,7 +343,7 @@ SMALL = {
         )
         for operator, shape in (("LayerNormalization <axis = 1>", (4, 4, 4)), ("PRelu", (4, 1, 1)))
     },
-    # As networks have it that were not folded; FX and torchao fold it by themselves.
+    # As in networks that were not folded; FX and torchao fold it by themselves.
     **{
         f"a normalization behind a convolution, {behind}": Small(
             f"{EVEN}  {behind}", TWO, constants=SPREAD

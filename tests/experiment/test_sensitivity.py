@@ -24,6 +24,7 @@ from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_float_nodes
+from resnet8ptq.tasks.classification import ACCURACY
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantizer_of
@@ -200,7 +201,11 @@ def test_network_is_cut_before_its_softmax(shapes, shapes_model, tmp_path):
 
 def test_figure_has_a_row_for_each_layer():
     layers = Layer("conv", "", 30.0, 0.9, 0.001, 1, 5000), Layer("dense", "", 40.0, 0.9, 0, 1, 0)
-    result = SensitivityResult("ok", layers=layers, whole=layers[0], output="logits")
+    result = SensitivityResult(
+        "ok",
+        **{"layers": layers, "whole": layers[0], "mode": "one_at_a_time", "output": "logits"},
+        **{"metric": ACCURACY, "images": 9, "fp32_value": 0.9, "fp32_size_bytes": 9},
+    )
     figure = sensitivity_table.draw(result, "title")
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["conv  30.0", "dense  40.0"]

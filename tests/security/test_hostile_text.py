@@ -23,6 +23,7 @@ from resnet8ptq.report import page, table, terminal, trade_off
 from resnet8ptq.report import plots as sweep_plots
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.tasks import class_plots
+from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.contract import Metric
 from tests.helpers.cells import predictions, sweep, unmeasured
 from tests.helpers.pages import to_page
@@ -72,6 +73,14 @@ class Tags(HTMLParser):
             self.scripts.append(data)
 
 
+def sensitivity_of(metric: Metric, *layers: Layer) -> SensitivityResult:
+    return SensitivityResult(
+        "ok",
+        **{"layers": layers, "whole": layers[0], "mode": "one_at_a_time", "output": "logits"},
+        **{"metric": metric, "images": 9, "fp32_value": 0.9, "fp32_size_bytes": 9},
+    )
+
+
 def test_the_page_has_no_elements_but_its_own(found):
     markdown = page.to_markdown(page.select([found], LIMITS), {"class_impact.png": b"x"})
     html = to_page(found, figures={"class_impact.png": b"x"})
@@ -111,7 +120,7 @@ def test_the_terminal_gets_the_text_as_it_is_and_nothing_to_act_on(found):
 
 def test_a_layer_s_name_steers_no_terminal():
     layer = Layer(NASTY, NASTY, 1.0, 0.1, 1, 1, 1)
-    result = SensitivityResult("ok", mode="one_at_a_time", layers=(layer,), whole=layer)
+    result = sensitivity_of(ACCURACY, layer)
     out = io.StringIO()
     sensitivity_table.print_table(result, NASTY, Console(file=out, width=2000, color_system=None))
     for sign in SIGNS:
@@ -153,7 +162,7 @@ def test_figures_of_a_sweep_take_any_text(found):
     assert figures.to_png(figure).startswith(b"\x89PNG")
     layer = Layer(text, text, 1.0, 0.1, 1, 1, 1)
     metric = Metric("m", text)
-    result = SensitivityResult("ok", metric=metric, layers=(layer, layer), whole=layer)
+    result = sensitivity_of(metric, layer, layer)
     layers = sensitivity_table.draw(result, text)
     assert figures.to_png(layers).startswith(b"\x89PNG")
 

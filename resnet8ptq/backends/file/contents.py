@@ -127,7 +127,7 @@ class Contents:
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> "Contents":
-        """Return the contents of a JSON document with the fields of `asdict`."""
+        """Return the contents from a JSON document made with `asdict`."""
         ports = {
             key: tuple(Port(**{**port, "shape": tuple(port["shape"])}) for port in values[key])
             for key in ("inputs", "outputs")

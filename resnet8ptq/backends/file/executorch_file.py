@@ -53,7 +53,7 @@ def read(content: bytes, path: Path) -> Contents:
 
 
 def open_run(content: bytes, threads: int) -> RawRun:
-    """Load a program in ExecuTorch's runtime, which plans memory for a number of samples."""
+    """Load a program in ExecuTorch's runtime, which plans memory for a largest batch."""
     network = Network(content, threads)
 
     def run(values: Any) -> Any:

@@ -35,7 +35,7 @@ _CODE = (".pt", ".pth", ".jit", ".ptl")
 
 @dataclass(frozen=True)
 class Admitted:
-    """A checked copy of a file, as a single file, and its description."""
+    """A checked file in the cache, packed as one file, and its description."""
 
     path: Path
     contents: Contents

@@ -92,6 +92,6 @@ def _layer(layer: tflite.Layer) -> Layer:
 
 
 def _at_inference(layer: Layer) -> Layer:
-    """Return a layer; float data of integer weights is rounded at inference, by LiteRT."""
+    """Return a layer as LiteRT runs it: with integer weights, it rounds float inputs to int8."""
     hybrid = layer.is_quantized and layer.activations == "float32"
     return replace(layer, activations="int8") if hybrid else layer

@@ -111,7 +111,7 @@ class OnnxQuantizer(Quantizer):
     def fit(self, model: Fp32Model) -> QuantizationConfig:
         """Choose the format if it is `auto`; see `contract.Quantizer`.
 
-        With method=weight_only, `op_types` becomes the operators that it takes.
+        With method=weight_only, `op_types` is set to the operators that the method supports.
         """
         config = self.config
         if config.dtype.name == "fp32" or config.method == "dynamic":

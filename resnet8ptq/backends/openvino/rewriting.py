@@ -23,7 +23,7 @@ Step = tuple[str, ArrayLike]  # an operator and its constant operand
 
 
 def rewrite(proto: onnx.ModelProto) -> None:
-    """Rewrite a graph in place; other results stay unchanged."""
+    """Rewrite the patterns that OpenVINO computes wrongly, in place, with the same meaning."""
     _avoid_unit_scales(proto.graph)
     _sum_signals(proto)
     for step in (_pad_before_pools, _keep_reduced_axes, _pad_with_zeros):

@@ -47,7 +47,7 @@ class Layer:
 
     @property
     def name(self) -> str:
-        """The name of its output."""
+        """The name of the layer's output tensor."""
         return name_of(self.output)
 
 

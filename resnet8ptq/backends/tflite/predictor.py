@@ -41,7 +41,7 @@ def _open_logits(content: bytes, threads: int) -> Run | None:
 
 @dataclass
 class Network:
-    """A function that runs a file; integer inputs and outputs are scaled by the tensors' values.
+    """Runs a file. Float values of an integer input are quantized; `read` returns an output.
 
     Attributes:
         read: returns an output, from the interpreter and the details of its tensor.
@@ -62,12 +62,12 @@ class Network:
 
     def __call__(self, batch: NDArray[Any]) -> list[NDArray[Any]]:
         """Return each output [n, ...] for a batch of any size."""
-        if len(batch) > 1 and self._inputs[0]["shape_signature"][0] == 1:  # of one sample
+        if len(batch) > 1 and self._inputs[0]["shape_signature"][0] == 1:  # a fixed batch size of 1
             return in_batches(self, batch, 1)
         return self.run([batch])
 
     def run(self, values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return each output for the values of all inputs, which are resized to them."""
+        """Return each output; the inputs are resized to the values' shapes."""
         pairs = list(zip(self._inputs, values, strict=True))
         if any(tuple(details["shape"]) != array.shape for details, array in pairs):
             for details, array in pairs:
@@ -80,8 +80,8 @@ class Network:
         return [self.read(self.interpreter, details) for details in self._outputs]
 
 
-def to_input(batch: NDArray[np.float32], details: dict[str, Any]) -> NDArray[Any]:
-    """Return samples in the dtype of an interpreter's input, quantized for an integer input."""
+def to_input(batch: NDArray[Any], details: dict[str, Any]) -> NDArray[Any]:
+    """Return samples in the dtype of the input; floats are quantized for int8 and int16."""
     if details["dtype"] not in (np.int8, np.int16) or batch.dtype == details["dtype"]:
         return batch
     ends = np.iinfo(details["dtype"])

@@ -161,12 +161,12 @@ def quantize(
         _share_observers(prepared)
         _free_inputs(prepared, qconfig.activation)
         observers = _observers(prepared, graph)
-        # A given range of one tensor serves all that share its observer.
-        given = {id(observer) for name, observer in observers if name in activations.preset}
+        # A preset range of one tensor serves all that share its observer.
+        preset = {id(observer) for name, observer in observers if name in activations.preset}
         calibrated = activations.find_ranges(
             name
             for name, observer in observers
-            if name in activations.preset or id(observer) not in given
+            if name in activations.preset or id(observer) not in preset
         )
         for name, observer in observers:
             if name in calibrated:

@@ -38,7 +38,7 @@ class Candidate:
 
 
 def advise(flags: Collection[str], network: Summary | None = None) -> list[Candidate]:
-    """Return the known configurations, those to try first.
+    """Return the known configurations, sorted: first those to try.
 
     Args:
         flags: the CPU's flags, see `machine.cpu`.
@@ -48,7 +48,7 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Candi
     listed = [*_onnx(flags, network), *_dynamic(flags, network), *_torch(flags, network)]
     listed += [*_executorch(network), *_openvino(flags, network), *_tflite(network)]
     listed += [*_per_tensor(network)]
-    return sorted(listed, key=lambda finding: order.index(finding.verdict))
+    return sorted(listed, key=lambda candidate: order.index(candidate.verdict))
 
 
 def sweeps(flags: Collection[str], network: Summary | None = None) -> list[str]:

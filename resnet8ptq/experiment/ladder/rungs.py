@@ -97,11 +97,11 @@ def equalization(seen: Seen) -> Iterator[Proposal]:
 
 
 def calibrations(seen: Seen) -> Iterator[Proposal]:
-    """Other ranges of the activations."""
+    """Propose other calibration methods."""
     for method in _CALIBRATIONS:
         chooses_8_bits = method == "mse" and seen.is_wide
         if not seen.is_set("calib", method) and not chooses_8_bits:
-            why = "other ranges from the statistics that are there"
+            why = "another calibration method on the collected statistics"
             yield Proposal(changes.calibrate(method), why, 0.8)
 
 

@@ -161,7 +161,7 @@ def can_show(task: Task, fp32: Scores, max_drop: float, level: float) -> bool:
 
 
 def warn_of_unproven(choice: str, key: str, limit: float) -> None:
-    """Warn that a choice keeps its limit only as measured."""
+    """Warn that no test proves the limit, and that the measured loss decided."""
     log.warning(
         "%s: the held-out samples prove for no choice that it loses at most %s=%g; this one is "
         "chosen by its measured loss, and may lose more on other samples; try a larger %s or "

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.contract import Metric
 
 
@@ -43,12 +42,12 @@ class SensitivityResult(RunResult):
 
     layers: tuple[Layer, ...]
     whole: Layer
-    mode: str = ""
-    metric: Metric = ACCURACY
-    output: str = ""
-    images: int = 0
-    fp32_value: float = 0
-    fp32_size_bytes: int = 0
+    mode: str
+    metric: Metric
+    output: str
+    images: int
+    fp32_value: float
+    fp32_size_bytes: int
 
     def summary(self) -> str:
         """Return the outcome in one line."""

@@ -121,7 +121,7 @@ def read_quantized(path: Path) -> bytes:
         inputs = {name: node.input for node in proto.graph.node for name in node.output}
         TopologicalSorter(inputs).prepare()
     except CycleError:
-        raise ModelError(f"{path}: a node's input depends on its output") from None
+        raise ModelError(f"{path}: its graph has a cycle; expected one without") from None
     return proto.SerializeToString() if _read_outside(proto, path) else content
 
 

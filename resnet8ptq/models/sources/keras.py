@@ -127,7 +127,7 @@ def _export(model: Any, call: Callable[..., Any], specs: Sequence[Any]) -> onnx.
 
 
 def _keep_constants(graph: onnx.GraphProto, captures: Iterable[tuple[Any, Any]]) -> None:
-    """Turn graph inputs that are values of a layer, as Normalization's mean, into constants."""
+    """Turn graph inputs that a layer holds, such as Normalization's mean, into constants."""
     values = {inner.name: outer for outer, inner in captures}
     for value in [value for value in graph.input if value.name in values]:
         array = values[value.name].numpy()
