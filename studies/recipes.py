@@ -35,9 +35,9 @@ from resnet8ptq.data.sampling import draw_calibration, draw_held_out
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.compatibility import load, make_task
-from resnet8ptq.experiment.preparation import Workspace
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.workspace import Workspace
 
 RECORD = REPO / "studies" / "recipes.csv"
 SHARED = os.environ.get("SHARED", "")
@@ -193,7 +193,7 @@ def score(config: RunConfig) -> Record:
         nowhere: Any = _Nowhere()
         work = Workspace(config, evaluator, samples, Path(folder), Path(scratch), nowhere)
         prepared = preparation.prepare(work)
-        quantized = preparation.quantize(work, prepared, Path(folder))
+        quantized = work.quantize(prepared, Path(folder))
         seconds = (prepared.seconds or 0) + quantized.seconds
         measured: Record = {"bytes": quantized.size_bytes, "seconds": round(seconds, 1)}
         for side, split in {"held_out": held_out, "test": data.test}.items():

@@ -11,8 +11,8 @@ from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32, loader
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement
-from resnet8ptq.experiment.preparation import Preparation
 from resnet8ptq.experiment.samples import Samples, has_groups
+from resnet8ptq.experiment.workspace import Preparation
 from resnet8ptq.tasks.contract import BASELINE, Comparison, Metrics, Task
 from resnet8ptq.tasks.sequential import StoppingPlan
 

@@ -29,11 +29,11 @@ from resnet8ptq.experiment import (
 from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
 from resnet8ptq.experiment.ladder.properties import find_properties
 from resnet8ptq.experiment.measurement import measure
-from resnet8ptq.experiment.preparation import Preparation, Workspace
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw, has_groups
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import make_plan
+from resnet8ptq.experiment.workspace import Preparation, Workspace
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.summary import quantized_operators
 from resnet8ptq.precision.plan import Selection, find_float_nodes
@@ -66,14 +66,14 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     with tempfile.TemporaryDirectory() as scratch:
         work = Workspace(config, evaluator, samples, folder, Path(scratch), run)
         prepared = preparation.prepare(work)
-        quantized = preparation.quantize(work, prepared, folder)
+        quantized = work.quantize(prepared, folder)
         artifact, calibrating = quantized.artifact, samples.calibrating.split
         quantizer = make_quantizer(prepared.config, settings.runtime)
         resolved = quantizer.resolve()
         params = resolved.to_params() | _float_operators(prepared) | prepared.params
         params |= quantizer.verify(artifact, prepared.network, calibrating)
         if artifact.ranges:
-            table.write(folder, artifact.ranges, preparation.provenance(work, prepared))
+            table.write(folder, artifact.ranges, work.provenance(prepared))
 
     measurement = measure(evaluator, samples, prepared, quantized, memory, plan)
     params |= _describe_artifact(quantizer, quantized)

@@ -19,8 +19,8 @@ from resnet8ptq.experiment.layers import exclusion, noise
 from resnet8ptq.experiment.layers.exclusion import Exclusion
 from resnet8ptq.experiment.layers.exclusion_search import Trial, Trials, select, to_csv
 from resnet8ptq.experiment.layers.noise import Source
-from resnet8ptq.experiment.preparation import Workspace
 from resnet8ptq.experiment.samples import draw_to_analyse
+from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.weights import read_bias, read_weights, write_weights
 from resnet8ptq.models.model import Fp32Model

@@ -8,8 +8,8 @@ import pytest
 from resnet8ptq.core import cache, machine
 from resnet8ptq.data import locate, registry
 from resnet8ptq.experiment import preparation
-from resnet8ptq.experiment.preparation import Workspace
 from resnet8ptq.experiment.samples import draw_to_analyse
+from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.models import model
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, evaluator_of, quantizer_of
@@ -75,7 +75,7 @@ def test_option_keeps_the_accuracy(real_files, overrides, tmp_path):
     work = Workspace(config, evaluator, samples, tmp_path, scratch, Nowhere())
     prepared = preparation.prepare(work)
     assert (config.method == "qat") == (tmp_path / "qat_loss.png").exists()
-    artifact = preparation.quantize(work, prepared, tmp_path).artifact
+    artifact = work.quantize(prepared, tmp_path).artifact
     predictor = quantizer_of(prepared.config).load(artifact.path, THREADS)
     outputs = [predictor.predict(batch)[0] for batch in dataset.test.batches(250)]
     accuracy = (np.concatenate(outputs).argmax(axis=1) == dataset.test.labels).mean()

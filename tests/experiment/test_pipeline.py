@@ -23,6 +23,7 @@ from resnet8ptq.evaluation.inference import targets_of
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import preparation, running
 from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks import classification
@@ -104,7 +105,7 @@ def test_held_out_images_are_the_same_for_every_seed(store, tmp_path):
 def test_no_image_calibrates_chooses_and_is_scored(store, tmp_path, monkeypatch, choice, split):
     seen: list[Split] = []
 
-    def look(work: preparation.Workspace) -> None:
+    def look(work: Workspace) -> None:
         samples = work.samples
         seen.extend((samples.reported, samples.calibrating.split, samples.held_out))
         raise KeyboardInterrupt

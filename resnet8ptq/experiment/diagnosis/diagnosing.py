@@ -20,6 +20,7 @@ from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.subject import open_subject
+from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.graph import qdq
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Comparison
@@ -109,11 +110,9 @@ class _Variants:
     def quantize(self, config: RunConfig, samples: Samples) -> tuple[Quantized, Fp32Model]:
         """Quantize; return the artifact and the network before quantization."""
         folder = Path(tempfile.mkdtemp(dir=self.scratch))
-        work = preparation.Workspace(
-            config, self.evaluator, samples, self.scratch, self.scratch, self.run
-        )
+        work = Workspace(config, self.evaluator, samples, self.scratch, self.scratch, self.run)
         prepared = preparation.prepare(work)
-        return preparation.quantize(work, prepared, folder), prepared.network
+        return work.quantize(prepared, folder), prepared.network
 
     def halves(
         self, config: RunConfig, quantized: Quantized, network: Fp32Model, reference: Comparison

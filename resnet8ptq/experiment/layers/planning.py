@@ -1,0 +1,124 @@
+"""`precision.plan=auto`: chooses the bits of each layer's weights within a limit."""
+
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import onnx
+
+from resnet8ptq.config.limits import FLOAT_BITS
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data.sampling import shuffle
+from resnet8ptq.experiment.layers import bits_search, exclusion
+from resnet8ptq.experiment.stopping import try_choice
+from resnet8ptq.experiment.workspace import Preparation, Step, Workspace
+
+log = logging.getLogger(__name__)
+
+
+def choose_bits(
+    work: Workspace, prepared: Preparation, correct: Step
+) -> tuple[bits_search.Bits, bits_search.TriedPlan]:
+    """Choose the bits of each layer; write `plan.csv`, even if no plan fits.
+
+    Args:
+        correct: corrects the network of a plan that is measured.
+
+    Raises:
+        ConfigError: no plan is within `precision.max_bytes` or `precision.max_drop`.
+    """
+    config = prepared.config
+    samples = replace(work.samples, tuning=shuffle(work.samples.held_out))
+    work = replace(work, samples=samples)
+    limits = config.precision.max_bytes, config.precision.max_drop
+    tried: list[bits_search.TriedPlan] = []
+
+    def attempt(level: float | None, bits: bits_search.Bits) -> bits_search.TriedPlan:
+        if known := next((plan for plan in tried if plan.bits == bits), None):
+            return known
+        planned = replace(config, precision=replace(config.precision, plan=dict(bits)))
+        with tempfile.TemporaryDirectory() as scratch:
+            changed = replace(prepared, config=planned)
+            tried.append(_try_plan(work, changed, correct, Path(scratch), level))
+        return tried[-1]
+
+    widths, setting = work.quantizer.widths, work.setting(config, samples.held_out)
+    learned = _learn_narrow(work, config, [bits for bits in widths if bits < 8])
+    options = bits_search.measure_options(work.fp32.onnx_path, setting, widths, learned)
+    narrow = [option for option in options if option.bits != FLOAT_BITS]
+    try:
+        chosen = _choose_bits(narrow, options, attempt, *limits)
+    finally:
+        files.write_text(work.folder / bits_search.FILE, bits_search.to_csv(tried))
+    other = ", ".join(f"{name}: {bits}" for name, bits in chosen.bits.items() if bits != 8)
+    log.info("precision.plan=auto: %d bytes: {%s}", chosen.size_bytes, other)
+    return chosen.bits, chosen
+
+
+def _choose_bits(
+    narrow: Sequence[bits_search.Option],
+    options: Sequence[bits_search.Option],
+    attempt: Callable[[float | None, bits_search.Bits], bits_search.TriedPlan],
+    max_bytes: int | None,
+    max_drop: float | None,
+) -> bits_search.TriedPlan:
+    """Choose a plan; without `max_bytes`, one proven, or else measured, to be within `max_drop`.
+
+    Args:
+        narrow: the options without layers in float, which are tried first.
+    """
+    plans = [bits_search.find_plans(narrow)]
+    if max_bytes is None and narrow != options:
+        plans.append(bits_search.find_plans(options))
+    if max_bytes is None:
+        for some in plans:
+            with suppress(ConfigError):
+                level = bits_search.level_of(some) / len(plans)
+                by_test = partial(attempt, level)
+                return bits_search.choose(some, by_test, max_bytes, max_drop, level)
+        exclusion.warn_of_unproven("precision.plan=auto", "precision.max_drop", max_drop or 0.0)
+    measured = partial(attempt, None)
+    for some in plans[:-1]:
+        with suppress(ConfigError):
+            return bits_search.choose(some, measured, max_bytes, max_drop)
+        log.info("precision.plan=auto: 8 bits lose more; layers may stay in float")
+    return bits_search.choose(plans[-1], measured, max_bytes, max_drop)
+
+
+def _try_plan(
+    work: Workspace, prepared: Preparation, correct: Step, scratch: Path, level: float | None
+) -> bits_search.TriedPlan:
+    """Quantize by a plan; measure its drop on the tuning samples if `max_drop` is set."""
+    config = prepared.config
+    assert isinstance(config.precision.plan, dict)
+    bounded = config.precision.max_bytes is not None
+    if not bounded:
+        prepared = correct(work, prepared)
+    quantized = work.quantize(prepared, scratch)
+    plan, size = config.precision.plan, quantized.size_bytes
+    if bounded:
+        return bits_search.TriedPlan(plan, size)
+    limit = config.precision.max_drop or 0.0
+    tried = try_choice(work.evaluator, config, quantized.path, work.samples.held_out, limit, level)
+    return bits_search.TriedPlan(plan, size, tried.drop, tried.p, tried.samples)
+
+
+def _learn_narrow(work: Workspace, config: RunConfig, widths: list[int]) -> bits_search.Learned:
+    """If rounding will be learned, learn it for each layer in each width."""
+    if not config.corrections.adaround:
+        return {}
+    from resnet8ptq.corrections import adaround  # imports torch
+
+    return adaround.learn_apart(
+        onnx.load(work.fp32.onnx_path),
+        work.setting(config, work.samples.calibrating.split),
+        widths,
+        max(1, config.corrections.adaround_iterations // 5),  # enough to rank the layers
+        config.seed,
+    )
