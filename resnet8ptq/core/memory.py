@@ -86,7 +86,8 @@ def return_large_blocks() -> None:
 def free_bytes(file_cache: bool = False) -> int | None:
     """Return the memory that is free for this process; None if the system does not report it.
 
-    The minimum of the machine's (`man 5 proc`, MemAvailable) and the control group's (version 2).
+    It is the smaller of the machine's (`man 5 proc`, MemAvailable) and the control group's
+    (version 2).
 
     Args:
         file_cache: whether the control group's unused file cache counts as free.

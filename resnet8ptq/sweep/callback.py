@@ -59,7 +59,7 @@ class RunningSweep:
         return self.goal is not None
 
     def shorten(self, reason: str, job: str) -> str:
-        """Return the reason of a job's failure; a reference if an earlier job had the same."""
+        """Return the reason of a job's failure, or name the earlier job that had the same."""
         first = self.failures.setdefault(reason, job)
         return reason if first == job else f"the same error as {first}"
 

@@ -16,7 +16,7 @@ from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core.console import silenced
 from resnet8ptq.precision.grid import Grid, WeightScheme
 
-with silenced():  # about missing GPU kernels, and about torchao's use of torch
+with silenced():  # torchao warns of missing GPU kernels and of its own use of torch
     from torchao.quantization.pt2e.observer import FixedQParamsObserver
     from torchao.quantization.pt2e.quantizer import (
         QuantizationAnnotation,

@@ -70,7 +70,7 @@ def wrong_preprocessing(measured: TensorMeasurements, config: RunConfig) -> Find
 
 
 def clipped(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
-    """A calibrated range is far narrower than the values seen."""
+    """Report calibrated ranges that are far narrower than the values seen."""
     by_db = sorted(measured.activations, key=lambda activation: activation.rounding_db)
     low = [activation for activation in by_db if activation.rounding_db < LOW_DB]
     hit = [a for a in low if a.clipped > a.spread.noise.sum() / 2]
