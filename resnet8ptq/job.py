@@ -49,7 +49,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     settings = try_to_settle(config, UnsupportedError)  # a wrong path leaves no store and no run
     opening = background.put(open_store, config.tracking)
     background.prepare(sender.warm_up)
-    from resnet8ptq.experiment import pipeline  # noqa: F401
+    from resnet8ptq.experiment import pipeline  # noqa: F401  # while the store opens
     from resnet8ptq.report import comparison, terminal, verdicts
 
     tags = identify(settings)

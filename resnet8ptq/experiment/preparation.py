@@ -113,8 +113,13 @@ def leave_in_float(work: Workspace, prepared: Preparation) -> Preparation:
         return correct(replace(work, scratch=folder), replace(prepared, config=variant)).network
 
     chosen = exclusion.choose(
-        *(config, work.evaluator, work.samples, prepared.network, work.folder, prepared.ranges),
-        correct_again if _corrects_again(config.corrections) else None,
+        config,
+        work.evaluator,
+        work.samples,
+        prepared.network,
+        work.folder,
+        ranges=prepared.ranges,
+        correct=correct_again if _corrects_again(config.corrections) else None,
     )
     prepared = replace(
         prepared,

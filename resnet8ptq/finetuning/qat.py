@@ -78,18 +78,9 @@ def fine_tune(
         UnsupportedError: a layer cannot be trained, or the network does not end in softmax.
         QuantizationError: the loss is NaN or infinite.
     """
-    if settings.calib.name == "histogram":
-        raise UnsupportedError(
-            "method=qat with calib=histogram: torch's own observer gives no initial ranges"
-        )
+    _check_calibration(settings)
     skipped = find_float_nodes(onnx.load(fp32.onnx_path).graph, settings.selection)
-    key = {
-        **_key_of(settings, fp32, skipped),
-        "train": dataset.train.digest,
-        "test": dataset.test.digest,  # whose images are left out
-        "calibration": calibration.digest,
-        "held_out": held_out.digest,
-    }
+    key = {**_key_of(settings, fp32, skipped), **_digests(dataset, calibration, held_out)}
     points: list[Point] = []
     student: Any = None  # trained by `make`
     done = 0  # epochs
@@ -128,9 +119,25 @@ def fine_tune(
         entry = cache.entry(runtime.cache_root, "qat", {**key, "epochs_done": done}, write)
     for point in [] if points else json.loads((entry / CURVES_FILE).read_text()):
         report(point)
-    ranges = json.loads((entry / RANGES_FILE).read_text())
+    ranges = json.loads((entry / RANGES_FILE).read_text()).items()
     tuned = fp32.with_weights_of(entry / NETWORK_FILE)
-    return tuned, {name: (low, high) for name, (low, high) in ranges.items()}
+    return tuned, {name: (low, high) for name, (low, high) in ranges}
+
+
+def _check_calibration(settings: QatSettings) -> None:
+    if settings.calib.name == "histogram":
+        raise UnsupportedError(
+            "method=qat with calib=histogram: torch's own observer gives no initial ranges"
+        )
+
+
+def _digests(dataset: Dataset, calibration: CalibrationSet, held_out: Split) -> dict[str, str]:
+    return {
+        "train": dataset.train.digest,
+        "test": dataset.test.digest,  # whose images are left out
+        "calibration": calibration.digest,
+        "held_out": held_out.digest,
+    }
 
 
 def _key_of(settings: QatSettings, fp32: Fp32Model, skipped: Sequence[str]) -> cache.Key:

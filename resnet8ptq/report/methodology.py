@@ -41,10 +41,9 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
     chosen = "on the reported samples, so the results of the best are probably too good"
     if any(run.chosen_by for run in runs):
         chosen = f"on {param('chosen_by')}, used neither for calibration nor for reported results"
-    tested = [cell.record for cell in family.measured]
-    judged, planned = count_models(tested), family.planned
+    judged = count_models([cell.record for cell in family.measured])
     text = f"corrected for all {judged} models of the table (Holm)"
-    if planned > judged:
+    if (planned := family.planned) > judged:
         text = f"corrected for {planned} models that the sweep could confirm (Holm)"
     if recommended:
         text += f"; for recommended models, only for these {recommended}, because other samples "
