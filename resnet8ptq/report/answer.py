@@ -16,7 +16,7 @@ from resnet8ptq.report.recommend import (
     fp32_name,
 )
 from resnet8ptq.report.table import VOID, say_size
-from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, Verdict
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, Verdict, whole_outcome
 from resnet8ptq.tasks.contract import BASELINE, TOTAL
 
 UNKNOWN_SPEED = "for an NPU: its speed was not measured, because this CPU computes it in float"
@@ -63,7 +63,8 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
         verdict += say_chance(selected, first.choice) + say_balanced(selected, first.choice)
     no_gain = say_no_gain(selected, first.choice)
     outcome, facts = first.judged.outcome, say_facts(selected, first.choice)
-    advice = say_advice(first.label, outcome, bool(no_gain))
+    asked = selected.family.metric, first.choice, first.judged, selected.limits
+    advice = say_advice(first.label, whole_outcome(*asked), bool(no_gain))
     return Answer(uses, first.label, advice, outcome, verdict + no_gain, facts, first.command)
 
 

@@ -98,7 +98,7 @@ def say(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> s
 
 
 def whole_outcome(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> str:
-    """Return the outcome of a verdict; also fail below the metric's own limit."""
+    """Return the outcome; `FAIL` if the metric is below its minimum, as `report.min_accuracy`."""
     reaches = verdict.outcome == VOID or reaches_least(metric, cell, limits)
     return verdict.outcome if reaches else FAIL
 

@@ -76,15 +76,20 @@ def test_a_model_that_is_neither_smaller_nor_faster_is_told(size, ms, gains):
 
 
 @pytest.mark.parametrize(
-    ("lost", "begins"),
-    [(8, "Test onnx int8 minmax per tensor on more"), (40, "Do not deploy onnx")],
+    ("lost", "least", "begins"),
+    [
+        (8, None, "Test onnx int8 minmax per tensor on more samples"),
+        (40, None, "Do not deploy onnx"),
+        (1, 0.8995, "Do not deploy onnx"),
+    ],
 )
-def test_a_model_that_does_not_pass_is_not_to_be_deployed(lost, begins):
+def test_a_model_that_does_not_pass_is_not_to_be_deployed(lost, least, begins):
     cells = (("a", predictions(lost=lost), {}), ("b", predictions(), {"calib": "mse"}))
     kept = sweep(*cells, choices=[predictions(won=9), predictions()])
-    [selected] = page.select([kept], LIMITS)
+    limits = ReportConfig(min_accuracy=least)
+    [selected] = page.select([kept], limits)
     assert answer.explain(selected)[0].advice.startswith(begins)
-    assert f"<b>{begins}" in to_page(kept)
+    assert f"<b>{begins}" in to_page(kept, limits)
 
 
 def test_one_model_for_several_uses_is_one_answer():
