@@ -54,10 +54,10 @@ class Arguments:
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> "Arguments":
-        """Return the parsed words.
+        """Split the command line into files, settings and the output format.
 
         Raises:
-            ConfigError: no file, or an unknown format.
+            ConfigError: no quantized file, no FP32 network, or an unknown format.
         """
         files = [word for word in words if _is_file(word)]
         settings = [word for word in words if not _is_file(word)]
@@ -87,7 +87,7 @@ class Arguments:
         return self.files if self.names_network else self.files[1:]
 
     def to_sweep(self) -> list[str]:
-        """Return the words of the sweep that scores the files."""
+        """Return the command-line arguments of the sweep that scores the files."""
         network = [] if self.names_network else [f"model.path={grammar.quote(self.files[0])}"]
         paths = ",".join(map(grammar.quote, self.judged))
         fixed = ("-m", "backend=file", "evaluate.choice=none")

@@ -150,7 +150,7 @@ Key = tuple[str, str, str]  # of a node: name, operator, kind
 
 
 def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[Node]:
-    """Return nodes, in their order of execution, from their milliseconds in each run."""
+    """Return the nodes in execution order, each with its mean time in ms over the middle runs."""
     keys = list(dict.fromkeys(key for run in times for key in run))
     table = np.sort([[run.get(key, 0.0) for key in keys] for run in times], axis=0)  # [runs, nodes]
     cut = len(times) // 4

@@ -90,7 +90,7 @@ class Activations:
         return self.find_ranges([*float_inputs(proto.graph), *float_tensors(proto, nodes)])
 
     def find_unbounded(self) -> list[str]:
-        """Return the names of the nodes around activations that are NaN or infinite.
+        """Return the names of nodes with an input or output that is NaN or infinite.
 
         Such a node, for example the logarithm of zero, can stay in float. Layers are left out.
         """

@@ -43,9 +43,9 @@ _store: Sequence[str] = ()  # the settings that name the store
 
 @contextmanager
 def allowed() -> Iterator[None]:
-    """Send the calls in the block to the background process; wait for all of them at the end.
+    """Send calls of `put` in the block to the background process; wait for all at the end.
 
-    The first call starts the process.
+    The first `put` or `prepare` starts the process.
     """
     global _allowed, _used, _pool, _store
     _allowed, _used, _store = True, False, ()

@@ -40,7 +40,7 @@ class Closable(Protocol):
         ...
 
     def close(self, status: str) -> str:
-        """Close it with the status `ok`, `failed` or `killed`; return its final status."""
+        """Close the sweep with status `ok`, `failed` or `killed`; return its final status."""
         ...
 
 

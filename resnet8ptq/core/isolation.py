@@ -27,11 +27,11 @@ def call(function: Callable[..., T], *args: object, crashed: PtqError, network: 
     """Call a function in a separate process; function, arguments and result are pickled.
 
     TensorFlow's memory and settings end with that process, and a file that crashes the reader does
-    not end the sweep. The process ends with this one. It has no network access if the system can
-    prevent it; see `confinement`.
+    not end the sweep. It ends when the calling process ends. It has no network access if the
+    system can prevent it; see `confinement`.
 
     Args:
-        network: whether the function may use the network, since the user's own code may download.
+        network: whether the function has network access; user code may need it to download.
 
     Raises:
         PtqError: the error `crashed`, if the process ends before the function returns.

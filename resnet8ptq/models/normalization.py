@@ -327,7 +327,7 @@ def _normalize_groups(
 
 
 def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename tensors everywhere, by old name; another tensor with a new name gets a suffix."""
+    """Rename tensors (old to new name); a tensor that already has a new name gets a suffix."""
 
     def change(name: str) -> str:
         if name in names:

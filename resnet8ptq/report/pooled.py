@@ -61,7 +61,7 @@ class Part:
 
     @classmethod
     def of_cell(cls, cell: Cell) -> Self | None:
-        """Return the part; None unless it has all hits and a network named by the user.
+        """Return the part; None without hits by sample or a set network, or with early stopping.
 
         A network without a name is the data set's own.
         """

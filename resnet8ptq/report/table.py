@@ -46,7 +46,7 @@ def numeric(records: Sequence[RunRecord]) -> list[str]:
 
 
 def rows(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[list[str]]:
-    """Return a row for each framework's FP32 baseline, then a row for each run."""
+    """Return a row for each FP32 baseline that is not itself a run, then a row for each run."""
     adjusted, keys, task = adjusted_p(records), varied(records), task_of(records)
     runs = []
     for record in records:
@@ -171,7 +171,7 @@ def _run_cells(task: Task, record: RunRecord, p: float | None, limit: str) -> li
 
 
 def show_interval(metric: Metric, record: RunRecord) -> str:
-    """Return the 95% interval of a run's `delta`; empty if there is none, or without spread."""
+    """Return the 95% interval of a run's `delta`; empty if unknown or of zero width."""
     low, high = record.interval("delta") or (0, 0)
     return "" if low == high else f"{metric.show_change(low)} to {metric.show_change(high)}"
 

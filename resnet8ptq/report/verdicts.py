@@ -137,8 +137,8 @@ def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:
 def judge_added(family: Family, limits: ReportConfig) -> list[tuple[Cell, Verdict]]:
     """Return the verdicts on the added samples only, for runs with values kept by sample.
 
-    Samples that were added after an undecided verdict form an independent test: neither their
-    number nor the decision to add them depends on them.
+    Samples added after an undecided verdict form an independent test. Their results influence
+    neither their number nor the decision to add them.
     """
     metric, rows = family.metric, family.added
     if rows is None:
@@ -197,7 +197,7 @@ def outcomes(p_values: Sequence[tuple[float, float]], planned: int = 1) -> list[
 
 
 def margin_of(metric: Metric, limits: ReportConfig) -> float:
-    """Return the largest loss against the best model for models "as good as the best"."""
+    """Return the non-inferiority margin to the best model for "as good as the best"."""
     return MARGIN * metric.limit(limits)
 
 

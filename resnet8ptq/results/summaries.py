@@ -149,7 +149,7 @@ class SweepSummary:
     report: str | None
 
     def run(self, run_id: str) -> RunSummary:
-        """Return a run of the sweep by its id; raises KeyError without it."""
+        """Return the run with this id; raise KeyError if the sweep has no such run."""
         return {run.run_id: run for run in self.runs}[run_id]
 
     def choice(self, use: str = "best") -> RunSummary | None:

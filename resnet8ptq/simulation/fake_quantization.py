@@ -19,8 +19,7 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
 
     It learns the logarithm of each end's growth factor, as in Jain et al., "Trained Quantization
     Thresholds for Accurate and Efficient Fixed-Point Inference of Deep Neural Networks", MLSys
-    2020. So one learning rate fits ranges of any size, and no end crosses zero, which stays a
-    level.
+    2020. So one learning rate fits ranges of any size. No end crosses zero, so zero stays a level.
 
     Attributes:
         drop: probability that a value is not rounded, see `corrections.reconstruction`.

@@ -118,7 +118,7 @@ class ClassScores(Scores):
         return self.expected_correct / self.total
 
     def fair_gain(self, baseline: Self) -> float:
-        """Return the change of the expected accuracy."""
+        """Return the change against the baseline in accuracy with random tie-breaking."""
         return (self.expected_correct - baseline.expected_correct) / self.total
 
     @property

@@ -241,7 +241,7 @@ class SampleValues(ABC):
 
     @abstractmethod
     def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
-        """Return the margin of the loss against the baseline above `drop`, see `Metric.drop`."""
+        """Return how far the loss against the baseline lies above `drop`; see `Metric.drop`."""
 
     def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
         """Return the margin of the loss against another quantized model above `drop`."""

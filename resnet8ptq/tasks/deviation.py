@@ -61,7 +61,7 @@ class RelativeError(Metric):
         return float(10 ** (-limits.min_sqnr_db / 10))
 
     def say_limit(self, limits: ReportConfig) -> str:
-        """Return the limit as text."""
+        """Return the limit as text: the lowest SQNR against FP32, in dB."""
         return f"SQNR of at least {limits.min_sqnr_db:g} dB against FP32"
 
     def say_margin(self, margin: float) -> str:

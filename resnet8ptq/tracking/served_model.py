@@ -27,7 +27,7 @@ class ServedModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
     """The loaded file."""
 
     def load_context(self, context: Any) -> None:
-        """Load the file."""
+        """Load the logged artifact and its runtime; MLflow calls this before `predict`."""
         config, path = context.model_config, Path(context.artifacts["model"])
         self.names, self.inputs = config["outputs"], dict(config["inputs"])
         self.run = _LOADERS[path.suffix](path, config["engine"])

@@ -54,7 +54,7 @@ class Finding:
 
 
 def wrong_preprocessing(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
-    """Calibration samples have another range than the evaluated samples."""
+    """Report calibration samples whose range differs from that of the held-out samples."""
     drawn, fed = measured.calibrated, measured.fed
     least, most = sorted((drawn.reach, fed.reach))
     if not least or most / least < OTHER_RANGE:
@@ -183,7 +183,7 @@ def outlier_activation(measured: TensorMeasurements, config: RunConfig) -> Findi
 
 
 def unlike_inputs(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
-    """A concatenation or an addition has one scale for inputs with very different ranges."""
+    """Report each Concat or Add with one scale for inputs of very different ranges."""
     by_name = {activation.tensor.name: activation for activation in measured.activations}
     hit = []
     for activation in measured.activations:

@@ -68,7 +68,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Array, rounded: Array) -> "Spread":
-        """Return the histogram of some values."""
+        """Return the histogram of `values`, with the noise of their rounded values."""
         spread = cls()
         spread.add(values, rounded)
         return spread

@@ -266,10 +266,10 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
 def loses_nothing(asked: Asked, best: Tried) -> bool:
     """Whether no loss was measured, or at most half of the limit on too few samples.
 
-    No step can make too few samples decide; the confirmation uses others. Then the ladder tries
-    only steps that cost neither bytes nor speed, and compares them by noise. Noise above the limit
-    is not an effect of few samples (a rule of thumb: 100 samples showed no loss for a KL divergence
-    of 0.02, 800 others a loss of 1.1 points).
+    No change of settings can decide with too few samples; the confirmation uses other samples. Then
+    the ladder tries only steps that cost neither bytes nor speed, and compares them by noise. Noise
+    above the limit is not an effect of few samples (a rule of thumb: 100 samples showed no loss for
+    a KL divergence of 0.02, 800 others a loss of 1.1 points).
     """
     kept = best.loss <= 0 or (best.error >= asked.limit and best.loss <= asked.limit / 2)
     return kept and best.noise <= asked.limit and not best.refuted

@@ -177,7 +177,7 @@ def _undominated(
 
 
 def level_of(plans: Sequence[Bits]) -> float:
-    """Return the level of each test of a binary search over the plans (Bonferroni)."""
+    """Return the significance level of each test in a binary search over plans (Bonferroni)."""
     return SIGNIFICANCE / (1 + math.ceil(math.log2(max(len(plans), 2))))
 
 

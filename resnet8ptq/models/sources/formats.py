@@ -79,7 +79,7 @@ def takes_values(path: Path) -> bool:
 
 
 def format_name(path: Path, is_module: bool = False) -> str:
-    """Return a network's format; `module` marks a weights file, which may look like Keras's."""
+    """Return a network's format; `is_module`: the file has a torch module's weights."""
     file_format = None if is_module else find_format(path)
     return file_format.name if file_format else "module"
 
