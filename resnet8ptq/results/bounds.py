@@ -8,11 +8,13 @@ the limit.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.facts import by_model
 from resnet8ptq.report.verdicts import margin_at
 from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
@@ -40,8 +42,9 @@ def measure(family: Family, limits: ReportConfig) -> dict[str, Bounds]:
     metric = family.metric
     cells = [cell for cell in family.measured if not cell.record.doubt]
     margins = [margin_at(metric, cell, metric.limit(limits)) for cell in cells]
-    uppers = levels([margin.p_within for margin in margins], family.planned)
-    lowers = levels([margin.p_beyond for margin in margins], family.planned)
+    records, test = [cell.record for cell in cells], partial(levels, planned=family.planned)
+    uppers = by_model(records, [margin.p_within for margin in margins], test)
+    lowers = by_model(records, [margin.p_beyond for margin in margins], test)
     return {
         cell.record.run_id: Bounds(_upper(metric, cell, upper), _lower(metric, cell, lower))
         for cell, upper, lower in zip(cells, uppers, lowers, strict=True)

@@ -43,6 +43,14 @@ def test_a_model_passes_exactly_if_its_bound_is_within_the_limit(flips, limit):
     agree(sweep(*cells), ReportConfig(max_drop=limit))
 
 
+def test_bounds_count_equal_files_once_as_verdicts_do():
+    digest = {"artifact_sha256": "e" * 64}
+    many = sweep(*((str(n), predictions(lost=4), {"seed": str(n), **digest}) for n in range(20)))
+    single = measure(sweep(("0", predictions(lost=4), {})), ReportConfig())["0"]
+    assert set(measure(many, ReportConfig()).values()) == {single}
+    assert agree(many, ReportConfig()) == {PASS}
+
+
 def family_of(task: str, *values: Paired, **params: str) -> Family:
     records = [
         RunRecord(
