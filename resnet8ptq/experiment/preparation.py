@@ -1,6 +1,5 @@
 """Steps that prepare the network and its settings before a backend quantizes it."""
 
-import logging
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,6 @@ from resnet8ptq.finetuning import qat
 from resnet8ptq.graph.attention import attention_products
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_quantized_layers
-
-log = logging.getLogger(__name__)
 
 
 def tunes(config: RunConfig) -> bool:
@@ -45,9 +42,9 @@ def plan_bits(work: Workspace, prepared: Preparation) -> Preparation:
     """Choose the bits of each layer's weights with `precision.plan=auto`; log any plan."""
     config, metrics = prepared.config, prepared.metrics
     if config.precision.plan == "auto":
-        bits, tried = planning.choose_bits(work, prepared, correct)
-        config = replace(config, precision=replace(config.precision, plan=dict(bits)))
-        metrics = {**metrics, "plan/bytes": tried.size_bytes}
+        chosen = planning.choose_bits(work, prepared, correct)
+        config = replace(config, precision=replace(config.precision, plan=dict(chosen.bits)))
+        metrics = {**metrics, "plan/bytes": chosen.size_bytes}
     if config.precision.plan is None:
         return prepared
     graph = onnx.load(work.fp32.onnx_path).graph

@@ -80,7 +80,7 @@ class Limits:
     bytes: int = 2**32  # in memory
 
     def check(self, path: Path, columns: int = 0, rows: int = 0, size: int = 0) -> None:
-        """Raise `DataError` if a table exceeds a limit.
+        """Check the size of a table.
 
         Raises:
             DataError: the table exceeds a limit.

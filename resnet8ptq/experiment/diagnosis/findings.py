@@ -89,7 +89,7 @@ def clipped(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
 
 
 def saturated_sum(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
-    """Integer kernels return other values than float arithmetic on the same levels.
+    """Report integer kernels that return other values than float arithmetic on the same levels.
 
     On x86 CPUs without VNNI, ONNX Runtime adds two products of uint8 and int8 into 16 bits, where
     255 * 127 * 2 does not fit (Intel, Intrinsics Guide, _mm256_maddubs_epi16).
@@ -120,7 +120,7 @@ def saturated_sum(measured: TensorMeasurements, config: RunConfig) -> Finding | 
 
 
 def channels_of_one_scale(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
-    """One scale is shared by channels of a weight whose ranges differ 100 times."""
+    """Report weights with one scale for channels whose ranges differ 100 times."""
     hit = []
     for weight in measured.weights:
         reaches = [channel.reach for channel in weight.channels if channel.reach]
@@ -142,7 +142,7 @@ def channels_of_one_scale(measured: TensorMeasurements, config: RunConfig) -> Fi
 
 
 def outlier_weight(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
-    """A weight is much larger than nearly all others, even within its own channel."""
+    """Report weights with values much larger than nearly all others of their channel."""
     hit = []
     for weight in sorted(measured.weights, key=lambda weight: weight.spread.bulk_db):
         is_peaked = weight.spread.peaks >= OUTLIER and weight.spread.bulk_db < LOW_DB
@@ -163,7 +163,7 @@ def outlier_weight(measured: TensorMeasurements, config: RunConfig) -> Finding |
 
 
 def outlier_activation(measured: TensorMeasurements, config: RunConfig) -> Finding | None:
-    """The range of an activation is much larger than nearly all its values."""
+    """Report activations whose range is much larger than nearly all their values."""
     by_db = sorted(measured.activations, key=lambda activation: activation.spread.bulk_db)
     low = [activation for activation in by_db if activation.spread.bulk_db < LOW_DB]
     hit = [a for a in low if _limit(a) >= OUTLIER * a.spread.reach > 0]

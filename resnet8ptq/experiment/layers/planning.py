@@ -22,9 +22,7 @@ from resnet8ptq.experiment.workspace import Preparation, Step, Workspace
 log = logging.getLogger(__name__)
 
 
-def choose_bits(
-    work: Workspace, prepared: Preparation, correct: Step
-) -> tuple[bits_search.Bits, bits_search.TriedPlan]:
+def choose_bits(work: Workspace, prepared: Preparation, correct: Step) -> bits_search.TriedPlan:
     """Choose the bits of each layer; write `plan.csv`, even if no plan fits.
 
     Args:
@@ -58,7 +56,7 @@ def choose_bits(
         files.write_text(work.folder / bits_search.FILE, bits_search.to_csv(tried))
     other = ", ".join(f"{name}: {bits}" for name, bits in chosen.bits.items() if bits != 8)
     log.info("precision.plan=auto: %d bytes: {%s}", chosen.size_bytes, other)
-    return chosen.bits, chosen
+    return chosen
 
 
 def _choose_bits(
