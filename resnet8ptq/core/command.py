@@ -82,9 +82,16 @@ def main(run: Callable[[], int | None]) -> int:
 
 
 def finish(
-    run: Callable[[], int | None], find_sweep: Callable[[], Closable | None] = lambda: None
+    run: Callable[[], int | None],
+    find_sweep: Callable[[], Closable | None] = lambda: None,
+    report: Callable[[Exception], int] | None = None,
 ) -> Ending:
-    """Call `run`, report its errors, and close its sweep; return the end."""
+    """Call `run`, report its errors, and close its sweep; return the end.
+
+    Args:
+        report: reports an error and returns the exit code; by default `print_error`.
+    """
+    report = report or print_error
     status, code = "killed", 0
     error: BaseException | None = None
     try:
@@ -202,11 +209,16 @@ def aborting(*errors: type[Exception]) -> Iterator[None]:
         raise Abort(error) from error
 
 
-def report(error: Exception) -> int:
+def print_error(error: Exception) -> int:
     """Print an error in one line, after its traceback if it is unexpected; return the exit code."""
     if _WANTS_TRACEBACK or not isinstance(error, EXPECTED):
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     print(f"error: {explain(error)}", file=sys.stderr)
+    return exit_code(error)
+
+
+def exit_code(error: Exception) -> int:
+    """Return 2 for a wrong input, and 1 for other errors."""
     return 2 if isinstance(error, (*_COMPOSING, *_INPUTS)) else 1
 
 
