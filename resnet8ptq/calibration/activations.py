@@ -201,24 +201,28 @@ class Activations:
         parts = group(proto, [name for name in names if name not in inputs])
         runs, at_once = self._open(proto, parts)
         masked = stretched_by_masks(proto.graph)  # by minus infinity, which has no range
-        batched = self._find_batched(runs[0], parts[0]) if at_once > 1 else ()
+        alone = at_once == 1 or self.calibration.at_once == 1
+        batched = () if alone else self._find_batched(runs[0], parts[0])
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy releases the GIL
             for samples, first in run_pass(self.calibration, self.calib, at_once):
                 for name, values in feed(samples, inputs).items():
                     observers[name].observe(values, first, len(samples))
                 for run, part in zip(runs, parts, strict=True):
+                    # Parts of a network return the sizes of their tensors, too.
+                    tensors = dict(zip(part, run(samples), strict=False))
                     outputs = (
                         np.maximum(tensor, _LOWEST) if name in masked else tensor
-                        for name, tensor in zip(part, run(samples), strict=True)
+                        for name, tensor in tensors.items()
                     )
+                    whole = {n for n in batched if len(tensors[n]) == len(samples)}
+                    counts = [len(samples) if name in whole else 1 for name in part]
                     observed = [observers[name] for name in part]
-                    counts = [len(samples) if name in batched else 1 for name in part]
                     observe = TensorObserver.observe
                     list(pool.map(observe, observed, outputs, repeat(first), counts))
         return observers
 
     def _find_batched(self, run: Runner, names: Sequence[str]) -> set[str]:
-        """Return the tensors whose first axis is the batch's: in runs of 1 and of 2 samples."""
+        """Return the tensors whose first axis is the samples', by runs of 1 and of 2 samples."""
         some = np.arange(min(2, len(self.calibration)))
         alone, both = (run(self.calibration.inputs(some[:count])) for count in (1, 2))
         sizes = zip(names, alone, both, strict=True)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import parser
+from onnx import numpy_helper, parser
 
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.outliers import LEAST, RATIO, Outliers, find_in_inputs, find_outliers
@@ -146,19 +146,32 @@ def draw(damaged: Sequence[int], value: float, count: int = 50) -> np.ndarray:
 
 
 @pytest.mark.parametrize("method", SHARED_METHODS)
-@pytest.mark.parametrize("at_once", [1, 7, 50])
+@pytest.mark.parametrize("at_once", [1, 4, 7, 50])
 def test_calibration_names_the_first_tensor_whose_sample_stands_out(
     tmp_path, method, at_once, monkeypatch
 ):
+    """With 4 at once, the transposed tensor has as many rows as samples, which they are not."""
     if at_once == 1:
         monkeypatch.setattr(memory, "step", lambda: 1)  # byte: one sample at once, in parts
     words = (f"calib={method}", f"calib.batch_size={at_once}")
-    activations = activations_of(tmp_path, draw([31], 1e-3), *words)
+    activations = activations_of(tmp_path, draw([31], 1e-3, count=52), *words)
     assert activations.outliers() == []  # before calibration
     activations.find_around([])
     [outliers] = activations.outliers()
     assert (outliers.tensor, outliers.samples) == ("inverse", (31,))
     assert outliers.ratio == pytest.approx(1000, rel=0.1)
+
+
+def test_a_network_of_single_samples_is_observed_one_by_one(tmp_path):
+    activations = activations_of(tmp_path, draw([31], 1e-3))
+    proto = onnx.load(activations.onnx_path)
+    for value in (proto.graph.input[0], proto.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(proto, activations.onnx_path)
+    single = replace(activations, calibration=replace(activations.calibration, at_once=1))
+    single.find_around([])
+    [outliers] = single.outliers()
+    assert (outliers.tensor, outliers.samples) == ("inverse", (31,))
 
 
 @pytest.mark.parametrize("method", SHARED_METHODS)
@@ -180,6 +193,53 @@ def test_the_warning_names_sample_and_tensor(tmp_path, caplog):
     [record] = [r for r in caplog.records if r.name == "resnet8ptq.calibration.outliers"]
     assert "x is at least 5," in record.getMessage()
     assert "sample 31 of made" in record.getMessage()
+
+
+def test_a_sample_of_another_length_is_named_by_its_own_index(tmp_path):
+    """Batches hold samples of one length, the longest first."""
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> network
+        (float[N, L] x, int64[N, L] mask) => (float[N, L] y, int64[N, L] same)
+        { inverse = Reciprocal(x)  y = Neg(inverse)  same = Identity(mask) }"""
+    )
+    onnx.save(proto, tmp_path / "network.onnx")
+    lengths = np.random.default_rng(1).integers(1, 5, 50)
+    mask = (np.arange(4) < lengths[:, None]).astype(np.int64)
+    values = draw([], 0)
+    values[31, 0] = 1e-3
+    inputs = (Field("x", "float32"), Field("mask", "int64"))
+    fields = Fields(inputs, mask="mask", any_length=("x", "mask"))
+    split = Split(pack({"x": (values * mask).astype(np.float32), "mask": mask}), None, "made")
+    config = make_config("data=shapes", f"cache_dir={tmp_path / 'cache'}", "threads=1")
+    split = replace(split, fields=fields)
+    path = tmp_path / "network.onnx"
+    activations = Activations(path, split, config.calib, runtime_of(config))
+    activations.find_around([])
+    [outliers] = activations.outliers()
+    assert (outliers.tensor, outliers.samples) == ("inverse", (31,))
+
+
+def test_padding_that_a_mask_hides_is_no_outlier(tmp_path):
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> network
+        (float[N, 3, 4] x, float[N, 1, 3] kept) => (float[N, 3, 3] y)
+        { turned = Transpose <perm = [0, 2, 1]> (x)  scores = MatMul(x, turned)
+          dropped = Sub(one, kept)  bias = Mul(dropped, large)
+          masked = Add(scores, bias)  y = Softmax(masked) }"""
+    )
+    constants = {"one": np.float32(1), "large": np.float32(-1e4)}
+    proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in constants.items())
+    onnx.save(proto, tmp_path / "network.onnx")
+    kept = np.ones((50, 1, 3), np.float32)
+    kept[7, 0, 2] = 0
+    x = np.random.default_rng(0).normal(size=(50, 3, 4)).astype(np.float32)
+    fields = Fields((Field("x", "float32"), Field("kept", "float32")))
+    split = Split(pack({"x": x, "kept": kept}), None, "made", fields=fields)
+    config = make_config("data=shapes", f"cache_dir={tmp_path / 'cache'}", "threads=1")
+    path = tmp_path / "network.onnx"
+    activations = Activations(path, split, config.calib, runtime_of(config))
+    activations.find_around([])
+    assert activations.outliers() == []
 
 
 def test_each_float_input_is_looked_at():

@@ -4,7 +4,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -179,10 +178,19 @@ def test_what_a_copy_raises_ends_the_run():
         next(found)
 
 
-def test_a_pace_is_measured(quantize, shapes):
-    cell = quantize("backend=onnx")
-    load = partial(quantizer_of(cell.config).load, cell.artifact.path)
-    assert batching.measure(load, shapes.test.take(np.arange(64)), Batching(16, 1, 2)) > 0
+def test_a_pace_is_the_seconds_of_one_image(monkeypatch):
+    """Each batch takes a second of a clock that is told; warm-up batches are not counted."""
+    now = [0.0]
+
+    def predict(batch: np.ndarray) -> list[np.ndarray]:
+        now[0] += 1.0
+        return [batch]
+
+    monkeypatch.setattr(batching, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(batching, "TRIAL_SECONDS", 2.5)
+    copy = SimpleNamespace(predict=predict)
+    seconds = batching.measure(lambda threads: copy, images(64), Batching(16, 1))
+    assert seconds == pytest.approx(3 / 48)
 
 
 @pytest.mark.slow
