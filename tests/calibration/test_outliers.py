@@ -154,7 +154,7 @@ def test_calibration_names_the_first_tensor_whose_sample_stands_out(
     if at_once == 1:
         monkeypatch.setattr(memory, "step", lambda: 1)  # byte: one sample at once, in parts
     words = (f"calib={method}", f"calib.batch_size={at_once}")
-    activations = activations_of(tmp_path, draw([31], 1e-3, count=52), *words)
+    activations = activations_of(tmp_path, draw([31], -1e-3, count=52), *words)
     assert activations.outliers() == []  # before calibration
     activations.find_around([])
     [outliers] = activations.outliers()

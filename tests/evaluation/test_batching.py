@@ -105,6 +105,13 @@ def test_a_way_that_is_fast_or_slow_once_is_no_other(monkeypatch, tmp_path):
     assert run(1000, tmp_path, "threads=4").batching.at_once == 4
 
 
+@pytest.mark.parametrize(("share", "threads"), [(0.9, 1), (0.7, 4)])
+def test_several_threads_for_a_batch_must_be_clearly_faster(monkeypatch, tmp_path, share, threads):
+    """They wait for each other while another process runs."""
+    Counting(monkeypatch, lambda tried: (1 if tried.threads == 1 else share) / 10_000)
+    assert run(1000, tmp_path, "threads=4").batching.threads == threads
+
+
 def test_no_larger_batch_is_tried_after_one_that_takes_long(monkeypatch, tmp_path):
     backend = Counting(monkeypatch, lambda tried: 0.01)
     assert run(1000, tmp_path).batching.batch_size == 16
