@@ -203,7 +203,7 @@ def test_a_sample_of_another_length_is_named_by_its_own_index(tmp_path):
         { inverse = Reciprocal(x)  y = Neg(inverse)  same = Identity(mask) }"""
     )
     onnx.save(proto, tmp_path / "network.onnx")
-    lengths = np.random.default_rng(1).integers(1, 5, 50)
+    lengths = 1 + np.arange(50) % 4
     mask = (np.arange(4) < lengths[:, None]).astype(np.int64)
     values = draw([], 0)
     values[31, 0] = 1e-3
