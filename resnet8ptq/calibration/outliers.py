@@ -118,8 +118,9 @@ def find_in_inputs(samples: Split, names: list[str]) -> Iterator[Outliers]:
             if values.dtype.kind == "f":
                 peaks.setdefault(name, []).append(peak_of_each(values))
     for name, parts in peaks.items():
-        if (found := find_outliers(name, np.concatenate(parts))) is not None:
-            yield found
+        outliers = find_outliers(name, np.concatenate(parts))
+        if outliers is not None:
+            yield outliers
 
 
 def peak_of_each(values: NDArray[np.floating]) -> Peaks:

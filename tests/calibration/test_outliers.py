@@ -120,11 +120,11 @@ def test_a_percentile_is_advised_where_it_clips_nothing_else(ratio, total, metho
 
 
 def write_network(path: Path) -> Path:
-    """A convolution of 1 / x, which is large where x is small."""
+    """1 / x, which is large where x is small; and a tensor whose first axis is not the samples'."""
     proto = parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]> network (float[N, 4] x) => (float[N, 4] y)
         { inverse = Reciprocal(x)  turned = Transpose <perm = [1, 0]> (inverse)
-          y = Neg(inverse) }"""
+          apart = Abs(turned)  y = Neg(inverse) }"""
     )
     for node in proto.graph.node:
         node.name = node.op_type
@@ -246,8 +246,8 @@ def test_each_float_input_is_looked_at():
     arrays = {"a": draw([4], 1e6), "b": draw([5], -1e6), "ids": np.arange(50)[:, None] ** 9}
     fields = Fields(tuple(Field(name, str(values.dtype)) for name, values in arrays.items()))
     split = Split(pack(arrays), None, "made", fields=fields)
-    found = list(find_in_inputs(split, ["ids", "b", "a"]))
-    assert [(one.tensor, one.samples) for one in found] == [("b", (5,)), ("a", (4,))]
+    named = list(find_in_inputs(split, ["ids", "b", "a"]))
+    assert [(one.tensor, one.samples) for one in named] == [("b", (5,)), ("a", (4,))]
 
 
 def test_pictures_of_bytes_are_not_read():

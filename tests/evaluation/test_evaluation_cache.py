@@ -67,11 +67,15 @@ def test_what_is_kept_is_found_again(tmp_path):
     outputs = Outputs((rows, rows + 1), rows + 2, LOGITS, (rows + 3,))
     evaluation_cache.keep(tmp_path, {"file": "a"}, evaluation_of(outputs))
     assert evaluation_cache.find(tmp_path, {"file": "b"}, LOGITS) is None
-    found = evaluation_cache.find(tmp_path, {"file": "a"}, LOGITS)
-    assert found is not None
-    assert (found.seconds, found.batching, found.cached) == (1.5, Batching(16, 1, 2), True)
-    assert found.outputs.final == LOGITS
-    ours = (*found.outputs.values, found.outputs.logits, *found.outputs.raw)
+    evaluation = evaluation_cache.find(tmp_path, {"file": "a"}, LOGITS)
+    assert evaluation is not None
+    assert (evaluation.seconds, evaluation.batching, evaluation.cached) == (
+        1.5,
+        Batching(16, 1, 2),
+        True,
+    )
+    assert evaluation.outputs.final == LOGITS
+    ours = (*evaluation.outputs.values, evaluation.outputs.logits, *evaluation.outputs.raw)
     for number, values in enumerate(ours):
         np.testing.assert_array_equal(values, rows + number)
 
@@ -83,8 +87,8 @@ def test_large_outputs_are_not_kept(tmp_path, monkeypatch, part):
     for room, kept in ((2 * rows.nbytes, True), (rows.nbytes - 1, False)):
         monkeypatch.setattr(evaluation_cache, "MAX_BYTES", room)
         evaluation_cache.keep(tmp_path, {"room": room}, evaluation_of(outputs))
-        found = evaluation_cache.find(tmp_path, {"room": room}, PROBABILITIES)
-        assert (found is not None) == kept
+        evaluation = evaluation_cache.find(tmp_path, {"room": room}, PROBABILITIES)
+        assert (evaluation is not None) == kept
 
 
 def test_a_damaged_evaluation_is_made_again(opened, quantize, shapes, tmp_path):
