@@ -5,10 +5,8 @@ A folder is read without the store if it holds all runs of the sweep.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from resnet8ptq.config.limits import check
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
@@ -202,7 +200,7 @@ def _read_sweep(folder: Path, tracking: TrackingConfig) -> _Source:
         store = open_store(tracking)
         with in_one_line(store):
             return _load_sweep(store, _find_logged(store, kept, folder))
-    records = [record for record in sync.load_records(folder) if not record.is_analysis]
+    records = [_of_folder(r) for r in sync.load_records(folder) if not r.is_analysis]
     if not records:
         raise ConfigError(f"folder: got {folder}, expected the folder of a sweep with runs")
     return _Source(_NO_STORE, RunRecord.of_journal(kept, folder), records)
@@ -211,7 +209,7 @@ def _read_sweep(folder: Path, tracking: TrackingConfig) -> _Source:
 def _read_run(folder: Path, tracking: TrackingConfig) -> _Source:
     """Read a run from its folder, among the others of its sweep."""
     kept = _read_journal(folder)
-    record = RunRecord.of_journal(kept, folder)
+    record = _of_folder(RunRecord.of_journal(kept, folder))
     if record.kind == SWEEP:
         raise ConfigError(f"folder: got {folder}, a sweep's folder, expected the folder of a run")
     if not record.parent_id:
@@ -224,6 +222,11 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> _Source:
     store = open_store(tracking)
     with in_one_line(store):
         return _load_run(store, _find_logged(store, kept, folder))
+
+
+def _of_folder(record: RunRecord) -> RunRecord:
+    """Return the record of a folder; the store that another user's folder names is left out."""
+    return record if origin.own_folder(record) else replace(record, store_words=())
 
 
 def _read_journal(folder: Path) -> Journal:
@@ -255,15 +258,13 @@ def _find_artifact(store: Store, record: RunRecord) -> str | None:
 
 def _find_file(store: Store, record: RunRecord, name: re.Pattern[str]) -> str | None:
     """Return the path of a run's file in its folder, or else its path or address in the store."""
-    address = urlsplit(record.artifact_uri)
-    local = address.scheme in ("", "file")
-    folders = [origin.own_folder(record)] + [Path(url2pathname(address.path))] * local
-    for folder in filter(None, folders):
-        names = sorted(path.name for path in folder.glob("*") if name.fullmatch(path.name))
+    own = origin.own_folder(record)
+    if own is not None:
+        names = sorted(path.name for path in own.glob("*") if name.fullmatch(path.name))
         if names:
-            return printable(str(folder / names[0]))
-    if local:
+            return printable(str(own / names[0]))
+    names = [listed for listed in history.list_artifacts(store, record) if name.fullmatch(listed)]
+    if not names:
         return None
-    listed = [item.path for item in store.client.list_artifacts(record.run_id)]
-    names = sorted(path for path in listed if name.fullmatch(path))
-    return printable(redact(f"{record.artifact_uri}/{names[0]}")) if names else None
+    folder = store.locate(record.artifact_uri)
+    return printable(redact(f"{folder or record.artifact_uri}/{names[0]}"))

@@ -29,6 +29,17 @@ Point = tuple[str, float, int, int]  # metric, value, time in ms, step
 ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's words
 
 
+def check_id(text: str, key: str = "run_id") -> str:
+    """Return an id from an untrusted store if it is plain: it gets into queries and commands.
+
+    Raises:
+        TrackingError: it holds other characters than letters, digits and `_`.
+    """
+    if not re.fullmatch(r"\w+", text):
+        raise TrackingError(f"{key}: got {text[:100]!r}, expected letters, digits and _")
+    return text
+
+
 @dataclass
 class Journal:
     """The data of one run for MLflow."""
