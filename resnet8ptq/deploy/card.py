@@ -159,7 +159,7 @@ def _header(source: Source, task: Task, name: str, inputs: Sequence[str]) -> str
     return empty + _to_yaml(known)
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     """Quotes texts that would begin HTML or code where the metadata are shown as Markdown."""
 
 
