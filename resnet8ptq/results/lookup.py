@@ -23,7 +23,7 @@ from resnet8ptq.results.summaries import (
 from resnet8ptq.tracking import history, origin, sync
 from resnet8ptq.tracking.journal import FILE, Journal
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store, in_one_line, open_store
+from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 
 _MODEL = re.compile(r"model\.(onnx|tflite|pt|pt2|pte|zip)")  # the quantized file of a run
@@ -75,10 +75,9 @@ def load_sweep(
     """
     source = _find(SWEEP, run_id, folder, tags, tracking or TrackingConfig())
     assert source.parent is not None  # of every sweep
-    with in_one_line(source.store):
-        selections = _select(source, limits or {})
-        artifacts = {r.run_id: _find_artifact(source.store, r) for r in source.records}
-        report = _find_file(source.store, source.parent, re.compile(re.escape(terminal.REPORT)))
+    selections = _select(source, limits or {})
+    artifacts = {r.run_id: _find_artifact(source.store, r) for r in source.records}
+    report = _find_file(source.store, source.parent, re.compile(re.escape(terminal.REPORT)))
     return summarize_sweep(source.parent, selections, artifacts, report)
 
 
@@ -103,9 +102,8 @@ def load_run(
         raise ConfigError(
             f"run_id: run {source.run_id} is an analysis, expected a run that quantized a network"
         )
-    with in_one_line(source.store):
-        selections = _select(source, limits or {})
-        artifacts = {source.run_id: _find_artifact(source.store, own[0])}
+    selections = _select(source, limits or {})
+    artifacts = {source.run_id: _find_artifact(source.store, own[0])}
     (selected,) = [s for s in selections if own[0] in s.family.records]
     return summarize_runs(selected, artifacts)[selected.family.records.index(own[0])]
 
@@ -148,13 +146,12 @@ def _find(
     if folder is not None:
         return read(Path(folder).resolve(), tracking)
     store = open_store(tracking)
-    with in_one_line(store):
-        if run_id is None:
-            return load(store, _find_newest(store, kind, tags or {}))
-        record = history.load_named(store, kind, run_id)
-        if kind == SWEEP and record.kind != SWEEP:
-            raise ConfigError(f"sweep: {run_id} is a run; try run_id={run_id}")
-        return load(store, record)
+    if run_id is None:
+        return load(store, _find_newest(store, kind, tags or {}))
+    record = history.load_named(store, kind, run_id)
+    if kind == SWEEP and record.kind != SWEEP:
+        raise ConfigError(f"sweep: {run_id} is a run; try run_id={run_id}")
+    return load(store, record)
 
 
 def _find_newest(store: Store, kind: str, tags: Mapping[str, str]) -> RunRecord:
@@ -198,8 +195,7 @@ def _read_sweep(folder: Path, tracking: TrackingConfig) -> _Source:
         raise ConfigError(f"folder: got {folder}, a run's folder, expected the folder of a sweep")
     if Sweep.load(folder).resume:
         store = open_store(tracking)
-        with in_one_line(store):
-            return _load_sweep(store, _find_logged(store, kept, folder))
+        return _load_sweep(store, _find_logged(store, kept, folder))
     records = [_of_folder(r) for r in sync.load_records(folder) if not r.is_analysis]
     if not records:
         raise ConfigError(f"folder: got {folder}, expected the folder of a sweep with runs")
@@ -220,8 +216,7 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> _Source:
         if record.run_id in {other.run_id for other in source.records}:
             return _Source(source.store, source.parent, source.records, record.run_id)
     store = open_store(tracking)
-    with in_one_line(store):
-        return _load_run(store, _find_logged(store, kept, folder))
+    return _load_run(store, _find_logged(store, kept, folder))
 
 
 def _of_folder(record: RunRecord) -> RunRecord:
