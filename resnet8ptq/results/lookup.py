@@ -261,5 +261,5 @@ def _find_file(store: Store, record: RunRecord, name: re.Pattern[str]) -> str | 
     names = [listed for listed in history.list_artifacts(store, record) if name.fullmatch(listed)]
     if not names:
         return None
-    folder = store.locate(record.artifact_uri)
+    folder = history.locate(store, record)
     return printable(redact(f"{folder or record.artifact_uri}/{names[0]}"))

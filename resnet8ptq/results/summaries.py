@@ -370,7 +370,9 @@ def _whole(value: float | None) -> int | None:
 
 
 def _deploy(cell: Cell) -> str | None:
-    """Return the deploy command of a run, or None."""
+    """Return the deploy command of a run; None if its id, from an untrusted store, is not plain."""
+    if not re.fullmatch(r"\w+", cell.record.run_id):
+        return None
     return _printable_or_none(Recommendation("", cell.label, "", cell).command)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from resnet8ptq.core import interrupts
 from resnet8ptq.core.errors import ConfigError, TrackingError, errors_as
-from resnet8ptq.tracking import journal
+from resnet8ptq.tracking import artifacts, journal
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, in_one_line
 
@@ -133,6 +133,16 @@ def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> RunRecord
     return newest[0] if newest else None
 
 
+def locate(store: Store, record: RunRecord, name: str = "") -> Path | None:
+    """Return the folder of a run's files, or one of the files; None if a server holds them.
+
+    Raises:
+        TrackingError: the run's address does not belong to the store, which is untrusted.
+    """
+    uri = f"{record.artifact_uri}/{name}" if name else record.artifact_uri
+    return artifacts.locate(uri, "") if record.in_folder else store.locate(uri)
+
+
 @contextmanager
 def artifact(store: Store, record: RunRecord, name: str) -> Iterator[Path]:
     """Yield the path of a run's file, or of a temporary copy if the file is on another machine.
@@ -141,8 +151,7 @@ def artifact(store: Store, record: RunRecord, name: str) -> Iterator[Path]:
         TrackingError: the run has no such file, its folder has moved, or its address does not
             belong to the store.
     """
-    uri = f"{record.artifact_uri}/{name}"  # with the run's id, MLflow would read the run again
-    path = store.locate(uri)
+    path = locate(store, record, name)
     if path is not None:
         if not path.is_file():  # a pipe would block, a device never end
             raise TrackingError(f"run {record.run_id}: no artifact {name} in {path.parent}")
@@ -153,7 +162,10 @@ def artifact(store: Store, record: RunRecord, name: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         with errors_as(TrackingError, f"run {record.run_id}: no artifact {name}"):
             copy = mlflow.artifacts.download_artifacts(
-                artifact_uri=uri, dst_path=folder, tracking_uri=store.uri
+                # With the run's id, MLflow would read the run again.
+                artifact_uri=f"{record.artifact_uri}/{name}",
+                dst_path=folder,
+                tracking_uri=store.uri,
             )
         yield Path(copy)
 
@@ -164,7 +176,7 @@ def list_artifacts(store: Store, record: RunRecord) -> list[str]:
     Raises:
         TrackingError: the address of the files does not belong to the store.
     """
-    folder = store.locate(record.artifact_uri)
+    folder = locate(store, record)
     if folder is not None:
         return sorted(path.name for path in folder.glob("*"))
     import mlflow.artifacts

@@ -53,6 +53,7 @@ class RunRecord:
     tags: dict[str, str] = field(repr=False)
     artifact_uri: str = ""
     ended: bool = True
+    in_folder: bool = False  # read from its folder, where its files are too
     # The settings that select the store it was read from, see `Store.words`; None: from its folder.
     store_words: tuple[str, ...] | None = None
 
@@ -119,7 +120,8 @@ class RunRecord:
         for run_id in filter(None, (info.run_id, data.tags.get(PARENT_TAG))):
             check_id(run_id)
         ended = info.status in ENDED
-        return cls(info.run_id, *values, info.artifact_uri, ended, tuple(store_words))
+        words = tuple(store_words)
+        return cls(info.run_id, *values, info.artifact_uri, ended, store_words=words)
 
     @classmethod
     def of_journal(cls, journal: Journal, folder: Path, run_id: str = "") -> "RunRecord":
@@ -127,7 +129,7 @@ class RunRecord:
         tags = {**journal.tags, "record": journal.key, "mlflow.runName": journal.name}
         run_id = run_id or journal.run_id or journal.key
         values = journal.params, journal.metrics, tags
-        return cls(run_id, *values, folder.as_uri(), journal.ended)
+        return cls(run_id, *values, folder.as_uri(), journal.ended, in_folder=True)
 
     @property
     def combination(self) -> Combination:

@@ -23,6 +23,7 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.server import ui
 from resnet8ptq.tracking import artifacts, history, upload
+from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, is_away, open_store
 from tests.helpers.calling import QUICK, Called, call, call_beside
@@ -379,6 +380,17 @@ def test_a_table_that_is_a_view_is_one_line(foreign, sweep, tmp_path, name):
     done = call_beside(tmp_path, *words)
     assert (done.code, len(done.errors)) == (1, 1), done.err
     assert "Traceback" not in done.err
+
+
+def test_mlflow_prints_no_traceback_of_what_it_raises(own_store, caplog):
+    run_id = upload.create(own_store, Journal("a run", own_store.experiment_name))
+    with closing(sqlite3.connect(own_store.uri.removeprefix("sqlite:///"))) as connection:
+        connection.execute("ALTER TABLE tags RENAME TO others")
+        connection.execute("CREATE VIEW tags AS SELECT * FROM others")  # which takes no rows
+        connection.commit()
+    with pytest.raises(TrackingError, match="cannot be used"):
+        own_store.client.set_tag(run_id, "a", "b")
+    assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("uri", ["sftp://h/x", "ftp://h/x", "s3://b/x", "file:///tmp/x", "x"])
