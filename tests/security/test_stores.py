@@ -199,8 +199,9 @@ NAMES = ("report", "deploy", "deploy run", "verdict", "verdict run", "sync")
 @pytest.mark.parametrize("name", NAMES)
 def test_no_command_sends_a_password_where_a_store_says(foreign, sweep, listener, tmp_path, name):
     shutil.copytree(sweep.folder / "runs", tmp_path / "runs")  # for `sync`
+    words = commands(foreign)[name]
     foreign.write("UPDATE runs SET status = 'RUNNING', artifact_uri = ?", f"http://{listener.host}")
-    done = call_beside(tmp_path, *commands(foreign)[name], **SECRETS)
+    done = call_beside(tmp_path, *words, **SECRETS)
     assert (done.code, len(done.errors)) == (1, 1), done.err
     assert "artifact_uri: got http://" in done.errors[0]
     assert "Traceback" not in done.err and "hunter2" not in done.err
@@ -279,11 +280,13 @@ def test_deploy_reads_no_pictures_that_only_a_store_names(foreign, tmp_path):
 
 
 def test_deploy_reads_no_data_of_a_run_without_their_digest(foreign, tmp_path):
-    run_id, _ = foreign.run("onnx")
+    run_id, paths = foreign.run("onnx")
+    change_config(paths, model={"path": None}, data={"root": None})  # both are found without
     foreign.write("DELETE FROM tags WHERE key = 'test_digest'")
     done = foreign.deploy(run_id)
     assert done.code == 0, done.err
-    assert "names no digest of its samples" in done.out
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "names no digest of its samples" in card
     assert foreign.deploy(run_id, "trust=true", "folder=trusted").code == 0
 
 
