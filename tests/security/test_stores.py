@@ -70,6 +70,7 @@ def foreign(sweep: Called, tmp_path: Path) -> Foreign:
     return Foreign(sweep, tmp_path)
 
 
+PROXY = "/api/2.0/mlflow-artifacts/artifacts"  # of an address that MLflow logs in at
 SCHEMES = (
     *("http", "https", "ftp", "sftp", "s3", "gs", "hdfs", "dbfs", "wasbs", "abfss", "r2", "b2"),
     *("mlflow-artifacts", "runs", "models", "file", "FILE", "FTP", "data", "ssh", ""),
@@ -86,6 +87,7 @@ def outside(root: Path, host: str) -> list[str]:
     return [
         *(f"{scheme}://{host}/{own}/run" for scheme in SCHEMES),
         *(f"{scheme}:/etc" for scheme in SCHEMES),
+        *(f"{scheme}://{host}{PROXY}/run" for scheme in ("http", "https")),
         *("file:///etc", "/etc", "//etc", "etc", "", ".", "..", "file:", "http://[", "file://["),
         *(f"{own}/../../secret", f"file://{own}/../../secret", f"file://{own}/%2e%2e/%2E./secret"),
         *(f"{own}/run#/../../../etc", f"{own}/run?/../../etc", f"file://{own}/run#x"),
@@ -200,7 +202,8 @@ NAMES = ("report", "deploy", "deploy run", "verdict", "verdict run", "sync")
 def test_no_command_sends_a_password_where_a_store_says(foreign, sweep, listener, tmp_path, name):
     shutil.copytree(sweep.folder / "runs", tmp_path / "runs")  # for `sync`
     words = commands(foreign)[name]
-    foreign.write("UPDATE runs SET status = 'RUNNING', artifact_uri = ?", f"http://{listener.host}")
+    address = f"http://{listener.host}{PROXY}/run"
+    foreign.write("UPDATE runs SET status = 'RUNNING', artifact_uri = ?", address)
     done = call_beside(tmp_path, *words, **SECRETS)
     assert (done.code, len(done.errors)) == (1, 1), done.err
     assert "artifact_uri: got http://" in done.errors[0]
