@@ -168,6 +168,7 @@ def reach(store: Store, record: RunRecord, folder: Path) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["read", "list", "upload"])
 def test_no_address_of_others_is_reached(foreign, listener, tmp_path, monkeypatch, name):
     for variable, value in SECRETS.items():
@@ -376,6 +377,7 @@ def test_any_error_of_a_store_is_one_line(own_store, monkeypatch, error):
     assert is_away(caught.value) == is_away(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_table_that_is_a_view_is_one_line(foreign, sweep, tmp_path, name):
     shutil.copytree(sweep.folder / "runs", tmp_path / "runs")
