@@ -7,7 +7,6 @@ were not measured.
 
 import math
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -23,6 +22,7 @@ from resnet8ptq.report.recommend import ModelSelection, Recommendation, own_fami
 from resnet8ptq.report.verdicts import MOST_NEEDED, Verdict
 from resnet8ptq.results.bounds import Bounds, measure
 from resnet8ptq.tasks.contract import BASELINE, Metric
+from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 
 if TYPE_CHECKING:  # half a second to import
@@ -439,19 +439,18 @@ def _deploy(cell: Cell) -> str | None:
 
 def _reproduce(record: RunRecord) -> str | None:
     """Return the command for one job of a sweep, from the job's overrides."""
-    try:
-        words = shlex.split(record.job_overrides)
-    except ValueError:  # an open quote
+    kept = origin.find_overrides(record) if record.job_overrides else None
+    if kept is None:
         return None
-    if not words:
-        return None
-    kept = [word for word in words if not word.startswith("hydra.")]
     if record.chosen_by.endswith(_HALVED):  # alone, a run chooses nothing, and reports on all
         kept.append("evaluate.choice=half")
     elif record.planned is not None and record.chosen_by:
         kept.append("evaluate.choice=held_out")
     if record.planned is not None:  # alone, a run would stop earlier
-        kept.append(f"evaluate.models={record.params.get('evaluate.models', 'null')}")
+        models = record.params.get("evaluate.models", "null")
+        if not re.fullmatch(r"\d+|null", models):
+            return None
+        kept.append(f"evaluate.models={models}")
     # A named experiment may be a sweep.
     return _printable_or_none(invocation.command("run", *kept, "hydra.mode=RUN"))
 
