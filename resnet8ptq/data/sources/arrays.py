@@ -194,11 +194,17 @@ def _check_room(size: int, packed: int, to: Path) -> None:
 
 
 def _is_idx(path: Path) -> bool:
+    """Return whether a file is an idx file.
+
+    Raises:
+        DataError: it is gzipped and damaged, so its content is unknown.
+    """
     try:
-        with _open_idx(path) as file:
-            magic = file.read(4)
-    except (OSError, EOFError):
+        file = _open_idx(path)
+    except OSError:  # not readable
         return False
+    with file, _reading(path):
+        magic = file.read(4)
     return len(magic) == 4 and magic[:2] == b"\0\0" and magic[2] in _IDX_TYPES and magic[3] > 0
 
 
