@@ -69,6 +69,7 @@ class Conversion:
         preprocessing: the effect of folding, or the reason of its failure.
         without_torch: for each file that torch cannot run, the reason; empty before `check_torch`.
         why_fixed: the reason if the batch size could not be freed; else empty.
+        moved, widened: see `Network`.
     """
 
     parity: dict[str, float]
@@ -80,6 +81,7 @@ class Conversion:
     without_torch: dict[str, str] = field(default_factory=dict)
     why_fixed: str | None = None
     moved: dict[str, int] = field(default_factory=dict)
+    widened: bool = False
 
 
 def read_record(folder: Path) -> Conversion:
@@ -151,6 +153,7 @@ def _convert(
         *(parity, *versions, contract, final, preprocessing),
         why_fixed=why_fixed,
         moved=network.moved,
+        widened=network.widened,
     )
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 
