@@ -162,6 +162,18 @@ def find_picture_size(path: Path, config: ModelConfig, cache_root: Path) -> tupl
     return picture_size(read_contract(proto.graph), config.inputs or {})
 
 
+def find_input_names(path: Path, config: ModelConfig, cache_root: Path) -> list[str]:
+    """Return the names of the network's inputs; none for a module, which has none before a run.
+
+    Raises:
+        ModelError: not a model, or unsafe.
+    """
+    if config.module is not None:
+        return []
+    proto = _export(path, cache_root, config, None)
+    return [tensor.name for tensor in read_contract(proto.graph).inputs]
+
+
 def _export(path: Path, cache_root: Path, config: ModelConfig, sample: Sample) -> onnx.ModelProto:
     is_module = config.module is not None  # the user's own code, which may download
     name = formats.format_name(path, is_module)
