@@ -145,8 +145,8 @@ def check_inputs(inputs: Sequence[Tensor], source: Path, sample: Sample) -> None
         asked = f", or one, and values for the others: {ask_for_values(inputs[1:])}"
         raise ModelError(
             f"{source}: has {len(inputs)} inputs ({', '.join(map(str, inputs))}), and the samples "
-            "are one array; expected an array for each (data=arrays, "
-            f"{ask_for_values(inputs, 'data.inputs')})"
+            "are one array; expected an array for each (data=arrays), "
+            f"{ask_for_values(inputs, 'data.inputs')}"
             f"{asked if takes_values(source) else ''}"
         )
     for tensor in inputs:
