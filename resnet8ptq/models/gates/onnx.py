@@ -5,7 +5,7 @@ ONNX Runtime and onnx's version converter read the file only afterwards.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -91,8 +91,9 @@ def _read_outside(proto: onnx.ModelProto, path: Path) -> bool:
     """Load external data from files beside `path` into the model; return whether it has any."""
     outside = [t for t in find_all(proto, TensorProto) if t.external_data or _is_external(t)]
     contents: dict[str, bytes] = {}  # of the files beside the model
+    hashed = files.find_data_names(path) if outside else set()
     for tensor in outside:
-        _read_inside(tensor, path, contents)
+        _read_inside(tensor, path, hashed, contents)
     with errors_as(ModelError, f"{path}: larger than 2 GiB with its data"):
         if proto.ByteSize() > MAX_BYTES:
             raise ValueError(f"expected at most {MAX_BYTES} bytes, protobuf's limit")
@@ -129,8 +130,10 @@ def _is_external(tensor: TensorProto) -> bool:
     return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
-def _read_inside(tensor: TensorProto, path: Path, contents: dict[str, bytes]) -> None:
-    """Replace a reference to a file beside `path` by its data."""
+def _read_inside(
+    tensor: TensorProto, path: Path, hashed: Collection[str], contents: dict[str, bytes]
+) -> None:
+    """Replace a reference to a file beside `path` by its data; `hashed`: the names allowed."""
     where = {entry.key: entry.value for entry in tensor.external_data}
     name = where.get("location", "")
     beside = path.parent / name
@@ -138,6 +141,10 @@ def _read_inside(tensor: TensorProto, path: Path, contents: dict[str, bytes]) ->
         raise ModelError(
             f"{path}: tensor {tensor.name!r} lies in {name!r}; expected files beside the model, "
             "named without a folder"
+        )
+    if name not in hashed:
+        raise ModelError(
+            f"{path}: tensor {tensor.name!r} names {name!r} in an encoding that no exporter writes"
         )
     with errors_as(ModelError, f"{path}: the data of {tensor.name!r} cannot be read"):
         if name not in contents:
