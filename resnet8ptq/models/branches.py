@@ -17,6 +17,8 @@ from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.gates.onnx import graph_inputs
 from resnet8ptq.models.normalization import rename
 
+_LONGEST = 200  # characters of a joined name
+
 Feeds = Mapping[str, NDArray[Any]]  # inputs by name
 
 
@@ -26,12 +28,13 @@ def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> boo
     Args:
         feeds: inputs of several batch sizes; without inputs, only constants decide.
     """
-    graph, any_taken = proto.graph, False
+    graph, count = proto.graph, 0
     while taken := _find_decided(proto, feeds):
         node, condition = taken
-        _inline(graph, node, attribute(node, f"{'then' if condition else 'else'}_branch", None))
-        any_taken = True
-    return any_taken
+        branch = attribute(node, f"{'then' if condition else 'else'}_branch", None)
+        _inline(graph, node, branch, count)
+        count += 1
+    return count > 0
 
 
 def _find_decided(
@@ -59,12 +62,23 @@ def _compute(proto: onnx.ModelProto, name: str, feeds: Sequence[Feeds]) -> set[b
     return {bool(session.run(None, values)[0].all()) for values in inputs}
 
 
-def _inline(graph: onnx.GraphProto, node: onnx.NodeProto, branch: onnx.GraphProto) -> None:
-    """Replace an If by the nodes of a branch, with unique names."""
+def _inline(
+    graph: onnx.GraphProto, node: onnx.NodeProto, branch: onnx.GraphProto, number: int
+) -> None:
+    """Replace an If by the nodes of a branch, with unique names.
+
+    Args:
+        number: the number of Ifs that were replaced before.
+    """
     position = [output for other in graph.node for output in other.output[:1]].index(node.output[0])
     made = [*(name for inner in branch.node for name in inner.output if name)]
     made += [tensor.name for tensor in branch.initializer]
-    rename(branch, {name: f"{node.output[0]}/{name}" for name in made})
+    names = {name: f"{node.output[0]}/{name}" for name in made}
+    for index, (name, new) in enumerate(names.items()):
+        # In a branch that reuses a name, each level of nesting would double it.
+        if len(new) > _LONGEST:
+            names[name] = f"branch_{number}/{index}"
+    rename(branch, names)
     pairs = zip((value.name for value in branch.output), node.output, strict=True)
     copies = [helper.make_node("Identity", [inner], [outer]) for inner, outer in pairs if outer]
     nodes = [*graph.node[:position], *branch.node, *copies, *graph.node[position + 1 :]]

@@ -82,8 +82,9 @@ def _parse(content: bytes, path: Path) -> onnx.ModelProto:
         proto.ParseFromString(content)
         if not proto.graph.node:
             raise ValueError("holds no graph")
-        if len(proto.graph.node) > MAX_NODES:
-            raise ValueError(f"has {len(proto.graph.node):,} nodes, expected at most {MAX_NODES:,}")
+        count = sum(1 for _ in find_all(proto.graph, onnx.NodeProto))  # inner graphs included
+        if count > MAX_NODES:
+            raise ValueError(f"has {count:,} nodes, expected at most {MAX_NODES:,}")
     return proto
 
 
