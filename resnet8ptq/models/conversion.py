@@ -28,6 +28,7 @@ from resnet8ptq.data.fields import Fields, lengths
 from resnet8ptq.data.preprocessing import RAW
 from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
 from resnet8ptq.graph.footprint import tensor_bytes
+from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import batch_axis, batch_first, branches, normalization
 from resnet8ptq.models.batch_axis import Outputs, Predict
@@ -114,7 +115,10 @@ def convert(
             network = read(source, samples[:1], config)
             network = select_outputs(network, config.outputs) if config.outputs else network
         matched = match(samples, steps, read_contract(network.proto.graph))
-        _convert(network, folder, matched.prepare(samples, steps), matched.fields)
+        try:
+            _convert(network, folder, matched.prepare(samples, steps), matched.fields)
+        except ParityError as error:
+            raise ParityError(f"{error}{_explain(network.proto.graph)}") from None
     except DataError:
         raise
     except ModelError as error:
@@ -122,6 +126,17 @@ def convert(
         raise error if named else type(error)(f"{source}: {error}") from None
     except Exception as error:  # Keras, tf2onnx, ONNX and onnx2torch each have their own
         raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None
+
+
+def _explain(graph: onnx.GraphProto) -> str:
+    """Return why a network differs from itself in other batches, and the mend; empty if unknown."""
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and attribute(node, "training_mode", 0):
+            return (
+                f"; its BatchNormalization {node.name} is in training mode, where the batch "
+                "changes a sample's outputs; try an export in eval mode"
+            )
+    return ""
 
 
 def _convert(

@@ -1,10 +1,11 @@
-"""Which batch sizes a converted network takes: freed only where every sample agrees."""
+"""The batch sizes that a converted network takes, and the networks that are refused."""
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from resnet8ptq.core.errors import ModelError
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.batch_axis import in_full_batches
 from tests.helpers.assembling import assemble
@@ -62,3 +63,33 @@ def test_a_network_of_one_sample_keeps_its_batch_if_samples_affect_each_other(
     [expected] = in_full_batches(open_runner(network()), 1)(SAMPLES)
     run = open_runner(str(tmp_path / "made" / "folded.onnx"))
     np.testing.assert_allclose(in_full_batches(run, 1)(SAMPLES)[0], expected, atol=1e-5)
+
+
+def test_batch_normalization_in_training_mode_is_named_with_the_mend(tmp_path):
+    nodes = [
+        helper.make_node("MatMul", ["x", "weights"], ["rows"]),
+        helper.make_node(
+            "BatchNormalization",
+            ["rows", "ones", "zeros", "zeros", "ones"],
+            ["y", "mean", "variance"],
+            training_mode=1,
+            name="norm",
+        ),
+    ]
+    constants = {
+        "weights": WEIGHTS,
+        "ones": np.ones(3, np.float32),
+        "zeros": np.zeros(3, np.float32),
+    }
+    proto = assemble(nodes, {"x": ["N", WIDTH]}, {"y": ["N", 3]}, constants)
+    onnx.save(proto, tmp_path / "a.onnx")
+    with pytest.raises(ModelError, match=r"norm is in training mode.*eval mode"):
+        convert(tmp_path / "a.onnx", tmp_path / "made", SAMPLES)
+
+
+def test_a_network_of_einsum_alone_is_refused_with_the_mend(tmp_path):
+    nodes = [helper.make_node("Einsum", ["x", "weights"], ["y"], equation="ab,bc->ac")]
+    proto = assemble(nodes, {"x": ["N", WIDTH]}, {"y": ["N", 3]}, {"weights": WEIGHTS})
+    onnx.save(proto, tmp_path / "a.onnx")
+    with pytest.raises(ModelError, match=r"Einsum.*MatMul"):
+        convert(tmp_path / "a.onnx", tmp_path / "made", SAMPLES)

@@ -254,9 +254,11 @@ def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
             "model.inputs={NAME: ...}"
         )
     if not weights:
+        products = "Einsum" in {node.op_type for node in find_all(proto, onnx.NodeProto)}
+        mend = ", and no backend quantizes Einsum; try an export with MatMul in its place"
         yield (
             f"quantization would find nothing: no {', '.join((*LAYERS, *RECURRENT))} with constant "
-            "weights"
+            f"weights{mend if products else ''}"
         )
     for layer, tensor in weights:
         if tensor.data_type != TensorProto.FLOAT:
