@@ -113,7 +113,7 @@ def settle_inputs(config: RunConfig, source: Path, cache_root: Path) -> DataConf
     find_takes = partial(summary.find_input_names, source, config.model, cache_root)
     try:
         inputs = arrays.name_inputs(Path(str(data.root)), find_takes)
-    except PtqError:
+    except (PtqError, OSError):
         return data
     if inputs is None:
         return data
