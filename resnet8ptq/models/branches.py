@@ -4,6 +4,7 @@ Exporters keep both branches if a shape decides, or an input that is the same fo
 as a sampling rate. No backend quantizes the layers inside an If.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,13 +29,12 @@ def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> boo
     Args:
         feeds: inputs of several batch sizes; without inputs, only constants decide.
     """
-    graph, count = proto.graph, 0
+    graph, any_taken = proto.graph, False
     while taken := _find_decided(proto, feeds):
         node, condition = taken
-        branch = attribute(node, f"{'then' if condition else 'else'}_branch", None)
-        _inline(graph, node, branch, count)
-        count += 1
-    return count > 0
+        _inline(graph, node, attribute(node, f"{'then' if condition else 'else'}_branch", None))
+        any_taken = True
+    return any_taken
 
 
 def _find_decided(
@@ -62,22 +62,18 @@ def _compute(proto: onnx.ModelProto, name: str, feeds: Sequence[Feeds]) -> set[b
     return {bool(session.run(None, values)[0].all()) for values in inputs}
 
 
-def _inline(
-    graph: onnx.GraphProto, node: onnx.NodeProto, branch: onnx.GraphProto, number: int
-) -> None:
-    """Replace an If by the nodes of a branch, with unique names.
-
-    Args:
-        number: the number of Ifs that were replaced before.
-    """
+def _inline(graph: onnx.GraphProto, node: onnx.NodeProto, branch: onnx.GraphProto) -> None:
+    """Replace an If by the nodes of a branch, with unique names."""
     position = [output for other in graph.node for output in other.output[:1]].index(node.output[0])
     made = [*(name for inner in branch.node for name in inner.output if name)]
     made += [tensor.name for tensor in branch.initializer]
     names = {name: f"{node.output[0]}/{name}" for name in made}
-    for index, (name, new) in enumerate(names.items()):
-        # In a branch that reuses a name, each level of nesting would double it.
-        if len(new) > _LONGEST:
-            names[name] = f"branch_{number}/{index}"
+    # In a branch that reuses a name, each level of nesting would double it.
+    long = [name for name, new in names.items() if len(new) > _LONGEST]
+    used = {output for other in graph.node for output in other.output}
+    used |= {tensor.name for tensor in graph.initializer}
+    number = next(n for n in itertools.count() if f"branch_{n}/0" not in used)
+    names |= {name: f"branch_{number}/{index}" for index, name in enumerate(long)}
     rename(branch, names)
     pairs = zip((value.name for value in branch.output), node.output, strict=True)
     copies = [helper.make_node("Identity", [inner], [outer]) for inner, outer in pairs if outer]
