@@ -46,7 +46,7 @@ class RunSummary:
             loss; None beyond a million, or without spread.
         least: the metric's own limit.
         loss: the loss against FP32, positive if the model is worse: a difference of the metric, or
-            for unbounded metrics a fraction of FP32's value, see `Metric.drop`.
+            for unbounded metrics a fraction of FP32's value, see `Metric.loss`.
         loss_upper_bound, loss_lower_bound: one-sided 95% bounds, see `bounds`.
         limit: the largest loss that passes.
         p_value: p-value of the difference from FP32, corrected for the runs of the sweep.

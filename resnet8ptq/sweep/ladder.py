@@ -294,6 +294,8 @@ def _again_s(tried: Tried) -> float:
 
 def _error(record: RunRecord, metric: Metric) -> float:
     """Return half of the loss's 95% interval, in the unit of the loss; 0 if unknown."""
+    if (ends := record.interval("drop")) is not None:  # in the unit of the loss itself
+        return (ends[1] - ends[0]) / 2
     ends, baseline = record.interval("delta"), record.value(metric, BASELINE)
     if ends is None and metric.bounded:  # FP32 is the reference itself
         ends = record.interval("value")

@@ -94,6 +94,18 @@ class Metric:
         loss = worse / abs(baseline) if not self.bounded and baseline else worse
         return round(loss, DIGITS) + 0.0  # no -0.0
 
+    def loss(self, model: "Scores", baseline: "Scores", fair: bool = False) -> float:
+        """Return the loss of a model against the baseline, in the unit of `limit`.
+
+        Searches, verdicts and tables compare only this value with a limit.
+
+        Args:
+            fair: whether the metric is adjusted for ties.
+        """
+        if fair:
+            return self.drop(float(model.fair_gain(baseline)), baseline.fair)
+        return self.drop(float(model.value - baseline.value), baseline.value)
+
     def allowed(self, drop: float, baseline: float) -> float:
         """Return a drop converted to the metric's unit."""
         return drop if self.bounded or not baseline else drop * abs(baseline)
@@ -410,13 +422,13 @@ class Comparison:
 
     @property
     def drop(self) -> float:
-        """The loss against the baseline, see `Metric.drop`."""
-        return self.metric.drop(self.delta, self.baseline.value)
+        """The loss against the baseline, see `Metric.loss`."""
+        return self.metric.loss(self.model, self.baseline)
 
     @property
     def fair_drop(self) -> float:
         """The tie-adjusted loss against the baseline, see `drop`."""
-        return self.metric.drop(self.fair_delta, self.baseline.fair)
+        return self.metric.loss(self.model, self.baseline, fair=True)
 
     @cached_property
     def _test(self) -> tuple[Interval | None, float | None]:

@@ -352,6 +352,21 @@ def delong_error(ours: Auc, theirs: Auc) -> float:
     return math.sqrt(variance + _variance(ours.of_negatives - theirs.of_negatives))
 
 
+def ratio_interval(values: Values, weights: Values) -> Interval | None:
+    """Return the 95% interval of sum(values) / sum(weights) over items [n]; None for one item.
+
+    The linearized variance of a ratio estimator (Cochran, Sampling Techniques, 1977, 6.4), with
+    Student's distribution.
+    """
+    items, total = len(values), float(weights.sum())
+    if items < 2 or total == 0:
+        return None
+    ratio = float(values.sum()) / total
+    error = float((values - ratio * weights).std(ddof=1)) * math.sqrt(items) / total
+    half = float(stdtrit(items - 1, 1 - PART)) * error
+    return ratio - half, ratio + half
+
+
 def resample(items: int, times: int) -> Iterator[NDArray[np.int64]]:
     """Yield the item indices [items] of each bootstrap sample, drawn with replacement.
 

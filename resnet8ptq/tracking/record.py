@@ -201,7 +201,10 @@ class RunRecord:
         return None if size is None or not baseline else 1 - size / baseline
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """Return a 95% interval: `value` of the metric, `delta` of its difference from FP32."""
+        """Return a 95% interval: `value` of the metric, `delta` of its difference from FP32.
+
+        `drop` is that of the loss, if FP32 is the reference and the loss has its own unit.
+        """
         low, high = (self.metrics.get(f"ci95/{name}_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
 
