@@ -18,6 +18,7 @@ class LadderSweeper(Sweeper):
     """Runs the steps of the ladder, and returns their records to it."""
 
     config: DictConfig
+    hydra_context: HydraContext
     launcher: Launcher
 
     def __init__(self, goal: str, minutes: float) -> None:

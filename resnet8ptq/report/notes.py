@@ -22,7 +22,10 @@ LIMIT_NOTE = (
 )
 OUTCOME_NOTES = {
     PASS: "pass: these samples prove that the model keeps the limit (upper bound within it). ",
-    FAIL: "fail: these samples prove that the model exceeds it (lower bound beyond it). ",
+    FAIL: (
+        "fail: these samples prove that the model exceeds it (lower bound beyond it), or the model "
+        "fails for the reason named. "
+    ),
     UNDECIDED: (
         "undecided: these samples are too few for either proof. In brackets: the sample sizes that "
         "decide with 80% power if the true loss is one standard error below or above the measured "

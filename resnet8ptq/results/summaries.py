@@ -246,7 +246,7 @@ def _recommended(
         return None
     run_id = cell.record.run_id
     [run] = [run for run in runs if run.run_id == printable(run_id)]
-    run = replace(run, **_judge(selected, cell, recommended.judged))
+    run = replace(run, **_judge(cell, recommended.judged))
     if run_id not in own:
         return run
     bounds = own[run_id]
@@ -315,7 +315,7 @@ def _summarize(
         calibration=calibration,
         weights=weights,
         settings=settings,
-        **_judge(selected, cell, selected.judged.get(record.run_id)),
+        **_judge(cell, selected.judged.get(record.run_id)),
         metric=metric,
         value=_finite(record.value(metric)),
         fp32_value=_finite(record.value(metric, BASELINE)),
@@ -341,7 +341,7 @@ def _summarize(
     )
 
 
-def _judge(selected: ModelSelection, cell: Cell, judged: Verdict | None) -> dict[str, Any]:
+def _judge(cell: Cell, judged: Verdict | None) -> dict[str, Any]:
     """Return the attributes of a `RunSummary` that hold the verdict on it."""
     if judged is None:
         verdict = UNSUPPORTED if cell.record.status == UNSUPPORTED else None
@@ -351,12 +351,11 @@ def _judge(selected: ModelSelection, cell: Cell, judged: Verdict | None) -> dict
             "verdict_text": "",
             "samples_needed": None,
         }
-    metric, limits = selected.family.metric, selected.limits
     decides = 0 < judged.needed <= MOST_NEEDED  # 0: decided; NaN: samples do not vary
     return {
-        "verdict": verdicts.whole_outcome(metric, cell, judged, limits),
-        "loss_verdict": judged.outcome,
-        "verdict_text": verdicts.say(metric, cell, judged, limits),
+        "verdict": judged.outcome,
+        "loss_verdict": judged.loss,
+        "verdict_text": verdicts.say(cell, judged),
         "samples_needed": math.ceil(judged.needed) if decides else None,
     }
 

@@ -20,7 +20,7 @@ from resnet8ptq.core.text import printable, unescape_markdown
 from resnet8ptq.experiment.ladder import climbing
 from resnet8ptq.experiment.ladder.climbing import Asked, Step, Tried
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.verdicts import reaches_least
+from resnet8ptq.report.verdicts import find_fault
 from resnet8ptq.tasks.contract import BASELINE, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.journal import NOTE_TAG
@@ -96,8 +96,8 @@ class Ladder:
                 conflicts.append((step, error))
         if not self.tried and len(conflicts) == len(steps):
             raise conflicts[0][1]
-        for step, error in conflicts:
-            self._skip(step, printable(str(error)))
+        for step, conflict in conflicts:
+            self._skip(step, printable(str(conflict)))
         refused = [step for step, _ in conflicts]
         return [step for step in steps if step not in refused]
 
@@ -172,15 +172,15 @@ class Ladder:
     def _measure(self, step: Step, result: RunRecord | Exception, seconds: float) -> Tried:
         if isinstance(result, Exception):
             return Tried(step, "failed", printable(str(result)), seconds=seconds)
-        reaches = True
+        sound = True
         if result.status == "ok" and not result.is_analysis:
             metric = result.task.metric
             self.asked = replace(self.asked, limit=metric.limit(self.allowed))
-            reaches = reaches_least(metric, Cell(result, ""), self.allowed)
+            sound = not find_fault(metric, Cell(result, ""), self.allowed)
         # The level of each of several looks at the same samples.
         looks = self.allowed.confirmations if step.rung == climbing.CONFIRM else 1
         done = measure(step, result, seconds, SIGNIFICANCE / looks)
-        return replace(done, within=done.within and reaches)
+        return replace(done, within=done.within and sound)
 
     def _outcome(self, tried: Tried) -> str:
         if tried.status != "ok":

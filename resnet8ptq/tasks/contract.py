@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ReportConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.tasks.distortion import is_silent
 from resnet8ptq.tasks.sequential import StoppingPlan
 from resnet8ptq.tasks.statistics import Interval, Margin, Values
 
@@ -520,6 +521,7 @@ class Task:
         pair_metrics: metrics of a comparison by MLflow name.
         arrays: the content of `predictions.npz`, with the arrays of the paired test.
         tables: CSV files by name.
+        scored_output: the index of the scored output; None: all are scored.
         doubt: the reason why no verdict is valid for a baseline with these scores, or None. If FP32
             is not proven better than chance, or is clearly below the expected value, the network,
             the data or the preprocessing is wrong.
@@ -542,6 +544,7 @@ class Task:
     pair_metrics: Callable[[Comparison], Metrics] = _measure_distance
     arrays: Callable[[Comparison], dict[str, Array]] = _keep_paired
     tables: Callable[[Comparison], dict[str, Table]] = _nothing
+    scored_output: int | None = None
     documents: Callable[[Comparison], dict[str, str]] = _nothing
     doubt: Callable[[Any, float | None], str | None] = _no_doubt
     summary: Callable[[Comparison], str] = summarize
@@ -557,6 +560,20 @@ class Task:
             return Comparison(model, baseline, self.metric, plan=plan)
         related = self.relate(model, baseline)
         return Comparison(related, baseline, self.metric, tested=False, plan=plan)
+
+    def find_silent(self, names: Sequence[str], outputs: Outputs, baseline: Outputs) -> str:
+        """Return which scored output does not depend on the sample, as text; empty if all do.
+
+        Args:
+            names: the network's outputs.
+            outputs, baseline: outputs of the model and of FP32 for the same samples.
+        """
+        for number, (values, exact) in enumerate(zip(outputs.values, baseline.values, strict=True)):
+            if self.scored_output in (None, number) and is_silent(exact, values):
+                name = f"output {names[number]}" if len(names) == len(outputs.values) else "output"
+                state = "the same" if values[:1].any() else "zero"
+                return f"{name} is {state} for every sample"
+        return ""
 
     def metrics(self, comparison: Comparison) -> Metrics:
         """Return every metric of a comparison, by MLflow name."""

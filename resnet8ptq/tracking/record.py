@@ -78,6 +78,7 @@ class RunRecord:
     execution = _param("execution")  # see `backends.contract.Resolved`
     cause = _param("cause")  # why a file is far from FP32
     doubt = _param("doubt")  # why FP32 is broken and the verdict void
+    silent = _param("silent")  # an output that does not depend on the sample, as FP32's does
     chosen_by = _param("chosen_by")
     scored_as = _param("scored_as", "classification")  # the task's name
     calibration_samples = _param("calibration_samples")
@@ -148,6 +149,13 @@ class RunRecord:
     def held_out(self) -> bool:
         """Whether the run was scored on held-out or selection samples, not on the reported ones."""
         return self.split in ("held_out", "choice")
+
+    @property
+    def dynamic_batch(self) -> str | None:
+        """With `method=dynamic`, the batch size of the evaluation; None for other methods."""
+        if self.params.get("method") != "dynamic":
+            return None
+        return str(self.metrics.get("system/evaluate_batch_size"))
 
     @property
     def grouped(self) -> bool:

@@ -360,6 +360,34 @@ def test_noisier_outputs_lose_more(case):
 
 
 @every
+def test_an_output_that_answers_nothing_is_named(case):
+    exact, noisy = case.outputs(0.0), case.outputs(1.0)
+    names = [f"output {number}" for number, _ in enumerate(exact.values)]
+    find = case.task.find_silent
+    assert find(names, exact, exact) == find(names, noisy, exact) == ""
+    zero = replace(exact, values=tuple(np.zeros_like(values) for values in exact.values))
+    assert "zero for every sample" in find(names, zero, exact)
+    same = replace(exact, values=tuple(values[:1] + 0 * values for values in exact.values))
+    assert "the same for every sample" in find(names, same, exact)
+    assert find(names, same, same) == ""  # as FP32's
+
+
+def test_few_samples_with_most_of_the_signal_do_not_hide_a_network_that_answers_nothing():
+    """The mean error of zeros is 20%, and the samples decide nothing."""
+    signal = np.full((100, 4), 0.1, np.float32)
+    signal[0] = 5
+    exact, zero = (Outputs((values,), None, VALUES) for values in (signal, 0 * signal))
+    case = Case(deviation.build(("scores",)), Targets(), lambda noise: zero if noise else exact)
+    comparison = compare(case, 1.0)
+    [cell] = family_of(case, comparison).cells
+    loss = verdicts.judge(Family((cell,)), ReportConfig())["run"]
+    assert (loss.outcome, comparison.drop) == (UNDECIDED, 1.0)
+    cell.record.params["silent"] = case.task.find_silent(("scores",), zero, exact)
+    verdict = verdicts.judge(Family((cell,)), ReportConfig())["run"]
+    assert str(verdict) == "fail, output scores is zero for every sample"
+
+
+@every
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_order_of_the_samples_does_not_matter(case, seed):
     order = np.random.default_rng(seed).permutation(ITEMS)
