@@ -6,6 +6,7 @@ Evaluation, the report, the table, the ladder and the sensitivity analysis ask t
 them knows classes, accuracy or argmax. `registry` finds a task by its name.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ CHOICE = "choice/"  # on the selection samples
 TOTAL = "counts/total"  # scored samples
 PLANNED = "stopping/planned"  # samples that evaluate.stop=decided might have scored
 STOPPED_LOSS = "stopping/loss"  # against FP32, corrected for the looks
+UNDEFINED = "ci95/undefined_share"  # of the bootstrap samples
 SAMPLES = "samples"  # array of `predictions.npz` that identifies the samples
 GROUPED = "grouped"  # param of runs that scored grouped samples one by one
 PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"  # kinds of outputs
@@ -271,6 +273,10 @@ class SampleValues(ABC):
     def losses(self, baseline: Self) -> Values | None:
         """Return the loss of each sample against the baseline; None if the metric is not a mean."""
         return None
+
+    def undefined_share(self, baseline: Self) -> float:
+        """Return the share of bootstrap samples without a value; 0 without a bootstrap."""
+        return 0.0
 
     def by_class(self, baseline: Self, classes: int) -> list[float]:
         """Return a p-value against the baseline for each class; empty without classes."""
@@ -591,6 +597,8 @@ class Task:
             **self.pair_metrics(comparison),
             **comparison.stopping,
         }
+        if share := model.per_sample.undefined_share(baseline.per_sample):
+            metrics[UNDEFINED] = share
         if self.relate is None:
             return metrics
         # The reference was not measured itself.
@@ -621,6 +629,8 @@ class TaskType:
 
 def _ends(name: str, interval: Interval | None) -> Metrics:
     low, high = interval or (None, None)
+    if low is not None and math.isnan(low):  # unknown
+        low, high = None, None
     return {f"{name}_low": low, f"{name}_high": high}
 
 

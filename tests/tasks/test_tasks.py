@@ -866,6 +866,29 @@ def test_a_margin_of_replicates_has_the_error_of_the_items(items):
     assert math.isinf(statistics.bootstrap_margin(excess, 1).correction)
 
 
+@given(st.integers(0, 40), st.floats(0.05, 0.95))
+@example(1, 0.5)
+@example(10, 0.5)  # of 1000: at most a hundredth
+@example(11, 0.5)
+@settings(max_examples=30)
+def test_interval_test_and_verdict_leave_out_the_same_samples(undefined, level):
+    """They all have a value, from the samples that do, or none of them has one."""
+    values = drawn(0).normal(level, 0.1, 1000)
+    before = drawn(1).normal(0.5, 0.1, 1000)
+    values[:undefined] = np.nan
+    model, fp32 = Replicates(values), Replicates(before)
+    kept = Replicates(values[undefined:]), Replicates(before[undefined:])
+    interval, (delta, p_value) = model.interval, model.against(fp32)
+    margin = model.margin(fp32, AUC, 0.01, 100)
+    if undefined <= 10:
+        assert (interval, (delta, p_value)) == (kept[0].interval, kept[0].against(kept[1]))
+        assert margin == kept[0].margin(kept[1], AUC, 0.01, 100)
+    else:
+        assert np.isnan([*interval, *delta]).all()
+        assert (p_value, margin) == (1.0, statistics.UNKNOWN)
+    assert model.undefined_share(fp32) == undefined / 1000
+
+
 def test_samples_without_a_value_are_at_most_a_hundredth():
     excess = np.arange(-300, -100) / 1000
     for unknown, outcome in ((0, True), (2, True), (3, False)):
@@ -879,7 +902,8 @@ def test_samples_without_a_value_are_at_most_a_hundredth():
         (np.arange(1, 20), 0.1),
         (np.append(np.arange(1, 19), -1), 0.2),
         (np.append(np.arange(1, 100), -np.arange(10)), 0.2),
-        (np.append(np.arange(1, 100), np.full(90, np.nan)), 2 * stats.norm.cdf(-1.5746)),
+        (np.append(np.arange(1, 100), np.nan), 2 * stats.norm.cdf(-1.5746)),
+        (np.append(np.arange(1, 100), np.full(2, np.nan)), 1.0),  # more than 1% are unknown
         (np.ones(99), 0.02),  # no spread to judge by
         (np.array([-1, 0, 1, 2, 3]), 1.0),
         (np.zeros(9), 1.0),
