@@ -165,7 +165,8 @@ class RunningSweep:
                 chosen = page.select(families, self.limits)
                 judged = verdicts.in_words(families, self.limits, [s.judged for s in chosen])
             # A ladder has said what each step came to.
-            shown = [r for r in records if not (self.is_ladder and r.held_out)]
+            judged_runs = [record for family in families for record in family.records]
+            shown = [r for r in judged_runs if not (self.is_ladder and r.held_out)]
             if shown:
                 terminal.print_runs(shown, judged=judged)
             terminal.print_pools(pooled.judge(families, self.limits))

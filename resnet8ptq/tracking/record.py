@@ -1,7 +1,7 @@
 """Typed records of runs; the only module that names params, metrics and tags."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -204,6 +204,10 @@ class RunRecord:
         """Return a 95% interval: `value` of the metric, `delta` of its difference from FP32."""
         low, high = (self.metrics.get(f"ci95/{name}_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
+
+    def as_failed(self, reason: str) -> "RunRecord":
+        """Return the record as that of a failed run, such as one whose file was lost."""
+        return replace(self, tags={**self.tags, "status": "failed", "reason": reason})
 
     def settings(self, *keys: str) -> tuple[str | None, ...]:
         """Return params by their keys; None for missing ones."""

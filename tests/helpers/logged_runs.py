@@ -4,12 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.tasks import classification
+from resnet8ptq.tasks.classification import ClassScores
 from resnet8ptq.tracking.run import start_run
 from resnet8ptq.tracking.store import Store
+from tests.helpers import cells
+from tests.helpers.calling import EMPTY
 from tests.helpers.configs import make_config
+from tests.helpers.results import make_result
 
 
 def log_everything(store: Store, folder: Path, parent_id: str | None = None) -> str:
@@ -26,6 +32,35 @@ def log_everything(store: Store, folder: Path, parent_id: str | None = None) -> 
         (folder / "result.json").write_text("{}")
         run.log_result(RunResult("ok", resolved={"weight_dtype": "int8"}))
     return run.run_id
+
+
+def log_measured(
+    store: Store, folder: Path, parent_id: str | None, number: int, *words: str, lost: int = 0
+) -> str:
+    """Log a run that loses `lost` of 1,000 images, with every file that readers open."""
+    task = classification.build(cells.NAMES)
+    scores = (score(cells.predictions(lost)), score(cells.BASELINE))
+    comparison = task.compare(*scores)
+    split = Split(np.zeros((1, 2, 2, 3), np.uint8), np.zeros(1, int), "made up")
+    folder.mkdir(parents=True)
+    with start_run(store, "job", {}, folder, parent_id, {"job_number": str(number)}) as run:
+        run.log_config(make_config("data=shapes", f"seed={number}", *words))
+        run.log_params(task.describe())
+        data = Dataset("shapes", cells.NAMES, split, split)
+        run.log_datasets(data, CalibrationSet(split, np.arange(1)), cells.NAMES)
+        np.savez(folder / "predictions.npz", **task.arrays(comparison))
+        (folder / "ranges.json").write_text('{"activations": {"x": [0, 1]}, "weights": {}}')
+        for name in task.figure_files:
+            (folder / name).write_bytes(EMPTY)
+        run.log_result(make_result(task, comparison))
+    return run.run_id
+
+
+def score(predictions: NDArray[np.int64]) -> ClassScores:
+    """Return the scores of a model with these predictions."""
+    probabilities = np.full((len(predictions), len(cells.NAMES)), 0.2, np.float32)
+    probabilities[np.arange(len(predictions)), predictions] = 0.8
+    return ClassScores(probabilities, cells.LABELS)
 
 
 def only_run(store: Store) -> Any:

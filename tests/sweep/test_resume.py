@@ -77,7 +77,7 @@ def test_the_same_run_has_one_identity():
     assert first == identify(*SHAPES)
     for kept_elsewhere in (
         *("tracking.root=/elsewhere", "tracking.experiment_name=another", "cache_dir=/elsewhere"),
-        *("report.max_drop=0.1", "sweep.resume=true"),
+        *("report.columns=[all]", "report.reference=resnet8_cifar10", "sweep.resume=true"),
         "+per_backend.torch.float_output=true",
     ):
         assert identify(*SHAPES, kept_elsewhere) == first
@@ -89,6 +89,7 @@ def test_the_same_run_has_one_identity():
         *("dtype=uint8", "calib=entropy", "calib.percentile=99", "per_channel=true", "seed=1"),
         *("backend=torch", "method=dynamic", "slim=true", "evaluate.split=held_out", "threads=1"),
         *("nodes_to_exclude=[a]", "latency.enabled=false", "model.fold=false"),
+        *("report.max_drop=0.1", "report.expected_accuracy=0.9", "report.confirmations=2"),
     ],
 )
 def test_another_setting_is_another_run(other):
@@ -170,7 +171,9 @@ def test_the_order_of_a_plan_is_no_setting():
 def test_a_sweep_is_known_by_what_it_asks_for():
     asked = identity.sweep_key(["dtype=int8,uint8"])
     assert identity.sweep_key(["dtype=int8,uint8", "sweep.resume=true", "cache_dir=/x"]) == asked
-    assert identity.sweep_key(["dtype=int8"]) != asked
+    assert identity.sweep_key(["dtype=int8,uint8", "report.columns=[all]"]) == asked
+    for other in (["dtype=int8"], ["dtype=int8,uint8", "report.max_drop=0.1"]):
+        assert identity.sweep_key(other) != asked
 
 
 def test_only_a_finished_run_is_found(own):
