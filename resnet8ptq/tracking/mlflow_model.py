@@ -49,10 +49,18 @@ class _Unchecked:
 
 
 def find_model(store: Store, run_id: str) -> str | None:
-    """Return the id of the model that a run has logged, or None."""
+    """Return the id of the model that a run has logged with its files, or None.
+
+    MLflow links a model to its run first, and uploads the files later. So a killed process leaves a
+    model without files, which is not READY.
+    """
+    from mlflow.entities import LoggedModelStatus
+
     outputs = store.client.get_run(run_id).outputs
-    logged = outputs.model_outputs if outputs else []
-    return str(logged[0].model_id) if logged else None
+    for logged in outputs.model_outputs if outputs else []:
+        if store.client.get_logged_model(logged.model_id).status == LoggedModelStatus.READY:
+            return str(logged.model_id)
+    return None
 
 
 @interrupts.deferred()

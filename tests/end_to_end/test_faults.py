@@ -176,7 +176,6 @@ def overwrite(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut, overwrite])
 def test_a_damaged_database_is_refused_and_can_be_made_again_from_the_folders(tmp_path, damage):
-    assert callable(damage)
     root = tmp_path / "mlruns"
     log_everything(new_store(root), tmp_path / "runs" / "run")
     damage(root / "mlflow.db")

@@ -1,16 +1,18 @@
 """Runs logged to a store, directly or later."""
 
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from resnet8ptq.core import background, files
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
-from resnet8ptq.tracking.run import start_run
+from resnet8ptq.tracking.run import Run, start_run
 from resnet8ptq.tracking.store import Store
 from tests.helpers import cells
 from tests.helpers.calling import EMPTY
@@ -38,22 +40,42 @@ def log_measured(
     store: Store, folder: Path, parent_id: str | None, number: int, *words: str, lost: int = 0
 ) -> str:
     """Log a run that loses `lost` of 1,000 images, with every file that readers open."""
+    tags = {"job_number": str(number)}
+    return record_measured(store, folder, parent_id, tags, lost, f"seed={number}", *words)
+
+
+def record_measured(
+    store: Store,
+    folder: Path,
+    parent_id: str | None,
+    tags: Mapping[str, str],
+    lost: int,
+    *words: str,
+    opened: Callable[[Run], None] = lambda run: None,
+) -> str:
+    """Record a run by the calls of a real one; call `opened` as soon as it is open."""
     task = classification.build(cells.NAMES)
-    scores = (score(cells.predictions(lost)), score(cells.BASELINE))
-    comparison = task.compare(*scores)
+    comparison = task.compare(score(cells.predictions(lost)), score(cells.BASELINE))
     split = Split(np.zeros((1, 2, 2, 3), np.uint8), np.zeros(1, int), "made up")
     folder.mkdir(parents=True)
-    with start_run(store, "job", {}, folder, parent_id, {"job_number": str(number)}) as run:
-        run.log_config(make_config("data=shapes", f"seed={number}", *words))
+    with start_run(store, "job", {}, folder, parent_id, tags) as run:
+        opened(run)
+        run.log_config(make_config("data=shapes", "report.max_drop=0.03", *words))
         run.log_params(task.describe())
         data = Dataset("shapes", cells.NAMES, split, split)
         run.log_datasets(data, CalibrationSet(split, np.arange(1)), cells.NAMES)
-        np.savez(folder / "predictions.npz", **task.arrays(comparison))
-        (folder / "ranges.json").write_text('{"activations": {"x": [0, 1]}, "weights": {}}')
-        for name in task.figure_files:
-            (folder / name).write_bytes(EMPTY)
+        background.put(draw, folder, task.figure_files)
+        with files.atomic(folder / "predictions.npz") as temporary:
+            np.savez(temporary, **task.arrays(comparison))
+        files.write_text(folder / "ranges.json", '{"activations": {"x": [0, 1]}, "weights": {}}')
         run.log_result(make_result(task, comparison))
     return run.run_id
+
+
+def draw(folder: Path, names: Collection[str]) -> None:
+    """Write empty pictures."""
+    for name in names:
+        files.write_bytes(folder / name, EMPTY)
 
 
 def score(predictions: NDArray[np.int64]) -> ClassScores:

@@ -245,10 +245,9 @@ def logged(own_store: Store, tmp_path: Path) -> Logged:
     folder = tmp_path / "sweep"
     folder.mkdir()
     parent_id = start_parent(own_store, "sweep", folder, {})
-    limit = "report.max_drop=0.03"
     losses = {"a": 0, "b": 12, "c": 12}
     runs = {
-        name: log_measured(own_store, folder / name, parent_id, number, limit, lost=lost)
+        name: log_measured(own_store, folder / name, parent_id, number, lost=lost)
         for number, (name, lost) in enumerate(losses.items())
     }
     return Logged(own_store, folder, parent_id, runs)
