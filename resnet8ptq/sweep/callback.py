@@ -187,7 +187,7 @@ class RunningSweep:
 
 def _how_far(records: "Sequence[RunRecord]", jobs: int | None) -> str:
     """Return the number of finished runs of an interrupted sweep, and the command to continue."""
-    finished = sum(record.status in ("ok", "unsupported") for record in records)
+    finished = sum(record.finished for record in records)
     of = "" if jobs is None else f" of {jobs}"
     words = [word for word in sys.argv[1:] if not word.lstrip("+").startswith("sweep.resume=")]
     again = invocation.command("run", *words, "sweep.resume=true")

@@ -120,6 +120,11 @@ class RunRecord:
         return cls(run_id, *values, folder.as_uri(), journal.ended)
 
     @property
+    def finished(self) -> bool:
+        """Whether the run has a result."""
+        return self.status in ("ok", "unsupported")
+
+    @property
     def combination(self) -> Combination:
         """The framework, dtype, calibration and granularity."""
         return Combination.of_params(self.params)

@@ -10,16 +10,20 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, ModelError, TrackingError
-from resnet8ptq.tracking import sync
+from resnet8ptq.tracking import sync, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store, open_store
 from tests.helpers.calling import NO_REAL_FILES, QUICK, call
@@ -105,6 +109,37 @@ def test_a_store_that_is_full_when_a_sweep_starts_is_one_line(tmp_path, monkeypa
     assert done.code == 1
     *_, line = done.err.splitlines()
     assert line.startswith(f"error: tracking.root: no space left on the disk of {tmp_path}")
+
+
+def test_a_locked_database_loses_nothing(own_store, tmp_path, monkeypatch, caplog):
+    """Another program holds the database in the middle of a run; nobody waits for it here."""
+    path = own_store.uri.removeprefix("sqlite:///")
+    other = sqlite3.connect(path, isolation_level=None)
+    log_datasets = upload.log_datasets
+
+    def lock_before(*arguments: Any) -> None:
+        if not other.in_transaction:
+            other.execute("BEGIN EXCLUSIVE")
+        log_datasets(*arguments)
+
+    monkeypatch.setattr(upload, "log_datasets", lock_before)
+    at_once = partial(Connection.exec_driver_sql, statement="PRAGMA busy_timeout = 0")
+    event.listen(Engine, "begin", at_once)
+    try:
+        log_everything(own_store, tmp_path / "run")
+    finally:
+        event.remove(Engine, "begin", at_once)
+        other.close()
+    warnings = [line for line in caplog.messages if "TRACKING STORE UNAVAILABLE" in line]
+    assert {"\n" in line for line in warnings} == {False}
+    assert f"the run is kept in {tmp_path / 'run'}" in warnings[0] and "locked" in warnings[0]
+    assert Journal.load(tmp_path / "run").status == "FINISHED"
+
+    monkeypatch.setattr(upload, "log_datasets", log_datasets)
+    assert sync.sync(own_store, tmp_path).logged == [tmp_path / "run"]
+    logged = only_run(own_store)
+    assert (logged.info.status, logged.data.metrics["loss"]) == ("FINISHED", 1 / 3)
+    assert len(logged.inputs.dataset_inputs) == 2
 
 
 @pytest.mark.parametrize("fault", ["own", "handed on"])

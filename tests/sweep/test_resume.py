@@ -199,6 +199,24 @@ def test_a_run_that_did_not_finish_is_replaced(own, error):
     assert deleted.data.tags["run_again_as"] == second
 
 
+def test_a_clock_that_is_set_back_hides_no_finished_run(own, monkeypatch):
+    """Also if the run that failed cannot be deleted, as on a server of several users."""
+    monkeypatch.setattr(upload, "replace_runs", lambda *_: None)
+    run_job(own, 0, "x", ValueError("broken"))
+    monkeypatch.setattr(journal.time, "time", lambda: 1_000_000.0)
+    second = run_job(own, 0, "x")
+    assert [child.run_id for child in history.load_children(own.store, own.parent_id)] == [second]
+    found = resume.find_finished(own, 0, "x")
+    assert found is not None and found.run_id == second
+
+
+def test_a_run_does_not_end_before_its_start(monkeypatch):
+    kept = Journal("job", "experiment")
+    monkeypatch.setattr(journal.time, "time", lambda: 0.0)
+    kept.end("FINISHED")
+    assert kept.end_ms == kept.start_ms
+
+
 def test_a_job_that_is_still_running_is_not_started_again(own):
     folder = own.folder / "0"
     folder.mkdir()
