@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from mlflow import MlflowClient
@@ -22,11 +23,14 @@ from sqlalchemy.exc import OperationalError
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
-from resnet8ptq.core.errors import ConfigError, ModelError, TrackingError
+from resnet8ptq.core.errors import ConfigError, ModelError, PtqError, TrackingError
+from resnet8ptq.experiment import running
+from resnet8ptq.experiment.settings import settle
 from resnet8ptq.tracking import sync, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store, open_store
 from tests.helpers.calling import NO_REAL_FILES, QUICK, call
+from tests.helpers.configs import make_config
 from tests.helpers.logged_runs import log_everything, only_run
 from tests.helpers.stores import new_store
 
@@ -153,6 +157,22 @@ def test_a_full_cache_is_named_whatever_library_says_so(tmp_path, fault):
     with pytest.raises(ConfigError, match=rf"^cache_dir: cannot write to {tmp_path}.*No space"):
         cache.entry(tmp_path, "models", {"a": 1}, make)
     assert [path for path in (tmp_path / "models").iterdir() if path.is_dir()] == []
+
+
+def test_a_cache_that_is_removed_in_a_run_is_named(cache_root, monkeypatch):
+    settings = settle(make_config("data=shapes", f"cache_dir={cache_root}"))
+
+    def run_without(root: Path) -> None:
+        def experiment(*_: object) -> None:
+            (root / "models" / "gone.onnx").read_bytes()
+
+        monkeypatch.setattr(running, "resolve_name", lambda _: experiment)
+        running.run(settings, cache_root, mock.Mock())
+
+    with pytest.raises(PtqError, match=rf"^cache_dir: {cache_root}/models/gone\.onnx was removed"):
+        run_without(cache_root)
+    with pytest.raises(FileNotFoundError):
+        run_without(cache_root.parent / "elsewhere")
 
 
 def test_a_full_cache_is_named_and_keeps_nothing_half_made(disk):
