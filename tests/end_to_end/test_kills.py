@@ -25,6 +25,7 @@ from sqlalchemy.engine import Engine
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import background, figures
 from resnet8ptq.report import page
+from resnet8ptq.report.facts import limits_of
 from resnet8ptq.sweep import resume
 from resnet8ptq.tracking import history, sync
 from resnet8ptq.tracking.run import end_parent, replace_runs, restart_parent, start_parent
@@ -82,7 +83,7 @@ def run_sweep(root: Path, name: str) -> None:
     sync.sync(store, folder)
     records = history.load_compared(store, parent_id)
     parent = history.load_run(store, parent_id)
-    limits = page.limits_of(records, {})
+    limits = limits_of(records, {})
     page.write(store, parent_id, page.load_selections(store, parent, records, limits), folder)
     end_parent(store, parent_id, "ok", folder)
 
