@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from resnet8ptq.core import code, files, machine
 from resnet8ptq.core.deadline import Deadline
-from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError, PtqError
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,20 @@ def find(root: Path, kind: str, key: Key) -> Path | None:
     path = path_of(root, kind, key)
     _mark_used(path)
     return path if path.exists() and _is_whole(path, _as_text(key)) else None
+
+
+def check_still_there(root: Path, error: FileNotFoundError) -> None:
+    """Raise an error that names the cache if a missing file is one of its own.
+
+    Raises:
+        PtqError: somebody has removed the cache while a run was using it.
+    """
+    missing = Path(str(error.filename))
+    if missing.is_relative_to(root):
+        raise PtqError(
+            f"cache_dir: {missing} was removed while the run was using it; run it again, in a "
+            "sweep with sweep.resume=true"
+        ) from error
 
 
 def made_with(module: str) -> Key:

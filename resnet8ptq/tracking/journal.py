@@ -78,8 +78,12 @@ class Journal:
         return added
 
     def end(self, status: str, tags: Mapping[str, str] | None = None) -> None:
-        """Close the journal with a status of `ENDED`, and add `tags`."""
-        self.status, self.end_ms = status, int(1000 * time.time())
+        """Close the journal with a status of `ENDED`, and add `tags`.
+
+        A clock that was set back does not end a run before its start.
+        """
+        self.status = status
+        self.end_ms = max(self.start_ms, int(1000 * time.time()))
         self.tags |= tags or {}
 
     def save(self, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -133,6 +133,11 @@ class RunRecord:
         return cls(run_id, *values, folder.as_uri(), journal.ended, in_folder=True)
 
     @property
+    def finished(self) -> bool:
+        """Whether the run has a result."""
+        return self.status in ("ok", "unsupported")
+
+    @property
     def combination(self) -> Combination:
         """The framework, dtype, calibration and granularity."""
         return Combination.of_params(self.params)
@@ -227,6 +232,10 @@ class RunRecord:
         """
         low, high = (self.metrics.get(f"ci95/{name}_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
+
+    def as_failed(self, reason: str) -> "RunRecord":
+        """Return the record as that of a failed run, such as one whose file was lost."""
+        return replace(self, tags={**self.tags, "status": "failed", "reason": reason})
 
     def settings(self, *keys: str) -> tuple[str | None, ...]:
         """Return params by their keys; None for missing ones."""

@@ -72,8 +72,12 @@ def log_result(
     tags: Mapping[str, str] | None = None,
 ) -> None:
     """Log a run's result; MLflow's models page compares the leading metrics."""
-    model_id = mlflow_model.find_model(store, run_id) if any(map(_leads, points)) else None
-    links = {} if model_id is None else {"model_id": model_id, **_scored(journal)}
+    leading = {key for key, *_ in filter(_leads, points)}
+    model = mlflow_model.find_model(store, run_id) if leading else None
+    links = {}
+    # A model that is logged after the metrics has them already, and MLflow refuses a second link.
+    if model is not None and not leading & {metric.key for metric in model.metrics or ()}:
+        links = {"model_id": str(model.model_id), **_scored(journal)}
     log_batch(store, run_id, points, params, tags, links)
 
 
