@@ -29,6 +29,10 @@ HOST = "127.0.0.1"
 # 2.0 GB and 44 s of the CPU until it answered, and 0.4 GB and 8 s as here (2026-11-25).
 LIGHT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
+# By default, MLflow also answers to names that begin like a private address, such as 10.example.com:
+# a page could make such a name resolve to this machine, and read the runs. Any port: of `ssh -L`.
+OWN_NAMES = {"MLFLOW_SERVER_ALLOWED_HOSTS": "127.0.0.1,127.0.0.1:*,localhost,localhost:*"}
+
 
 @dataclass
 class Arguments:
@@ -93,7 +97,7 @@ def serve(uri: str, port: int, page: str) -> None:
     # In the environment, where `ps` does not show the password of a database.
     places = dict.fromkeys(("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI"), uri)
     # MLflow's imports emit deprecation warnings that users cannot fix.
-    variables = {"PYTHONWARNINGS": "ignore", **os.environ, **LIGHT, **places}
+    variables = {"PYTHONWARNINGS": "ignore", **OWN_NAMES, **os.environ, **LIGHT, **places}
     with server.start(words, variables, None) as process:
         with waiting("Starting MLflow"):
             answers = server.answers(f"http://{HOST}:{port}/health", process)
