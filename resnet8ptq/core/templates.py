@@ -1,4 +1,4 @@
-"""Jinja templates of Markdown and of code; the filters `md` and `html` escape untrusted text."""
+"""Jinja templates of Markdown and code; the filters `md`, `code`, `html` escape untrusted text."""
 
 import html
 import re
@@ -6,7 +6,7 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from resnet8ptq.core.text import escape_markdown, printable
+from resnet8ptq.core.text import escape_markdown, in_backticks, printable
 
 
 @cache
@@ -21,6 +21,7 @@ def load(package: str, name: str) -> Template:
         autoescape=False,  # neither Markdown nor code is HTML
     )
     environment.filters["md"] = escape_markdown
+    environment.filters["code"] = in_backticks
     environment.filters["html"] = lambda text: html.escape(printable(text))
     return environment.get_template(name)
 

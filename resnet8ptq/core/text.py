@@ -47,6 +47,15 @@ def escape_markdown(text: object) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#|~!&])", r"\\\1", printable(str(text)))
 
 
+def in_backticks(text: object) -> str:
+    """Return a text in one line, for Markdown between backticks, which it cannot end.
+
+    >>> in_backticks("calib=`x`")
+    "calib='x'"
+    """
+    return printable(str(text)).replace("`", "'")
+
+
 def unescape_markdown(text: str) -> str:
     """Return the text that `escape_markdown` escaped.
 

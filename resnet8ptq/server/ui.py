@@ -29,8 +29,8 @@ HOST = "127.0.0.1"
 # 2.0 GB and 44 s of the CPU until it answered, and 0.4 GB and 8 s as here (2026-11-25).
 LIGHT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
-# By default, MLflow also answers to names that begin like a private address, such as 10.example.com:
-# a page could make such a name resolve to this machine, and read the runs. Any port: of `ssh -L`.
+# By default, MLflow also answers to names that begin like a private address: 10.example.com. A page
+# could make such a name resolve to this machine, and read the runs. `:*`: any port of `ssh -L`.
 OWN_NAMES = {"MLFLOW_SERVER_ALLOWED_HOSTS": "127.0.0.1,127.0.0.1:*,localhost,localhost:*"}
 
 

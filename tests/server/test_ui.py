@@ -14,7 +14,6 @@ from resnet8ptq.server import ui
 from tests.helpers.calling import REPO, call_beside, clean_environment
 from tests.helpers.stores import new_store
 
-
 OWN = ("127.0.0.1:5000", "localhost", "localhost:8080")
 FOREIGN = ("example.com", "10.example.com", "192.168.example.com:5000", "127.0.0.1.example.com")
 
