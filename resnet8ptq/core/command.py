@@ -26,7 +26,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError
-from resnet8ptq.core.text import no_such_key, no_such_name, or_nearest, printable, redact
+from resnet8ptq.core.text import no_such_key, no_such_name, or_nearest, printable, redact, show
 
 T = TypeVar("T")
 
@@ -171,7 +171,7 @@ def exit_on_error() -> Iterator[None]:
 def report(error: Exception) -> int:
     """Print an error in one line, after its traceback if it is unexpected; return the exit code."""
     if _WANTS_TRACEBACK or not isinstance(error, EXPECTED):
-        print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
+        print(show(redact("".join(traceback.format_exception(error)))), file=sys.stderr)
     print(f"error: {explain(error)}", file=sys.stderr)
     return 2 if isinstance(error, (*_COMPOSING, *_INPUTS)) else 1
 
