@@ -74,7 +74,7 @@ def main(words: list[str]) -> None:
     with waiting("Reading the runs"):
         store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
         record, use, verdict = source.find(store, asked.run_id, asked.sweep, asked.use, limits)
-    name = safe_name(record.name or "model") + f"-{record.run_id[:8]}"
+    name = safe_name(record.name or "model") + f"-{safe_name(record.run_id[:8])}"
     folder = Path(asked.folder or Path("deployed", name)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:
         run = source.fetch(store, record, Path(scratch), use, verdict, asked.trust)

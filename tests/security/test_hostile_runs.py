@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resnet8ptq.core.errors import TrackingError
+from hydra_plugins.resnet8ptq_launchers.slurm_jobs import SlurmJobs
+from resnet8ptq.core.errors import JobError, TrackingError
 from resnet8ptq.tracking import journal, mlflow_model, params, sync
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
@@ -90,3 +91,12 @@ def test_the_name_of_a_folder_steers_no_terminal(theirs, own_store, monkeypatch,
     monkeypatch.setattr(sync, "open_store", lambda _: own_store)
     sync.main([f"folder={theirs.parent}"])
     assert "theirs?]0;title??[2J" in capsys.readouterr().out
+
+
+def test_a_folder_with_a_line_break_adds_no_command_to_the_script_of_sbatch(tmp_path):
+    pytest.importorskip("submitit", reason="needs the extra slurm")
+    settings = {"max_num_timeout": 0, "cpus_per_task": 1}
+    for changed in ({"submitit_folder": f"{tmp_path}/a\ntouch b\n"}, {"name": "a\ntouch b"}):
+        folder = {"submitit_folder": str(tmp_path / "jobs")}
+        with pytest.raises(JobError, match=r"hydra/launcher=slurm: .*, expected one line"):
+            SlurmJobs(**settings, **{**folder, **changed})._submit([])
