@@ -34,7 +34,10 @@ from resnet8ptq.models import conversion
 from resnet8ptq.models import model as model_module
 from resnet8ptq.models.gates import keras
 from resnet8ptq.report import comparison
+from resnet8ptq.tasks.classification import ACCURACY
+from resnet8ptq.tasks.contract import TOTAL
 from resnet8ptq.tasks.hits import MCNEMAR
+from resnet8ptq.tasks.registry import recall
 from resnet8ptq.tracking.journal import SWEEP_FILE
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
@@ -485,3 +488,11 @@ def test_a_traceback_steers_no_terminal(capsys):
     shown = capsys.readouterr().err
     assert "RuntimeError" in shown
     assert all(line.isprintable() for line in shown.splitlines())
+
+
+@pytest.mark.parametrize("total", [float("nan"), float("inf"), -1.0])
+def test_a_run_with_an_impossible_number_of_samples_was_not_measured(total):
+    metrics = {ACCURACY.name: 0.9, TOTAL: total}
+    record = RunRecord("1", {}, metrics, {"status": "ok"})
+    cell = comparison._load_cell(Store("", "", ""), recall({}), record, "onnx", {})
+    assert cell.paired is None  # and its files are not read
