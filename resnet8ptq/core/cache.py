@@ -67,9 +67,10 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
         raise ConfigError(f"cache_dir: cannot write to {folder} ({error})") from error
     try:
         _mark_used(path)
-        if path.exists() and not _is_whole(path, text):
+        if os.path.lexists(path) and not _is_whole(path, text):
             log.warning("cache: %s is damaged; making it again", path)
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            is_folder = path.is_dir() and not path.is_symlink()
+            shutil.rmtree(path) if is_folder else path.unlink()
         if not path.exists():
             _build(path, text, make)
             _remove_unused(root)
@@ -155,6 +156,8 @@ def _remove_unused(root: Path) -> None:
 
 
 def _is_whole(path: Path, key: str) -> bool:
+    if path.is_symlink():
+        return False
     try:
         record = json.loads(files.read_bytes(path / RECORD, MAX_RECORD_BYTES))
         kept = [file for file in path.iterdir() if file.name != RECORD]

@@ -220,7 +220,8 @@ def _read_cell(
     store: Store, task: Task, record: RunRecord, label: str, kept: dict[bytes, Array]
 ) -> Cell:
     # A killed run may have logged its metrics but not its files.
-    if record.value(task.metric) is None or record.status != "ok":
+    is_scored = record.total is not None and record.value(task.metric) is not None
+    if not is_scored or record.status != "ok":
         return Cell(record, label)
     reader = partial(_read_predictions, task.test, kept=kept)
     with history.artifact(store, record, "predictions.npz") as path:

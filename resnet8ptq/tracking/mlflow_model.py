@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.core import interrupts, machine
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.records import feed, names_of
 from resnet8ptq.data.fields import find_masked
 from resnet8ptq.tracking.journal import Journal
@@ -78,6 +79,9 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     """Log the run's artifact as an MLflow model, under the run's name; do nothing if it exists.
 
     The artifact's folder must hold `EXAMPLE`.
+
+    Raises:
+        TrackingError: either file is missing, or a link.
     """
     described = journal.model
     if described is None or find_model(store, run_id) is not None:
@@ -87,6 +91,9 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     from mlflow.types import Schema, TensorSpec
 
     path = folder / described["file"]
+    for file in (path, folder / EXAMPLE):
+        if file.is_symlink() or not file.is_file():  # in a folder of others, of any file
+            raise TrackingError(f"{file}: is missing or a link, expected the run's own file")
     engine = described.get("engine")
     server = engine if engine in _PACKAGES else path.suffix
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:

@@ -27,6 +27,17 @@ class _Value(Generic[T]):
         return value
 
 
+class _Count(_Value[float | None]):
+    """A metric that counts, or None: a store may hold NaN, or more than there can be."""
+
+    def __get__(self, record: "RunRecord", owner: type | None = None) -> float | None:
+        value = super().__get__(record, owner)
+        return value if value is not None and 0 <= value <= _MOST else None
+
+
+_MOST = 2.0**53  # a larger float is no exact count
+
+
 def _param(key: str, default: str = "") -> _Value[str]:
     return _Value("params", key, default)
 
@@ -94,16 +105,16 @@ class RunRecord:
     engine = _param("engine")  # torch's
     artifact_sha256 = _param("artifact_sha256")
 
-    total = _metric(TOTAL)  # scored samples
-    planned = _metric(PLANNED)  # samples of a sequential test
+    total = _Count("metrics", TOTAL, None)  # scored samples
+    planned = _Count("metrics", PLANNED, None)  # samples of a sequential test
     stopped_loss = _metric(STOPPED_LOSS)  # corrected for its looks
     stopped_loss_low = _metric(f"{STOPPED_LOSS}_low")  # ends of its 95% interval
     stopped_loss_high = _metric(f"{STOPPED_LOSS}_high")
     drop = _metric("drop")  # how much worse than FP32; lower is better
     p_value = _metric("paired/p_value")
     p_within = _metric("paired/p_within")  # of a loss at the limit or above, uncorrected
-    size_bytes = _metric("size_bytes")
-    baseline_size_bytes = _metric(f"{BASELINE}size_bytes")
+    size_bytes = _Count("metrics", "size_bytes", None)
+    baseline_size_bytes = _Count("metrics", f"{BASELINE}size_bytes", None)
     latency_ms = _metric("latency_p50_ms")
     batch_latency_ms = _metric("latency_batch_p50_ms")
     baseline_latency_ms = _metric(f"{BASELINE}latency_p50_ms")

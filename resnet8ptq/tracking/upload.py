@@ -153,9 +153,13 @@ def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:
 
 
 def log_folder(store: Store, run_id: str, folder: Path) -> None:
-    """Add the files of a run's folder, without hidden files and internal ones."""
+    """Add the files of a run's folder, without hidden files and internal ones.
+
+    Links are left out: in a folder of others, they may name any file of this user.
+    """
     private = (FILE, SWEEP_FILE)  # the second may hold a database's password
-    paths = (path for path in sorted(folder.iterdir()) if path.is_file())
+    inside = sorted(folder.iterdir())
+    paths = (path for path in inside if path.is_file() and not path.is_symlink())
     shared = (p for p in paths if not p.name.startswith(".") and p.name not in private)
     log_files(store, run_id, shared)
 

@@ -238,12 +238,18 @@ def test_a_record_is_read_up_to_16_mib(tmp_path, make):
         assert make.calls == calls
 
 
-def test_a_file_in_place_of_an_entry_is_made_again(tmp_path, make):
+@pytest.mark.parametrize("instead", ["file", "link", "link to nothing"])
+def test_a_file_or_link_in_place_of_an_entry_is_made_again(tmp_path, make, instead):
     folder = cache.entry(tmp_path, "models", KEY, make)
-    folder.rename(tmp_path / "elsewhere")
-    folder.write_text("")
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    if instead == "file":
+        folder.write_text("")
+    else:
+        folder.symlink_to(elsewhere if instead == "link" else tmp_path / "nothing")
     assert cache.entry(tmp_path, "models", KEY, make) == folder
     assert (folder / "one.txt").read_text() == "one"
+    assert not folder.is_symlink()
+    assert elsewhere.is_dir()  # where a link leads, nothing is removed
 
 
 # Failure
