@@ -251,13 +251,17 @@ class Quantizer(ABC):
 def run_once(
     quantizer: Quantizer, artifact: Artifact, calibration: Split, read: Callable[[Path], object]
 ) -> dict[str, str]:
-    """Run one sample of a file that `read` can read; see `Quantizer.verify`.
+    """Run one sample of a file that `read` accepts; see `Quantizer.verify`.
+
+    Args:
+        read: reads a file and raises an error if it is invalid: a fault of the quantizer, which is
+            never reported as a limit of the framework.
 
     Raises:
-        QuantizationError: the file is damaged.
-        UnsupportedError: the framework cannot run the file that its quantizer wrote.
+        QuantizationError: the file is invalid.
+        UnsupportedError: the framework cannot run the valid file that its quantizer wrote.
     """
-    with errors_as(QuantizationError, f"{artifact.path}: cannot be loaded"):
+    with errors_as(QuantizationError, f"{artifact.path}: the quantizer wrote an invalid file"):
         read(artifact.path)
     why = f"backend={quantizer.config.backend.name}: the framework cannot run its quantized file"
     with errors_as(UnsupportedError, why, "try another backend or dtype"):

@@ -34,7 +34,7 @@ from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import attention_products, find_attention
 from resnet8ptq.graph.embeddings import find_tables, quantize_tables
@@ -189,6 +189,8 @@ class OnnxQuantizer(Quantizer):
             count = self._rewrite(written, proto.graph, narrow, tables)
             onnx.save(slim(written) if config.slim else written, temporary)
             if config.slim:
+                with errors_as(QuantizationError, "slim: the slimmed file is invalid"):
+                    predictor.check(temporary)
                 threads = self.runtime.threads
                 whole, small = (open_runner(m, threads) for m in (written, str(temporary)))
                 check_same(whole, small, calibration.batches(config.calib.batch_size))
@@ -219,7 +221,7 @@ class OnnxQuantizer(Quantizer):
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Run one sample; see `contract.Quantizer`."""
-        return run_once(self, artifact, calibration, onnx.load)
+        return run_once(self, artifact, calibration, predictor.check)
 
     def _find_narrow(
         self, graph: onnx.GraphProto, skipped: Collection[str]
