@@ -15,7 +15,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.graph.layers import FUSED, attribute, channel_axis, weight_layers
 from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.pruning import inputs_of
 from resnet8ptq.graph.weights import read_weights, write_weights
 
 JOINING = ("Concat", "Add")

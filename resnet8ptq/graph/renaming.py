@@ -1,5 +1,6 @@
 """Renames tensors of a graph, inner graphs included, and gives them unique names."""
 
+import copy
 import itertools
 from collections.abc import Mapping
 
@@ -44,7 +45,7 @@ def name_inner_tensors(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not any(next(find_all(node, onnx.GraphProto), None) for node in proto.graph.node):
         return proto
-    model = onnx_ir.from_proto(proto)
+    model = onnx_ir.from_proto(copy.deepcopy(proto))  # it would rename the constants of `proto`
     return onnx_ir.to_proto(model) if NameFixPass()(model).modified else proto
 
 

@@ -44,9 +44,7 @@ def write_bias(graph: Linked, node: onnx.NodeProto, bias: NDArray[Any]) -> None:
     write_input(graph, node, 2, bias)
 
 
-def find_added_bias(
-    graph: Linked, matmul: onnx.NodeProto
-) -> tuple[onnx.NodeProto, int] | None:
+def find_added_bias(graph: Linked, matmul: onnx.NodeProto) -> tuple[onnx.NodeProto, int] | None:
     """Return the Add of a constant [output channels] to a MatMul, and the index of the constant.
 
     None if there is none, or if the product has another consumer or is an output.
@@ -67,9 +65,7 @@ def biased_output(graph: Linked, node: onnx.NodeProto) -> str:
     return (added[0] if added else node).output[0]
 
 
-def write_input(
-    graph: Linked, node: onnx.NodeProto, index: int, values: NDArray[Any]
-) -> None:
+def write_input(graph: Linked, node: onnx.NodeProto, index: int, values: NDArray[Any]) -> None:
     """Replace an initializer; if it is missing, or used elsewhere too, add one."""
     links = Links.of(graph)
     name = node.input[index]

@@ -19,7 +19,7 @@ from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.backends.openvino.rewriting import rewrite
 from resnet8ptq.backends.tflite import onnx_converter
 from resnet8ptq.corrections import equalization
-from resnet8ptq.graph import embeddings, pruning, renaming, session, weights
+from resnet8ptq.graph import pruning, renaming, session, weights
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.links import Links
 from resnet8ptq.models import batch_axis, batch_first, branches, folding, normalization
@@ -75,6 +75,7 @@ def build(traits: Traits) -> Proto:
     """Return a network [N, 4, 6, 6] -> [N, 4, 4], with the tensors that `Traits` names."""
     random = np.random.default_rng(1)
     # Rows of samples have no constant for each.
+    rows = [-1, 4, 36] if traits.product == "MatMul" else [-1, 144]
     folds = (1, 4) if traits.folds == (4, 1) and traits.product != "MatMul" else traits.folds
     second = "w1" if traits.shared else "w2"
     constants = {
@@ -82,8 +83,9 @@ def build(traits: Traits) -> Proto:
         "b1": random.normal(size=4) * 0.1,
         "w2": random.normal(size=(4, 4, 1, 1)) * 0.5,
         "offset": random.normal(size=(1, 4, 1, 1)),
-        "dense": random.normal(size=(36, 4)) * 0.3,
+        "dense": random.normal(size=(rows[-1], 4)) * 0.1,
         "bias": random.normal(size=4) * 0.1,
+        "gain": np.array(1.5),
         "scale": random.uniform(0.5, 1, folds or ()),
     }
     nodes = [
@@ -92,7 +94,8 @@ def build(traits: Traits) -> Proto:
         *_around(traits),
         helper.make_node("Conv", ["inner" if traits.inner else "relu", second, "b1"], ["second"]),
         helper.make_node("Add", ["second", "offset"], ["sum"]),
-        helper.make_node("Reshape", ["sum", "shape"], ["flat"]),
+        helper.make_node("Mul", ["sum", "gain"], ["gained"]),
+        helper.make_node("Reshape", ["gained", "shape"], ["flat"]),
         *_product(traits),
     ]
     last = "product"
@@ -107,17 +110,18 @@ def build(traits: Traits) -> Proto:
         last = "other"
     names = [last, *traits.outputs, *(["dense"] if traits.constant_output else [])]
     stored = [numpy_helper.from_array(v.astype(np.float32), name) for name, v in constants.items()]
-    rows = [-1, 4, 36] if traits.product == "MatMul" else [-1, 36]
     integers = {"shape": rows, "count": [2], "zero": [0]}
     stored += [numpy_helper.from_array(np.array(v, np.int64), name) for name, v in integers.items()]
     stored.append(numpy_helper.from_array(np.array(True), "always"))
-    gives = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+    image, scores = ["N", 4, 6, 6], ["N", 4, 4] if traits.product == "MatMul" else ["N", 4]
+    sizes = {"first": image, "second": image, "dense": [rows[-1], 4]}
+    gives = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes.get(name, scores))
+        for name in names
+    ]
     takes = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4, 6, 6])]
     graph = helper.make_graph(nodes, "network", takes, gives, stored)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    inferred = onnx.shape_inference.infer_shapes(model)
-    del inferred.graph.value_info[:]
-    return inferred
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def _product(traits: Traits) -> list[onnx.NodeProto]:
@@ -129,7 +133,7 @@ def _product(traits: Traits) -> list[onnx.NodeProto]:
 
 def _around(traits: Traits) -> list[onnx.NodeProto]:
     """Return the nodes from `relu` to `inner`: relu plus the mean of an outer tensor."""
-    own = "bias" if traits.shadowing else "own"
+    own = "gain" if traits.shadowing else "own"
     mean = helper.make_node("ReduceMean", [traits.reads], ["mean"], keepdims=0)
     taken = helper.make_tensor_value_info(own, TensorProto.FLOAT, None)
     given = helper.make_tensor_value_info("given", TensorProto.FLOAT, None)
@@ -138,7 +142,9 @@ def _around(traits: Traits) -> list[onnx.NodeProto]:
         steps = [helper.make_node("Add", ["relu", "mean"], ["added"])]
         steps.append(helper.make_node("Mul", ["added", own], ["given"]))
         then = helper.make_graph([mean, *steps], "then", [], [given], [half])
-        other = helper.make_graph([helper.make_node("Neg", ["relu"], ["given"])], "else", [], [given])
+        other = helper.make_graph(
+            [helper.make_node("Neg", ["relu"], ["given"])], "else", [], [given]
+        )
         return [
             helper.make_node("Sub", ["x", "x"], ["nothing"]),
             helper.make_node("ReduceMean", ["nothing"], ["level"], keepdims=0),
@@ -234,7 +240,7 @@ RAW: dict[str, Callable[[Proto], Proto]] = {
     "normalize": normalize,
 }
 PASSES: dict[str, Callable[[Proto], Proto]] = {
-    "branches.take_branches": _whole(lambda p: (branches.take_branches(p, _feeds()), None)[1]),
+    "branches.take_branches": _whole(lambda p: branches.take_branches(p, _feeds())),
     "batch_axis.fix_sizes": lambda p: batch_axis.fix_sizes(p, SAMPLES[:1], None),
     "equalization.equalize": lambda p: equalization.equalize(p, Selection()),
     "folding.fold_into_products": _in_place(folding.fold_into_products),
@@ -253,12 +259,16 @@ PASSES: dict[str, Callable[[Proto], Proto]] = {
     "rewriting.protect_float_layers": _in_place(rewriting.protect_float_layers),
     "rewriting.raise_opset": _whole(lambda p: rewriting.raise_opset(p, 4)),
     "rewriting.sort_nodes": _in_place(rewriting.sort_nodes),
-    "session.between": lambda p: session.between(p, "", [v.name for v in p.graph.output]),
-    "session.end_at_logits": _whole(lambda p: (session.end_at_logits(p), None)[1]),
-    "session.keep_apart": lambda p: session.keep_apart(p, ["relu", "sum"]),
+    "session.end_at_logits": _whole(session.end_at_logits),
     "slim": slim,
     "weight_only.write_as_products": _in_place(_products),
     "weights.write_weights": _in_place(_shift_weights),
+}
+# Parts of a graph that run at once and are never written: their outputs have no declared type.
+PARTS: dict[str, Callable[[Proto], Proto]] = {
+    "session.between": lambda p: session.between(p, "", [v.name for v in p.graph.output]),
+    "session.expose": lambda p: session.expose(p, ["relu", "sum"]),
+    "session.keep_apart": lambda p: session.keep_apart(p, ["relu", "sum"]),
 }
 
 

@@ -120,4 +120,4 @@ def _values(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
             if inner.type == onnx_ir.AttributeType.GRAPH:
                 yield from _values(inner.as_graph())
         yield from (value for value in node.outputs if value.name)
-    yield from graph.initializers.values()
+    yield from [*graph.initializers.values()]

@@ -158,7 +158,8 @@ def _dense_layer(
 ) -> list[onnx.NodeProto]:
     """Return a MatMul of samples [1, ..., channels] as a Gemm of rows, between two Reshapes."""
     rows, product = f"{out}__rows", f"{out}__product"
-    for name, sizes in ((f"{rows}_shape", [-1, channels]), (f"{product}_shape", shape)):
+    known = [size or -1 for size in shape]  # behind a loop, the batch is not inferred
+    for name, sizes in ((f"{rows}_shape", [-1, channels]), (f"{product}_shape", known)):
         graph.initializer.append(numpy_helper.from_array(np.array(sizes, np.int64), name))
     return [
         helper.make_node("Reshape", [node.input[0], f"{rows}_shape"], [rows], rows),
