@@ -109,6 +109,20 @@ def find_stacks(graph: onnx.GraphProto) -> list[str]:
     return [n.name for n in products if axes.get(n.input[1], 0) > 2 or n.input[0] in axes]
 
 
+def find_split_groups(graph: onnx.GraphProto) -> list[str]:
+    """Return the names of grouped ConvTranspose nodes with a bias.
+
+    Their weights [channels in, channels out of one group, ...] have no axis for all channels out.
+    """
+    return [
+        node.name
+        for node in graph.node
+        if node.op_type == "ConvTranspose"
+        and attribute(node, "group", 1) > 1
+        and any(node.input[2:])
+    ]
+
+
 def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool]]:
     """Yield each Pad of mode constant, and whether its value is known to be 0."""
     constants = {tensor.name: tensor for tensor in graph.initializer}

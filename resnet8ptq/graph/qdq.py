@@ -18,7 +18,7 @@ from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.weights import read_weights, write_weights
 
 JOINING = ("Concat", "Add")
-_AT_OUTPUT = "_QuantizeLinear_Input"  # ONNX Runtime's suffix of an output before it is rounded
+AT_OUTPUT = "_QuantizeLinear_Input"  # ONNX Runtime's suffix of an output before it is rounded
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def rounded_activations(
     inputs = {value.name for value in fp32.input}
     activations = []
     for node in quantized.node:
-        name = node.input[0].removesuffix(_AT_OUTPUT) if node.op_type == "QuantizeLinear" else ""
+        name = node.input[0].removesuffix(AT_OUTPUT) if node.op_type == "QuantizeLinear" else ""
         if name not in producers and name not in inputs:
             continue
         keys = node.input[1:3]

@@ -20,7 +20,8 @@ from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.graph.layers import FUSED, LAYERS, channel_axis, find_tail, weight_layers
 from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.pruning import find_all, inputs_of, prune, remove_nodes
-from resnet8ptq.graph.renaming import rename_inside
+from resnet8ptq.graph.qdq import AT_OUTPUT
+from resnet8ptq.graph.renaming import rename, rename_inside
 from resnet8ptq.graph.weights import read_bias, read_weights
 from resnet8ptq.precision.grid import WeightScheme
 
@@ -85,6 +86,42 @@ def write_narrow_weights(
             graph.initializer.append(exact)
             nodes[layer.name].input[2] = exact.name
     prune(graph)
+
+
+def add_readers(graph: onnx.GraphProto) -> dict[str, str]:
+    """Add an Identity for each reader that ONNX Runtime's quantizer overlooks, in place.
+
+    The quantizer counts nodes only. It removes a tensor that it fuses or stores as integers,
+    although an inner graph reads it; and it clips an output of the graph to the range of the Relu
+    after it. Return the outputs that got another name, by their own, for `restore_outputs`.
+    """
+    links, nodes, copied = Links(graph), list[onnx.NodeProto](), set[str]()
+    fused = {node.input[0] for node in graph.node if node.op_type in FUSED}
+    for node in graph.node:
+        inner = {*inputs_of(node)}.difference(node.input) & links.producers.keys()
+        for name in sorted(inner):
+            copy = f"{name}__read_inside"
+            if name not in copied:
+                nodes.append(helper.make_node("Identity", [name], [copy], copy))
+                copied.add(name)
+            for part in find_all(node, onnx.GraphProto):
+                rename_inside(part, name, copy)
+        nodes.append(node)
+    renamed = {}
+    for value in graph.output:
+        if value.name in fused:
+            renamed[value.name] = output = f"{value.name}__output"
+            nodes.append(helper.make_node("Identity", [value.name], [output], output))
+            value.name = output
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return renamed
+
+
+def restore_outputs(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+    """Give the outputs of a quantized graph their own names again; see `add_readers`."""
+    inside = {name: f"{name}{AT_OUTPUT}" for name in renamed}
+    rename(graph, {**inside, **{output: name for name, output in renamed.items()}})
 
 
 def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
