@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from resnet8ptq.calibration.statistics import Range, Ranges
@@ -18,6 +19,7 @@ from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY, BackendConfig, Quantiz
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.layers import find_stacks, weight_layers
 from resnet8ptq.models.model import Fp32Model
 
 Options = TypeVar("Options", bound=BackendConfig)
@@ -269,6 +271,27 @@ def run_once(
         for batch in calibration.take(np.arange(min(1, len(calibration)))).batches(1):
             predictor.predict(batch)
     return {}
+
+
+def refuse_empty(framework: str, graph: onnx.GraphProto, advice: str = "") -> NoReturn:
+    """Raise the error of a run without a quantized layer.
+
+    Args:
+        framework: the name of the framework and of its result.
+        graph: the FP32 network.
+
+    Raises:
+        UnsupportedError: all layers multiply by several matrices, which the framework has no
+            integer kernel for; names them.
+        QuantizationError: any other reason.
+    """
+    stacks, layers = find_stacks(graph), weight_layers(graph).values()
+    if stacks and all(node.name in stacks for node in layers):
+        raise UnsupportedError(
+            f"{framework} has no integer kernel for products of several constant matrices: "
+            f"{', '.join(stacks)[:200]}; try backend=onnx"
+        )
+    raise QuantizationError(f"{framework} quantized nothing{advice}")
 
 
 def describe_execution(meant: str, on_integers: int, in_float: int) -> str:

@@ -37,7 +37,7 @@ from resnet8ptq.experiment.workspace import Preparation, Workspace
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.summary import quantized_operators
 from resnet8ptq.precision.plan import Selection, find_float_nodes
-from resnet8ptq.tasks.contract import GROUPED, Task
+from resnet8ptq.tasks.contract import BASELINE, GROUPED, Task
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +117,9 @@ def _check_result(
         work.run.log_params({"doubt": doubt})
     if config.backend.quantizes:
         run_warnings.warn_of_noise(config, measurement.comparison.sqnr_db, saturates)
+        graph = onnx.load(evaluator.network.onnx_path).graph
+        baseline_bytes = measurement.metrics[f"{BASELINE}size_bytes"] or 0
+        run_warnings.warn_of_size(config, graph, measurement.size_bytes, baseline_bytes)
     elif doubt is None:
         compared = measurement.comparison
         return file_check.check(config, evaluator, samples.data, quantized.path, compared)

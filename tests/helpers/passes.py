@@ -175,6 +175,14 @@ def normalize(raw: Proto) -> Proto:
     return proto
 
 
+def prepare(traits: Traits) -> Proto:
+    """Return the folded network that backends quantize."""
+    proto = batch_axis.fix_sizes(normalize(build(traits)), SAMPLES[:1], None)
+    normalization.copy_shared_weights(proto.graph)
+    normalization.avoid_quantizer_names(proto.graph)
+    return _preprocess(proto)
+
+
 def _in_place(change: Callable[[onnx.GraphProto], object]) -> Callable[[Proto], Proto]:
     def run(proto: Proto) -> Proto:
         changed = copy.deepcopy(proto)

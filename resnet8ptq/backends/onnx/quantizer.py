@@ -22,6 +22,7 @@ from resnet8ptq.backends.contract import (
     Resolved,
     Takes,
     check_same,
+    refuse_empty,
     refuse_others,
     run_once,
 )
@@ -218,12 +219,12 @@ class OnnxQuantizer(Quantizer):
             stacks = self.config.per_channel and find_stacks(network)
             if stacks and self.config.format == "qoperator":
                 raise UnsupportedError(
-                    f"per_channel=true: format=qoperator has one scale for the products of several "
-                    f"matrices ({', '.join(stacks)[:100]}); try format=qdq or per_channel=false"
+                    f"per_channel=true: format=qoperator has no scales by channel for products of "
+                    f"several matrices ({', '.join(stacks)[:100]}); try format=qdq"
                 )
             recurrent = any(node.op_type in RECURRENT for node in network.node)
             advice = "; method=dynamic quantizes its LSTM" if recurrent else ""
-            raise QuantizationError(f"ONNX Runtime quantized nothing{advice}")
+            refuse_empty("ONNX Runtime", network, advice)
         if self.config.float_output:
             rewriting.leave_output_in_float(written)
         quantize_tables(written, tables)

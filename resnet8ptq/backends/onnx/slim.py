@@ -51,16 +51,16 @@ def _merge_constants(graph: onnx_ir.Graph) -> None:
             _reduce_zero_points(graph, node)
     first: dict[tuple[str, tuple[int, ...], bytes], onnx_ir.Value] = {}
     for name, value in list(graph.initializers.items()):
+        fixed = value.is_graph_output() or value.is_graph_input()
+        if not fixed and not value.uses():
+            del graph.initializers[name]
+            continue
         assert value.const_value is not None
         values = value.const_value.numpy()
         same = first.setdefault((str(values.dtype), values.shape, values.tobytes()), value)
-        if value.is_graph_output() or value.is_graph_input():
-            continue
-        if same is not value:
+        value.const_value = onnx_ir.from_proto(numpy_helper.from_array(values, name))
+        if same is not value and not fixed:
             value.replace_all_uses_with(same)
-        if value.uses():
-            value.const_value = onnx_ir.from_proto(numpy_helper.from_array(values, name))
-        else:
             del graph.initializers[name]
 
 
