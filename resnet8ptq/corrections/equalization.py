@@ -60,15 +60,15 @@ def find_pairs(
     pairs = []
     for first in producers.values():
         name = first.output[0]
-        reader = links.only_reader(name)
-        if reader is not None and reader.op_type in _HOMOGENEOUS:
-            name = reader.output[0]
-            reader = links.only_reader(name)
+        between = links.only_reader(name)
+        if between is not None and between.op_type in _HOMOGENEOUS:
+            name = between.output[0]
         second = seconds.get(name)
-        if second is None or reader is not second:
+        if second is None:
             continue
         # A Gemm after a Conv multiplies along the width, not the channels.
-        if (first.op_type == "Conv") == (second.op_type == "Conv"):
+        alike = (first.op_type == "Conv") == (second.op_type == "Conv")
+        if alike and links.only_reader(name) is second:
             pairs.append((first, second))
     return pairs
 

@@ -65,8 +65,8 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
     float_type = onnx.TensorProto.FLOAT
     floats = {value.name for value in values if value.type.tensor_type.elem_type == float_type}
     nodes = [node for node in graph.node if around is None or node.name in around]
-    used = {name for node in nodes for name in (*node.input, *node.output)}
-    return [name for node in graph.node for name in node.output if name in used & floats]
+    wanted = floats & {name for node in nodes for name in (*node.input, *node.output)}
+    return [name for node in graph.node for name in node.output if name in wanted]
 
 
 def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:

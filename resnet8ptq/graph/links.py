@@ -41,7 +41,7 @@ class Links:
         return readers
 
     @classmethod
-    def of(cls, graph: "Linked") -> "Links":
+    def of(cls, graph: "onnx.GraphProto | Links") -> "Links":
         """Return the links of a graph; a caller with many questions passes its own links."""
         return graph if isinstance(graph, Links) else cls(graph)
 
