@@ -437,7 +437,7 @@ SETTINGS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", SETTINGS, ids=" ".join)
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(traits=passes.TRAITS)
 def test_quantized_file_has_every_output(shapes_model, words, traits):
     """Outputs with another reader, and tensors that inner graphs read, keep their values."""
