@@ -178,14 +178,13 @@ def _shape_outputs(
 def static_tensors(graph: onnx.GraphProto) -> set[str]:
     """Return the tensors that depend only on constants and shapes."""
     static: set[str] = set()
-    constants = {tensor.name for tensor in graph.initializer} | {""}
+    known = {tensor.name for tensor in graph.initializer} | {""}
     for node in graph.node:
         by_shape = node.op_type in ("Shape", "Size")
-        alone = static.union(constants).issuperset(node.input) and not _NO_CONSTANT.match(
-            node.op_type
-        )
+        alone = known.issuperset(node.input) and not _NO_CONSTANT.match(node.op_type)
         if (by_shape or alone) and not any(find_all(node, onnx.GraphProto)):
             static.update(node.output)
+            known.update(node.output)
     return static - {""}
 
 
