@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra.conf import HydraConf
 from omegaconf import DictConfig, OmegaConf
@@ -29,7 +29,6 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
 
     `overrides` are the settings of the command line.
     """
-    _settle_evaluate(cfg, jobs=1)
     config = parse_config(cfg)  # before the store is opened: a typo leaves no run
     for line in words.find_idle(cfg, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
@@ -45,7 +44,8 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     from resnet8ptq.tracking.store import find_store, open_store
 
     log.info("run: %s", folder)
-    settings = try_to_settle(config, UnsupportedError)  # a wrong path leaves no store and no run
+    # Before the store is opened: a wrong path leaves no store and no run.
+    settings = try_to_resolve(config, UnsupportedError, jobs=1)
     opening = background.put(open_store, config.tracking)
     background.prepare(sender.warm_up)
     from resnet8ptq.experiment import pipeline  # noqa: F401  # while the store opens
@@ -77,10 +77,8 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     number = settings.job.num
     if begun.worker:
         jobs.enter(begun.worker)
-    _settle_evaluate(cfg, begun.jobs)
-    from resnet8ptq.experiment.settings import Settings
-
-    settled = try_to_settle(cfg, PtqError, OSError)
+    threads = begun.worker.threads if begun.worker else None
+    settled = try_to_resolve(cfg, PtqError, OSError, jobs=begun.jobs, threads=threads)
     at_once = begun.worker.at_once if begun.worker else 1
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
     tags |= {"job_overrides": invocation.shell(*settings.overrides.task), **identify(settled)}
@@ -92,13 +90,11 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
         if finished := resume.find_finished(sweep, number, tags.get("identity"), repeated):
             log.info("%s: skipped, finished as run %s", folder.name, finished.run_id)
             return finished
-        if sweep.worker and cfg.threads is None:
-            cfg.threads = sweep.worker.threads  # also recorded by a job with a wrong setting
-            if isinstance(settled, Settings):
-                settled = settled.with_threads(cfg.threads)
         earlier = resume.find_attempts(sweep, number)
         _log_progress(number, begun.jobs, left_s)
-        return run_recorded(cfg, settled, folder, sweep.store, sweep.parent_id, tags, earlier)
+        return run_recorded(
+            cfg, settled, folder, sweep.store, sweep.parent_id, tags, earlier, threads
+        )
     except Exception as error:
         reason = command.explain(error)
         if not isinstance(begun, Sweep):
@@ -115,39 +111,28 @@ def _log_progress(number: int, jobs: int | None, left_s: float | None) -> None:
         log.info("job %d of %d%s", number + 1, jobs, left)
 
 
-def try_to_settle(
-    asked: RunConfig | DictConfig, *errors: type[Exception]
+def try_to_resolve(
+    asked: RunConfig | DictConfig,
+    *errors: type[Exception],
+    jobs: int | None,
+    threads: int | None = None,
 ) -> "Settings | Exception":
     """Return the settings with located files, or the error for the run's record.
 
     Args:
         asked: the requested config, parsed or as composed.
         errors: types of errors to return; all others are raised.
+        jobs, threads: see `resolve_names`.
     """
-    from resnet8ptq.experiment.settings import settle
+    from resnet8ptq.experiment.settings import resolve
 
     try:
         config = parse_config(asked) if isinstance(asked, DictConfig) else asked
         words.check_threads("threads", config.threads)
         words.check_threads("latency.threads", config.latency.threads)
-        return settle(config)
+        return resolve(config, jobs, threads)
     except errors as error:
         return error
-
-
-def _settle_evaluate(cfg: DictConfig, jobs: int | None) -> None:
-    """Set the defaults of `evaluate` that depend on the number of jobs.
-
-    A single run needs no selection samples, because there is nothing to choose. A sequential test
-    is corrected for the number of jobs.
-
-    Args:
-        jobs: number of jobs of the sweep; None if only Hydra knows it.
-    """
-    if cfg.evaluate.choice == "auto" and cfg.evaluate.split != "choice" and jobs == 1:
-        cfg.evaluate.choice = "none"
-    if cfg.evaluate.stop == "decided" and cfg.evaluate.models is None:
-        cfg.evaluate.models = jobs
 
 
 def identify(settings: "Settings | Exception") -> dict[str, str]:
@@ -173,6 +158,7 @@ def run_recorded(
     parent_id: str | None = None,
     tags: Mapping[str, str] | None = None,
     earlier: Sequence["RunRecord"] = (),
+    threads: int | None = None,
 ) -> "RunRecord":
     """Run the job inside an MLflow run with `tags`; the run replaces the `earlier` runs.
 
@@ -182,6 +168,7 @@ def run_recorded(
     Args:
         cfg: the composed config, which names the run and is logged if the run fails early.
         settings: the located settings; an error fails the run.
+        threads: the default of `threads`, which a failed run logs too.
     """
     from resnet8ptq.evaluation.result import RunResult
     from resnet8ptq.experiment import running
@@ -190,7 +177,9 @@ def run_recorded(
     combination = Combination.of_config(cast(RunConfig, cfg)).name
     name = "-".join(filter(None, (cfg.benchmark.name, combination, cfg.analysis.name)))
     log.info("%s: started", name)
-    composed = OmegaConf.to_container(cfg, resolve=True)
+    composed = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
+    if cfg.threads is None:
+        composed = {**composed, "threads": threads}
     with start_run(store, name, composed, folder, parent_id, tags) as opened:
         replace_runs(store, earlier, opened)
         if isinstance(settings, UnsupportedError):  # such as a missing file

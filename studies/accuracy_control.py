@@ -23,7 +23,7 @@ from resnet8ptq.config import loading
 from resnet8ptq.core.records import feed
 from resnet8ptq.experiment import samples
 from resnet8ptq.experiment.compatibility import load
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.graph.attention import find_attention
 
 MAX_DROP = 0.01
@@ -37,7 +37,7 @@ def quantize(words: list[str], path: Path) -> None:
     loading.register_schemas()
     with initialize_config_dir(str(REPO / "conf"), version_base=None):
         asked = [*words, "backend=openvino", "evaluate.split=choice"]
-        settings = settle(loading.parse_config(compose("config", overrides=asked)))
+        settings = resolve(loading.parse_config(compose("config", overrides=asked)))
     data, fp32 = load(settings)
     drawn = samples.draw(settings.config, data, tunes=False, check=lambda split: None)
     selection, calibrating, graph = drawn.reported, drawn.calibrating.split, read(fp32.onnx_path)

@@ -25,7 +25,7 @@ from resnet8ptq.evaluation import paired_latency
 from resnet8ptq.evaluation.evaluator import as_fp32, loader
 from resnet8ptq.evaluation.paired_latency import Blocks, ratio
 from resnet8ptq.experiment.compatibility import load as load_subject
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 
 SWEEP = (
     *("-m", "format=qdq,qoperator", "per_channel=false,true", "backend=onnx", "dtype=u8s8"),
@@ -57,7 +57,7 @@ HEADS = (
 def measure(runs: list[Path], scratch: Path) -> list[list[str]]:
     """Return a row of cells for each run of the sweep."""
     configs = [load_config(run / CONFIG_FILE) for run in runs]
-    settings = settle(replace(configs[0], threads=1))
+    settings = resolve(replace(configs[0], threads=1))
     data, fp32 = load_subject(settings)
     split = data.test
     paths = [*(run / "model.onnx" for run in runs), fp32.onnx_path]

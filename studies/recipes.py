@@ -36,7 +36,7 @@ from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.compatibility import load, make_task
 from resnet8ptq.experiment.samples import Samples
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.experiment.workspace import Workspace
 
 RECORD = REPO / "studies" / "recipes.csv"
@@ -182,7 +182,7 @@ def measure(network: str, recipe: str, seed: str, threads: int) -> Iterator[Reco
 
 def score(config: RunConfig) -> Record:
     """Return losses on both sides, bytes, and seconds of the preparation."""
-    settings = settle(config)
+    settings = resolve(config)
     config = settings.config
     data, fp32 = load(settings)
     held_out = draw_held_out(data, min(5000, len(data.train) // 2))
@@ -191,13 +191,13 @@ def score(config: RunConfig) -> Record:
     evaluator = Evaluator(fp32, task, settings.runtime)
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as folder:
         nowhere: Any = _Nowhere()
-        work = Workspace(config, evaluator, samples, Path(folder), Path(scratch), nowhere)
-        prepared = preparation.prepare(work)
-        quantized = work.quantize(prepared, Path(folder))
-        seconds = (prepared.seconds or 0) + quantized.seconds
+        work = Workspace(settings, evaluator, samples, Path(folder), Path(scratch), nowhere)
+        decisions = preparation.prepare(work)
+        quantized = work.quantize(decisions, Path(folder))
+        seconds = (decisions.seconds or 0) + quantized.seconds
         measured: Record = {"bytes": quantized.size_bytes, "seconds": round(seconds, 1)}
         for side, split in {"held_out": held_out, "test": data.test}.items():
-            compared = evaluator.compare(prepared.config, quantized.path, split).comparison
+            compared = evaluator.compare(config, quantized.path, split).comparison
             drop = task.metric.drop(compared.fair_delta, compared.baseline.fair)
             measured[f"{side}_samples"] = len(split)
             measured[f"{side}_fp32"] = round(float(compared.baseline.fair), 6)

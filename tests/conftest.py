@@ -226,7 +226,7 @@ def write(fitted: Dataset, shapes_model: model.Fp32Model) -> Write:
     def quantize(config: RunConfig, folder: Path) -> Artifact:
         split = draw_calibration(fitted, 20, config.seed).split
         evaluator = evaluator_of(config, shapes_model)  # it keeps FP32 files, as for runs
-        return evaluator.quantize(config, shapes_model, split, folder).artifact
+        return evaluator.quantize(quantizer_of(config), shapes_model, split, folder).artifact
 
     return quantize
 

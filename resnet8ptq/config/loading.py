@@ -13,7 +13,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq.config import limits, schema
 from resnet8ptq.config.limits import require
-from resnet8ptq.config.naming import name_network
 from resnet8ptq.config.schema import DTYPES, AnalysisConfig, RunConfig, TorchConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
@@ -67,10 +66,6 @@ def parse_config(cfg: DictConfig) -> RunConfig:
     for name in ("mean", "std"):
         numbers = getattr(config.preprocess, name)
         require(f"preprocess.{name}", numbers, numbers is not None, limits.NUMBERS.takes)
-        setattr(config.preprocess, name, [float(number) for number in limits.listed(numbers)])
-    if config.float_tail is None:  # the tail of a detector decodes and joins boxes
-        config.float_tail = config.task.name == "detection" or config.data.name == "coco"
-    config.model.name = config.model.name or name_network(config.model, config.data.name)
     return config
 
 

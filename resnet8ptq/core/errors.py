@@ -22,10 +22,6 @@ class ConfigError(PtqError):
     """A setting is wrong; names the key, its value and the accepted values."""
 
 
-class SizesDifferError(ConfigError):
-    """Pictures differ in size, and `preprocess.size` is null."""
-
-
 class DataError(PtqError):
     """A data file is missing, damaged or unsuitable; the message names the file."""
 

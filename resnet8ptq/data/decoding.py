@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -19,7 +20,7 @@ from PIL import Image
 from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core import cache, code, files, machine
 from resnet8ptq.core.console import track
-from resnet8ptq.core.errors import ConfigError, DataError, SizesDifferError
+from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data import pictures
 from resnet8ptq.data.dataset import Dataset, Split
@@ -28,6 +29,7 @@ from resnet8ptq.data.lazy import AT_ONCE, Images, LazyImages
 log = logging.getLogger(__name__)
 
 DECODED_AT_ONCE = 64  # pictures in memory
+HEADERS_AT_ONCE = 1024  # pictures whose sizes are compared
 LISTED = 10  # unreadable pictures that a warning names
 
 
@@ -53,7 +55,7 @@ def decode(
         on_bad: `error`, or `skip` to leave out unreadable pictures with a warning.
 
     Raises:
-        SizesDifferError: the pictures differ in size, and `preprocess.size` is null.
+        ConfigError: the pictures differ in size, and `preprocess.size` is null.
         DataError: a picture cannot be read; with `skip`, no picture can.
     """
     threads = machine.threads(None)
@@ -77,6 +79,31 @@ def decode(
     whole = np.load(entry / "images.npy", mmap_mode="r")
     good = np.array([i for i in range(len(packed)) if str(i) not in bad], np.int64)
     return (LazyImages(whole, good) if bad else whole), good
+
+
+def differ_in_size(packed: Sequence[Picture]) -> bool:
+    """Return whether readable pictures differ in size, by the headers of their files.
+
+    Nothing is decoded, and the first other size ends it. `decode` reports unreadable pictures.
+    """
+    threads = machine.threads(None)
+    sizes: set[tuple[int, int]] = set()
+    with pictures.bombs_refused(), ThreadPoolExecutor(threads) as pool:
+        for start in range(0, len(packed), HEADERS_AT_ONCE):
+            read = pool.map(_read_size, packed[start : start + HEADERS_AT_ONCE])
+            sizes.update(size for size in read if size is not None)
+            if len(sizes) > 1:
+                return True
+    return False
+
+
+def _read_size(picture: Picture) -> tuple[int, int] | None:
+    content = picture.content
+    with suppress(Exception):  # Pillow raises a dozen types
+        if not isinstance(content, Path):
+            return pictures.read_size(io.BytesIO(content()))
+        return pictures.read_size(content) if content.is_file() else None
+    return None
 
 
 def _versions() -> dict[str, str]:
@@ -122,7 +149,7 @@ def _write(
                     first = packed[index].name
                 if image.shape != whole.shape[1:]:
                     sizes = [f"{high}x{wide}" for high, wide, _ in (whole[0].shape, image.shape)]
-                    raise SizesDifferError(
+                    raise ConfigError(
                         f"preprocess.size: got null, but the pictures differ in size ({first} is "
                         f"{sizes[0]}, {packed[index].name} {sizes[1]}); expected [height, width], "
                         "or one number for both"

@@ -10,7 +10,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core.errors import DataError
@@ -79,6 +79,24 @@ def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.ui
     ):
         picture.load()
         return to_array(fit(_to_8_bits(ImageOps.exif_transpose(picture)), preprocess))
+
+
+def read_size(file: Path | BinaryIO) -> tuple[int, int]:
+    """Return width and height of an upright picture from the head of its file.
+
+    Raises:
+        Exception: not a picture, or too large; Pillow raises a dozen types.
+    """
+    with Image.open(file, formats=FORMATS) as picture:
+        # A PNG's own `getexif` decodes the picture, to look behind it.
+        return turn_upright(picture.size, Image.Image.getexif(picture))
+
+
+def turn_upright(size: tuple[int, int], exif: Image.Exif) -> tuple[int, int]:
+    """Return the width and height of a picture that is rotated according to its EXIF data."""
+    width, height = size
+    on_its_side = exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+    return (height, width) if on_its_side else (width, height)
 
 
 def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from resnet8ptq.config.limits import listed
 from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core.errors import ConfigError, DataError
 
@@ -93,7 +94,8 @@ def settle(
     Raises:
         ConfigError: the settings do not fit samples of that shape.
     """
-    for key, values in (("mean", config.mean), ("std", config.std)):
+    numbers = {"mean": listed(config.mean), "std": listed(config.std)}
+    for key, values in numbers.items():
         if len(values) not in (1, *shape[-1:]):
             raise ConfigError(
                 f"preprocess.{key}: got {len(values)} numbers, expected one, or one for each "
@@ -104,7 +106,7 @@ def settle(
         raise ConfigError(
             f"preprocess.channels: got 'bgr', expected pictures [H, W, 3]; the samples are {shape}"
         )
-    mean, std = tuple(map(float, config.mean)), tuple(map(float, config.std))
+    mean, std = (tuple(map(float, values)) for values in numbers.values())
     return Preprocessing(offset, step, bgr, config.scale, mean, std)
 
 

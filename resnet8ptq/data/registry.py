@@ -42,6 +42,28 @@ def read(
     return _read(json.dumps([asdict(config), asdict(preprocess), calibrating]), cache_root)
 
 
+def differ_in_size(config: DataConfig, cache_root: Path) -> bool:
+    """Return whether the pictures of a located data set differ in size, by their files' headers.
+
+    Raises:
+        PtqError: the pictures cannot be listed.
+    """
+    return _differ_in_size(json.dumps(asdict(config)), cache_root)
+
+
+@functools.cache  # shared by the jobs of a sweep
+def _differ_in_size(settings: str, cache_root: Path) -> bool:
+    data = json.loads(settings)
+    source = SOURCES[data["name"]]
+    if not source.pictures:
+        return False
+    from resnet8ptq.data import decoding  # imports Pillow
+
+    config = source.schema(**data)
+    with _damage_as_data_error(f"data.{source.key}", getattr(config, source.key)):
+        return decoding.differ_in_size(resolve_name(source.pictures)(config, cache_root))
+
+
 @functools.cache  # shared by the jobs of a sweep
 def _read(settings: str, cache_root: Path) -> Dataset:
     data, preprocessed, calibrating = json.loads(settings)
@@ -51,7 +73,7 @@ def _read(settings: str, cache_root: Path) -> Dataset:
     with _damage_as_data_error(f"data.{source.key}", getattr(config, source.key)):
         dataset = load(config, preprocess, cache_root)
     sized = preprocess.size is not None or preprocess.channels == "grey"
-    if sized and not source.decodes:
+    if sized and not source.pictures:
         from resnet8ptq.data import decoding  # imports Pillow
 
         dataset = decoding.resize_all(dataset, preprocess, cache_root)

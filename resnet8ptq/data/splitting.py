@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import SplitConfig
-from resnet8ptq.core.errors import DataError, SizesDifferError
+from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.dataset import Dataset, Split
 
 log = logging.getLogger(__name__)
@@ -140,13 +140,13 @@ def keep_split(
 
     Raises:
         DataError: training and test samples differ in shape.
-        SizesDifferError: training and test pictures differ in size, and `preprocess.size` is null.
+        ConfigError: training and test pictures differ in size, and `preprocess.size` is null.
     """
     sides = (train.split, test.split)
     shapes = [side.images.shape[1:] for side in sides]
     if shapes[0] != shapes[1]:
         if all(side.has_pictures for side in sides):
-            raise SizesDifferError(
+            raise ConfigError(
                 f"preprocess.size: got null, but {root} has training pictures {shapes[0]} and test "
                 f"pictures {shapes[1]}; expected [height, width], or one number for both"
             )

@@ -22,7 +22,7 @@ from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.compatibility import load, make_task
 from resnet8ptq.experiment.samples import draw
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.tasks.contract import Array, Comparison, Task
 from resnet8ptq.tracking.mlflow_model import EXAMPLE
 
@@ -50,7 +50,7 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
         return source.unread
     config = source.config
     try:
-        settings = settle(replace(config, cache_dir=cache_dir or config.cache_dir))
+        settings = resolve(replace(config, cache_dir=cache_dir or config.cache_dir))
         config = settings.config
         data, network = load(settings)
         check = partial(make_task, config.task, data, network)

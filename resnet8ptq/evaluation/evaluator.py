@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from resnet8ptq.backends.contract import Artifact, Predictor
+from resnet8ptq.backends.contract import Artifact, Predictor, Quantizer
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import (
@@ -120,7 +120,7 @@ class Evaluator:
 
     def quantize(
         self,
-        config: QuantizationConfig,
+        quantizer: Quantizer,
         network: Fp32Model,
         calibration: Split,
         folder: Path,
@@ -133,13 +133,12 @@ class Evaluator:
         """
         start = time.perf_counter()
         with waiting("Quantizing"):
-            if config.dtype.name == "fp32":
-                converted = self._convert(config, network, calibration)
+            if quantizer.config.dtype.name == "fp32":
+                converted = self._convert(quantizer.config, network, calibration)
                 artifact = Artifact(folder / converted.name)
                 with files.atomic(artifact.path) as temporary:
                     shutil.copyfile(converted, temporary)
             else:
-                quantizer = make_quantizer(config, self.runtime)
                 artifact = quantizer.quantize(network, calibration, folder, ranges)
         return Quantized(artifact, artifact.size_bytes, time.perf_counter() - start)
 

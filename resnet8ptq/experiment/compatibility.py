@@ -1,7 +1,7 @@
 """Reads data, network and task of a run, and checks that they fit each other."""
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import onnx
 
@@ -103,7 +103,7 @@ def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
         raise UnsupportedError(f"torch cannot run the network: {reason}; try {' '.join(mends)}")
     if config.dtype.name != "fp32":
         find_float_nodes(onnx.load(fp32.onnx_path).graph, Selection.of(config))
-    return replace(settings, config=cast(RunConfig, settings.quantizer.fit(fp32)))
+    return settings.fit(fp32)
 
 
 _WITHOUT = {

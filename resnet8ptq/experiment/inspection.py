@@ -1,7 +1,6 @@
 """`+analysis=inspect`: summarizes a network and checks that the settings fit; quantizes nothing."""
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,11 +9,11 @@ from resnet8ptq.config.schema import FileConfig, RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ModelError, PtqError
 from resnet8ptq.core.records import names_of
-from resnet8ptq.data import locate, registry
+from resnet8ptq.data import registry
 from resnet8ptq.data.preprocessing import RAW, Preprocessing
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
 from resnet8ptq.experiment import file_inspection
-from resnet8ptq.experiment.settings import settle_inputs, settle_size, settle_suite
+from resnet8ptq.experiment.settings import resolve, resolve_names
 from resnet8ptq.models import network_path
 from resnet8ptq.models.contract import IF_PICTURES, Contract, Samples, arranged, match
 from resnet8ptq.models.summary import print_summary, summarize
@@ -26,7 +25,7 @@ NO_DATA = (
 _BUILT_IN = ("cifar10", "shapes")  # both are [32, 32, 3], of ten classes
 
 
-def run_inspection(config: RunConfig, data_given: bool) -> None:
+def run_inspection(asked: RunConfig, data_given: bool) -> None:
     """Print the network's summary, its requirements, and the settings that do not meet them.
 
     Args:
@@ -36,12 +35,12 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
         ModelError: the network is missing, not a model, unsafe, or has nothing to quantize.
         UnsupportedError: a file of `benchmark` is missing.
     """
-    config = settle_suite(config)
+    config = resolve_names(asked)
     cache_root = cache.folder(config.cache_dir)
     if isinstance(config.backend, FileConfig):
         return file_inspection.run_inspection(reading.find_path(config.backend), cache_root)
     path = network_path.locate(config.model, config.data.name)
-    samples = _find_samples(config, path, cache_root)
+    samples = _find_samples(config)
     sample = None if isinstance(samples, str) else samples.one
     summary = summarize(path, cache_root, config.model, sample)
     if not data_given:
@@ -74,7 +73,7 @@ class _Samples:
     steps: Preprocessing = RAW
 
 
-def _find_samples(config: RunConfig, source: Path, cache_root: Path) -> _Samples | str:
+def _find_samples(config: RunConfig) -> _Samples | str:
     """Return the facts of the samples, or the reason why they cannot be read."""
     if config.data.name in _BUILT_IN and config.data.root is None:
         size = config.preprocess.size or 32
@@ -82,9 +81,9 @@ def _find_samples(config: RunConfig, source: Path, cache_root: Path) -> _Samples
         channels = 1 if config.preprocess.channels == "grey" else 3
         return _Samples(np.zeros((1, height, width, channels), np.uint8), len(CLASS_NAMES))
     try:
-        config = replace(config, data=locate.settle(config.data))
-        config = replace(config, data=settle_inputs(config, source, cache_root))
-        data = registry.read(config.data, settle_size(config, source, cache_root), cache_root)
+        settings = resolve(config)
+        decided, cache_root = settings.config, settings.runtime.cache_root
+        data = registry.read(decided.data, decided.preprocess, cache_root)
     except PtqError as error:
         return f"data={config.data.name}: {error}"
     test = data.test

@@ -1,18 +1,22 @@
 """Measures the quantized artifact, reloaded from disk, on every role of samples."""
 
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 
-from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
+from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32, loader
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement
 from resnet8ptq.experiment.samples import Samples, has_groups
-from resnet8ptq.experiment.workspace import Preparation
+from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.experiment.workspace import Decisions
 from resnet8ptq.tasks.contract import BASELINE, Comparison, Metrics, Task
 from resnet8ptq.tasks.sequential import StoppingPlan
 
@@ -20,7 +24,8 @@ from resnet8ptq.tasks.sequential import StoppingPlan
 def measure(
     evaluator: Evaluator,
     samples: Samples,
-    prepared: Preparation,
+    settings: Settings,
+    decisions: Decisions,
     quantized: Quantized,
     memory: PeakMemory,
     plan: StoppingPlan | None,
@@ -28,10 +33,11 @@ def measure(
     """Return the measurement of the artifact, with that of its baseline.
 
     Args:
+        settings: the settings with the decisions.
         memory: measures the peak since the run began.
         plan: the plan for an early stop; None evaluates all samples.
     """
-    config, path, reported, task = prepared.config, quantized.path, samples.reported, evaluator.task
+    config, path, reported, task = settings.config, quantized.path, samples.reported, evaluator.task
     if plan is None:
         compared = evaluator.compare(config, path, reported)
     else:
@@ -40,11 +46,11 @@ def measure(
     metrics: Metrics = {
         "counts/quantized_layers": quantized.artifact.quantized_layers,
         "system/quantize_s": quantized.seconds,  # without calibration that the cache had
-        "system/prepare_s": prepared.seconds,  # fine-tuning, corrections and choices
+        "system/prepare_s": decisions.seconds,  # fine-tuning, corrections and choices
         "system/evaluate_s": evaluation.seconds,
         "system/evaluate_batch_size": evaluation.batching.batch_size,
         "system/evaluate_threads": evaluation.batching.threads * evaluation.batching.at_once,
-        **prepared.metrics,
+        **decisions.metrics,
     }
     if samples.selection is not None:
         label = "Evaluating to choose"
@@ -64,7 +70,7 @@ def measure(
     of_network = [output.name for output in evaluator.network.contract.outputs]
     silent = task.find_silent(of_network, evaluation.outputs, fp32)
     metrics["paired/p_within"] = _test_limit(config, task, comparison, reported)
-    metrics |= _time(evaluator, config, quantized, reported)
+    metrics |= _time(evaluator, settings, path, reported)
     size_bytes, cached = quantized.size_bytes, evaluation.cached
     return Measurement(task, comparison, size_bytes, metrics, choice, cached, silent)
 
@@ -83,17 +89,14 @@ def _test_limit(
     return comparison.p_within(task.metric.limit(config.report))
 
 
-def _time(evaluator: Evaluator, config: RunConfig, quantized: Quantized, samples: Split) -> Metrics:
+def _time(evaluator: Evaluator, settings: Settings, path: Path, samples: Split) -> Metrics:
     """Time the artifact and its FP32 baseline in turns; empty if disabled or not meaningful."""
-    runtime = evaluator.runtime
-    if (
-        not config.latency.enabled
-        or make_quantizer(config, runtime).resolve().execution == "simulated"
-    ):
+    config, quantizer = settings.config, settings.quantizer
+    if not config.latency.enabled or quantizer.resolve().execution == "simulated":
         return {}
-    loads = [loader(config, runtime, quantized.path)]
+    loads: list[Load] = [partial(quantizer.load, path)]
     if config.dtype.name != "fp32":
         baseline = evaluator.baseline(config, samples)
-        loads.append(loader(as_fp32(config), runtime, baseline.path))
+        loads.append(loader(as_fp32(config), settings.runtime, baseline.path))
     background.rest()
     return {**Latency(*latency.measure(loads, samples, config.latency)).to_metrics()}

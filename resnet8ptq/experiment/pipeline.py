@@ -10,7 +10,6 @@ from pathlib import Path
 import onnx
 
 from resnet8ptq.backends.contract import Quantizer, describe_execution
-from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.outliers import Outliers
 from resnet8ptq.config.schema import RunConfig
@@ -36,7 +35,7 @@ from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw, has_groups
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import make_plan
-from resnet8ptq.experiment.workspace import Preparation, Workspace
+from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.summary import quantized_operators
 from resnet8ptq.precision.plan import Selection, find_float_nodes
@@ -69,21 +68,21 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     evaluator = Evaluator(network, task, settings.runtime, config.evaluate.batch_size)
 
     with tempfile.TemporaryDirectory() as scratch:
-        work = Workspace(config, evaluator, samples, folder, Path(scratch), run)
-        prepared = preparation.prepare(work)
-        quantized = work.quantize(prepared, folder)
+        work = Workspace(settings, evaluator, samples, folder, Path(scratch), run)
+        decisions = preparation.prepare(work)
+        quantized = work.quantize(decisions, folder)
         artifact = quantized.artifact
-        quantizer = make_quantizer(prepared.config, settings.runtime)
+        decided = work.decided(decisions)
+        quantizer, path = decided.quantizer, decisions.network.onnx_path
         resolved = quantizer.resolve()
-        params = resolved.to_params() | _float_operators(prepared) | prepared.params
-        params |= quantizer.verify(artifact, prepared.network, calibrating)
-        path = prepared.network.onnx_path
+        params = resolved.to_params() | _float_operators(decided.config, path) | decisions.params
+        params |= quantizer.verify(artifact, decisions.network, calibrating)
         if not outliers:
             outliers = sample_check.find_inside(config, path, calibrating, settings.runtime)
         if artifact.ranges:
-            table.write(folder, artifact.ranges, work.provenance(prepared))
+            table.write(folder, artifact.ranges, work.provenance(decisions))
 
-    measurement = measure(evaluator, samples, prepared, quantized, memory, plan)
+    measurement = measure(evaluator, samples, decided, decisions, quantized, memory, plan)
     params |= _describe_artifact(quantizer, quantized)
     params |= _describe_measurement(config, samples, measurement)
     if outliers:
@@ -177,17 +176,16 @@ def _shapes(network: Fp32Model) -> dict[str, list[int]]:
     }
 
 
-def _float_operators(prepared: Preparation) -> dict[str, str]:
+def _float_operators(config: RunConfig, network: Path) -> dict[str, str]:
     """Return the network's operators that stay in float, with counts, as a param.
 
     They stay in float by the settings, or because the framework has no 8-bit kernel. Only reported
     with `float_tail`.
     """
-    config = prepared.config
     without = config.dtype.name == "fp32" or config.method in ("dynamic", "weight_only")
     if not config.float_tail or without or not config.backend.quantizes:
         return {}
-    graph = onnx.load(prepared.network.onnx_path).graph
+    graph = onnx.load(network).graph
     left = {*find_float_nodes(graph, Selection.of(config))}
     known = quantized_operators(config.backend.name)
     count = Counter(n.op_type for n in graph.node if n.name in left or n.op_type not in known)

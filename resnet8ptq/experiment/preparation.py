@@ -1,6 +1,7 @@
 """Steps that prepare the network and its settings before a backend quantizes it."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from resnet8ptq.config.schema import CorrectionsConfig, RunConfig
 from resnet8ptq.core import background
 from resnet8ptq.corrections import sequence
 from resnet8ptq.experiment.layers import exclusion, planning
-from resnet8ptq.experiment.workspace import Preparation, Step, Workspace
+from resnet8ptq.experiment.workspace import Decisions, Step, Workspace
 from resnet8ptq.finetuning import qat
 from resnet8ptq.graph.attention import attention_products
 from resnet8ptq.models.model import Fp32Model
@@ -24,44 +25,44 @@ def tunes(config: RunConfig) -> bool:
     return choice and config.dtype.name != "fp32"
 
 
-def prepare(work: Workspace) -> Preparation:
+def prepare(work: Workspace) -> Decisions:
     """Run each step that the settings enable."""
     start = time.perf_counter()
-    prepared = Preparation(work.config, work.fp32, work.fp32)
+    decisions = Decisions(work.fp32, work.fp32)
     if work.config.dtype.name == "fp32":
-        return prepared
+        return decisions
     steps: list[Step] = [plan_bits, fine_tune, correct, read_table, leave_in_float]
     for step in steps:
-        prepared = step(work, prepared)
-    if prepared.network is work.fp32 and not prepared.params:
-        return prepared
-    return replace(prepared, seconds=time.perf_counter() - start)
+        decisions = step(work, decisions)
+    if decisions.network is work.fp32 and not decisions.params:
+        return decisions
+    return replace(decisions, seconds=time.perf_counter() - start)
 
 
-def plan_bits(work: Workspace, prepared: Preparation) -> Preparation:
+def plan_bits(work: Workspace, decisions: Decisions) -> Decisions:
     """Choose the bits of each layer's weights with `precision.plan=auto`; log any plan."""
-    config, metrics = prepared.config, prepared.metrics
-    if config.precision.plan == "auto":
-        chosen = planning.choose_bits(work, prepared, correct)
-        config = replace(config, precision=replace(config.precision, plan=dict(chosen.bits)))
-        metrics = {**metrics, "plan/bytes": chosen.size_bytes}
-    if config.precision.plan is None:
-        return prepared
+    if work.config.precision.plan is None:
+        return decisions
+    if work.config.precision.plan == "auto":
+        chosen = planning.choose_bits(work, decisions, correct)
+        metrics = {**decisions.metrics, "plan/bytes": chosen.size_bytes}
+        decisions = replace(decisions, bits=chosen.bits, metrics=metrics)
+    config = work.decided(decisions).config
     graph = onnx.load(work.fp32.onnx_path).graph
     layers, products = find_quantized_layers(graph, Selection.of(config)), attention_products(graph)
-    params = prepared.params | work.plan(config).to_params(layers, config.precision, products)
-    return replace(prepared, config=config, params=params, metrics=metrics)
+    params = work.plan(decisions).to_params(layers, config.precision, products)
+    return replace(decisions, params=decisions.params | params)
 
 
-def fine_tune(work: Workspace, prepared: Preparation) -> Preparation:
+def fine_tune(work: Workspace, decisions: Decisions) -> Decisions:
     """Fine-tune with `method=qat`; log the curves, and draw `qat_loss.png`."""
-    config = prepared.config
+    config = work.decided(decisions).config
     if config.method != "qat":
-        return prepared
+        return decisions
     settings = qat.QatSettings(
         config.qat,
         config.calib,
-        work.plan(config),
+        work.plan(decisions),
         work.activations,
         Selection.of(config),
         config.float_output,
@@ -79,53 +80,52 @@ def fine_tune(work: Workspace, prepared: Preparation) -> Preparation:
         settings, work.fp32, samples.data, samples.calibrating, samples.held_out, runtime, report
     )
     background.put(_draw_curves, points, work.folder / "qat_loss.png")
-    return replace(prepared, trained=network, network=network, learned=ranges, ranges=ranges)
+    return replace(decisions, trained=network, network=network, learned=ranges, ranges=ranges)
 
 
-def correct(work: Workspace, prepared: Preparation) -> Preparation:
+def correct(work: Workspace, decisions: Decisions) -> Decisions:
     """Apply the enabled corrections to the trained network."""
-    config = prepared.config
-    setting = work.setting(config, work.samples.calibrating.split)
+    setting = work.setting(decisions, work.samples.calibrating.split)
     network, ranges = sequence.correct(
-        prepared.trained, config.corrections, setting, config.seed, work.scratch
+        decisions.trained, work.config.corrections, setting, work.config.seed, work.scratch
     )
-    return replace(prepared, network=network, ranges=prepared.learned if ranges is None else ranges)
+    learned = decisions.learned
+    return replace(decisions, network=network, ranges=learned if ranges is None else ranges)
 
 
-def read_table(work: Workspace, prepared: Preparation) -> Preparation:
+def read_table(work: Workspace, decisions: Decisions) -> Decisions:
     """Read the ranges that `calib.table` names."""
-    path = prepared.config.calib.table
+    path = work.config.calib.table
     if path is None:
-        return prepared
-    return replace(prepared, ranges=table.load(path, work.provenance(prepared)))
+        return decisions
+    return replace(decisions, ranges=table.load(path, work.provenance(decisions)))
 
 
-def leave_in_float(work: Workspace, prepared: Preparation) -> Preparation:
+def leave_in_float(work: Workspace, decisions: Decisions) -> Decisions:
     """With `nodes_to_exclude=auto`, choose the layers that stay in float."""
-    config = prepared.config
-    if config.nodes_to_exclude != "auto":
-        return prepared
+    if work.config.nodes_to_exclude != "auto":
+        return decisions
 
-    def correct_again(variant: RunConfig, folder: Path) -> Fp32Model:
-        return correct(replace(work, scratch=folder), replace(prepared, config=variant)).network
+    def correct_again(nodes: Sequence[str], folder: Path) -> Fp32Model:
+        return correct(replace(work, scratch=folder), replace(decisions, in_float=nodes)).network
 
     chosen = exclusion.choose(
-        config,
+        work.decided(decisions).config,
         work.evaluator,
         work.samples,
-        prepared.network,
+        decisions.network,
         work.folder,
-        ranges=prepared.ranges,
-        correct=correct_again if _corrects_again(config.corrections) else None,
+        ranges=decisions.ranges,
+        correct=correct_again if _corrects_again(work.config.corrections) else None,
     )
-    prepared = replace(
-        prepared,
-        config=replace(config, nodes_to_exclude=chosen.nodes),
-        params=prepared.params | chosen.to_params(),
-        metrics=prepared.metrics | chosen.to_metrics(),
+    decisions = replace(
+        decisions,
+        in_float=chosen.nodes,
+        params=decisions.params | chosen.to_params(),
+        metrics=decisions.metrics | chosen.to_metrics(),
     )
     # The weights of the chosen layers are not to be rounded after all.
-    return read_table(work, correct(work, prepared)) if chosen.nodes else prepared
+    return read_table(work, correct(work, decisions)) if chosen.nodes else decisions
 
 
 def _corrects_again(chosen: CorrectionsConfig) -> bool:

@@ -1,30 +1,35 @@
-"""The settings of a run with every file located, made once from the requested ones."""
+"""`resolve` decides the settings of a run once: the only module that changes a setting."""
 
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import cast
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
 from resnet8ptq.calibration.methods import METHODS
+from resnet8ptq.config import limits
+from resnet8ptq.config.naming import name_network
 from resnet8ptq.config.schema import (
     ArraysConfig,
     BackendConfig,
     DataConfig,
+    EvaluateConfig,
     PreprocessConfig,
     RunConfig,
     TfliteConfig,
 )
 from resnet8ptq.core import cache, memory
-from resnet8ptq.core.errors import PtqError, SizesDifferError
+from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models import network_path, summary
+from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources.formats import format_name, is_tflites
 from resnet8ptq.tasks.registry import AUTO, TASKS
 
@@ -33,69 +38,127 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run, its files located.
+    """The settings of a run, with every file located.
 
     Attributes:
-        config: the requested settings, with the paths of data and network.
+        asked: the requested settings.
+        config: the decided settings, with the paths of data and network.
         source: the network's file or folder; for a module, its weights.
     """
 
+    asked: RunConfig
     config: RunConfig
     runtime: Runtime
     source: Path
 
-    @property
+    @cached_property
     def quantizer(self) -> Quantizer:
         """The quantizer for these settings."""
         return make_quantizer(self.config, self.runtime)
 
-    def with_threads(self, threads: int) -> "Settings":
-        """Return the settings with another number of threads."""
-        runtime = replace(self.runtime, threads=threads, threads_fixed=True)
-        return replace(self, config=replace(self.config, threads=threads), runtime=runtime)
+    def fit(self, network: Fp32Model) -> "Settings":
+        """Return the settings with the backend's own defaults for this network.
+
+        Raises:
+            UnsupportedError: the framework cannot quantize this network with these settings.
+        """
+        return self.vary(cast(RunConfig, self.quantizer.fit(network)))
+
+    def vary(self, config: RunConfig) -> "Settings":
+        """Return the settings of a trial: other values, the same files and threads."""
+        return self if config is self.config else replace(self, config=config)
 
 
-def settle(asked: RunConfig) -> Settings:
-    """Locate every file of the settings, and download the default files.
+def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = None) -> Settings:
+    """Decide every setting: locate each file, and download the default files.
+
+    Decided settings stay as they are, so the config of a finished run can be resolved again.
+
+    Args:
+        jobs, threads: see `resolve_names`.
 
     Raises:
         PtqError: a file is missing, or a name is unknown.
     """
-    config = settle_suite(asked)
+    config = resolve_names(asked, jobs, threads)
     memory.set_limit(config.memory_gb)
     runtime = cache.runtime(config.cache_dir, config.threads, config.max_seconds)
     config = replace(config, data=locate.settle(config.data))
     source = network_path.locate(config.model, config.data.name)
-    config = replace(config, data=settle_inputs(config, source, runtime.cache_root))
-    preprocess = settle_size(config, source, runtime.cache_root)
-    config = replace(config, preprocess=preprocess, backend=_settle_backend(config, source))
+    config = replace(
+        config,
+        data=_name_inputs(config, source, runtime.cache_root),
+        preprocess=_find_size(config, source, runtime.cache_root),
+        backend=_resolve_backend(config, source),
+    )
     if config.model.module is None:
         config = replace(config, model=replace(config.model, path=str(source)))
-    return Settings(config, runtime, source)
+    return Settings(asked, config, runtime, source)
 
 
-def settle_suite(asked: RunConfig) -> RunConfig:
-    """Return the settings with the files of `benchmark.name`, their names checked.
+def resolve_names(
+    asked: RunConfig, jobs: int | None = None, threads: int | None = None
+) -> RunConfig:
+    """Return the settings with dependent defaults and the files of `benchmark.name`.
+
+    Args:
+        jobs: number of jobs of the sweep, 1 for a single run; None if only Hydra knows it.
+        threads: the default of `threads`, if other jobs run at the same time.
 
     Raises:
-        ConfigError: a name is unknown.
-        UnsupportedError: a file of the suite is missing.
+        ConfigError: the name of a backend, data set, task, calibration or benchmark is unknown.
+        UnsupportedError: a file of the benchmark is missing.
     """
-    check_names(asked)
-    return mlperf_tiny.settle(asked)
+    look_up("backend.name", asked.backend.name, BACKENDS)
+    look_up("data.name", asked.data.name, SOURCES)
+    look_up("task.name", asked.task.name, {AUTO: "", **TASKS})
+    look_up("calib.name", asked.calib.name, METHODS)
+    if asked.benchmark.name is not None:
+        look_up("benchmark.name", asked.benchmark.name, mlperf_tiny.SUITE)
+    return mlperf_tiny.settle(fill_defaults(asked, jobs, threads))
 
 
-def check_names(config: RunConfig) -> None:
-    """Raise `ConfigError` for an unknown backend, data set, task, calibration or benchmark."""
-    look_up("backend.name", config.backend.name, BACKENDS)
-    look_up("data.name", config.data.name, SOURCES)
-    look_up("task.name", config.task.name, {AUTO: "", **TASKS})
-    look_up("calib.name", config.calib.name, METHODS)
-    if config.benchmark.name is not None:
-        look_up("benchmark.name", config.benchmark.name, mlperf_tiny.SUITE)
+def fill_defaults(
+    asked: RunConfig, jobs: int | None = None, threads: int | None = None
+) -> RunConfig:
+    """Return the settings with the defaults that depend on others or on the job.
+
+    Args:
+        jobs, threads: see `resolve_names`.
+    """
+    name = asked.model.name or name_network(asked.model, asked.data.name)
+    mean, std = (_as_floats(value) for value in (asked.preprocess.mean, asked.preprocess.std))
+    tail = asked.float_tail
+    if tail is None:  # the tail of a detector decodes and joins boxes
+        tail = asked.task.name == "detection" or asked.data.name == "coco"
+    return replace(
+        asked,
+        model=replace(asked.model, name=name),
+        preprocess=replace(asked.preprocess, mean=mean, std=std),
+        float_tail=tail,
+        evaluate=_resolve_evaluate(asked.evaluate, jobs),
+        threads=threads if asked.threads is None else asked.threads,
+    )
 
 
-def settle_inputs(config: RunConfig, source: Path, cache_root: Path) -> DataConfig:
+def _as_floats(numbers: object) -> list[float]:
+    return [float(number) for number in limits.listed(numbers)]
+
+
+def _resolve_evaluate(evaluate: EvaluateConfig, jobs: int | None) -> EvaluateConfig:
+    """Return the settings with the defaults that depend on the number of jobs.
+
+    A single run needs no selection samples, because there is nothing to choose. A sequential test
+    is corrected for the number of jobs.
+    """
+    if evaluate.choice == "auto" and evaluate.split != "choice" and jobs == 1:
+        evaluate = replace(evaluate, choice="none")
+    if evaluate.stop == "decided" and evaluate.models is None:
+        evaluate = replace(evaluate, models=jobs)
+    return evaluate
+
+
+def _name_inputs(config: RunConfig, source: Path, cache_root: Path) -> DataConfig:
     """Return the data settings with the arrays that have the names of the network's inputs.
 
     One of them may be called `x` or `images`, which alone would name the only input. All other
@@ -121,7 +184,7 @@ def settle_inputs(config: RunConfig, source: Path, cache_root: Path) -> DataConf
     return replace(data, inputs=inputs)
 
 
-def settle_size(config: RunConfig, source: Path, cache_root: Path) -> PreprocessConfig:
+def _find_size(config: RunConfig, source: Path, cache_root: Path) -> PreprocessConfig:
     """Return the preprocessing with the size of pictures that the network fixes.
 
     The network's size is used if the pictures differ in size and `preprocess.size` is null. All
@@ -131,17 +194,12 @@ def settle_size(config: RunConfig, source: Path, cache_root: Path) -> Preprocess
         config: its data set is located.
         source: see `Settings`.
     """
-    asked = config.preprocess
-    if asked.size is not None or not SOURCES[config.data.name].decodes:
+    asked, size = config.preprocess, None
+    if asked.size is not None:
         return asked
-    size = None
-    try:
-        registry.read(config.data, asked, cache_root, config.calib.images)
-    except SizesDifferError:
-        with suppress(PtqError):
+    with suppress(PtqError, OSError):
+        if registry.differ_in_size(config.data, cache_root):
             size = summary.find_picture_size(source, config.model, cache_root)
-    except PtqError:
-        return asked
     if size is None:
         return asked
     log.info(
@@ -152,7 +210,7 @@ def settle_size(config: RunConfig, source: Path, cache_root: Path) -> Preprocess
     return replace(asked, size=list(size))
 
 
-def _settle_backend(config: RunConfig, source: Path) -> BackendConfig:
+def _resolve_backend(config: RunConfig, source: Path) -> BackendConfig:
     """Return the backend's settings; for TFLite, with the converter for this network."""
     backend = config.backend
     if not backend.quantizes:

@@ -18,7 +18,7 @@ from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import as_fp32, loader
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.experiment.compatibility import load
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection, finalists, fp32_name
 from resnet8ptq.tracking import origin
@@ -78,7 +78,7 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
     """
     folders = {*models.values(), *baselines.values()}
     configs = {folder: load_config(folder / CONFIG_FILE) for folder in folders}
-    settings = settle(configs[next(iter(models.values()))])
+    settings = resolve(configs[next(iter(models.values()))])
     runtime = settings.runtime
     data, fp32 = load(settings)
     loads: dict[str, Load] = {}

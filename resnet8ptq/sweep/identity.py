@@ -40,6 +40,7 @@ def find(settings: Settings) -> str:
         config.data, config.preprocess, settings.runtime.cache_root, config.calib.images
     )
     hashed = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
+    hashed["threads"] = settings.asked.threads  # those of a worker change no result
     hashed["report"] = {k: v for k, v in hashed["report"].items() if k not in _OF_REPORT}
     hashed["data"] = [images.name, images.train.digest, images.test.digest]
     if images.calibration is not None:

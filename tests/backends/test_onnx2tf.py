@@ -22,7 +22,7 @@ from resnet8ptq.backends.tflite import (
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.model import Fp32Model
@@ -126,7 +126,7 @@ def test_the_network_decides_who_converts(name, dtype, flow, tmp_path):
     path = tmp_path / name
     path.write_bytes(magic.get(path.suffix, b"onnx"))
     words = ("data=shapes", "backend=tflite", f"dtype={dtype}", f"model.path={path}")
-    assert settle(make_config(*words)).config.backend.flow == flow
+    assert resolve(make_config(*words)).config.backend.flow == flow
 
 
 # The graph that onnx2tf gets

@@ -16,7 +16,7 @@ from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment.compatibility import fit, fit_settings
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.graph.attention import attention_products
 from resnet8ptq.graph.pruning import prune
 from resnet8ptq.graph.session import open_runner
@@ -169,4 +169,4 @@ def test_padding_does_not_calibrate(phrases, tmp_path):
 def test_what_trains_a_simulation_of_one_input_is_unsupported(phrases, setting):
     config = make_config("data=phrases", "backend=onnx", setting)
     with pytest.raises(UnsupportedError, match=f"{setting}: got a network of 2 inputs"):
-        fit_settings(settle(config), phrases[1])
+        fit_settings(resolve(config), phrases[1])

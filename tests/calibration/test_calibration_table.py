@@ -23,7 +23,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment import pipeline
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.tracking.run import Run
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
@@ -207,7 +207,7 @@ def run(folder: Path, *overrides: str) -> Path:
     folder.mkdir()
     few = ("data=shapes", "calib.samples_per_class=5", "latency.enabled=false")
     scored = ("evaluate.split=held_out", "held_out_images=50")
-    settings = settle(make_config(*few, *scored, *overrides))
+    settings = resolve(make_config(*few, *scored, *overrides))
     pipeline.run_experiment(settings, folder, mock.create_autospec(Run, instance=True))
     return folder
 

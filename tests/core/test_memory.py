@@ -13,7 +13,7 @@ from onnx import helper
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import memory
 from resnet8ptq.experiment import compatibility
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.graph.footprint import live_bytes, samples_at_once, tensor_bytes
 from resnet8ptq.graph.layers import float_tensors
 from resnet8ptq.graph.session import expose, group, open_runner
@@ -36,7 +36,7 @@ def test_the_budget_is_a_power_of_two_within_its_limits(free):
 
 
 def test_memory_gb_sets_the_budget_of_a_run_and_of_its_processes():
-    settle(make_config("data=shapes", "memory_gb=1.5"))
+    resolve(make_config("data=shapes", "memory_gb=1.5"))
     try:
         assert memory.budget() == 2**29
         budget = "from resnet8ptq.core import memory; print(memory.budget())"

@@ -42,6 +42,15 @@ def read(folder: Path, *more: str) -> Dataset:
     return registry.read(settled, config.preprocess, cache, config.calib.images)
 
 
+def test_sizes_of_the_annotated_pictures_are_compared(boxes):
+    config = locate.settle(make_config(*detectors.overrides(boxes)).data)
+    assert len(coco.list_pictures(config, boxes)) == len(read(boxes).train) + len(read(boxes).test)
+    assert registry.differ_in_size(config, boxes)
+    for path in (boxes / "images").iterdir():
+        Image.new("RGB", (7, 9)).save(path)
+    assert not registry.differ_in_size(config, boxes / "other cache")
+
+
 def test_boxes_come_with_their_pictures(boxes):
     data = read(boxes)
     content = json.loads((boxes / "instances.json").read_text())

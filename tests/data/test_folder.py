@@ -115,6 +115,9 @@ def test_pictures_are_turned_upright(tmp_path, orientation):
     assert found.shape == ((4, 6, 3) if orientation < 5 else (6, 4, 3))
     red = {1: (0, 0), 2: (0, -1), 3: (0, -1), 4: (0, 0), 5: (0, 0), 6: (0, 0), 7: (-1, 0)}
     assert tuple(found[red.get(orientation, (-1, 0))]) == RED
+    turned.save(tmp_path / "a.jpg", exif=exif)
+    for name in ("a.png", "a.jpg"):
+        assert pictures.read_size(tmp_path / name) == found.shape[1::-1]
 
 
 # Resizing

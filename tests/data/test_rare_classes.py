@@ -9,7 +9,7 @@ from resnet8ptq.core.errors import DataError
 from resnet8ptq.data.sampling import draw_calibration, draw_held_out, draw_selection, halve
 from resnet8ptq.data.splitting import stratify
 from resnet8ptq.experiment.pipeline import run_experiment
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.tracking.run import start_run
 from tests.helpers.configs import make_config
 from tests.helpers.own_data import write_tiny
@@ -87,5 +87,5 @@ def test_a_run_on_them(table, tmp_path, own_store, settings):
     )
     (tmp_path / "run").mkdir()
     with start_run(own_store, "own", {}, tmp_path / "run") as opened:
-        result = run_experiment(settle(config), tmp_path / "run", opened)
+        result = run_experiment(resolve(config), tmp_path / "run", opened)
     assert result.measurement.comparison.model.total > 300

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from PIL import Image
 
 from resnet8ptq.config.schema import DataConfig, PreprocessConfig
 from resnet8ptq.core.errors import DataError, PtqError
-from resnet8ptq.data import locate, registry
+from resnet8ptq.data import locate, pictures, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sources import SOURCES
 from tests.helpers.arrays import pack_idx
@@ -127,6 +128,20 @@ def test_each_sample_comes_once_with_its_label_and_a_share_of_each_class(settled
     places = [int(np.flatnonzero((each == PIXELS).all(axis=(1, 2, 3)))[0]) for each in pixels]
     assert sorted(places) == list(range(COUNT))
     assert (labels == LABELS[places]).all()
+
+
+def test_sizes_are_compared_by_the_headers_of_the_pictures(settled, read, tmp_path, monkeypatch):
+    assert not registry.differ_in_size(settled, tmp_path / "cache")
+    listed = SOURCES[settled.name].pictures
+    if not listed or not resolve_name(listed)(settled, tmp_path / "cache"):
+        return  # it stores arrays, which have one size
+    registry._differ_in_size.cache_clear()
+    sizes = iter([(5, 4)] * (COUNT - 1) + [(4, 5)])
+    with monkeypatch.context() as patched:
+        patched.setattr(pictures, "read_size", lambda file: next(sizes))
+        patched.setattr(pictures, "decode", None)
+        assert registry.differ_in_size(settled, tmp_path / "cache")
+    registry._differ_in_size.cache_clear()
 
 
 def test_the_split_is_the_seeds(settled, read):

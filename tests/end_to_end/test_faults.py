@@ -24,7 +24,7 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, ModelError, PtqError, TrackingError
 from resnet8ptq.experiment import running
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.tracking import sync, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store, open_store
@@ -165,7 +165,7 @@ def test_a_full_cache_is_named_whatever_library_says_so(tmp_path, fault):
 
 
 def test_a_cache_that_is_removed_in_a_run_is_named(cache_root, monkeypatch):
-    settings = settle(make_config("data=shapes", f"cache_dir={cache_root}"))
+    settings = resolve(make_config("data=shapes", f"cache_dir={cache_root}"))
 
     def run_without(root: Path) -> None:
         def experiment(*_: object) -> None:

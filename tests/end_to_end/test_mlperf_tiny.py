@@ -6,7 +6,7 @@ import pytest
 
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.experiment import mlperf_tiny
-from resnet8ptq.experiment.settings import settle_suite
+from resnet8ptq.experiment.settings import resolve_names
 from resnet8ptq.report.mlperf_tiny import rows
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.calling import REPO, call
@@ -70,7 +70,7 @@ def test_another_task_is_refused():
     with pytest.raises(
         ConfigError, match=r"^benchmark\.name: got 'ner', expected ic \| ic02 \| kws"
     ):
-        settle_suite(other)
+        resolve_names(other)
 
 
 def test_a_sweep_names_what_it_lacks(tmp_path):

@@ -15,7 +15,7 @@ from PIL import Image
 
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.experiment import run_warnings, running
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.sweep import identity
 from resnet8ptq.tracking.run import start_run
 from tests.helpers.calling import REPO, call
@@ -30,7 +30,7 @@ def run(tmp_path, own_store):
         folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
         folder.mkdir()
         with start_run(own_store, "own", {}, folder) as opened:
-            return running.run(settle(config), folder, opened)
+            return running.run(resolve(config), folder, opened)
 
     return run_with
 
@@ -146,9 +146,9 @@ def test_the_networks_picture_size_is_taken(run, tmp_path, caplog):
     assert line.endswith("uses the network's, [8, 6], by preprocess.resize=fit")
     [path] = tmp_path.glob("run0/config.yaml")
     assert OmegaConf.load(path).preprocess.size == [8, 6]
-    found = identity.find(settle(make_config(*settings)))
-    assert found == identity.find(settle(make_config(*settings, "preprocess.size=[8,6]")))
-    assert found != identity.find(settle(make_config(*settings, "preprocess.size=[8,7]")))
+    found = identity.find(resolve(make_config(*settings)))
+    assert found == identity.find(resolve(make_config(*settings, "preprocess.size=[8,6]")))
+    assert found != identity.find(resolve(make_config(*settings, "preprocess.size=[8,7]")))
 
 
 def test_a_size_that_the_network_leaves_free_is_asked_for(run, tmp_path):

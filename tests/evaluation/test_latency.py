@@ -132,7 +132,7 @@ def test_a_wrong_setting_names_its_key(key):
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_run_has_latency_metrics_unless_disabled(enabled, tmp_path):
     from resnet8ptq.experiment.pipeline import run_experiment
-    from resnet8ptq.experiment.settings import settle
+    from resnet8ptq.experiment.settings import resolve
 
     class Silent:
         """An MLflow run that records nothing."""
@@ -143,7 +143,7 @@ def test_a_run_has_latency_metrics_unless_disabled(enabled, tmp_path):
     few = ("calib.samples_per_class=5", "evaluate.split=held_out", "held_out_images=200")
     config = make_config(*FEW, *few)
     config = replace(config, latency=replace(config.latency, enabled=enabled))
-    metrics = run_experiment(settle(config), tmp_path, Silent()).to_metrics()
+    metrics = run_experiment(resolve(config), tmp_path, Silent()).to_metrics()
     assert (metrics.keys() >= OWN) is enabled
     assert any("latency" in name or "speedup" in name for name in metrics) is enabled
     assert metrics["sqnr_db"] > 5

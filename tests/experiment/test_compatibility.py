@@ -12,7 +12,7 @@ from onnx import helper
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.compatibility import fit_settings
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call
 from tests.helpers.configs import make_config
@@ -115,6 +115,6 @@ def test_a_network_that_torch_cannot_run_is_unsupported_there(shapes_model, word
     config = make_config("data=shapes", *words)
     reason = f"torch cannot run the network: Padding size 0; try {mend}$"
     with pytest.raises(UnsupportedError, match=reason):
-        fit_settings(settle(config), fp32)
+        fit_settings(resolve(config), fp32)
     other = make_config("data=shapes", "backend=onnx", "corrections.adaround=true")
-    fit_settings(settle(other), fp32)
+    fit_settings(resolve(other), fp32)

@@ -21,7 +21,7 @@ from resnet8ptq.experiment.diagnosis.diagnosis_table import to_markdown
 from resnet8ptq.experiment.diagnosis.findings import saturated_sum, wrong_preprocessing
 from resnet8ptq.experiment.diagnosis.measuring import Noise, Spread, TensorMeasurements
 from resnet8ptq.experiment.ladder import changes
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
@@ -137,7 +137,7 @@ def diagnose(tmp_path: Path) -> Any:
         files += (f"model.path={write_network(tmp_path / 'own.onnx', parts)}",)
         chosen = overrides if "preprocess=raw" in overrides else ("preprocess=unit", *overrides)
         words = ("+analysis=diagnose", "evaluate.batch_size=30", "dtype=uint8", *files, *chosen)
-        return running.run(settle(make_config(*words)), tmp_path, Recorder())
+        return running.run(resolve(make_config(*words)), tmp_path, Recorder())
 
     return run
 
@@ -279,7 +279,7 @@ def damaged(tmp_path: Path) -> list[str]:
 
 def test_a_damaged_calibration_sample_is_named_first_and_its_removal_helps_most(damaged, tmp_path):
     words = ("+analysis=diagnose", "dtype=uint8", "threads=1", "evaluate.batch_size=30", *damaged)
-    result = running.run(settle(make_config(*words, "held_out_images=50")), tmp_path, Recorder())
+    result = running.run(resolve(make_config(*words, "held_out_images=50")), tmp_path, Recorder())
     assert names(result)[0] == findings.OUTLIER_SAMPLE
     assert "wrong preprocessing" not in names(result)
     assert "in sample 7 of " in result.conclusion[0]

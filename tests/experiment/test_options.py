@@ -12,7 +12,7 @@ from resnet8ptq.experiment.samples import draw_to_analyse
 from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.models import model
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, evaluator_of, quantizer_of
+from tests.helpers.factories import THREADS, evaluator_of, quantizer_of, settings_of
 
 IMAGES = 500
 FP32_ACCURACY = 0.87
@@ -72,11 +72,11 @@ def test_option_keeps_the_accuracy(real_files, overrides, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     evaluator = evaluator_of(config, fp32)
-    work = Workspace(config, evaluator, samples, tmp_path, scratch, Nowhere())
-    prepared = preparation.prepare(work)
+    work = Workspace(settings_of(config), evaluator, samples, tmp_path, scratch, Nowhere())
+    decisions = preparation.prepare(work)
     assert (config.method == "qat") == (tmp_path / "qat_loss.png").exists()
-    artifact = work.quantize(prepared, tmp_path).artifact
-    predictor = quantizer_of(prepared.config).load(artifact.path, THREADS)
+    artifact = work.quantize(decisions, tmp_path).artifact
+    predictor = work.decided(decisions).quantizer.load(artifact.path, THREADS)
     outputs = [predictor.predict(batch)[0] for batch in dataset.test.batches(250)]
     accuracy = (np.concatenate(outputs).argmax(axis=1) == dataset.test.labels).mean()
     assert artifact.quantized_layers > 0

@@ -22,7 +22,7 @@ from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation.inference import targets_of
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import preparation, running
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
@@ -34,7 +34,7 @@ from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_run
 from resnet8ptq.tracking.store import Store
 from tests.helpers.configs import make_config
-from tests.helpers.factories import evaluator_of
+from tests.helpers.factories import evaluator_of, quantizer_of
 from tests.helpers.stores import new_store
 
 Ranges = Mapping[str, Range] | None
@@ -52,7 +52,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, RunRecord]:
     config = make_config("data=shapes", *FEW, *overrides)
     with start_run(store, "name", {}, folder) as opened:
-        result = running.run(settle(config), folder, opened)
+        result = running.run(resolve(config), folder, opened)
     return result, history.load_run(store, opened.run_id)
 
 
@@ -163,7 +163,7 @@ def test_the_fp32_network_is_converted_once_for_all_samples(
     few, more = (shapes.test.take(np.arange(count)) for count in (20, 30))
     baselines = [evaluator.baseline(config, samples) for samples in (few, more)]
     assert [len(each.outputs.values[0]) for each in baselines] == [20, 30]
-    artifact = evaluator.quantize(config, shapes_model, few, tmp_path)
+    artifact = evaluator.quantize(quantizer_of(config), shapes_model, few, tmp_path)
     assert artifact.path.read_bytes() == baselines[0].path.read_bytes()
     assert Counting.calls == [20]
 
@@ -188,7 +188,7 @@ def test_damaged_artifact_fails_the_run(store, tmp_path, monkeypatch):
         pytest.raises(Exception, match=r"(?i)protobuf|parse|load"),
         start_run(store, "name", {}, tmp_path) as opened,
     ):
-        running.run(settle(config), tmp_path, opened)
+        running.run(resolve(config), tmp_path, opened)
     record = history.load_run(store, opened.run_id)
     assert record.tags["status"] == "failed"
     assert record.metrics == {}
@@ -230,7 +230,7 @@ def score(config: RunConfig, network: Fp32Model, dataset: Dataset, folder: Path)
     """Quantize, reload, evaluate: the middle of the recipe."""
     calibration = draw_calibration(dataset, 100, 42)
     evaluator = evaluator_of(config, network)
-    quantized = evaluator.quantize(config, network, calibration.split, folder)
+    quantized = evaluator.quantize(quantizer_of(config), network, calibration.split, folder)
     return scored(evaluator.run(config, quantized.path, dataset.test).outputs, dataset)
 
 

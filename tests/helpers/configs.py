@@ -5,6 +5,7 @@ from omegaconf import DictConfig
 
 from resnet8ptq.config.loading import parse_config, register_schemas
 from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.experiment.settings import fill_defaults
 from tests.helpers import composing
 from tests.helpers.calling import REPO
 
@@ -12,8 +13,8 @@ register_schemas()
 
 
 def make_config(*overrides: str) -> RunConfig:
-    """Compose conf/ with `overrides`, as run.py does."""
-    return parse_config(compose_whole(*overrides, return_hydra_config=False))
+    """Compose conf/ with `overrides`, and fill the dependent defaults, as run.py does."""
+    return fill_defaults(parse_config(compose_whole(*overrides, return_hydra_config=False)))
 
 
 def compose_whole(*overrides: str, return_hydra_config: bool = True) -> DictConfig:

@@ -1,11 +1,14 @@
 """Parts of a run, made from its config."""
 
+from pathlib import Path
+
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.evaluation.evaluator import Evaluator
+from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.models import model
 from resnet8ptq.tasks import classification
 
@@ -15,6 +18,11 @@ THREADS = 1
 def runtime_of(config: RunConfig) -> Runtime:
     """Return what a run of these settings may use."""
     return cache.runtime(config.cache_dir, config.threads)
+
+
+def settings_of(config: RunConfig) -> Settings:
+    """Return these settings as decided ones; for a network that is not read from its file."""
+    return Settings(config, config, runtime_of(config), Path())
 
 
 def quantizer_of(config: RunConfig) -> Quantizer:

@@ -11,7 +11,7 @@ from resnet8ptq.core import code
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data import locate, shapes
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.experiment.settings import settle
+from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.sweep import identity, resume
 from resnet8ptq.tracking import history, journal, sync, upload
 from resnet8ptq.tracking.journal import Journal
@@ -69,7 +69,7 @@ def run_job(sweep: Sweep, number: int, digest: str, error: BaseException | None 
 
 
 def identify(*overrides: str) -> str:
-    return identity.find(settle(make_config(*overrides)))
+    return identity.find(resolve(make_config(*overrides)))
 
 
 def test_the_same_run_has_one_identity():

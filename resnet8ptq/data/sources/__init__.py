@@ -17,7 +17,8 @@ class Source:
         takes: the accepted files or folders, as text; empty if the source reads none.
         file, folder: whether the source reads a file, or a folder.
         key: the key of `data` that names the file or folder.
-        decodes: whether `load` itself decodes and resizes pictures.
+        pictures: the function that lists the pictures which `load` decodes and resizes; empty if
+            `load` itself resizes nothing.
     """
 
     load: str
@@ -26,7 +27,7 @@ class Source:
     folder: bool = False
     key: str = "root"
     schema: type[DataConfig] = DataConfig
-    decodes: bool = False
+    pictures: str = ""
 
 
 SOURCES = {
@@ -49,14 +50,14 @@ SOURCES = {
         "a folder with one folder of pictures for each class",
         folder=True,
         schema=schema.FolderConfig,
-        decodes=True,
+        pictures="resnet8ptq.data.sources.folder:list_pictures",
     ),
     "table": Source(
         "resnet8ptq.data.sources.table:load",
         "a .csv or .parquet file",
         file=True,
         schema=schema.TableConfig,
-        decodes=True,
+        pictures="resnet8ptq.data.sources.table:list_pictures",
     ),
     "coco": Source(
         "resnet8ptq.data.sources.coco:load",
@@ -64,14 +65,14 @@ SOURCES = {
         folder=True,
         key="images",
         schema=schema.CocoConfig,
-        decodes=True,
+        pictures="resnet8ptq.data.sources.coco:list_pictures",
     ),
     "huggingface": Source(
         "resnet8ptq.data.sources.huggingface:load",
         "a folder that save_to_disk of Hugging Face's datasets has written",
         folder=True,
         schema=schema.TableConfig,
-        decodes=True,
+        pictures="resnet8ptq.data.sources.huggingface:list_pictures",
     ),
 }
 

@@ -34,8 +34,6 @@ MAX_BOXES = 10_000  # of one picture: the array has room in every picture for th
 MAX_ROOM = 2**26  # boxes in that array: 4 GB
 MAX_NAME, MAX_PART = 2000, 255  # of a picture: characters, and bytes between two `/`
 MAX_NUMBER = 2.0**62  # of pixels, or of their area
-_ORIENTATION = 274  # EXIF's tag
-_ON_ITS_SIDE = (5, 6, 7, 8)
 
 Entry = Mapping[str, Any]  # of a list in the JSON file
 
@@ -64,15 +62,10 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
             `preprocess.size` is null.
         DataError: the file is not in COCO's format, or a picture is missing or of another size.
     """
-    name = config.annotations
-    if name is None or not Path(name).expanduser().is_file():
-        got = "null" if name is None else f"{name} (not there)"
-        raise ConfigError(f"data.annotations: got {got}, expected a .json file in COCO's format")
-    path, folder = Path(name).expanduser(), Path(str(config.images))
+    path = _find_annotations(config)
     annotations = _read_large(path, config.classes)
-    _check_pictures(annotations, folder, path, config.on_bad)
-    names = [name for name, _, _ in annotations.images.values()]
-    every = [Picture(str(folder / name), folder / name) for name in names]
+    _check_pictures(annotations, Path(str(config.images)), path, config.on_bad)
+    every = _list(annotations, config)
     images, kept = decode(every, preprocess, config.on_bad, cache_root)
     ids = np.array(list(annotations.images), np.int64)[kept]
     labels = boxes.pack([annotate(annotations, int(image_id), preprocess) for image_id in ids])
@@ -83,6 +76,25 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     else:
         data = split_one(path.stem, (), whole, path, config)
     return replace(data, class_names=annotations.class_names, class_ids=annotations.class_ids)
+
+
+def list_pictures(config: CocoConfig, cache_root: Path) -> list[Picture]:
+    """Return the pictures that `load` decodes."""
+    return _list(_read_large(_find_annotations(config), config.classes), config)
+
+
+def _list(annotations: Annotations, config: CocoConfig) -> list[Picture]:
+    folder = Path(str(config.images))
+    names = [name for name, _, _ in annotations.images.values()]
+    return [Picture(str(folder / name), folder / name) for name in names]
+
+
+def _find_annotations(config: CocoConfig) -> Path:
+    name = config.annotations
+    if name is None or not Path(name).expanduser().is_file():
+        got = "null" if name is None else f"{name} (not there)"
+        raise ConfigError(f"data.annotations: got {got}, expected a .json file in COCO's format")
+    return Path(name).expanduser()
 
 
 def _read_large(path: Path, classes: Sequence[str] | None) -> Annotations:
@@ -246,8 +258,7 @@ def _check_pictures(annotations: Annotations, folder: Path, path: Path, on_bad: 
         _, *expected = annotations.images[image_id]
         try:
             with Image.open(paths[image_id], formats=pictures.FORMATS) as picture:
-                turned = picture.getexif().get(_ORIENTATION) in _ON_ITS_SIDE
-                size = list(reversed(picture.size)) if turned else list(picture.size)
+                size = list(pictures.turn_upright(picture.size, picture.getexif()))
         except Exception:  # Pillow raises a dozen types; `decode` reports them
             return None
         shown = [f"{wide} x {high}" for wide, high in (size, expected)]

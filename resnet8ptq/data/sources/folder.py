@@ -30,20 +30,30 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
             be read.
     """
     root = Path(str(config.root))
-    tests = [root / name for name in TEST if (root / name).is_dir()]
-    if not (root / TRAIN).is_dir() or not tests:
-        names = _find_classes(root, config)
+    sides = _find_sides(root)
+    names = _find_classes(sides[0], config)
+    if len(sides) == 1:
         whole = _decode(root, names, config, preprocess, cache_root)
         return split_one(root.name, names, whole.split, root, config)
-    names = _find_classes(root / TRAIN, config)
-    unknown = sorted(set(_find_classes(tests[0], replace(config, classes=None))) - set(names))
+    unknown = sorted(set(_find_classes(sides[1], replace(config, classes=None))) - set(names))
     if unknown:
-        raise DataError(f"{tests[0]}: class {unknown[0]!r} has no folder in {root / TRAIN}")
-    train, test = (
-        _decode(folder, names, config, preprocess, cache_root)
-        for folder in (root / TRAIN, tests[0])
-    )
+        raise DataError(f"{sides[1]}: class {unknown[0]!r} has no folder in {sides[0]}")
+    train, test = (_decode(side, names, config, preprocess, cache_root) for side in sides)
     return keep_split(root.name, names, train, test, root)
+
+
+def list_pictures(config: FolderConfig, cache_root: Path) -> list[Picture]:
+    """Return the pictures that `load` decodes."""
+    sides = _find_sides(Path(str(config.root)))
+    folders = [side / name for side in sides for name in _find_classes(sides[0], config) or [""]]
+    paths = [path for folder in folders for path in _list_by_name(folder)[0]]
+    return [Picture(str(path), path) for path in paths]
+
+
+def _find_sides(root: Path) -> list[Path]:
+    """Return the folders for training and for testing; the root alone if it has none."""
+    tests = [root / name for name in TEST if (root / name).is_dir()]
+    return [root / TRAIN, tests[0]] if tests and (root / TRAIN).is_dir() else [root]
 
 
 def read_unlabelled(root: Path, preprocess: PreprocessConfig, cache_root: Path) -> Split:
@@ -100,11 +110,17 @@ def find_pictures(folder: Path) -> list[Path]:
     Raises:
         DataError: there are none.
     """
-    inside = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    by_name = [path for path in inside if path.suffix.lower() in pictures.SUFFIXES]
+    by_name, others = _list_by_name(folder)
     if not by_name:
         kinds = ", ".join(pictures.SUFFIXES)
         raise DataError(f"{folder}: has no pictures; expected {kinds} files")
-    if others := len(inside) - len(by_name):
+    if others:
         log.warning("%s: %d files are no pictures by their names", folder, others)
     return by_name
+
+
+def _list_by_name(folder: Path) -> tuple[list[Path], int]:
+    """Return the files with names of pictures in a folder, and the number of others."""
+    inside = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    by_name = [path for path in inside if path.suffix.lower() in pictures.SUFFIXES]
+    return by_name, len(inside) - len(by_name)

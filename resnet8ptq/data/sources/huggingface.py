@@ -17,6 +17,7 @@ from resnet8ptq.config.schema import PreprocessConfig, TableConfig
 from resnet8ptq.core import files, invocation
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.decoding import Picture
 from resnet8ptq.data.sources import SOURCES, table, unpacking
 from resnet8ptq.data.sources.columns import LABELS, Limits, Table
 
@@ -32,6 +33,18 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
         DataError: it is damaged, names files outside of the folder, or a cell is unsuitable; names
             the row and the column.
     """
+    table_of_rows, config = _open(config, cache_root)
+    return table.build(table_of_rows, table_of_rows.source, config, preprocess, cache_root)
+
+
+def list_pictures(config: TableConfig, cache_root: Path) -> list[Picture]:
+    """Return the pictures that `load` decodes; none for numbers and texts."""
+    table_of_rows, config = _open(config, cache_root)
+    return table.find_pictures(table_of_rows, table_of_rows.source, config)
+
+
+def _open(config: TableConfig, cache_root: Path) -> tuple[Table, TableConfig]:
+    """Return the rows, and the settings with their split and class names."""
     if find_spec("datasets") is None:
         raise ConfigError(
             "data.name: got 'huggingface', which needs the package datasets; "
@@ -49,7 +62,7 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
     label = config.labels or whole.pick(LABELS)
     if config.classes is None and label in notes["classes"]:
         config = replace(config, classes=notes["classes"][label])
-    return table.build(whole, root, config, preprocess, cache_root)
+    return whole, config
 
 
 def _read(root: Path, limits: Limits) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:

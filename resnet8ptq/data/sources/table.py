@@ -19,7 +19,7 @@ from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.errors import ConfigError, DataError, errors_as
 from resnet8ptq.core.text import printable
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.data.decoding import decode, resize_all
+from resnet8ptq.data.decoding import Picture, decode, resize_all
 from resnet8ptq.data.lazy import Images
 from resnet8ptq.data.sources import SOURCES, arrays, columns, texts, unpacking
 from resnet8ptq.data.sources.arrays import NO_LABELS, list_names
@@ -47,15 +47,27 @@ def load(config: TableConfig, preprocess: PreprocessConfig, cache_root: Path) ->
         ConfigError: the columns of inputs or labels are not recognized.
         DataError: it is damaged, or a cell is unsuitable; names the row and the column.
     """
+    table, config = _open(config, cache_root)
+    return build(table, table.source.parent, config, preprocess, cache_root)
+
+
+def list_pictures(config: TableConfig, cache_root: Path) -> list[Picture]:
+    """Return the pictures that `load` decodes; none for numbers and texts."""
+    table, config = _open(config, cache_root)
+    return find_pictures(table, table.source.parent, config)
+
+
+def _open(config: TableConfig, cache_root: Path) -> tuple[Table, TableConfig]:
+    """Return the rows, and the settings with the column that splits them."""
     root = Path(str(config.root))
     sha256 = files.sha256(root)
     rows = read(root, sha256, cache_root)
-    if config.test is not None:
-        test = Path(config.test)
-        of_test = files.sha256(test)
-        rows = _join(rows, read(test, of_test, cache_root), config)
-        config, sha256 = replace(config, split=SIDE), f"{sha256} {of_test}"
-    return build(Table(root, rows, sha256), root.parent, config, preprocess, cache_root)
+    if config.test is None:
+        return Table(root, rows, sha256), config
+    test = Path(config.test)
+    of_test = files.sha256(test)
+    rows = _join(rows, read(test, of_test, cache_root), config)
+    return Table(root, rows, f"{sha256} {of_test}"), replace(config, split=SIDE)
 
 
 def _join(train: pa.Table, test: pa.Table, config: TableConfig) -> pa.Table:
@@ -88,13 +100,12 @@ def build(
     root = table.source
     if not len(table.columns):
         raise DataError(f"{root}: has no rows; expected one for each sample")
+    others = _list_inputs(table, config)
     side_column = config.split or table.pick(SPLITS)
     group_column = config.groups or table.pick(arrays.GROUPS)
     label_column = _find_labels(table, config)
     labels, names, named = columns.labels(table, label_column, config.classes)
     groups = None if group_column is None else columns.groups(table, group_column)
-    taken = (label_column, side_column, group_column)
-    others = [name for name in table.names if name not in taken]
     if config.pairs == "apart" and groups is not None:
         raise ConfigError(
             f"data.pairs: got apart with groups ({group_column}); expected together: the texts of "
@@ -103,8 +114,7 @@ def build(
     if config.tokenizer is not None:
         samples = _read_texts(table, others, config, cache_root)
     else:
-        top = folder if config.folder is None else Path(config.folder).expanduser()
-        samples = _read_inputs(table, others, top, config, preprocess, cache_root)
+        samples = _read_inputs(table, others, folder, config, preprocess, cache_root)
     if config.pairs == "apart":
         groups = np.arange(len(table.columns))
     rows, shown = samples.rows, samples.names
@@ -143,7 +153,7 @@ class _Samples:
 def _read_inputs(
     table: Table,
     others: Sequence[str],
-    top: Path,
+    folder: Path,
     config: TableConfig,
     preprocess: PreprocessConfig,
     cache_root: Path,
@@ -154,15 +164,42 @@ def _read_inputs(
         others: all columns except labels, split and groups.
     """
     inputs = _find_inputs(table, config, others)
-    first = table.column("data.inputs", inputs[0])
-    if len(inputs) > 1 or not (columns.is_text(first) or columns.is_packed(first)):
+    pictures = _find_pictures(table, inputs, folder, config)
+    if pictures is None:
         numbers = _keep_numbers(table, inputs, config.shape, cache_root)
         rows = np.arange(len(numbers))
         return _Samples(numbers, rows, _name_rows(table, rows))
-    find = columns.pictures_at if columns.is_text(first) else columns.packed_pictures
-    pictures = find(table, inputs[0], top)
     images, rows = decode(pictures, preprocess, config.on_bad, cache_root)
     return _Samples(images, rows, [pictures[row].name for row in rows], decoded=True)
+
+
+def _list_inputs(table: Table, config: TableConfig) -> list[str]:
+    """Return all columns except labels, split and groups."""
+    split = config.split or table.pick(SPLITS)
+    groups = config.groups or table.pick(arrays.GROUPS)
+    return [
+        name for name in table.names if name not in (_find_labels(table, config), split, groups)
+    ]
+
+
+def find_pictures(table: Table, folder: Path, config: TableConfig) -> list[Picture]:
+    """Return the pictures of a table's rows, see `build`; none for numbers and texts."""
+    if config.tokenizer is not None:
+        return []
+    inputs = _find_named(config, _list_inputs(table, config))
+    return (_find_pictures(table, inputs, folder, config) or []) if inputs else []
+
+
+def _find_pictures(
+    table: Table, inputs: Sequence[str], folder: Path, config: TableConfig
+) -> list[Picture] | None:
+    """Return the pictures in the column of inputs; None if it holds numbers."""
+    first = table.column("data.inputs", inputs[0])
+    if len(inputs) > 1 or not (columns.is_text(first) or columns.is_packed(first)):
+        return None
+    top = folder if config.folder is None else Path(config.folder).expanduser()
+    find = columns.pictures_at if columns.is_text(first) else columns.packed_pictures
+    return find(table, inputs[0], top)
 
 
 def _read_texts(
@@ -253,14 +290,12 @@ def _find_inputs(table: Table, config: TableConfig, others: Sequence[str]) -> li
 
     A column that numbers the rows is left out.
     """
-    if config.inputs is not None:
-        return config.inputs if isinstance(config.inputs, list) else [config.inputs]
-    usual = [name for name in others if name.lower() in (*PICTURES, *arrays.INPUTS)]
-    if len(usual) == 1:
-        return usual
+    named = _find_named(config, others)
+    if config.inputs is not None or len(named) == 1:
+        return named
     measured = [name for name in others if name.lower() not in NUMBERING]
     numeric = [name for name in measured if columns.is_numbers(table.column("data.inputs", name))]
-    if len(usual) > 1 or not numeric:
+    if named or not numeric:
         raise ConfigError(
             f"data.inputs: got null, and {table.source} has the columns {list_names(table.names)}; "
             "expected the name of one with paths or lists, or a list of those with numbers; for "
@@ -271,6 +306,13 @@ def _find_inputs(table: Table, config: TableConfig, others: Sequence[str]) -> li
         *(table.source, len(numeric), list_names(numeric)),
     )
     return numeric
+
+
+def _find_named(config: TableConfig, others: Sequence[str]) -> list[str]:
+    """Return the columns of `data.inputs`; null: those with a usual name."""
+    if config.inputs is not None:
+        return config.inputs if isinstance(config.inputs, list) else [config.inputs]
+    return [name for name in others if name.lower() in (*PICTURES, *arrays.INPUTS)]
 
 
 def _sides(table: Table, name: str, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:

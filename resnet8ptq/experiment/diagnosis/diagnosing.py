@@ -47,9 +47,10 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
         notes.append("diagnosed in format=qdq: format=qoperator hides what is between its layers")
     # A slim file has lost the names of its tensors.
     config = replace(config, format="qdq", slim=False)
+    settings = settings.vary(config)
     evaluator, samples = open_subject(settings, run)
     with tempfile.TemporaryDirectory() as scratch:
-        result = _diagnose(config, _Variants(evaluator, samples, Path(scratch), run))
+        result = _diagnose(config, _Variants(settings, evaluator, samples, Path(scratch), run))
     params = {**resolved.to_params(), **samples.digests, "findings": result.to_json()}
     result = replace(result, notes=tuple(notes), resolved=params)
     diagnosis_table.write(folder, config, result)
@@ -107,6 +108,7 @@ def _diagnose(config: RunConfig, variants: "_Variants") -> DiagnosisResult:
 class _Variants:
     """Quantizes variants of a run with the run's own steps, and compares them with FP32."""
 
+    settings: Settings
     evaluator: Evaluator
     samples: Samples
     scratch: Path
@@ -120,9 +122,10 @@ class _Variants:
     def quantize(self, config: RunConfig, samples: Samples) -> tuple[Quantized, Fp32Model]:
         """Quantize; return the artifact and the network before quantization."""
         folder = Path(tempfile.mkdtemp(dir=self.scratch))
-        work = Workspace(config, self.evaluator, samples, self.scratch, self.scratch, self.run)
-        prepared = preparation.prepare(work)
-        return work.quantize(prepared, folder), prepared.network
+        varied, scratch = self.settings.vary(config), self.scratch
+        work = Workspace(varied, self.evaluator, samples, scratch, scratch, self.run)
+        decisions = preparation.prepare(work)
+        return work.quantize(decisions, folder), decisions.network
 
     def find_outliers(self, config: RunConfig, network: Fp32Model) -> list[Outliers]:
         """Return the calibration samples that stand out in an input, else in another tensor."""

@@ -8,7 +8,7 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,7 +46,8 @@ log = logging.getLogger(__name__)
 FILE = "exclusion.csv"
 _STATIC = ("static", "qat")  # methods whose files round activations to fixed ranges
 LEVEL = SIGNIFICANCE / TESTS  # each test has its share
-Correct = Callable[[RunConfig, Path], Fp32Model]  # writes the corrected network into a folder
+# Corrects the network except these nodes; writes it into a folder.
+Correct = Callable[[Sequence[str], Path], Fp32Model]
 
 
 @dataclass(frozen=True)
@@ -202,9 +203,10 @@ class _Variants:
         """Quantize with these nodes in float, and compare with FP32."""
         variant = replace(self.config, nodes_to_exclude=list(nodes))
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        network = self.correct(variant, folder) if self.correct and nodes else self.network
+        network = self.correct(nodes, folder) if self.correct and nodes else self.network
+        quantizer = make_quantizer(variant, self.evaluator.runtime)
         quantized = self.evaluator.quantize(
-            variant, network, self.samples.calibrating.split, folder, self.ranges
+            quantizer, network, self.samples.calibrating.split, folder, self.ranges
         )
         tried = try_choice(
             *(self.evaluator, variant, quantized.path, self.samples.held_out),
@@ -229,7 +231,7 @@ class _Variants:
             config = replace(config, backend=BackendConfig("onnx"), calib=calib)
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         quantized = self.evaluator.quantize(
-            replace(config, format="qdq", slim=False),
+            make_quantizer(replace(config, format="qdq", slim=False), runtime),
             *(self.network, self.samples.calibrating.split, folder, self.ranges),
         )
         fp32, in_qdq = onnx.load(self.network.onnx_path), onnx.load(quantized.path)

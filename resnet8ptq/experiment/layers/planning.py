@@ -11,18 +11,17 @@ from pathlib import Path
 import onnx
 
 from resnet8ptq.config.limits import FLOAT_BITS
-from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.sampling import shuffle
 from resnet8ptq.experiment.layers import bits_search, exclusion
 from resnet8ptq.experiment.stopping import try_choice
-from resnet8ptq.experiment.workspace import Preparation, Step, Workspace
+from resnet8ptq.experiment.workspace import Decisions, Step, Workspace
 
 log = logging.getLogger(__name__)
 
 
-def choose_bits(work: Workspace, prepared: Preparation, correct: Step) -> bits_search.TriedPlan:
+def choose_bits(work: Workspace, decisions: Decisions, correct: Step) -> bits_search.TriedPlan:
     """Choose the bits of each layer; write `plan.csv`, even if no plan fits.
 
     Args:
@@ -31,23 +30,22 @@ def choose_bits(work: Workspace, prepared: Preparation, correct: Step) -> bits_s
     Raises:
         ConfigError: no plan is within `precision.max_bytes` or `precision.max_drop`.
     """
-    config = prepared.config
     samples = replace(work.samples, tuning=shuffle(work.samples.held_out))
     work = replace(work, samples=samples)
-    limits = config.precision.max_bytes, config.precision.max_drop
+    limits = work.config.precision.max_bytes, work.config.precision.max_drop
     tried: list[bits_search.TriedPlan] = []
 
     def attempt(level: float | None, bits: bits_search.Bits) -> bits_search.TriedPlan:
         if known := next((plan for plan in tried if plan.bits == bits), None):
             return known
-        planned = replace(config, precision=replace(config.precision, plan=dict(bits)))
         with tempfile.TemporaryDirectory() as scratch:
-            changed = replace(prepared, config=planned)
-            tried.append(_try_plan(work, changed, correct, Path(scratch), level))
+            planned = replace(decisions, bits=bits)
+            tried.append(_try_plan(work, planned, correct, Path(scratch), level))
         return tried[-1]
 
-    widths, setting = work.quantizer.widths, work.setting(config, samples.held_out)
-    learned = _learn_narrow(work, config, [bits for bits in widths if bits < 8])
+    widths = work.settings.quantizer.widths
+    setting = work.setting(decisions, samples.held_out)
+    learned = _learn_narrow(work, decisions, [bits for bits in widths if bits < 8])
     options = bits_search.measure_options(work.fp32.onnx_path, setting, widths, learned)
     narrow = [option for option in options if option.bits != FLOAT_BITS]
     try:
@@ -90,15 +88,15 @@ def _choose_bits(
 
 
 def _try_plan(
-    work: Workspace, prepared: Preparation, correct: Step, scratch: Path, level: float | None
+    work: Workspace, decisions: Decisions, correct: Step, scratch: Path, level: float | None
 ) -> bits_search.TriedPlan:
     """Quantize by a plan; measure its drop on the tuning samples if `max_drop` is set."""
-    config = prepared.config
+    config = work.decided(decisions).config
     assert isinstance(config.precision.plan, dict)
     bounded = config.precision.max_bytes is not None
     if not bounded:
-        prepared = correct(work, prepared)
-    quantized = work.quantize(prepared, scratch)
+        decisions = correct(work, decisions)
+    quantized = work.quantize(decisions, scratch)
     plan, size = config.precision.plan, quantized.size_bytes
     if bounded:
         return bits_search.TriedPlan(plan, size)
@@ -107,15 +105,16 @@ def _try_plan(
     return bits_search.TriedPlan(plan, size, tried.drop, tried.p, tried.samples)
 
 
-def _learn_narrow(work: Workspace, config: RunConfig, widths: list[int]) -> bits_search.Learned:
+def _learn_narrow(work: Workspace, decisions: Decisions, widths: list[int]) -> bits_search.Learned:
     """If rounding will be learned, learn it for each layer in each width."""
+    config = work.config
     if not config.corrections.adaround:
         return {}
     from resnet8ptq.corrections import adaround  # imports torch
 
     return adaround.learn_apart(
         onnx.load(work.fp32.onnx_path),
-        work.setting(config, work.samples.calibrating.split),
+        work.setting(decisions, work.samples.calibrating.split),
         widths,
         max(1, config.corrections.adaround_iterations // 5),  # enough to rank the layers
         config.seed,

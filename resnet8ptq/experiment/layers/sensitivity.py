@@ -33,7 +33,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
     """Quantize layer by layer, rank the layers, and print the table; see `running.run`."""
     config = settings.config
     # A layer that the settings name must be one that the framework takes.
-    resolved = make_quantizer(vary(config, "a layer"), settings.runtime).resolve()
+    resolved = settings.vary(vary(config, "a layer")).quantizer.resolve()
     evaluator, samples = open_subject(settings, run)
     if config.method == "weight_only":  # takes some of the layers only
         config = fit_settings(settings, evaluator.network).config
@@ -141,8 +141,9 @@ class Layers:
     def _measure(self, config: RunConfig, name: str, node: str) -> Layer:
         calibration, held_out = self.samples.calibrating.split, self.samples.held_out
         with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
+            quantizer = make_quantizer(config, self.evaluator.runtime)
             quantized = self.evaluator.quantize(
-                config, self.network, calibration, Path(folder), self.ranges
+                quantizer, self.network, calibration, Path(folder), self.ranges
             )
             comparison = self.evaluator.compare(config, quantized.path, held_out).comparison
         sqnr_db = comparison.sqnr_db  # None: the outputs are equal

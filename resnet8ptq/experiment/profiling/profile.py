@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.core.console import track
 from resnet8ptq.evaluation import latency
-from resnet8ptq.evaluation.evaluator import as_fp32, loader
+from resnet8ptq.evaluation.evaluator import as_fp32
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.experiment.compatibility import fit_settings, load
 from resnet8ptq.experiment.profiling import profile_table
@@ -34,17 +33,18 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
     settings.quantizer.profile(folder, timing.threads)
     data, fp32 = load(settings)
     settings = fit_settings(settings, fp32)
-    config, runtime = settings.config, settings.runtime
+    config = settings.config
     resolved = settings.quantizer.resolve()
     calibration = draw_to_calibrate(config, data)
     with tempfile.TemporaryDirectory() as scratch:
         batch_size = latency.find_batch_size(timing, data.test)
         timed = data.test.take(np.arange(min(batch_size, len(data.test))))
         loads, profiles = [], []
-        for variant, home in ((config, folder), (as_fp32(config), Path(scratch))):
-            framework = make_quantizer(variant, runtime)
+        plain = settings.vary(as_fp32(config))
+        for variant, home in ((settings, folder), (plain, Path(scratch))):
+            framework = variant.quantizer
             path = framework.quantize(fp32, calibration.split, home).path
-            loads.append(loader(variant, runtime, path))
+            loads.append(partial(framework.load, path))
             profiles.append(partial(framework.profile, path))
         times = latency.measure(loads, timed, timing)
         sizes = [1] if timed.at_once is not None else [1, batch_size]
