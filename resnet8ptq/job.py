@@ -44,8 +44,11 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     from resnet8ptq.tracking.store import find_store, open_store
 
     log.info("run: %s", folder)
-    # Before the store is opened: a wrong path leaves no store and no run.
-    settings = try_to_resolve(config, UnsupportedError, jobs=1)
+    settings: Settings | Exception
+    try:  # before the store is opened: a wrong path leaves no store and no run
+        settings = _resolve(config, jobs=1)
+    except UnsupportedError as reason:
+        settings = reason
     opening = background.put(open_store, config.tracking)
     background.prepare(sender.warm_up)
     from resnet8ptq.experiment import pipeline  # noqa: F401  # while the store opens
@@ -78,7 +81,11 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     if begun.worker:
         jobs.enter(begun.worker)
     threads = begun.worker.threads if begun.worker else None
-    settled = try_to_resolve(cfg, PtqError, OSError, jobs=begun.jobs, threads=threads)
+    settled: Settings | Exception
+    try:
+        settled = _resolve(parse_config(cfg), begun.jobs, threads)
+    except (PtqError, OSError) as error:
+        settled = error
     at_once = begun.worker.at_once if begun.worker else 1
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
     tags |= {"job_overrides": invocation.shell(*settings.overrides.task), **identify(settled)}
@@ -111,28 +118,13 @@ def _log_progress(number: int, jobs: int | None, left_s: float | None) -> None:
         log.info("job %d of %d%s", number + 1, jobs, left)
 
 
-def try_to_resolve(
-    asked: RunConfig | DictConfig,
-    *errors: type[Exception],
-    jobs: int | None,
-    threads: int | None = None,
-) -> "Settings | Exception":
-    """Return the settings with located files, or the error for the run's record.
-
-    Args:
-        asked: the requested config, parsed or as composed.
-        errors: types of errors to return; all others are raised.
-        jobs, threads: see `resolve_names`.
-    """
+def _resolve(asked: RunConfig, jobs: int | None, threads: int | None = None) -> "Settings":
+    """Return the settings with located files; see `fill_defaults`."""
     from resnet8ptq.experiment.settings import resolve
 
-    try:
-        config = parse_config(asked) if isinstance(asked, DictConfig) else asked
-        words.check_threads("threads", config.threads)
-        words.check_threads("latency.threads", config.latency.threads)
-        return resolve(config, jobs, threads)
-    except errors as error:
-        return error
+    words.check_threads("threads", asked.threads)
+    words.check_threads("latency.threads", asked.latency.threads)
+    return resolve(asked, jobs, threads)
 
 
 def identify(settings: "Settings | Exception") -> dict[str, str]:

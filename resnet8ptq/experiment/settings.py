@@ -16,7 +16,6 @@ from resnet8ptq.config.schema import (
     ArraysConfig,
     BackendConfig,
     DataConfig,
-    EvaluateConfig,
     PreprocessConfig,
     RunConfig,
     TfliteConfig,
@@ -75,7 +74,7 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
     Decided settings stay as they are, so the config of a finished run can be resolved again.
 
     Args:
-        jobs, threads: see `resolve_names`.
+        jobs, threads: see `fill_defaults`.
 
     Raises:
         PtqError: a file is missing, or a name is unknown.
@@ -102,8 +101,7 @@ def resolve_names(
     """Return the settings with dependent defaults and the files of `benchmark.name`.
 
     Args:
-        jobs: number of jobs of the sweep, 1 for a single run; None if only Hydra knows it.
-        threads: the default of `threads`, if other jobs run at the same time.
+        jobs, threads: see `fill_defaults`.
 
     Raises:
         ConfigError: the name of a backend, data set, task, calibration or benchmark is unknown.
@@ -123,39 +121,33 @@ def fill_defaults(
 ) -> RunConfig:
     """Return the settings with the defaults that depend on others or on the job.
 
-    Args:
-        jobs, threads: see `resolve_names`.
-    """
-    name = asked.model.name or name_network(asked.model, asked.data.name)
-    mean, std = (_as_floats(value) for value in (asked.preprocess.mean, asked.preprocess.std))
-    tail = asked.float_tail
-    if tail is None:  # the tail of a detector decodes and joins boxes
-        tail = asked.task.name == "detection" or asked.data.name == "coco"
-    return replace(
-        asked,
-        model=replace(asked.model, name=name),
-        preprocess=replace(asked.preprocess, mean=mean, std=std),
-        float_tail=tail,
-        evaluate=_resolve_evaluate(asked.evaluate, jobs),
-        threads=threads if asked.threads is None else asked.threads,
-    )
-
-
-def _as_floats(numbers: object) -> list[float]:
-    return [float(number) for number in limits.listed(numbers)]
-
-
-def _resolve_evaluate(evaluate: EvaluateConfig, jobs: int | None) -> EvaluateConfig:
-    """Return the settings with the defaults that depend on the number of jobs.
-
     A single run needs no selection samples, because there is nothing to choose. A sequential test
     is corrected for the number of jobs.
+
+    Args:
+        jobs: number of jobs of the sweep, 1 for a single run; None if only Hydra knows it.
+        threads: the default of `threads`, if other jobs run at the same time.
     """
+    evaluate, preprocess, tail = asked.evaluate, asked.preprocess, asked.float_tail
     if evaluate.choice == "auto" and evaluate.split != "choice" and jobs == 1:
         evaluate = replace(evaluate, choice="none")
     if evaluate.stop == "decided" and evaluate.models is None:
         evaluate = replace(evaluate, models=jobs)
-    return evaluate
+    if tail is None:  # the tail of a detector decodes and joins boxes
+        tail = asked.task.name == "detection" or asked.data.name == "coco"
+    mean, std = (
+        [float(number) for number in limits.listed(numbers)]
+        for numbers in (preprocess.mean, preprocess.std)
+    )
+    name = asked.model.name or name_network(asked.model, asked.data.name)
+    return replace(
+        asked,
+        model=replace(asked.model, name=name),
+        preprocess=replace(preprocess, mean=mean, std=std),
+        float_tail=tail,
+        evaluate=evaluate,
+        threads=threads if asked.threads is None else asked.threads,
+    )
 
 
 def _name_inputs(config: RunConfig, source: Path, cache_root: Path) -> DataConfig:
@@ -163,21 +155,15 @@ def _name_inputs(config: RunConfig, source: Path, cache_root: Path) -> DataConfi
 
     One of them may be called `x` or `images`, which alone would name the only input. All other
     faults of the data and of the network are reported when they are loaded.
-
-    Args:
-        config: its data set is located.
-        source: see `Settings`.
     """
-    data = config.data
+    data, inputs = config.data, None
     if data.name != "arrays" or not isinstance(data, ArraysConfig) or data.inputs is not None:
         return data
     from resnet8ptq.data.sources import arrays  # of this source alone
 
-    find_takes = partial(summary.find_input_names, source, config.model, cache_root)
-    try:
+    with suppress(PtqError, OSError):
+        find_takes = partial(summary.find_input_names, source, config.model, cache_root)
         inputs = arrays.name_inputs(Path(str(data.root)), find_takes)
-    except (PtqError, OSError):
-        return data
     if inputs is None:
         return data
     log.info("data.inputs: got null; the network names its inputs: %s", inputs)
@@ -189,10 +175,6 @@ def _find_size(config: RunConfig, source: Path, cache_root: Path) -> PreprocessC
 
     The network's size is used if the pictures differ in size and `preprocess.size` is null. All
     other faults of the data are reported when it is loaded.
-
-    Args:
-        config: its data set is located.
-        source: see `Settings`.
     """
     asked, size = config.preprocess, None
     if asked.size is not None:
