@@ -1,7 +1,6 @@
 """Steps that prepare the network and its settings before a backend quantizes it."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from resnet8ptq.experiment.layers import exclusion, planning
 from resnet8ptq.experiment.workspace import Decisions, Step, Workspace
 from resnet8ptq.finetuning import qat
 from resnet8ptq.graph.attention import attention_products
-from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_quantized_layers
 
 
@@ -105,19 +103,8 @@ def leave_in_float(work: Workspace, decisions: Decisions) -> Decisions:
     """With `nodes_to_exclude=auto`, choose the layers that stay in float."""
     if work.config.nodes_to_exclude != "auto":
         return decisions
-
-    def correct_again(nodes: Sequence[str], folder: Path) -> Fp32Model:
-        return correct(replace(work, scratch=folder), replace(decisions, in_float=nodes)).network
-
-    chosen = exclusion.choose(
-        work.decided(decisions).config,
-        work.evaluator,
-        work.samples,
-        decisions.network,
-        work.folder,
-        ranges=decisions.ranges,
-        correct=correct_again if _corrects_again(work.config.corrections) else None,
-    )
+    again = correct if _corrects_again(work.config.corrections) else None
+    chosen = exclusion.choose(work, decisions, again)
     decisions = replace(
         decisions,
         in_float=chosen.nodes,

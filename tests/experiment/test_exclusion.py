@@ -20,7 +20,7 @@ from resnet8ptq.experiment.layers.exclusion import Exclusion
 from resnet8ptq.experiment.layers.exclusion_search import Trial, Trials, select, to_csv
 from resnet8ptq.experiment.layers.noise import Source
 from resnet8ptq.experiment.samples import draw_to_analyse
-from resnet8ptq.experiment.workspace import Workspace
+from resnet8ptq.experiment.workspace import Decisions, Workspace
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.weights import read_bias, read_weights, write_weights
 from resnet8ptq.models.model import Fp32Model
@@ -219,8 +219,13 @@ def test_table_has_a_row_for_each_trial():
 
 
 def choose(config: RunConfig, dataset: Dataset, fp32: Fp32Model, folder: Path) -> Exclusion:
-    samples = draw_to_analyse(config, dataset)
-    return exclusion.choose(config, evaluator_of(config, fp32), samples, fp32, folder)
+    return exclusion.choose(prepare(config, dataset, fp32, folder), Decisions(fp32, fp32))
+
+
+def prepare(config: RunConfig, dataset: Dataset, fp32: Fp32Model, folder: Path) -> Workspace:
+    nowhere: Any = None
+    evaluator, samples = evaluator_of(config, fp32), draw_to_analyse(config, dataset)
+    return Workspace(settings_of(config), evaluator, samples, folder, folder, nowhere)
 
 
 @pytest.mark.slow
@@ -263,11 +268,12 @@ def test_a_layer_in_float_has_its_own_weights_in_every_trial(shapes, shapes_mode
     config = make_config(*SMALL, "backend=onnx", "dtype=int8", "nodes_to_exclude=auto")
     config = replace(config, max_drop=0.05)
 
-    def correct(variant: RunConfig, folder: Path) -> Fp32Model:
-        return shapes_model if layer.name in variant.nodes_to_exclude else network
+    def correct(work: Workspace, decisions: Decisions) -> Decisions:
+        own = layer.name in decisions.in_float
+        return replace(decisions, network=shapes_model if own else network)
 
-    samples, evaluator = draw_to_analyse(config, shapes), evaluator_of(config, shapes_model)
-    own = exclusion.choose(config, evaluator, samples, network, tmp_path, correct=correct)
+    work = prepare(config, shapes, shapes_model, tmp_path)
+    own = exclusion.choose(work, Decisions(network, network), correct)
     assert own.steps[0].drop > 0.05 >= own.chosen.drop
     assert layer.name in own.nodes
 
@@ -287,25 +293,23 @@ def test_a_run_corrects_the_network_of_each_trial_again(
     class EndError(Exception):
         pass
 
-    def choose(*_: Any, correct: Any, **__: Any) -> None:
-        seen.append(correct)
+    def choose(work: Workspace, decisions: Decisions, correct: Any) -> None:
+        seen.append((decisions, correct))
         raise EndError
 
     monkeypatch.setattr(exclusion, "choose", choose)
     seen: list[Any] = []
     quick = ("corrections.adaround_iterations=1",) if "adaround" in words else ()
     config = make_config(*SMALL, *words.split(), *quick, "nodes_to_exclude=auto")
-    evaluator, samples = evaluator_of(config, shapes_model), draw_to_analyse(config, shapes)
-    nowhere: Any = None
-    work = Workspace(settings_of(config), evaluator, samples, tmp_path, tmp_path, nowhere)
+    work = prepare(config, shapes, shapes_model, tmp_path)
     with pytest.raises(EndError):
         preparation.prepare(work)
-    (correct,) = seen
+    [(decisions, correct)] = seen
     assert (correct is not None) == again
     if again:
         graph = onnx.load(shapes_model.onnx_path).graph
         first, second, *_ = weight_layers(graph).values()
-        network = correct([first.name], tmp_path)
+        network = correct(work, replace(decisions, in_float=[first.name])).network
         corrected = onnx.load(network.onnx_path).graph
         same = [
             np.array_equal(read_bias(graph, layer), read_bias(corrected, layer))

@@ -8,22 +8,19 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration.methods import find_method
-from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config import words
-from resnet8ptq.config.schema import BackendConfig, RunConfig
+from resnet8ptq.config.schema import BackendConfig
 from resnet8ptq.core import files
 from resnet8ptq.data.sampling import shuffle
 from resnet8ptq.evaluation import latency
-from resnet8ptq.evaluation.evaluator import Evaluator, loader
 from resnet8ptq.experiment.layers import noise, sensitivity
 from resnet8ptq.experiment.layers.exclusion_search import (
     TESTS,
@@ -34,9 +31,9 @@ from resnet8ptq.experiment.layers.exclusion_search import (
     select,
     to_csv,
 )
-from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import try_choice
-from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.experiment.workspace import Decisions, Step, Workspace
 from resnet8ptq.precision.plan import Selection, find_float_nodes, find_quantized_layers
 from resnet8ptq.tasks.contract import Scores, Task
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
@@ -46,8 +43,6 @@ log = logging.getLogger(__name__)
 FILE = "exclusion.csv"
 _STATIC = ("static", "qat")  # methods whose files round activations to fixed ranges
 LEVEL = SIGNIFICANCE / TESTS  # each test has its share
-# Corrects the network except these nodes; writes it into a folder.
-Correct = Callable[[Sequence[str], Path], Fp32Model]
 
 
 @dataclass(frozen=True)
@@ -104,46 +99,31 @@ class Exclusion:
         )
 
 
-def choose(
-    config: RunConfig,
-    evaluator: Evaluator,
-    samples: Samples,
-    network: Fp32Model,
-    folder: Path,
-    ranges: Ranges | None = None,
-    correct: Correct | None = None,
-) -> Exclusion:
+def choose(work: Workspace, decisions: Decisions, correct: Step | None = None) -> Exclusion:
     """Leave the noisiest layers in float until the drop is within `max_drop`.
 
-    Writes `exclusion.csv` into `folder`, even if the search fails. If no choice keeps `max_drop`,
-    the one with the smallest drop is taken, with a warning.
+    The tuning samples decide. Writes `exclusion.csv` into the run's folder, even if the search
+    fails. If no choice keeps `max_drop`, the one with the smallest drop is taken, with a warning.
 
     Args:
-        config: settings with `nodes_to_exclude: auto` and a quantized dtype.
-        samples: the samples; the tuning samples decide.
-        network: the network to quantize: the FP32 network, or a corrected one.
-        folder: the run's existing folder.
-        ranges: see `contract.Quantizer.quantize`.
-        correct: corrects the FP32 network, except the layers that a trial leaves in float; None:
-            every trial takes `network`.
+        correct: corrects the network again for each trial, except its layers in float; None: every
+            trial takes the network of `decisions`.
     """
     start = time.perf_counter()
-    config = replace(config, nodes_to_exclude=[])
-    task = evaluator.task
-    samples = replace(samples, tuning=shuffle(samples.held_out))
-    fp32 = evaluator.reference(config, samples.held_out)
+    decisions = replace(decisions, in_float=())
+    config, task = work.decided(decisions).config, work.evaluator.task
+    work = replace(work, samples=replace(work.samples, tuning=shuffle(work.samples.held_out)))
+    fp32 = work.evaluator.reference(config, work.samples.held_out)
     warn_of_perfection(task, fp32)
     level = LEVEL if can_show(task, fp32, config.max_drop, LEVEL) else None
     with tempfile.TemporaryDirectory() as scratch:
-        variants = _Variants(
-            *(config, evaluator, samples, network, Path(scratch), ranges, level, correct)
-        )
+        variants = _Variants(replace(work, scratch=Path(scratch)), decisions, level, correct)
         trials = Trials(variants.measure)
-        deadline = evaluator.runtime.deadline
+        deadline = work.settings.runtime.deadline
         try:
             nodes = select(variants.rank, trials, config.max_drop, level, deadline)
         finally:
-            files.write_text(folder / FILE, to_csv(trials.steps, task.metric.ranked_by))
+            files.write_text(work.folder / FILE, to_csv(trials.steps, task.metric.ranked_by))
         seconds = time.perf_counter() - start
         exclusion = Exclusion(nodes, tuple(trials.steps), seconds)
         if nodes and config.latency.enabled:
@@ -186,73 +166,73 @@ class _Variants:
     """Quantizes variants of one run; their files stay until the search ends.
 
     Attributes:
+        work: the run; `scratch` has the files.
+        decisions: the decisions with all layers quantized.
         level: level of the test that accepts a variant; None: the measured drop decides.
         correct: see `choose`.
     """
 
-    config: RunConfig
-    evaluator: Evaluator
-    samples: Samples
-    network: Fp32Model
-    folder: Path
-    ranges: Ranges | None
+    work: Workspace
+    decisions: Decisions
     level: float | None
-    correct: Correct | None
+    correct: Step | None
 
     def measure(self, nodes: tuple[str, ...]) -> Trial:
         """Quantize with these nodes in float, and compare with FP32."""
-        variant = replace(self.config, nodes_to_exclude=list(nodes))
-        folder = Path(tempfile.mkdtemp(dir=self.folder))
-        network = self.correct(nodes, folder) if self.correct and nodes else self.network
-        quantizer = make_quantizer(variant, self.evaluator.runtime)
-        quantized = self.evaluator.quantize(
-            quantizer, network, self.samples.calibrating.split, folder, self.ranges
-        )
+        work = replace(self.work, scratch=self._make_folder())
+        decisions = replace(self.decisions, in_float=nodes)
+        if self.correct and nodes:
+            decisions = replace(decisions, network=self.correct(work, decisions).network)
+        quantized, settings = work.quantize(decisions, work.scratch), work.decided(decisions)
         tried = try_choice(
-            *(self.evaluator, variant, quantized.path, self.samples.held_out),
-            *(self.config.max_drop, self.level),
+            *(work.evaluator, settings.config, quantized.path, work.samples.held_out),
+            *(settings.config.max_drop, self.level),
         )
         size, path = quantized.size_bytes, quantized.path
         return Trial(nodes, tried.value, tried.drop, size, path, tried.p, tried.samples)
 
     def rank(self) -> Groups:
         """Return the nodes in groups, the noisiest first; never all layers."""
-        groups = self._by_noise() if self.config.method in _STATIC else self._by_layer()
-        graph = onnx.load(self.network.onnx_path).graph
-        layers = {n.name for n in find_quantized_layers(graph, Selection.of(self.config)).values()}
+        config = self._settings.config
+        groups = self._by_noise() if config.method in _STATIC else self._by_layer()
+        graph = onnx.load(self.decisions.network.onnx_path).graph
+        layers = {n.name for n in find_quantized_layers(graph, Selection.of(config)).values()}
         return [g for k, g in enumerate(groups) if not layers <= set(join(groups[: k + 1]))]
 
     def _by_noise(self) -> Groups:
         """Rank by the noise of each tensor in a QDQ file of ONNX Runtime, for any backend."""
-        config, runtime = self.config, self.evaluator.runtime
+        config = self._settings.config
         if config.backend.name != "onnx":
             calib = find_method(config.calib.name).choose and config.calib
             calib = calib or replace(config.calib, name="minmax")
             config = replace(config, backend=BackendConfig("onnx"), calib=calib)
-        folder = Path(tempfile.mkdtemp(dir=self.folder))
-        quantized = self.evaluator.quantize(
-            make_quantizer(replace(config, format="qdq", slim=False), runtime),
-            *(self.network, self.samples.calibrating.split, folder, self.ranges),
-        )
-        fp32, in_qdq = onnx.load(self.network.onnx_path), onnx.load(quantized.path)
+        varied = self._settings.vary(replace(config, format="qdq", slim=False))
+        in_onnx = replace(self.work, settings=varied)
+        quantized = in_onnx.quantize(self.decisions, self._make_folder())
+        fp32, in_qdq = onnx.load(self.decisions.network.onnx_path), onnx.load(quantized.path)
         in_float = find_float_nodes(fp32.graph, Selection.of(config))
-        sources = noise.rank(fp32, in_qdq, in_float, self.samples.held_out, runtime.threads)
-        return [source.nodes for source in sources]
+        threads, held_out = varied.runtime.threads, self.work.samples.held_out
+        return [source.nodes for source in noise.rank(fp32, in_qdq, in_float, held_out, threads)]
 
     def _by_layer(self) -> Groups:
         """Rank the layers by the SQNR of the logits with one layer quantized."""
-        layers = sensitivity.Layers(
-            self.config, self.evaluator, self.network, self.samples, self.folder, self.ranges
-        )
+        layers = sensitivity.Layers(self.work, self.decisions)
         return [[layer.node] for layer in layers.rank()]
 
     def time(self, exclusion: Exclusion) -> float | None:
         """Return `excluded_ms`; None if the artifact only simulates integer kernels."""
-        runtime = self.evaluator.runtime
-        if make_quantizer(self.config, runtime).resolve().execution == "simulated":
+        quantizer = self._settings.quantizer
+        if quantizer.resolve().execution == "simulated":
             return None
-        settings = replace(self.config.latency, batch_size=1, batch_repeats=1)
+        timing = replace(self._settings.config.latency, batch_size=1, batch_repeats=1)
         paths = (exclusion.chosen.path, exclusion.steps[0].path)
-        loads = [loader(self.config, runtime, path) for path in paths]
-        chosen, whole = latency.measure(loads, self.samples.held_out, settings)
+        loads = [partial(quantizer.load, path) for path in paths]
+        chosen, whole = latency.measure(loads, self.work.samples.held_out, timing)
         return float(np.median(chosen.single_ms) - np.median(whole.single_ms))
+
+    @cached_property
+    def _settings(self) -> Settings:
+        return self.work.decided(self.decisions)
+
+    def _make_folder(self) -> Path:
+        return Path(tempfile.mkdtemp(dir=self.work.scratch))

@@ -12,17 +12,14 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq.backends.registry import make_quantizer
-from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.console import track
-from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment.compatibility import fit_settings
 from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
 from resnet8ptq.experiment.recorder import Recorder
-from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.subject import open_subject
+from resnet8ptq.experiment.workspace import Decisions, Workspace
 from resnet8ptq.graph.session import end_at_logits
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_quantized_layers, find_quantized_products
@@ -36,10 +33,11 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
     resolved = settings.vary(vary(config, "a layer")).quantizer.resolve()
     evaluator, samples = open_subject(settings, run)
     if config.method == "weight_only":  # takes some of the layers only
-        config = fit_settings(settings, evaluator.network).config
+        settings = fit_settings(settings, evaluator.network)
+        config = settings.config
     with tempfile.TemporaryDirectory() as scratch:
-        layers = Layers(config, evaluator, evaluator.network, samples, Path(scratch))
-        result = layers.analyse()
+        work = Workspace(settings, evaluator, samples, folder, Path(scratch), run)
+        result = Layers(work, Decisions(work.fp32, work.fp32)).analyse()
     params = {**resolved.to_params(), "sqnr_of": result.output, **samples.digests}
     result = replace(result, resolved=params)
 
@@ -71,27 +69,24 @@ def cut_softmax(network: Fp32Model, path: Path) -> Fp32Model:
 class Layers:
     """Quantizes the layers of a network that ends at its logits, one by one."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        evaluator: Evaluator,
-        network: Fp32Model,
-        samples: Samples,
-        scratch: Path,
-        ranges: Ranges | None = None,
-    ) -> None:
-        """Cut the softmax from the FP32 network of `evaluator`, and from `network` if different.
+    def __init__(self, work: Workspace, decisions: Decisions) -> None:
+        """Cut the softmax from the FP32 network, and from the corrected one if different.
 
         Args:
-            config: settings; `analysis.mode` sets whether one layer is quantized, or all but one.
-            samples: the samples; the tuning samples are measured.
-            ranges: see `contract.Quantizer.quantize`.
+            work: `analysis.mode` sets whether one layer is quantized, or all but one; the tuning
+                samples are measured.
         """
-        fp32 = cut_softmax(evaluator.network, scratch / "fp32_logits.onnx")
-        same = network is evaluator.network
-        self.network = fp32 if same else cut_softmax(network, scratch / "logits.onnx")
-        self.evaluator = replace(evaluator, network=fp32, cut=True)
-        self.config, self.samples, self.scratch, self.ranges = config, samples, scratch, ranges
+        fp32 = cut_softmax(work.fp32, work.scratch / "fp32_logits.onnx")
+        same, corrected = decisions.network is work.fp32, work.scratch / "logits.onnx"
+        self.network = fp32 if same else cut_softmax(decisions.network, corrected)
+        self.evaluator = replace(work.evaluator, network=fp32, cut=True)
+        self.settings = work.decided(decisions)
+        self.samples, self.scratch, self.ranges = work.samples, work.scratch, decisions.ranges
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings with the decisions."""
+        return self.settings.config
 
     @cached_property
     def nodes(self) -> dict[str, str]:
@@ -141,7 +136,7 @@ class Layers:
     def _measure(self, config: RunConfig, name: str, node: str) -> Layer:
         calibration, held_out = self.samples.calibrating.split, self.samples.held_out
         with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
-            quantizer = make_quantizer(config, self.evaluator.runtime)
+            quantizer = self.settings.vary(config).quantizer
             quantized = self.evaluator.quantize(
                 quantizer, self.network, calibration, Path(folder), self.ranges
             )
