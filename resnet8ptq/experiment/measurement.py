@@ -14,17 +14,15 @@ from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32, loader
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement
-from resnet8ptq.experiment.samples import Samples, has_groups
+from resnet8ptq.experiment.samples import has_groups
 from resnet8ptq.experiment.settings import Settings
-from resnet8ptq.experiment.workspace import Decisions
+from resnet8ptq.experiment.workspace import Decisions, Workspace
 from resnet8ptq.tasks.contract import BASELINE, Comparison, Metrics, Task
 from resnet8ptq.tasks.sequential import StoppingPlan
 
 
 def measure(
-    evaluator: Evaluator,
-    samples: Samples,
-    settings: Settings,
+    work: Workspace,
     decisions: Decisions,
     quantized: Quantized,
     memory: PeakMemory,
@@ -33,10 +31,10 @@ def measure(
     """Return the measurement of the artifact, with that of its baseline.
 
     Args:
-        settings: the settings with the decisions.
         memory: measures the peak since the run began.
         plan: the plan for an early stop; None evaluates all samples.
     """
+    settings, evaluator, samples = work.decided(decisions), work.evaluator, work.samples
     config, path, reported, task = settings.config, quantized.path, samples.reported, evaluator.task
     if plan is None:
         compared = evaluator.compare(config, path, reported)

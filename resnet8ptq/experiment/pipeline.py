@@ -82,7 +82,7 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
         if artifact.ranges:
             table.write(folder, artifact.ranges, work.provenance(decisions))
 
-    measurement = measure(evaluator, samples, decided, decisions, quantized, memory, plan)
+    measurement = measure(work, decisions, quantized, memory, plan)
     params |= _describe_artifact(quantizer, quantized)
     params |= _describe_measurement(config, samples, measurement)
     if outliers:

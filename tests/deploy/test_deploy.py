@@ -249,7 +249,7 @@ def test_data_that_are_gone_leave_the_kept_sample(runs, tmp_path, monkeypatch):
     def gone(*_: object) -> None:
         raise ConfigError("data.root: got /gone (not there)")
 
-    monkeypatch.setattr(reproducing, "settle", gone)
+    monkeypatch.setattr(reproducing, "resolve", gone)
     done = deploy(runs, f"run_id={run_id(runs, 'onnx')}", f"folder={tmp_path / 'out'}")
     assert done.code == 0, done.err
     assert "which are missing (data.root: got /gone (not there))" in done.out

@@ -12,7 +12,7 @@ import onnx
 from resnet8ptq.backends.contract import refuse_others
 from resnet8ptq.calibration.outliers import Outliers
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
+from resnet8ptq.evaluation.evaluator import Quantized
 from resnet8ptq.experiment import preparation, preprocessing_check, sample_check
 from resnet8ptq.experiment.diagnosis import diagnosis_table, findings, measuring, outcomes
 from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult, Halves
@@ -50,7 +50,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     settings = settings.vary(config)
     evaluator, samples = open_subject(settings, run)
     with tempfile.TemporaryDirectory() as scratch:
-        result = _diagnose(config, _Variants(settings, evaluator, samples, Path(scratch), run))
+        work = Workspace(settings, evaluator, samples, Path(scratch), Path(scratch), run)
+        result = _diagnose(config, _Variants(work))
     params = {**resolved.to_params(), **samples.digests, "findings": result.to_json()}
     result = replace(result, notes=tuple(notes), resolved=params)
     diagnosis_table.write(folder, config, result)
@@ -60,7 +61,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
 
 
 def _diagnose(config: RunConfig, variants: "_Variants") -> DiagnosisResult:
-    evaluator, samples = variants.evaluator, variants.samples
+    evaluator, samples = variants.work.evaluator, variants.work.samples
     quantized, network = variants.quantize(config, samples)
     compared = variants.compare(config, quantized.path)
     outliers = variants.find_outliers(config, network)
@@ -108,28 +109,23 @@ def _diagnose(config: RunConfig, variants: "_Variants") -> DiagnosisResult:
 class _Variants:
     """Quantizes variants of a run with the run's own steps, and compares them with FP32."""
 
-    settings: Settings
-    evaluator: Evaluator
-    samples: Samples
-    scratch: Path
-    run: Recorder
+    work: Workspace
 
     def attempt(self, config: RunConfig) -> Comparison:
         """Quantize with these settings, including their number of calibration samples; compare."""
-        drawn = self.samples.calibrated_with(config.calib.samples_per_class, config.seed)
+        drawn = self.work.samples.calibrated_with(config.calib.samples_per_class, config.seed)
         return self.compare(config, self.quantize(config, drawn)[0].path)
 
     def quantize(self, config: RunConfig, samples: Samples) -> tuple[Quantized, Fp32Model]:
         """Quantize; return the artifact and the network before quantization."""
-        folder = Path(tempfile.mkdtemp(dir=self.scratch))
-        varied, scratch = self.settings.vary(config), self.scratch
-        work = Workspace(varied, self.evaluator, samples, scratch, scratch, self.run)
+        folder = Path(tempfile.mkdtemp(dir=self.work.scratch))
+        work = replace(self.work, settings=self.work.settings.vary(config), samples=samples)
         decisions = preparation.prepare(work)
         return work.quantize(decisions, folder), decisions.network
 
     def find_outliers(self, config: RunConfig, network: Fp32Model) -> list[Outliers]:
         """Return the calibration samples that stand out in an input, else in another tensor."""
-        samples, runtime = self.samples.calibrating.split, self.evaluator.runtime
+        samples, runtime = self.work.samples.calibrating.split, self.work.evaluator.runtime
         graph = onnx.load(network.onnx_path).graph
         inputs = sample_check.check_inputs(config, graph, samples)
         return inputs or sample_check.find_inside(config, network.onnx_path, samples, runtime)
@@ -137,7 +133,7 @@ class _Variants:
     def leave_out(self, config: RunConfig, others: Samples, reference: Comparison) -> Outcome:
         """Return the outcome of calibrating with the other samples."""
         compared = self.compare(config, self.quantize(config, others)[0].path)
-        return outcomes.weigh(REMOVE, compared, reference, self.evaluator.task)
+        return outcomes.weigh(REMOVE, compared, reference, self.work.evaluator.task)
 
     def halves(
         self, config: RunConfig, quantized: Quantized, network: Fp32Model, reference: Comparison
@@ -149,7 +145,7 @@ class _Variants:
             network: the network before quantization, including corrections.
             reference: the artifact, compared with FP32.
         """
-        evaluator = self.evaluator
+        evaluator = self.work.evaluator
         paths = evaluator.network.onnx_path, network.onnx_path, quantized.path
         fp32, exact, rounded = map(onnx.load, paths)
         weights = qdq.rounded_weights(exact.graph, rounded.graph)
@@ -160,7 +156,7 @@ class _Variants:
         }
         halves = {}
         for name, proto in protos.items():
-            path = self.scratch / "half.onnx"
+            path = self.work.scratch / "half.onnx"
             onnx.save(proto, path)
             compared = self.compare(config, path, f"Rounding the {name} alone")
             words = f"({name} alone)"
@@ -169,4 +165,6 @@ class _Variants:
 
     def compare(self, config: RunConfig, path: Path, label: str = "Evaluating") -> Comparison:
         """Compare an artifact with FP32 on the tuning samples."""
-        return self.evaluator.compare(config, path, self.samples.held_out, label).comparison
+        return self.work.evaluator.compare(
+            config, path, self.work.samples.held_out, label
+        ).comparison
