@@ -5,7 +5,9 @@ from collections import Counter
 
 import onnx
 
-from resnet8ptq.config.schema import NncfConfig, QuantizationConfig, TfliteConfig
+from resnet8ptq.backends.openvino_nncf.options import NncfConfig
+from resnet8ptq.backends.tflite.options import TfliteConfig
+from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.graph.attention import find_attention, stretched_by_masks
 from resnet8ptq.precision.plan import Selection, find_float_nodes, find_left_by_attention
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import parser
 
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config import words
 from resnet8ptq.experiment.ladder import changes, climbing, properties, rungs
 from resnet8ptq.experiment.ladder.changes import Change
@@ -16,6 +17,7 @@ from resnet8ptq.experiment.ladder.climbing import DIAGNOSIS, FEWER_BITS, Asked, 
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
 
+NARROWER = [name for name, one in BACKENDS.items() if one.search.fewer_bits is not None]
 ASKED = Asked("fastest", ("onnx",), limit=0.01)
 LOST = Tried(step=None, loss=0.1, error=0.002, noise=1.0, size_bytes=100_000, seconds=1.0)
 PASSED = replace(LOST, loss=0.001, within=True, noise=0.1)
@@ -230,7 +232,7 @@ def test_every_ladder_ends_and_tries_nothing_twice(goal, results):
 
 
 @pytest.mark.parametrize("goal", climbing.GOALS)
-@pytest.mark.parametrize("backend", ["onnx", "torch", "tflite", "executorch", "openvino"])
+@pytest.mark.parametrize("backend", [name for name, one in BACKENDS.items() if one.quantizes])
 def test_every_step_is_a_valid_configuration(goal, backend):
     known = (properties.ATTENTION, properties.DEPTHWISE, properties.POOLS)
     asked = replace(ASKED, goal=goal, backends=(backend,))
@@ -238,7 +240,7 @@ def test_every_step_is_a_valid_configuration(goal, backend):
         make_config(*each.step.overrides)
 
 
-@pytest.mark.parametrize("backend", climbing.NARROWER)
+@pytest.mark.parametrize("backend", NARROWER)
 def test_every_budget_of_bytes_is_a_valid_configuration(backend):
     asked = replace(ASKED, goal="smallest", backends=(backend,))
     tried = climb(asked, lambda step: LOST if step.rung == FEWER_BITS else PASSED)
