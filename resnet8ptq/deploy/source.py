@@ -22,6 +22,8 @@ from resnet8ptq.tracking.mlflow_model import EXAMPLE
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
+# Suffixes of files that can run code when they are loaded.
+RUN_CODE = {end for backend in BACKENDS.values() if backend.runs_code for end in backend.suffixes}
 T = TypeVar("T")
 Asked = Mapping[str, float | None]
 _COPIED = (EXAMPLE, "predictions.npz", "detections.json", TOKENIZER)
@@ -46,7 +48,7 @@ class Source:
         Raises:
             QuantizationError: the artifact does not run, or needs more memory than is free.
         """
-        if self.trusted and not self.backend.runs_code:
+        if self.trusted and self.artifact.suffix not in RUN_CODE:
             return function(*args)
         name = f"run {self.record.run_id}: {self.artifact.name}"
         crashed = QuantizationError(f"{name} ended the process that ran it")
@@ -180,7 +182,7 @@ def fetch(
             f"{digest}, the run has logged {record.artifact_sha256})"
         )
     trusted = trust or origin.made_here(record, [artifact, folder / CONFIG_FILE])
-    if backend.runs_code and not trusted:
+    if artifact.suffix in RUN_CODE and not trusted:
         raise ConfigError(
             f"run_id: run {record.run_id} has {models[0]}, which can run code when it is loaded, "
             f"and was not made below {origin.RUNS.absolute()}; expected a run that was made there; "

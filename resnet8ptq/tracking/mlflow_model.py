@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.core import interrupts, machine
-from resnet8ptq.core.descriptor import find_backends
+from resnet8ptq.core.descriptor import Backend, find_backends
 from resnet8ptq.core.records import feed, names_of
-from resnet8ptq.core.registry import look_up
 from resnet8ptq.data.fields import find_masked
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store
@@ -64,7 +63,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     from mlflow.types import Schema, TensorSpec
 
     path = folder / described["file"]
-    backend = look_up("backend.name", journal.params["backend"], find_backends())
+    backend = _find_backend(journal, path)
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
         example = arrays["inputs"]
     if backend.serving != _ONNX:
@@ -98,6 +97,13 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
         validate_serving_input=False,
         **{**settings, "flavor": _Unchecked(settings["flavor"])},
     )
+
+
+def _find_backend(journal: Journal, path: Path) -> Backend:
+    """Return the backend of a run, or for lack of its name the first that writes such files."""
+    writers = [one for one in find_backends().values() if path.suffix in one.suffixes]
+    named = [one for one in writers if one.name == journal.params.get("backend")]
+    return (named or writers)[0]
 
 
 def _pyfunc(path: Path, serving: str, config: dict[str, Any]) -> dict[str, Any]:
