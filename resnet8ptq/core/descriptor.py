@@ -55,7 +55,7 @@ class Backend:
         suffixes: suffixes of its files.
         runs_code: whether loading its files can run code.
         operators: a set of the operators with integer kernels, by ONNX name, or a function that
-            returns it.
+            returns it; empty: the framework chooses them itself, network by network.
         dynamic_operators: operators that only `method=dynamic` quantizes.
         single_input: whether it takes one input of float32 only.
         converts: formats of networks that its own converter quantizes as a whole.

@@ -50,7 +50,8 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
         lines = [samples]
     else:
         lines = _compare(config, summary.contract, samples)
-    if config.backend.name not in summary.quantized:
+    known = config.backend.descriptor.operators
+    if known and config.backend.name not in summary.quantized:
         lines.append(f"backend={config.backend.name}: unsupported: it takes one input of float32")
     print_summary(summary, lines)
 

@@ -109,8 +109,8 @@ def summarize(
     computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
     contract = read_contract(graph)
     format_name = file_format.name if file_format else ""
-    quantizing = list_quantizing()
-    converted = tuple(one.name for one in quantizing if format_name in one.converts)
+    known = with_known_operators()
+    converted = tuple(one.name for one in known if format_name in one.converts)
     dtypes = [tensor.dtype for tensor in contract.inputs]
     makers = {output: node.op_type for node in graph.node for output in node.output}
     left = [n.op_type for n in left_by_attention(graph) if not static.issuperset(n.output)]
@@ -125,7 +125,7 @@ def summarize(
         parameters=sum(math.prod(t.dims) for t in find_all(graph, onnx.TensorProto)),
         quantized={
             one.name: one.find_operators()
-            for one in quantizing
+            for one in known
             if _takes(dtypes, one, one.name in converted)
         },
         final=makers.get(graph.output[0].name, ""),
@@ -183,9 +183,9 @@ def _read(path: Path, name: str, sample: Sample, config: ModelConfig) -> bytes:
         return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())
 
 
-def list_quantizing() -> list[Backend]:
-    """Return the backends that quantize, in the order of tables."""
-    return [backend for backend in find_backends().values() if backend.quantizes]
+def with_known_operators() -> list[Backend]:
+    """Return the backends whose operators are known, in the order of tables."""
+    return [backend for backend in find_backends().values() if backend.operators]
 
 
 def _takes(dtypes: Sequence[str], backend: Backend, converted: bool) -> bool:
@@ -220,7 +220,7 @@ def requirements(summary: Summary) -> list[str]:
         lines.append(f"an export without {name}, to quantize the {count} layers inside it")
     if contract.batch is not None:
         lines.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
-    names = [backend.name for backend in list_quantizing()]
+    names = [backend.name for backend in with_known_operators()]
     if missing := [name for name in names if name not in summary.quantized]:
         lines.append(f"another backend than {missing[0]}, which takes one input of float32")
     return lines
@@ -259,7 +259,7 @@ def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
         for tensor in getattr(summary.contract, kind)
     ]
     print_table(console, ("", "name", "shape (without batch)", "dtype"), tensors)
-    backends = [backend.name for backend in list_quantizing()]
+    backends = [backend.name for backend in with_known_operators()]
     operators = [
         (name, count, *(summary.treatment(name, backend) for backend in backends))
         for name, count in summary.operators.items()

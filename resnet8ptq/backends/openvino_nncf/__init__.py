@@ -10,7 +10,6 @@ BACKEND = Backend(
     runtime="openvino",
     packages=("openvino", "nncf"),
     suffixes=(".zip",),
-    operators="resnet8ptq.backends.onnx.operators:find_in_qdq",
     advice="resnet8ptq.backends.openvino_nncf.advice",
     example="resnet8ptq.backends.openvino",
     serving="resnet8ptq.backends.openvino.serving",
