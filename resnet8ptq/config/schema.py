@@ -71,6 +71,16 @@ class BackendConfig:
         """Whether the backend quantizes; else another program has made the artifact."""
         return self.descriptor.quantizes
 
+    @property
+    def framework(self) -> str:
+        """The backend that runs the FP32 network."""
+        return self.name
+
+    @property
+    def takes_every_operator(self) -> bool:
+        """Whether its converter quantizes every operator, whatever the settings."""
+        return False
+
 
 @dataclass
 class DtypeConfig:

@@ -182,7 +182,7 @@ def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str]:
     if asked is None:
         return Path(shutil.copyfile(run.artifact, path)), ""
     library = run.backend.runtime
-    if library != "onnxruntime":
+    if (path.suffix, library) != (".onnx", "onnxruntime"):
         raise ConfigError(
             f"target.{asked}: got {path.name} of {library}, expected a file of ONNX Runtime"
         )

@@ -37,8 +37,8 @@ Config = TypeVar("Config", bound=QuantizationConfig)
 def as_fp32(config: Config) -> Config:
     """Return the settings of the FP32 network in the same framework."""
     backend = config.backend
-    if not backend.quantizes and (framework := getattr(backend, "fp32", None)) is not None:
-        backend = BACKENDS[framework].schema(framework)
+    if backend.framework != backend.name:
+        backend = BACKENDS[backend.framework].schema(backend.framework)
     return replace(config, backend=backend, dtype=DtypeConfig("fp32"), method="static")
 
 

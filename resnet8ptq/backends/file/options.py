@@ -18,3 +18,8 @@ class FileConfig(BackendConfig):
     fp32: str | None = limited(
         None, one_of(*dict.fromkeys(backend.name for backend in find_readers().values()))
     )
+
+    @property
+    def framework(self) -> str:
+        """The backend that runs the FP32 network, once it is known."""
+        return self.fp32 or self.name

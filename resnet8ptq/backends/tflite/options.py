@@ -15,6 +15,11 @@ class TfliteConfig(BackendConfig):
     flow: str | None = limited(None, one_of("convert", "onnx2tf"))
     integer_io: bool | None = None
 
+    @property
+    def takes_every_operator(self) -> bool:
+        """Whether TensorFlow's converter makes the file."""
+        return self.flow != "onnx2tf"
+
 
 def choose_flow(options: TfliteConfig, config: RunConfig, source: Path) -> TfliteConfig:
     """Return the options with the converter for this network."""
