@@ -21,9 +21,10 @@ from pkgutil import resolve_name
 
 from resnet8ptq.core import importing
 
-RUN, SHIP = "run", "ship"
 COMMANDS = {
     "init": "resnet8ptq.starter.folder:main",
+    "run": "resnet8ptq.run:start",
+    "ship": "resnet8ptq.ship:main",
     "ui": "resnet8ptq.server.ui:main",
     "advise": "resnet8ptq.experiment.ladder.advising:main",
     "deploy": "resnet8ptq.deploy.deploying:main",
@@ -35,8 +36,11 @@ COMMANDS = {
 }
 
 
-def call(words: list[str]) -> None:
+def call(words: list[str]) -> int | None:
     """Run the command named by the first word; the other words are its settings.
+
+    Returns:
+        The exit code; None is 0.
 
     Raises:
         ConfigError: an unknown command.
@@ -48,12 +52,11 @@ def call(words: list[str]) -> None:
     name, *others = words or ["--help"]
     if name in ("-h", "--help"):
         print(invocation.adapt(__doc__))
-    elif name not in COMMANDS:
-        raise ConfigError(
-            f"{name}: no such command; expected {or_nearest(name, [RUN, SHIP, *COMMANDS])}"
-        )
-    else:
-        resolve_name(COMMANDS[name])(others)
+        return None
+    if name not in COMMANDS:
+        raise ConfigError(f"{name}: no such command; expected {or_nearest(name, COMMANDS)}")
+    code: int | None = resolve_name(COMMANDS[name])(others)
+    return code
 
 
 def main() -> int:
@@ -61,13 +64,6 @@ def main() -> int:
     importing.allow(Path.cwd())  # before other imports: with `-m`, Python searches there first
     from resnet8ptq.core import command
 
-    if sys.argv[1:2] == [SHIP]:
-        from resnet8ptq.sweep import shipping
-
-        sys.argv[1:] = [RUN, *shipping.to_run(sys.argv[2:])]
-    if sys.argv[1:2] == [RUN]:
-        del sys.argv[1]  # Hydra reads the words from there
-        return int(resolve_name("resnet8ptq.run:main")())
     return command.main(lambda: call(sys.argv[1:]))
 
 

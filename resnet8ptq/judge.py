@@ -26,7 +26,7 @@ from pathlib import Path
 from resnet8ptq import run
 from resnet8ptq.backends.file import reading
 from resnet8ptq.config import words as grammar
-from resnet8ptq.core import invocation
+from resnet8ptq.core import background, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import no_such_name
 from resnet8ptq.report.facts import LIMITS
@@ -34,7 +34,6 @@ from resnet8ptq.results import RunSummary, load_sweep
 from resnet8ptq.results.continuous_integration import judge_run
 from resnet8ptq.results.document import EXIT_CODES, Answer, describe, to_json, to_markdown
 from resnet8ptq.results.summaries import UNSUPPORTED
-from resnet8ptq.sweep import callback
 
 _FORMATS = ("text", "json", "markdown")
 
@@ -94,29 +93,31 @@ class Arguments:
         return [*fixed, *network, f"backend.path={paths}", *self.settings]
 
 
-def main(words: list[str]) -> None:
+def main(words: Sequence[str]) -> int:
     """Score the files in a sweep, and print a verdict for each.
+
+    Returns:
+        The exit code of the worst verdict, or of a sweep that could not start.
 
     Raises:
         ConfigError: a word is wrong.
-        SystemExit: with the code of the worst verdict, or of a sweep that could not start.
     """
     if not words or {"-h", "--help"} & {*words}:
         print(invocation.adapt(__doc__ or ""))
-        raise SystemExit(0 if words else 2)
+        return 0 if words else 2
     asked = Arguments.parse(words)
     for file in asked.judged:
         reading.find_suffix(Path(file))
-    sys.argv[1:] = asked.to_sweep()  # Hydra reads the words from there
     with contextlib.redirect_stdout(sys.stdout if asked.format == "text" else sys.stderr):
-        code = run.main()
-        begun = callback.find_current()
-        if begun is None or code not in (0, 1):
-            raise SystemExit(code or 1)
-        answers = [_answer(judged) for judged in load_sweep(folder=begun.sweep.folder).runs]
+        with background.allowed():
+            outcome = run.execute(asked.to_sweep())
+        code = outcome.ending.code
+        if outcome.sweep_folder is None or code not in (0, 1):
+            return code or 1
+        answers = [_answer(judged) for judged in load_sweep(folder=outcome.sweep_folder).runs]
     _print(asked.format, answers)
     worst = max((answer.exit_code for answer in answers), key=_badness, default=1)
-    raise SystemExit(1 if code else worst)
+    return 1 if code else worst
 
 
 def _is_file(word: str) -> bool:

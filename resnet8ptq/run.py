@@ -1,10 +1,15 @@
 """Quantizes, evaluates and tracks one configuration, or a sweep of them with -m; see --help."""
 
+import os
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import hydra
+from hydra import version
+from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -12,11 +17,72 @@ from omegaconf import DictConfig
 from resnet8ptq import job
 from resnet8ptq.config import folders, help_page, loading, words
 from resnet8ptq.core import background, command, importing
-from resnet8ptq.sweep import callback
+from resnet8ptq.sweep import callback, ongoing
 from resnet8ptq.tracking import address, store
+
+if TYPE_CHECKING:
+    from resnet8ptq.tracking.record import RunRecord
 
 NO_RUN = {"-h", "--help", "--hydra-help", "--version", "-c", "--cfg", "-i", "--info", "-sc"}
 loading.register_schemas()
+# Set before torch is imported: its threads wait for each other in a loop, by default for long. With
+# another program on the CPU, learned rounding then takes nearly twice the time.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command line has done.
+
+    Attributes:
+        ending: the exit code, and the error that was reported.
+        record: the record of a single run; None for a sweep, or if no run has ended.
+        sweep_folder: the folder of a sweep that has begun.
+    """
+
+    ending: command.Ending
+    record: "RunRecord | None" = None
+    sweep_folder: Path | None = None
+
+
+def execute(
+    typed: Sequence[str], report: Callable[[Exception], int] = command.print_error
+) -> Outcome:
+    """Execute a command line of `resnet8ptq run`, and print what a person sees.
+
+    Errors are reported and returned, because the jobs of a sweep go on after one.
+
+    Args:
+        typed: the words after `resnet8ptq run`.
+        report: see `command.finish`.
+    """
+    with ongoing.begin(typed) as begun:
+        ending = command.finish(partial(_call_hydra, typed), callback.find_current, report)
+        folder = begun.sweep.sweep.folder if begun.sweep else None
+        return Outcome(ending, begun.record, folder)
+
+
+def _call_hydra(typed: Sequence[str]) -> None:
+    """Check the command line, then run."""
+    importing.allow(Path.cwd())
+    conf, own = folders.find_conf(), folders.find_own_conf(Path.cwd())
+    address.check_words(typed)
+    arranged = words.arrange(typed, conf, own)
+    if not {"-h", "--help"}.isdisjoint(arranged):
+        return help_page.print_page(conf, arranged, own)
+    if NO_RUN.isdisjoint(arranged):
+        background.prepare(store.import_mlflow)
+    # `hydra.main` is this call with the words of `sys.argv`, which a caller in Python has not set.
+    version.setbase("1.3")
+    parser = get_args_parser()
+    _run_hydra(
+        args=parser.parse_args(arranged),
+        args_parser=parser,
+        task_function=run,
+        config_path=str(conf),
+        config_name="config",
+    )
 
 
 def run(cfg: DictConfig) -> Any:
@@ -25,8 +91,11 @@ def run(cfg: DictConfig) -> Any:
     importing.allow(Path(settings.runtime.cwd))  # a launcher may start the job in another folder
     folder = Path(settings.runtime.output_dir)
     if settings.mode == RunMode.RUN:
-        with command.exit_on_error():
+        begun = ongoing.find()
+        assert begun is not None  # a single run has no workers
+        with command.aborting(Exception):
             record = job.run_alone(cfg, folder, settings.overrides.task)
+        begun.record = record
     else:
         record = job.run_in_sweep(cfg, folder, settings)
     if record is None or callback.is_ladder(settings.sweeper):
@@ -34,20 +103,12 @@ def run(cfg: DictConfig) -> Any:
     return record.drop
 
 
-def start() -> None:
-    """Check the command line, then run."""
-    importing.allow(Path.cwd())
-    conf, own = folders.find_conf(), folders.find_own_conf(Path.cwd())
-    address.check_words(sys.argv[1:])
-    sys.argv[1:] = words.arrange(sys.argv[1:], conf, own)
-    if not {"-h", "--help"}.isdisjoint(sys.argv):
-        return help_page.print_page(conf, sys.argv[1:], own)
-    if NO_RUN.isdisjoint(sys.argv):
-        background.prepare(store.import_mlflow)
-    hydra.main(version_base="1.3", config_path=str(conf), config_name="config")(run)()
+def start(typed: Sequence[str]) -> int:
+    """Execute a command line with a background process; return the exit code."""
+    with background.allowed():
+        return execute(typed).ending.code
 
 
 def main() -> int:
-    """Run the command line, which has Hydra's words; return the exit code."""
-    with background.allowed():
-        return command.main(start, callback.find_current)
+    """Run the command line of this process; return the exit code."""
+    return command.main(lambda: start(sys.argv[1:]))

@@ -81,5 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with command.exit_on_error():
-        main()
+    sys.exit(command.main(main))

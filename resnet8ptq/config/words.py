@@ -15,7 +15,7 @@ from typing import Any
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, QuotedString, ValueType
+from hydra.core.override_parser.types import Override, Quote, QuotedString, ValueType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
@@ -82,9 +82,12 @@ def is_group(key: str) -> bool:
 
 
 def quote(text: str) -> str:
-    """Return a text quoted for Hydra's grammar."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    """Return a text quoted for Hydra's grammar.
+
+    >>> quote("it's")
+    "'it\\\\'s'"
+    """
+    return QuotedString(text=text, quote=Quote.single).with_quotes()
 
 
 def as_list(names: Iterable[str]) -> str:

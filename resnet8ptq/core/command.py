@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol, TypeVar, cast, get_type_hints
 
 from hydra.errors import HydraException
@@ -31,53 +31,94 @@ from resnet8ptq.core.text import no_such_key, no_such_name, or_nearest, printabl
 T = TypeVar("T")
 
 
+class Abort(BaseException):
+    """Ends Hydra with an error.
+
+    Hydra prints an `Exception` of a job itself, and turns one of a callback into a warning.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of a command.
+
+    Attributes:
+        code: the exit code.
+        error: the first error that was reported.
+    """
+
+    code: int
+    error: BaseException | None = None
+
+
 class Closable(Protocol):
-    """A sweep that is closed when the program ends, including after an error or a signal."""
+    """A sweep that is closed when the command ends, including after an error or a signal."""
 
     @property
     def is_ladder(self) -> bool:
         """Whether the error of a job ends it."""
         ...
 
-    def close(self, status: str) -> str:
-        """Close the sweep with status `ok`, `failed` or `killed`; return its final status."""
+    def close(self, status: str) -> int:
+        """Close the sweep with status `ok`, `failed` or `killed`; return its exit code."""
         ...
 
 
-def main(
-    run: Callable[[], object], find_sweep: Callable[[], Closable | None] = lambda: None
-) -> int:
-    """Call `run`, report its errors, and close its sweep; return the exit code."""
+def main(run: Callable[[], int | None]) -> int:
+    """Run a command as the whole program; return the exit code.
+
+    Args:
+        run: returns an exit code; None is 0.
+    """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
     # Imports make 400,000 objects that stay. By default Python collects garbage among them after
     # every 700 new objects, which takes a tenth of a sweep's time.
     gc.set_threshold(20_000, 20, 20)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    return finish(run).code
+
+
+def finish(
+    run: Callable[[], int | None],
+    find_sweep: Callable[[], Closable | None] = lambda: None,
+    report: Callable[[Exception], int] | None = None,
+) -> Ending:
+    """Call `run`, report its errors, and close its sweep; return the end.
+
+    Args:
+        report: reports an error and returns the exit code; by default `print_error`.
+    """
+    report = report or print_error
     status, code = "killed", 0
+    error: BaseException | None = None
     try:
-        run()
+        code = run() or 0
         status = "ok"
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("interrupted", file=sys.stderr)
-        code = 130
-    except BrokenPipeError:  # `| head` has read enough
+        error, code = interrupt, 130
+    except BrokenPipeError as broken:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
-    except Exception as error:
+        error, code = broken, 141
+    except (Exception, Abort) as raised:
+        error = raised.error if isinstance(raised, Abort) else raised
         status, code = "failed", report(error)
         if isinstance(error, _INPUTS) and (sweep := find_sweep()) and not sweep.is_ladder:
             code = 1  # one job failed, and the others have run
     finally:
         try:
-            ended = sweep.close(status) if (sweep := find_sweep()) else status
-            code = 1 if (status, ended) == ("ok", "failed") else code
-        except KeyboardInterrupt as error:
-            print(": ".join(filter(None, ("interrupted", str(error)))), file=sys.stderr)
-            code = 130
-        except Exception as error:
-            report(error)
-            code = 1
-    return code
+            closed = sweep.close(status) if (sweep := find_sweep()) else 0
+            code = code or closed
+        except KeyboardInterrupt as interrupt:
+            print(": ".join(filter(None, ("interrupted", str(interrupt)))), file=sys.stderr)
+            error, code = error or interrupt, 130
+        except Exception as raised:
+            report(raised)
+            error, code = error or raised, 1
+    return Ending(code, error)
 
 
 def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str = "") -> T:
@@ -157,22 +198,27 @@ def no_such_option(name: str, group: str, options: Collection[str]) -> str:
 
 
 @contextmanager
-def exit_on_error() -> Iterator[None]:
-    """Report an error of a single run and exit, before Hydra reports it.
+def aborting(*errors: type[Exception]) -> Iterator[None]:
+    """Raise errors of these types as `Abort`.
 
-    Not used in a job of a sweep, because it would end the sweep.
+    Not used around a job of a sweep, because it would end the sweep.
     """
     try:
         yield
-    except Exception as error:
-        raise SystemExit(report(error)) from error
+    except errors as error:
+        raise Abort(error) from error
 
 
-def report(error: Exception) -> int:
+def print_error(error: Exception) -> int:
     """Print an error in one line, after its traceback if it is unexpected; return the exit code."""
     if _WANTS_TRACEBACK or not isinstance(error, EXPECTED):
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     print(f"error: {explain(error)}", file=sys.stderr)
+    return exit_code(error)
+
+
+def exit_code(error: Exception) -> int:
+    """Return 2 for a wrong input, and 1 for other errors."""
     return 2 if isinstance(error, (*_COMPOSING, *_INPUTS)) else 1
 
 

@@ -58,6 +58,12 @@ def log_once(log: Logger, text: str, *values: object) -> None:
     log.info(text, *values)
 
 
+@cache
+def warn_once(log: Logger, text: str, *values: object) -> None:
+    """Warn, unless this process has warned before with the same values."""
+    log.warning(text, *values)
+
+
 def say(console: Console, text: object) -> None:
     """Print a line without folding it and without interpreting markup."""
     console.print(show(text), soft_wrap=True, markup=False, highlight=False)

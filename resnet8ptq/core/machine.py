@@ -19,10 +19,6 @@ PACKAGES = (
     *("resnet8ptq", "numpy", "onnx", "onnxruntime", "tf2onnx", "tensorflow-cpu", "tensorflow"),
     *("keras", "torch", "onnx2torch", "onnxscript", "ai-edge-litert"),
 )
-# Set before torch is imported: its threads wait for each other in a loop, by default for long. With
-# another program on the CPU, learned rounding then takes nearly twice the time.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 VNNI = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})  # flags of Linux and py-cpuinfo
 
 

@@ -1,13 +1,16 @@
 """Warnings of a run: sums that saturate, few bits in depthwise layers, noisy outputs."""
 
 import logging
+from collections.abc import Sequence
 
 import onnx
 
 from resnet8ptq.backends import kernels
 from resnet8ptq.backends.contract import Resolved
+from resnet8ptq.calibration.outliers import Outliers
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import is_grouped
 
 log = logging.getLogger(__name__)
@@ -22,9 +25,25 @@ def warn_before(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -
     return saturates
 
 
-def warn_of_noise(config: RunConfig, sqnr_db: float | None, saturates: bool) -> None:
-    """Warn if the quantized network's outputs are far from FP32's."""
+def warn_of_noise(
+    config: RunConfig,
+    sqnr_db: float | None,
+    saturates: bool,
+    outliers: Sequence[Outliers],
+    samples: Split,
+) -> None:
+    """Warn if the quantized network's outputs are far from FP32's.
+
+    Args:
+        outliers: calibration samples that stand out; no other advice helps before they are gone.
+        samples: the calibration samples.
+    """
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
+        if outliers:
+            which, mend = outliers[0].describe(samples), outliers[0].mend(config.calib)
+            text = "SQNR %.1f dB: far from FP32's outputs. First, %s, since %s"
+            log.warning(text, sqnr_db, mend, which)
+            return
         finest = config.per_channel or config.method == "weight_only"
         finer = "nodes_to_exclude=auto" if finest else "per_channel=true"
         settings = "reduce_range=true" if saturates else finer

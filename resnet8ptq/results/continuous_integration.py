@@ -53,16 +53,15 @@ class Arguments:
     root: str = "mlruns"
 
 
-def main(words: list[str]) -> None:
-    """Print the verdict."""
+def main(words: list[str]) -> int:
+    """Print the verdict; return its exit code."""
     asked = command.parse_words(words, Arguments, __doc__)
     if asked.format not in FORMATS:
         raise ConfigError(no_such_name("format", asked.format, FORMATS))
     with waiting("Reading the runs"):
         answer = find(asked)
     print(FORMATS[asked.format](answer))
-    if answer.exit_code:
-        raise SystemExit(answer.exit_code)
+    return answer.exit_code
 
 
 def find(asked: Arguments) -> Answer:

@@ -11,9 +11,11 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resnet8ptq.core import invocation
+from resnet8ptq.core import child, invocation
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import printable
 from resnet8ptq.report import facts, verdicts
 from resnet8ptq.report.comparison import Cell
@@ -103,6 +105,39 @@ class RunSummary:
     deploy_command: str | None
     reproduce_command: str | None
 
+    @property
+    def path(self) -> Path | None:
+        """The quantized file; None if there is none on this machine."""
+        path = None if self.artifact is None else Path(self.artifact)
+        return path if path is not None and path.exists() else None
+
+    def deploy(self, folder: str | Path, **settings: object) -> Path:
+        """Export the model with its card, test vectors and example into a new folder.
+
+            load_run().deploy("folder", verify=False)
+
+        Args:
+            settings: keys of `resnet8ptq deploy`, with `__` for a dot.
+
+        Returns:
+            The folder.
+
+        Raises:
+            PtqError: as on the command line.
+        """
+        if self.deploy_command is None:
+            raise ConfigError(f"run_id: run {self.run_id} has no file of this tool to deploy")
+        target = Path(folder).expanduser().absolute()
+        command = shlex.split(self.deploy_command)
+        words = command[command.index("deploy") + 1 :]
+        words += [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
+        child.run("deploy", [*words, f"folder={target}"])
+        return target
+
+    def _repr_html_(self) -> str:
+        """Return the run as a table of one row, for a notebook."""
+        return _show_frame([self])
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -159,9 +194,26 @@ class SweepSummary:
         """
         return next((choice.run for choice in self.choices if choice.use == use), None)
 
+    recommended = choice
+
+    def deploy(self, folder: str | Path, use: str = "best", **settings: object) -> Path:
+        """Export the recommended model into a new folder, see `RunSummary.deploy`.
+
+        Raises:
+            ConfigError: the sweep recommends no run for the use.
+        """
+        run = self.choice(use)
+        if run is None:
+            raise ConfigError(f"use: got {use}, for which no run is recommended. {self.why_none}")
+        return run.deploy(folder, **settings)
+
     def to_frame(self) -> "pandas.DataFrame":
         """Return the runs as a frame, see `summaries.to_frame`."""
         return to_frame(self.runs)
+
+    def _repr_html_(self) -> str:
+        """Return the main columns as a table, for a notebook."""
+        return _show_frame(self.runs)
 
 
 def to_frame(runs: Iterable[RunSummary]) -> "pandas.DataFrame":
@@ -183,6 +235,15 @@ def to_frame(runs: Iterable[RunSummary]) -> "pandas.DataFrame":
     columns = dict.fromkeys([*names, *(key for row in rows for key in row)])
     frame = pandas.DataFrame(rows, columns=list(columns))
     return frame.astype(dict.fromkeys(_NUMBERS, "float64")).set_index("run_id")
+
+
+# The columns that a notebook shows.
+_SHOWN = ("label", "status", "value", "loss", "verdict", "size_bytes", "latency_ms", "speedup")
+
+
+def _show_frame(runs: Sequence[RunSummary]) -> str:
+    frame = to_frame(runs).reset_index()[list(_SHOWN)]
+    return str(frame.to_html(index=False, na_rep="", float_format="%.4g"))
 
 
 _NUMBERS = [

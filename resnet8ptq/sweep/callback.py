@@ -25,7 +25,7 @@ from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command, console, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.sweep import jobs
+from resnet8ptq.sweep import jobs, ongoing
 from resnet8ptq.tracking import address, journal
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
@@ -50,6 +50,7 @@ class RunningSweep:
     lock: "FileLock"  # on the sweep's folder, held while the sweep runs
     jobs: int | None = None  # the largest number of jobs, if known
     goal: str | None = None  # of a ladder (`experiment=auto`)
+    words: Sequence[str] = ()  # of the command line
     begun_s: float = field(default_factory=time.monotonic)
     failures: dict[str, str] = field(default_factory=dict)  # the first job of each error's text
 
@@ -80,20 +81,19 @@ class RunningSweep:
         background.name_store(opened.store.words)
         return opened
 
-    def close(self, status: str) -> str:
+    def close(self, status: str) -> int:
         """Print the comparison, write it to the folder and the parent run, and close that run.
 
         Args:
             status: the status of the sweep's end: `ok`, `failed` or `killed`.
 
         Returns:
-            The status of the sweep's run, which is `failed` if a job failed.
+            The exit code: 1 if a job failed; for a ladder, that of the winner's verdict.
 
         Raises:
             TrackingError: the store is unavailable (the runs are in the sweep's folder), or the
                 report failed (the sweep's run is closed).
             KeyboardInterrupt: the report was interrupted; the message names the command for it.
-            SystemExit: a ladder's winner does not pass; with the exit code of its verdict.
         """
         # matplotlib is imported here, while the last runs are uploaded.
         from resnet8ptq.report import terminal
@@ -116,7 +116,8 @@ class RunningSweep:
         except (Exception, KeyboardInterrupt) as error:  # raised after the sweep is closed
             failure = error
         if status == "killed":
-            print(_how_far(records or sync.load_records(folder), self.jobs), file=sys.stderr)
+            done = records or sync.load_records(folder)
+            print(_how_far(done, self.jobs, self.words), file=sys.stderr)
         # A job may fail without Hydra's knowledge: another package's sweeper may go on after it.
         if status == "ok" and not self.is_ladder and any(r.status == "failed" for r in records):
             status = "failed"
@@ -138,9 +139,9 @@ class RunningSweep:
             raise TrackingError(
                 f"the report could not be made ({one_line(failure)}); try `{again}`"
             ) from failure
-        if self.goal and status == "ok" and (code := winner.announce(chosen, folder, self.goal)):
-            raise SystemExit(code)
-        return status
+        if self.goal and status == "ok":
+            return winner.announce(chosen, folder, self.goal)
+        return int(status != "ok")
 
     def _report(self, records: "list[RunRecord]", timed: bool) -> "list[ModelSelection]":
         """Print the comparison; write it to the folder and the parent run; return its choices.
@@ -184,12 +185,12 @@ class RunningSweep:
         return chosen
 
 
-def _how_far(records: "Sequence[RunRecord]", jobs: int | None) -> str:
+def _how_far(records: "Sequence[RunRecord]", jobs: int | None, typed: Sequence[str]) -> str:
     """Return the number of finished runs of an interrupted sweep, and the command to continue."""
     finished = sum(record.status in ("ok", "unsupported") for record in records)
     of = "" if jobs is None else f" of {jobs}"
-    words = [word for word in sys.argv[1:] if not word.lstrip("+").startswith("sweep.resume=")]
-    again = invocation.command("run", *words, "sweep.resume=true")
+    kept = [word for word in typed if not word.lstrip("+").startswith("sweep.resume=")]
+    again = invocation.command("run", *kept, "sweep.resume=true")
     return f"{finished}{of} runs finished; continue: {again}"
 
 
@@ -220,56 +221,51 @@ def _end_parent(store: "Store", parent_id: str, status: str, folder: Path) -> st
     return ""
 
 
-_current: RunningSweep | None = None  # of this process
-
-
 def find_current() -> RunningSweep | None:
-    """Return the sweep that this process has started, which is closed even after a failure."""
-    return _current
+    """Return the sweep that the ongoing command line has begun; None in a worker."""
+    begun = ongoing.find()
+    return begun.sweep if begun else None
 
 
 def open_current() -> "Sweep":
-    """Return the sweep that this process has started, once it is open.
+    """Return the sweep that the ongoing command line has begun, once it is open.
 
     Raises:
-        SystemExit: it cannot be opened, after the error is printed; otherwise Hydra would run the
-            next job without a record.
+        Abort: it cannot be opened; otherwise Hydra would run the next job without a record.
     """
-    global _current
-    assert _current is not None
+    begun = ongoing.find()
+    assert begun is not None and begun.sweep is not None
     try:
-        return _current.sweep
+        return begun.sweep.sweep
     except command.EXPECTED as error:
-        _current = None  # nothing to close
-        raise SystemExit(command.report(error)) from None
+        begun.sweep = None  # nothing to close
+        raise command.Abort(error) from None
 
 
 class SweepCallback(Callback):
     """Hydra calls this before a run, or before the first job of a multirun."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """End the program if the settings hold a password, which Hydra would write to a file."""
-        try:
+        """End the command if the settings hold a password, which Hydra would write to a file."""
+        with command.aborting(*command.EXPECTED):
             address.check(config.tracking.uri or "", written=True)
-        except command.EXPECTED as error:
-            # Hydra would turn the exception of a callback into a warning.
-            raise SystemExit(command.report(error)) from None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Start opening the store and the parent run; end the program on an error."""
-        global _current
+        """Start opening the store and the parent run; end the command on an error."""
         self.on_run_start(config)
+        begun = ongoing.find()
+        assert begun is not None  # by `resnet8ptq.run`, which calls Hydra
         folder = Path(config.hydra.sweep.dir).absolute()
-        try:
+        with command.aborting(*command.EXPECTED):
             worker = jobs.plan(config.hydra.launcher)
-            _current = _start(config, folder, worker)
-        except command.EXPECTED as error:
-            raise SystemExit(command.report(error)) from None
+            begun.sweep = _start(config, folder, worker, begun.words)
         if worker:  # other processes read its file
             open_current()
 
 
-def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> RunningSweep:
+def _start(
+    config: DictConfig, folder: Path, worker: "Worker | None", command_line: Sequence[str]
+) -> RunningSweep:
     """Check the settings before the first job, and start opening the store."""
     from resnet8ptq.report import reference
     from resnet8ptq.sweep import identity, ladder
@@ -308,12 +304,12 @@ def _start(config: DictConfig, folder: Path, worker: "Worker | None") -> Running
     if worker is None:
         from resnet8ptq.experiment import pipeline  # noqa: F401  # meanwhile
 
-    def open_sweep() -> Sweep:
+    def open_begun() -> Sweep:
         store, parent_id = background.result(begun)
         return Sweep(store, parent_id, folder, worker, config.sweep.resume, count)
 
     goal = config.hydra.sweeper.goal if is_ladder(config.hydra.sweeper) else None
-    return RunningSweep(open_sweep, worker, limits, held, count, goal)
+    return RunningSweep(open_begun, worker, limits, held, count, goal, command_line)
 
 
 def _say_jobs(sweeper: DictConfig, count: int | None) -> str:

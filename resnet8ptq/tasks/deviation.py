@@ -112,7 +112,7 @@ class DeviationScores(Scores):
     """Outputs of one model, compared with reference outputs.
 
     A sample's error is the norm of its noise divided by the root mean square norm of the reference;
-    with several outputs, the mean of these errors.
+    with several outputs, the mean of these errors. The limit applies to the worst output.
     """
 
     outputs: Outputs
@@ -123,7 +123,12 @@ class DeviationScores(Scores):
         pairs = zip(self.outputs.values, self.reference.values, strict=True)
         noises, signals = zip(*(powers(*pair) for pair in pairs), strict=True)
         errors = np.mean(np.sqrt(noises), axis=0)
-        return errors, np.mean(noises, axis=0), np.mean(signals, axis=0)
+        return errors, noises[self.worst], signals[self.worst]
+
+    @cached_property
+    def worst(self) -> int:
+        """The index of the output that the limit applies to, see `distortion.worst_output`."""
+        return distortion.worst_output(self.reference.values, self.ratios)
 
     @property
     def total(self) -> int:
@@ -146,10 +151,10 @@ class DeviationScores(Scores):
         """Return the SQNR of the outputs in dB."""
         return distortion.sqnr_db(baseline.outputs.values, self.outputs.values)
 
+    @cached_property
     def ratios(self) -> list[float]:
-        """Return the noise over the signal of each output."""
-        pairs = zip(self.reference.values, self.outputs.values, strict=True)
-        return [distortion.noise_ratio(*pair) for pair in pairs]
+        """The noise over the signal of each output."""
+        return distortion.noise_ratios(self.reference.values, self.outputs.values)
 
 
 TEST = PairedTest(f"{BOOTSTRAP.name}, between two runs", BOOTSTRAP.intervals, DeviationValues.read)
@@ -163,19 +168,19 @@ def summarize(comparison: Comparison) -> str:
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    """Return the SQNR of all outputs together and, if there are several, of each."""
-    ratios = comparison.model.ratios()
-    by_output = zip(metric_names(names), ratios, strict=True) if len(names) > 1 else ()
+    """Return the SQNR and the noise of the worst output and, of several, the SQNR of each."""
+    model = comparison.model
+    outputs = model.reference.values, model.outputs.values
     return {
         "sqnr_db": comparison.sqnr_db,
-        "drop": float(np.mean(ratios)),
-        **{f"output/{name}/sqnr_db": distortion.to_db([ratio]) for name, ratio in by_output},
+        "drop": model.ratios[model.worst],
+        **distortion.sqnr_of_each(metric_names(names), *outputs),
     }
 
 
 def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
-    ratios = zip(names, comparison.model.ratios(), strict=True)
-    rows = [[name, distortion.to_db([ratio])] for name, ratio in ratios]
+    ratios = zip(names, comparison.model.ratios, strict=True)
+    rows = [[name, distortion.to_db(ratio)] for name, ratio in ratios]
     return {"outputs.csv": [["output", "sqnr_db"], *rows]}
 
 

@@ -1,5 +1,6 @@
 """Reads runs back from the store."""
 
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,15 +26,21 @@ def load_run(store: Store, run_id: str) -> RunRecord:
 def load_named(store: Store, key: str, run_id: str) -> RunRecord:
     """Return the run whose id the setting `key` holds.
 
+    A run that ended before the store had an id for it is known in its folder by its journal's key.
+
     Raises:
         ConfigError: the store has no such run, or it was deleted.
     """
     from mlflow.exceptions import MlflowException
 
+    wrong = ConfigError(f"{key}: got {run_id!r}, expected the id of a run in the store")
     try:
         run = store.client.get_run(run_id)
     except MlflowException:
-        raise ConfigError(f"{key}: got {run_id!r}, expected the id of a run in the store") from None
+        logged = find_logged(store, run_id) if re.fullmatch(r"\w+", run_id) else None
+        if logged is None:
+            raise wrong from None
+        return logged
     if run.info.lifecycle_stage == "deleted":
         raise ConfigError(f"{key}: run {run_id} was deleted; restore it in MLflow, or take another")
     return RunRecord.of_mlflow(run)

@@ -28,7 +28,7 @@ from resnet8ptq.deploy import deploying
 from resnet8ptq.experiment.settings import check_names
 from resnet8ptq.judge import Arguments
 from resnet8ptq.server import server
-from resnet8ptq.sweep.shipping import to_run
+from resnet8ptq.ship import to_run
 from resnet8ptq.tasks.detection.heads import HEADS
 from tests.helpers.calling import REPO
 from tests.helpers.configs import make_config
@@ -204,7 +204,8 @@ NEEDS = (  # what settings of one option, or of some, stand beside
     ("precision.max_bytes=1",),
 )
 NO_SETTINGS = {  # functions' parameters; what is refused; words in the place of others
-    *("allow_pickle=False", "weights_only=True", "backend.name=../../x"),
+    *("allow_pickle=False", "weights_only=True", "backend.name=../../x", "quiet=True"),
+    "example=INPUTS",
     *("key=value", "experiment=NAME", "data=pets"),
 }
 
@@ -214,7 +215,7 @@ def test_settings_shown_are_taken(words, page):
     assert (
         not NO_SETTINGS.isdisjoint(words)
         or is_taken(words)
-        or any(is_parsed(name, *words) for name in ("ship", *beside.COMMANDS))
+        or any(is_parsed(name, *words) for name in beside.COMMANDS if name != "run")
         or any(is_taken([*needed, *words]) for needed in NEEDS)
     )
 

@@ -276,7 +276,7 @@ def test_wrong_setting_is_one_line(override, named, capsys):
     with pytest.raises((HydraException, ConfigError)) as caught:
         config = parse_config(compose_whole(override, return_hydra_config=False))
         locate.settle(config.data)
-    assert command.report(caught.value) == 2
+    assert command.print_error(caught.value) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("error: ")

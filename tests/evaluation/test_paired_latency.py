@@ -15,7 +15,14 @@ from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.evaluation import latency, paired_latency
 from resnet8ptq.evaluation.latency import LEAST, Timings
-from resnet8ptq.evaluation.paired_latency import BLOCKS, FILE, PairedLatency, ratio, run
+from resnet8ptq.evaluation.paired_latency import (
+    BLOCKS,
+    FILE,
+    PairedLatency,
+    ratio,
+    run,
+    typical,
+)
 from resnet8ptq.report import page
 from tests.helpers.calling import Called, call
 
@@ -41,6 +48,7 @@ def test_a_ratio_turned_round_is_its_inverse(blocks):
     model, reference = map(list, zip(*blocks, strict=True))
     there, back = ratio(model, reference), ratio(reference, model)
     assert there.value == pytest.approx(1 / back.value)
+    assert there.value == pytest.approx(typical(reference) / typical(model))
     assert there.low <= there.value * (1 + 1e-9)
     assert not (there.faster and back.faster)
 

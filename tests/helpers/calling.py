@@ -26,7 +26,6 @@ from resnet8ptq.__main__ import main
 from resnet8ptq.core import background, console, figures
 from resnet8ptq.data import locate
 from resnet8ptq.evaluation import paired_latency
-from resnet8ptq.sweep import callback
 from resnet8ptq.tasks import class_plots
 from tests.helpers import composing
 from tests.helpers.stores import copy_database
@@ -195,9 +194,6 @@ def kept_globals() -> Iterator[None]:
 def forget() -> None:
     """Forget what a process keeps from the first run on, but for imports and data."""
     HydraConfig.instance().cfg = None
-    if sweep := callback.find_current():
-        sweep.lock.release()
-    callback._current = None
     for kept in (console.stderr, locate._find_cifar10, console.log_once):
         kept.cache_clear()
 

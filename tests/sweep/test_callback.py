@@ -47,7 +47,7 @@ def test_a_report_that_fails_is_one_line_and_closes_the_sweep(running, monkeypat
         raise fault
 
     monkeypatch.setattr(page, "write", fail)
-    assert command.main(lambda: None, lambda: running) == 1
+    assert command.finish(lambda: None, lambda: running).code == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: the report could not be made ({type(fault).__name__}: ")
     assert f"try `{report_command(running)}`" in line
@@ -60,7 +60,7 @@ def test_a_failed_report_does_not_hide_a_failed_job(running, monkeypatch, capsys
     (child,) = history.load_children(sweep.store, sweep.parent_id)
     sweep.store.client.set_tag(child.run_id, "status", "failed")
     monkeypatch.setattr(page, "write", lambda: None)  # takes no arguments
-    assert command.main(lambda: None, lambda: running) == 1
+    assert command.finish(lambda: None, lambda: running).code == 1
     assert "TypeError" in capsys.readouterr().err
     parent = sweep.store.client.get_run(sweep.parent_id)
     assert (parent.info.status, parent.data.tags["status"]) == ("FAILED", "failed")
@@ -77,7 +77,7 @@ def test_an_interrupt_while_the_sweep_is_closed_is_one_line(running, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(page, "write", interrupt)
-    assert command.main(interrupt if second else lambda: None, lambda: running) == 130
+    assert command.finish(interrupt if second else lambda: None, lambda: running).code == 130
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == f"interrupted: the report was not written; try `{report_command(running)}`"
     parent = running.sweep.store.client.get_run(running.sweep.parent_id)
@@ -90,7 +90,7 @@ def test_wrong_input_is_exit_code_2_unless_other_jobs_have_run(running, monkeypa
         raise DataError("no such file")
 
     monkeypatch.setattr(page, "write", lambda *args: None)
-    assert command.main(fail, lambda: replace(running, goal=goal)) == code
+    assert command.finish(fail, lambda: replace(running, goal=goal)).code == code
 
 
 @pytest.mark.slow

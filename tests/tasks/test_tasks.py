@@ -34,7 +34,6 @@ from resnet8ptq.tasks import (
     classification,
     custom,
     deviation,
-    distortion,
     registry,
     regression,
     similarity,
@@ -914,19 +913,6 @@ def test_the_bootstrap_is_scipys(shift):
     assert interval == pytest.approx(expected.confidence_interval, abs=0.06 * width)
     p_value = statistics.bootstrap_p(replicates[0] - replicates[1])
     assert p_value == pytest.approx(stats.ttest_rel(ours, theirs).pvalue, abs=0.03)
-
-
-@given(arrays.arrays(np.float32, (9, 3), elements=st.floats(-2, 2, width=32)), st.floats(0.01, 1))
-@settings(max_examples=30)
-def test_sqnr_of_several_outputs_is_that_of_the_mean_noise(values, noise):
-    """By hand: noise that is a fraction f of every value has f**2 of the signal's power."""
-    if not np.abs(values).max() > 1e-3:
-        return
-    wide = values.astype(np.float64)
-    one = distortion.sqnr_db([wide], [wide * (1 + noise)])
-    assert one == pytest.approx(-20 * math.log10(noise), abs=1e-6)
-    both = distortion.sqnr_db([wide, 100 * wide], [wide * (1 + noise), 100 * wide])
-    assert both == pytest.approx(one + 10 * math.log10(2), abs=1e-6)
 
 
 # Many classes

@@ -18,12 +18,12 @@ import pytest
 from omegaconf import DictConfig
 
 from resnet8ptq.config.schema import TrackingConfig
-from resnet8ptq.core import interrupts
+from resnet8ptq.core import command, interrupts
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.sweep import callback
+from resnet8ptq.sweep import callback, ongoing
 from resnet8ptq.tracking import history, journal, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.run import end_parent, start_parent, start_run
@@ -393,17 +393,14 @@ def compose_sweep(folder: Path, *overrides: str) -> DictConfig:
     return compose_whole(*overrides, f"hydra.sweep.dir={folder}")
 
 
-def test_sweep_with_a_password_in_its_config_does_not_start(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(callback, "_current", None)
+def test_sweep_with_a_password_in_its_config_does_not_start(tmp_path, capsys):
     config = compose_sweep(tmp_path / "sweep", f"tracking.uri={URI_WITH_PASSWORD}")
-    with pytest.raises(SystemExit) as caught:
+    with ongoing.begin([]), pytest.raises(command.Abort) as caught:
         callback.SweepCallback().on_multirun_start(config)
-    assert caught.value.code == 2
-    assert callback.find_current() is None
-    err = capsys.readouterr().err
-    assert err.startswith("error: tracking.uri: holds a password")
-    assert err.count("\n") == 1
-    assert "hunter2" not in err
+    assert isinstance(caught.value.error, ConfigError)
+    err = str(caught.value.error)
+    assert err.startswith("tracking.uri: holds a password")
+    assert "hunter2" not in err + capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -414,9 +411,9 @@ def test_password_of_the_environment_stays_in_the_sweeps_private_file(store, tmp
     monkeypatch.setattr("resnet8ptq.tracking.store.open_store", lambda config: reached)
     make = start_parent
     monkeypatch.setattr("resnet8ptq.tracking.run.start_parent", lambda _, *args: make(store, *args))
-    monkeypatch.setattr(callback, "_current", None)
-    callback.SweepCallback().on_multirun_start(compose_sweep(tmp_path / "sweep"))
-    current = callback.open_current()
+    with ongoing.begin([]):
+        callback.SweepCallback().on_multirun_start(compose_sweep(tmp_path / "sweep"))
+        current = callback.open_current()
     holders = [
         path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()
     ]

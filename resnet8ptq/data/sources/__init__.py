@@ -1,9 +1,11 @@
 """The data sources by name. A run imports the module of its source only."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from resnet8ptq.config import schema
 from resnet8ptq.config.schema import DataConfig
+from resnet8ptq.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -72,3 +74,38 @@ SOURCES = {
         decodes=True,
     ),
 }
+
+
+# By suffix, of files; a number and a .gz may follow an idx file's name.
+_BY_SUFFIX = {".npz": "arrays", ".npy": "arrays", ".csv": "table", ".parquet": "table"}
+# By a file inside, of folders.
+_BY_CONTENT = {
+    "data_batch_1": "cifar10",
+    "dataset_info.json": "huggingface",
+    "dataset_dict.json": "huggingface",
+    "*.npy": "arrays",
+    "*-ubyte*": "arrays",
+}
+
+
+def find_source(path: Path) -> str:
+    """Return the name of the data source that reads a file or folder.
+
+    Raises:
+        ConfigError: it does not exist, or no source reads it.
+    """
+    if not path.exists():
+        raise ConfigError(f"data.root: got {path}, no such file or folder")
+    if path.is_file():
+        name = "arrays" if "-ubyte" in path.name else _BY_SUFFIX.get(path.suffix.lower())
+    else:
+        name = next((n for inside, n in _BY_CONTENT.items() if any(path.glob(inside))), None)
+        if name is None and any(child.is_dir() for child in path.iterdir()):
+            name = "folder"
+    if name is None:
+        takes = "; ".join(f"{source.takes} (data={key})" for key, source in _OWN.items())
+        raise ConfigError(f"data.root: got {path}, expected {takes}")
+    return name
+
+
+_OWN = {name: SOURCES[name] for name in ("arrays", "folder", "table", "huggingface")}

@@ -71,7 +71,8 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     images, kept = decode(every, preprocess, config.on_bad, cache_root)
     ids = np.array(list(annotations.images), np.int64)[kept]
     labels = boxes.pack([annotate(annotations, int(image_id), preprocess) for image_id in ids])
-    whole = Split(images, labels, str(path))
+    shown = np.array([every[index].name for index in kept], np.object_)
+    whole = Split(images, labels, str(path), names=shown)
     if config.test_fraction == 1:
         data = Dataset(path.stem, (), whole.take(np.arange(0)), whole)
     else:

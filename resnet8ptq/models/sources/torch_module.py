@@ -4,6 +4,7 @@ Importing it runs the user's code, which the user chose by naming it. Its weight
 data: safetensors, or a state dict that holds only tensors.
 """
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from inspect import signature
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ModelError, errors_as
-from resnet8ptq.core.records import names_of
+from resnet8ptq.core.records import names_of, pack
 from resnet8ptq.core.text import one_line
 from resnet8ptq.data.fields import find_masked, is_picture
 from resnet8ptq.graph.torch_module import import_torchvision
@@ -50,6 +51,45 @@ def read(source: Path, sample: Sample, name: str, arguments: Mapping[str, Any]) 
             shapes = ", ".join(str(tuple(example.shape[1:])) for example in inputs.values())
             errors.append(f"{shapes}: {one_line(error)}")
     raise ModelError(f"{source}: {name} takes none of {'; '.join(errors)}")
+
+
+def export(network: torch.nn.Module, example: Any, samples: Mapping[str, NDArray[Any]]) -> Any:
+    """Return a module in memory as an exported program; the module itself does not change.
+
+    Args:
+        example: inputs [n, ...] of `forward`: a tensor, a tuple, or a dict by parameter name. None:
+            zeros in the shapes of `samples`.
+        samples: inputs [n, ...] by name, and labels.
+
+    Raises:
+        ModelError: neither an example nor samples, or the module takes none of the inputs.
+    """
+    copied = copy.deepcopy(network).cpu().eval()
+    parameters = list(signature(copied.forward).parameters)
+    inputs = {name: values for name, values in samples.items() if name != "labels"}
+    if example is not None:
+        tried = [_by_parameter(example, parameters)]
+    elif not inputs:
+        raise ModelError("model: got a module without samples, expected data= or example=INPUTS")
+    elif len(inputs) == 1:
+        tried = list(_examples(copied, next(iter(inputs.values()))))
+    else:
+        tried = list(_examples(copied, pack(inputs)))
+    errors = []
+    for one in tried:
+        try:
+            return _export(copied, one)
+        except Exception as error:  # the user's, and torch's own
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in one.values())
+            errors.append(f"{shapes}: {one_line(error)}")
+    raise ModelError(f"model: the module takes none of {'; '.join(errors)}; try example=INPUTS")
+
+
+def _by_parameter(example: Any, parameters: list[str]) -> dict[str, torch.Tensor]:
+    if isinstance(example, Mapping):
+        return dict(example)
+    tensors = example if isinstance(example, tuple | list) else (example,)
+    return dict(zip(parameters, tensors, strict=False))
 
 
 def _examples(network: torch.nn.Module, sample: NDArray[Any]) -> Iterator[dict[str, torch.Tensor]]:

@@ -22,7 +22,8 @@ input; 1 an error; 130 interrupted. More: docs/ship.md.
 
 from collections.abc import Sequence
 
-from resnet8ptq.core import command, invocation
+from resnet8ptq import run
+from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import nearest
 
@@ -30,27 +31,31 @@ _OWN = ("goal", "minutes")  # settings of the sweeper
 _NPU = ("dtype=w8a16", "attention=all", "latency.enabled=false")  # of conf/experiment/npu.yaml
 
 
+def main(words: Sequence[str]) -> int:
+    """Ship, or print the help; return the exit code."""
+    if {"-h", "--help"} & set(words):
+        print(invocation.adapt(__doc__ or ""))
+        return 0
+    return run.start(to_run(words))
+
+
 def to_run(words: Sequence[str]) -> list[str]:
     """Return the words of `resnet8ptq run` for the words of `resnet8ptq ship`.
 
     Raises:
-        SystemExit: after `--help` is printed, or another experiment or a misspelt key is refused.
+        ConfigError: another experiment, or a misspelt key.
 
     >>> to_run(["goal=best", "data=shapes"])
     ['experiment=auto', 'hydra.sweeper.goal=best', 'data=shapes']
     """
     words = [new for word in words for new in (_NPU if word == "experiment=npu" else (word,))]
-    if {"-h", "--help"} & set(words):
-        print(invocation.adapt(__doc__ or ""))
-        raise SystemExit(0)
     for word in words:
         key, _, name = word.lstrip("+").partition("=")
         if key == "experiment" and name != "auto":
-            error = ConfigError(
+            raise ConfigError(
                 f"experiment: got {name}, expected auto | npu with ship; try run {word}"
             )
-            raise SystemExit(command.report(error))
         if key not in _OWN and "." not in key and (own := nearest(key, _OWN)):
-            raise SystemExit(command.report(ConfigError(f"{key}: no such key; try {own}={name}")))
+            raise ConfigError(f"{key}: no such key; try {own}={name}")
     owned = [f"hydra.sweeper.{w}" if w.partition("=")[0] in _OWN else w for w in words]
     return ["experiment=auto", *owned]

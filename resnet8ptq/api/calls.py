@@ -1,0 +1,149 @@
+"""The commands as functions: `quantize`, `sweep`, `ship` and `judge`.
+
+Each runs in a process of its own and writes the same folders and MLflow runs as the command line,
+in the current folder. Keywords are the keys of the command line, see `keywords.to_words`.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from resnet8ptq.api.keywords import to_words
+from resnet8ptq.api.networks import find_network
+from resnet8ptq.api.samples import find_samples
+from resnet8ptq.core import cache, child
+
+if TYPE_CHECKING:
+    from resnet8ptq.results import RunSummary, SweepSummary
+
+
+@contextmanager
+def _same_environment() -> Iterator[None]:
+    """Restore the caller's environment, to which exports of torch and MLflow add variables."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@_same_environment()
+def quantize(
+    model: Any, data: Any = None, *, example: Any = None, quiet: bool = False, **settings: Any
+) -> "RunSummary":
+    """Quantize a network, measure the file, and compare it with FP32.
+
+        run = quantize(model, (x, y), backend="onnx", dtype="u8s8", per_channel=True)
+        run.verdict, run.loss, run.path
+
+    Args:
+        model: a path, an ONNX model, a `torch.nn.Module` or a Keras model.
+        data: `(x, y)`, an array, a dict of arrays by input name (`labels` among them), a torch
+            Dataset or DataLoader, a `tf.data.Dataset`, `{"train": ..., "test": ...}` of these, a
+            path, or the name of a data source. None: `settings` name the data.
+        example: inputs of a torch module, if its shapes do not follow from the samples.
+        quiet: whether the log is dropped.
+        settings: keys of `resnet8ptq run`, with `__` for a dot, or a dict for a group.
+
+    Raises:
+        PtqError: as on the command line, in one line.
+    """
+    from resnet8ptq.results import load_run
+
+    words = _find_inputs(model, data, example, settings)
+    answer = child.run("run", [*words, *to_words(settings)], quiet)
+    return load_run(folder=answer["record_folder"])
+
+
+@_same_environment()
+def sweep(
+    model: Any, data: Any = None, *, example: Any = None, quiet: bool = False, **settings: Any
+) -> "SweepSummary":
+    """Quantize a network with each combination of settings, and judge the files.
+
+        sweep(model, data, backend=["onnx", "torch"], dtype=["int8", "uint8"]).to_frame()
+
+    Args:
+        settings: as for `quantize`; a list is the values of a sweep, and a value that is itself a
+            list stands in a list: `nodes_to_exclude=[["conv1"], []]`.
+
+    `model`, `data`, `example`, `quiet` and the errors are those of `quantize`. A job that fails is
+    a run with the status `failed`.
+    """
+    words = _find_inputs(model, data, example, settings)
+    return _run_sweep(["-m", *words, *to_words(settings, swept=True)], quiet)
+
+
+@_same_environment()
+def ship(
+    model: Any,
+    data: Any = None,
+    *,
+    goal: str = "fastest",
+    minutes: float = 10,
+    example: Any = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> "SweepSummary":
+    """Find a file whose loss passes the limit, within a time limit.
+
+        ship(model, data, goal="smallest", minutes=5).deploy("folder")
+
+    Args:
+        goal: `fastest`, `smallest` or `best`.
+        minutes: time for all jobs.
+        settings: as for `sweep`; `backend` may be a list.
+
+    `model`, `data`, `example`, `quiet` and the errors are those of `quantize`.
+    """
+    from resnet8ptq.ship import to_run
+
+    words = _find_inputs(model, data, example, settings)
+    own = to_words({"goal": goal, "minutes": minutes})
+    return _run_sweep(to_run([*own, *words, *to_words(settings, swept=True)]), quiet)
+
+
+@_same_environment()
+def judge(
+    model: Any,
+    files: Sequence[str | Path],
+    data: Any = None,
+    *,
+    example: Any = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> "SweepSummary":
+    """Compare quantized files of other programs with their FP32 network.
+
+        judge("fp32.onnx", ["theirs.tflite"], data).runs[0].verdict
+
+    Args:
+        files: the quantized files, one run each.
+        settings: as for `quantize`, and the limits `max_drop`, `min_sqnr_db`, `min_accuracy`.
+
+    `model`, `data`, `example`, `quiet` and the errors are those of `quantize`.
+    """
+    from resnet8ptq.judge import Arguments
+
+    words = _find_inputs(model, data, example, settings)
+    paths = [str(Path(file).expanduser().absolute()) for file in files]
+    asked = Arguments.parse([*paths, *words, *to_words(settings)])
+    return _run_sweep(asked.to_sweep(), quiet)
+
+
+def _find_inputs(model: Any, data: Any, example: Any, settings: dict[str, Any]) -> list[str]:
+    """Return the words that name data and network."""
+    root = cache.folder(settings.get("cache_dir"))
+    sample_words, few = find_samples(data, root)
+    return [*sample_words, *find_network(model, example, few, root)]
+
+
+def _run_sweep(words: Sequence[str], quiet: bool) -> "SweepSummary":
+    from resnet8ptq.results import load_sweep
+
+    answer = child.run("run", words, quiet)
+    return load_sweep(folder=answer["sweep_folder"])

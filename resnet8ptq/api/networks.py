@@ -1,0 +1,107 @@
+"""A network from memory as a file in the cache, under the hash of its content.
+
+The process that quantizes reads it there. A second call with an equal network finds the same file,
+and with it everything in the cache that was made from it.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.api.keywords import to_words
+from resnet8ptq.core import cache
+from resnet8ptq.core.errors import ModelError, errors_as
+
+KIND = "networks_from_memory"  # of the cache's entries
+
+
+def find_network(
+    model: Any, example: Any, samples: Mapping[str, NDArray[Any]], root: Path
+) -> list[str]:
+    """Return the words that name a network.
+
+    Args:
+        model: a path, an ONNX model, a `torch.nn.Module` or a Keras model; None for the default.
+        example: inputs of a module whose shapes do not follow from the samples; else None.
+        samples: a few samples, for the shapes of a module's inputs.
+        root: the cache's root.
+
+    Raises:
+        ModelError: another type, or a module that cannot be exported.
+    """
+    if model is None:
+        return []
+    if isinstance(model, str | Path):
+        return to_words({"model.path": Path(model).expanduser().absolute()})
+    return to_words({"model.path": _write_network(model, example, samples, root)})
+
+
+def _write_network(
+    model: Any, example: Any, samples: Mapping[str, NDArray[Any]], root: Path
+) -> Path:
+    if hasattr(model, "SerializeToString"):
+        content = model.SerializeToString()
+        key = hashlib.sha256(content).hexdigest()
+        return _entry(root, key, "model.onnx", lambda path: path.write_bytes(content))
+    if is_of(model, "torch", "nn.Module"):
+        return _write_module(model, example, samples, root)
+    if is_of(model, "keras", "Model"):
+        architecture = model.to_json().encode()
+        key = _hash_arrays([architecture], model.get_weights())
+        return _entry(root, key, "model.keras", lambda path: model.save(path))
+    raise ModelError(
+        f"model: got a {type(model).__name__}, expected a path, an ONNX model, a torch.nn.Module "
+        "or a Keras model"
+    )
+
+
+def _write_module(
+    model: Any, example: Any, samples: Mapping[str, NDArray[Any]], root: Path
+) -> Path:
+    """Export a module as it is in evaluation mode; its own mode and device stay."""
+    from resnet8ptq.models.sources import torch_module
+
+    weights = [value.detach().cpu().numpy() for value in model.state_dict().values()]
+    with errors_as(ModelError, "model: torch cannot export the module", "try example=INPUTS"):
+        program = torch_module.export(model, example, dict(samples))
+    key = _hash_arrays([program.graph_module.code.encode(), str(program).encode()], weights)
+
+    def save(path: Path) -> None:
+        import torch
+
+        torch.export.save(program, path)
+
+    return _entry(root, key, "model.pt2", save)
+
+
+def _entry(root: Path, key: str, name: str, write: Callable[[Path], object]) -> Path:
+    folder = cache.entry(root, KIND, {"content": key}, lambda made: _write_to(made / name, write))
+    return folder / name
+
+
+def _write_to(path: Path, write: Callable[[Path], object]) -> None:
+    write(path)
+
+
+def _hash_arrays(texts: Iterable[bytes], arrays: Iterable[NDArray[Any]]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text)
+    for values in arrays:
+        digest.update(json.dumps([str(values.dtype), values.shape]).encode())
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
+
+
+def is_of(value: Any, package: str, name: str) -> bool:
+    """Return whether a value is of a library's class; a library that is not imported made none."""
+    found: Any = sys.modules.get(package)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is not None and isinstance(value, found)

@@ -1,0 +1,60 @@
+"""The other side of `core.child`: one command, and its answer as JSON in a file."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from resnet8ptq.core import command, confinement, files
+
+Words = list[str]
+
+
+def main() -> None:
+    """Run the command of this process's words; write the answer.
+
+    The words: the file of the answer, the caller's process id, the command, and its words.
+    """
+    answer, caller, name, *words = sys.argv[1:]
+    del sys.argv[1:]
+    confinement.die_with(int(caller))
+    result = COMMANDS[name](words)
+    files.write_text(Path(answer), json.dumps(result))
+
+
+def _run(words: Words) -> dict[str, Any]:
+    """Return the folder of the run or of the sweep, and the error of a command that began neither.
+
+    Failed jobs of a sweep are in its folder, so that they are no error of the command.
+    """
+    from resnet8ptq import run
+    from resnet8ptq.core import background
+
+    with background.allowed():
+        outcome = run.execute(words, command.exit_code)  # the caller raises the error
+    result = _describe(outcome.ending)
+    if outcome.sweep_folder is not None:
+        result["sweep_folder"] = str(outcome.sweep_folder)
+        result["error"] = None
+    if outcome.record is not None:
+        result["record_folder"] = outcome.record.folder
+    return result
+
+
+def _deploy(words: Words) -> dict[str, Any]:
+    from resnet8ptq.deploy import deploying
+
+    return _describe(command.finish(lambda: deploying.main(words), report=command.exit_code))
+
+
+def _describe(ending: command.Ending) -> dict[str, Any]:
+    error = ending.error
+    return {
+        "code": ending.code,
+        "error": None if error is None else command.explain(error),
+        "error_type": type(error).__name__,
+    }
+
+
+COMMANDS: dict[str, Callable[[Words], dict[str, Any]]] = {"run": _run, "deploy": _deploy}

@@ -1,0 +1,84 @@
+"""Runs a command of this package in a process of its own, for a caller in Python.
+
+A command changes much of its process: logging, signals, threads of frameworks, environment. The
+caller, such as a notebook, keeps its own. The command's log appears where the caller's stderr goes.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from resnet8ptq.core import errors
+from resnet8ptq.core.errors import PtqError
+
+_CODE = "from resnet8ptq.api import serving; serving.main()"
+
+
+def run(name: str, words: Sequence[str], quiet: bool = False) -> dict[str, Any]:
+    """Run `resnet8ptq NAME WORDS...`; return what it answers.
+
+    The answer of `run` has `record_folder` and `sweep_folder`, see `api.serving`.
+
+    Args:
+        quiet: whether the command's log is dropped.
+
+    Raises:
+        PtqError: the command's own error, with the type that it had there.
+        KeyboardInterrupt: the caller was interrupted; the command has ended in order.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        answer = Path(scratch, "answer.json")
+        with _start([str(answer), str(os.getpid()), name, *words], quiet) as process:
+            try:
+                _wait(process, quiet)
+            except KeyboardInterrupt:
+                process.send_signal(signal.SIGINT)
+                process.wait()
+                raise
+        if not answer.exists():
+            raise PtqError(
+                f"{name}: its process ended with code {process.returncode} and no answer; its log "
+                "says more"
+            )
+        result: dict[str, Any] = json.loads(answer.read_text("utf-8"))
+    if result["error"] is not None:
+        kind = getattr(errors, result["error_type"], PtqError)
+        raise kind(result["error"])
+    return result
+
+
+def _start(words: Sequence[str], quiet: bool) -> "subprocess.Popen[str]":
+    # A terminal gets the command's own progress bars.
+    direct = not quiet and sys.stderr is sys.__stderr__ and os.isatty(2)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _CODE, *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,  # its tables; the caller gets their values
+        stderr=None if direct else subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C reaches the caller alone, which passes it on
+    )
+
+
+def _wait(process: "subprocess.Popen[str]", quiet: bool) -> None:
+    """Wait for the end of a process; print its log meanwhile."""
+    if process.stderr is not None:
+        reader = threading.Thread(target=_relay, args=(process.stderr, quiet), daemon=True)
+        reader.start()
+        reader.join()
+    process.wait()
+
+
+def _relay(log: IO[str], quiet: bool) -> None:
+    for line in log:
+        if not quiet:
+            print(line, end="", file=sys.stderr, flush=True)

@@ -1,0 +1,50 @@
+"""The command line of `resnet8ptq run` that this process executes, for code that Hydra creates.
+
+Hydra makes callbacks, sweepers and launchers from their names in the config, so no argument can
+reach them. The value belongs to one call and is gone after it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # Hydra imports this module for every job
+    from resnet8ptq.sweep.callback import RunningSweep
+    from resnet8ptq.tracking.record import RunRecord
+
+
+@dataclass
+class Ongoing:
+    """A command line and what it has begun.
+
+    Attributes:
+        sweep: the sweep, once it has begun; None for a single run.
+        record: the record of a single run, once it has ended.
+    """
+
+    words: tuple[str, ...]
+    sweep: "RunningSweep | None" = None
+    record: "RunRecord | None" = None
+
+
+_ongoing: ContextVar[Ongoing | None] = ContextVar("ongoing", default=None)
+
+
+@contextmanager
+def begin(words: Sequence[str]) -> Iterator[Ongoing]:
+    """Make a command line the ongoing one in this block; release its sweep's lock at the end."""
+    ongoing = Ongoing(tuple(words))
+    token = _ongoing.set(ongoing)
+    try:
+        yield ongoing
+    finally:
+        _ongoing.reset(token)
+        if ongoing.sweep is not None:
+            ongoing.sweep.lock.release()
+
+
+def find() -> Ongoing | None:
+    """Return the ongoing command line; None in a worker of a sweep."""
+    return _ongoing.get()

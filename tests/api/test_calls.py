@@ -1,0 +1,99 @@
+"""The commands called from Python: the same runs as the command line, in a process of their own."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import resnet8ptq as ptq
+from resnet8ptq.core import child
+
+QUICK = {"latency__enabled": False, "threads": 1, "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 4)
+    )
+
+
+@pytest.fixture(scope="module")
+def loader(network) -> DataLoader:
+    x = torch.randn(200, 3, 8, 8)
+    return DataLoader(TensorDataset(x, network(x).argmax(1)), batch_size=50)
+
+
+@pytest.mark.slow
+def test_a_module_and_a_loader_become_a_run_and_the_caller_stays_as_it_was(
+    network, loader, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    network.train()
+    environment = dict(os.environ)
+    before = (logging.root.handlers[:], signal.getsignal(signal.SIGTERM))
+    run = ptq.quantize(network, loader, dtype="u8s8", per_channel=True, **QUICK)
+    assert (run.status, run.dtype, run.weights) == ("ok", "u8s8", "per channel")
+    assert run.path is not None and onnx.load(run.path)
+    assert {*os.environ.items()} ^ {*environment.items()} == set()
+    assert (logging.root.handlers, signal.getsignal(signal.SIGTERM)) == before
+    assert network.training and Path.cwd() == tmp_path
+    assert ptq.load_run(run.run_id).loss == run.loss  # in MLflow as from a command line
+
+
+@pytest.mark.slow
+def test_a_sweep_has_a_frame_and_its_file_can_be_deployed(network, loader, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweep = ptq.sweep(network, loader, dtype=["int8", "u8s8"], **QUICK)
+    assert list(sweep.to_frame().dtype) == ["int8", "u8s8"]
+    assert "u8s8" in sweep._repr_html_()
+    chosen = sweep.recommended("best")
+    folder = chosen.deploy("exported", verify=False)
+    assert (folder / "model.onnx").read_bytes() == chosen.path.read_bytes()
+
+
+@pytest.mark.slow
+def test_files_of_others_are_judged(network, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(200, 3, 8, 8)).astype(np.float32)
+    made = ptq.quantize(network, x, **QUICK)
+    checked = ptq.judge(network, [made.path], x, **QUICK)
+    assert [run.verdict for run in checked.runs] == [made.verdict]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [({"dtype": "int9"}, "dtype: got 'int9'"), ({"per_chanel": True}, "per_chanel: no such key")],
+)
+def test_a_wrong_setting_is_the_error_of_the_command_line(tmp_path, monkeypatch, settings, text):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ptq.ConfigError, match=f"^{text}"):
+        ptq.quantize(None, "shapes", quiet=True, **settings)
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_an_unknown_path_of_data_is_refused_before_a_process_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(child, "run", lambda *_: pytest.fail("started"))
+    with pytest.raises(ptq.ConfigError, match="no such file or folder"):
+        ptq.quantize(None, tmp_path / "missing.npz")
+
+
+def test_a_process_without_an_answer_is_an_error(monkeypatch):
+    monkeypatch.setattr(child, "_CODE", "raise SystemExit(7)")
+    with pytest.raises(ptq.PtqError, match="ended with code 7"):
+        child.run("run", [], quiet=True)
+
+
+def test_importing_the_package_imports_no_framework():
+    code = "import resnet8ptq, sys; print({'numpy', 'torch', 'mlflow', 'onnx'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
