@@ -4,7 +4,6 @@ Each folder of `resnet8ptq/backends` holds one, `BACKEND`, whose import costs no
 classes and modules are named, as `module:name`, and imported when they are needed.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -111,12 +110,7 @@ def find_backends() -> dict[str, Backend]:
     """
     package = import_module(f"{_PACKAGE}.backends")
     folders = [item.name for item in iter_modules(package.__path__) if item.ispkg]
-    modules = [import_module(f"{package.__name__}.{name}") for name in folders]
-    return order(module.BACKEND for module in modules)
-
-
-def order(backends: Iterable[Backend]) -> dict[str, Backend]:
-    """Return backends by name, in the order of lists and tables."""
+    backends = [import_module(f"{package.__name__}.{name}").BACKEND for name in folders]
     return {one.name: one for one in sorted(backends, key=lambda one: (one.rank, one.name))}
 
 

@@ -121,6 +121,16 @@ def test_an_artifact_of_others_that_asks_for_all_memory_is_refused_in_one_line(f
     assert not (foreign.called.folder / "out").exists()
 
 
+def test_a_config_cannot_let_another_framework_load_the_file(foreign):
+    run_id, paths = foreign.run("onnx")  # its .onnx file could be TorchScript
+    text = paths["config.yaml"].read_text()
+    paths["config.yaml"].write_text(text.replace("name: onnx", "name: torch", 1))
+    done = foreign.deploy(run_id)
+    assert (done.code, len(done.errors)) == (1, 1), done.err
+    assert "config.yaml has backend=torch, the run has logged onnx" in done.errors[0]
+    assert not (foreign.called.folder / "out").exists()
+
+
 def test_a_device_in_the_place_of_a_file_is_not_read(foreign):
     run_id, paths = foreign.run("onnx")
     paths["predictions.npz"].unlink()
