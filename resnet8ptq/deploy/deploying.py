@@ -164,8 +164,8 @@ def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[st
     if asked.register is not None:
         uri = register(store, run, asked.register)
         facts = replace(facts, registered=uri)
-        serve = f"mlflow models serve -m {uri} --env-manager local -p 5001"
-        lines.append(f"registered as {uri}; MLFLOW_TRACKING_URI={redact(store.uri)} {serve}")
+        serve = card.serve_command(uri, MLFLOW_TRACKING_URI=redact(store.uri))
+        lines.append(f"registered as {uri}; {serve}")
     (folder / card.FILE).write_text(card.render(run, model, facts), encoding="utf-8")
     return lines
 

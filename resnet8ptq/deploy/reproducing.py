@@ -46,6 +46,8 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
     Raises:
         DataError: the data have changed since the run.
     """
+    if source.unread:
+        return source.unread
     config = source.config
     try:
         settings = settle(replace(config, cache_dir=cache_dir or config.cache_dir))

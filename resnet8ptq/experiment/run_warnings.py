@@ -1,6 +1,7 @@
 """Warnings of a run: sums that saturate, few bits in depthwise layers, noisy outputs."""
 
 import logging
+import math
 from collections.abc import Sequence
 
 import onnx
@@ -11,6 +12,7 @@ from resnet8ptq.calibration.outliers import Outliers
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.embeddings import find_tied
 from resnet8ptq.graph.layers import is_grouped
 
 log = logging.getLogger(__name__)
@@ -22,6 +24,8 @@ def warn_before(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -
     """Warn about the network on this CPU; return whether sums may saturate in the kernels."""
     saturates = _warn_of_saturation(resolved, graph)
     _warn_of_depthwise(config, resolved, graph)
+    if config.backend.quantizes and config.dtype.name != "fp32":
+        _report_tied_weights(graph)
     return saturates
 
 
@@ -82,4 +86,14 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphP
             "channels, and much accuracy may be lost; corrections.bias_correction=true takes "
             "seconds, experiment=flagship learns the rounding",
             *(resolved.weight_bits, grouped),
+        )
+
+
+def _report_tied_weights(graph: onnx.GraphProto) -> None:
+    sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
+    for table, product in find_tied(graph):
+        log.info(
+            "%s and %s have the same weights, %s values: the quantized file stores them twice, "
+            "since the two are rounded along other axes",
+            *(table.name, product.name, f"{sizes[table.input[0]]:,}"),
         )

@@ -362,8 +362,11 @@ def main(words: list[str]) -> None:
     asked = command.parse_words(words, Arguments, __doc__)
     with waiting("Reading the runs"):
         store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
-        run_id = asked.run_id
-        parent = history.load_run(store, run_id) if run_id else history.find_parent(store)
+        parent = (
+            history.find_parent(store)
+            if asked.run_id is None
+            else history.load_named(store, "run_id", asked.run_id)
+        )
     if parent is None:
         raise ConfigError(
             f"experiment: got {asked.experiment!r}, expected one with a sweep; try experiment=, "

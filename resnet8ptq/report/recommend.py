@@ -70,14 +70,22 @@ class Recommendation:
     @property
     def command(self) -> str:
         """The deploy command; empty for FP32, and for files of other programs."""
+        words = self.deploy_words
+        return invocation.command("deploy", *words) if words else ""
+
+    @property
+    def deploy_words(self) -> list[str]:
+        """The settings of `deploy` that name the run and its store; empty as `command`."""
         if self.choice is None or self.choice.record.combination.path:
-            return ""
-        words = [f"run_id={self.choice.record.run_id}"]
-        for name, (key, default) in _STORE.items():
-            value = self.choice.record.params.get(key, default)
-            if value != default:
-                words.append(f"{name}={value}")
-        return invocation.command("deploy", *words)
+            return []
+        record = self.choice.record
+        words = [f"run_id={record.run_id}", *(record.store_words or ())]
+        if record.store_words is None:  # read from its folder
+            for name, (key, default) in _STORE.items():
+                value = record.params.get(key, default)
+                if value != default:
+                    words.append(f"{name}={value}")
+        return words
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,19 @@ MAX_BYTES = 2**26
 NOTE_TAG = "mlflow.note.content"  # the description of a run in MLflow's UI, in Markdown
 PARENT_TAG = "mlflow.parentRunId"
 Point = tuple[str, float, int, int]  # metric, value, time in ms, step
+ID = re.compile(r"\w+")  # of a run; other characters would change a query or a command
 ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's words
+
+
+def check_id(text: str, key: str = "run_id") -> str:
+    """Return an id from an untrusted store if it is plain: it gets into queries and commands.
+
+    Raises:
+        TrackingError: it holds other characters than letters, digits and `_`.
+    """
+    if not ID.fullmatch(text):
+        raise TrackingError(f"{key}: got {text[:100]!r}, expected letters, digits and _")
+    return text
 
 
 @dataclass
@@ -89,7 +101,7 @@ class Journal:
             loaded = cls(**json.loads(files.read_bytes(path, MAX_BYTES)))
             loaded.points = [(str(k), float(v), int(t), int(s)) for k, v, t, s in loaded.points]
             ids = (loaded.key, loaded.run_id or "0", loaded.parent_id or "0")
-            if not all(re.fullmatch(r"\w+", text) for text in ids):
+            if not all(ID.fullmatch(text) for text in ids):
                 raise ValueError("an id would change a query")
             if loaded.model and Path(loaded.model["file"]).name != loaded.model["file"]:
                 raise ValueError("the model is not in the folder")

@@ -19,7 +19,7 @@ from resnet8ptq.core.descriptor import Backend, find_backends
 from resnet8ptq.core.records import feed, names_of
 from resnet8ptq.data.fields import find_masked
 from resnet8ptq.tracking.journal import Journal
-from resnet8ptq.tracking.store import Store
+from resnet8ptq.tracking.store import Store, in_one_line
 
 EXAMPLE = "example.npz"  # in the run's folder: `inputs` [1, ...], as the network takes them
 _REFUSED = re.compile("[/:.%\"']")  # by MLflow, in the name of a model
@@ -80,23 +80,27 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     gives = [TensorSpec(np.dtype(np.float32), (-1, *s), key) for key, s in outputs.items()]
     versions = machine.versions()
     needed = [*(["onnx"] if backend.serving == _ONNX else []), backend.runtime, "numpy"]
-    # `Model.log` has no argument for the store and the experiment.
-    mlflow.set_tracking_uri(store.uri)
-    mlflow.set_experiment(experiment_id=store.experiment_id)
-    Model.log(
-        None,
-        run_id=run_id,
-        name=_REFUSED.sub("_", journal.name),
-        signature=ModelSignature(Schema(takes), Schema(gives)),
-        input_example=values,
-        # Without the name of a torch build: the registry of pip's default has no `+cpu`.
-        pip_requirements=[
-            f"{package}=={versions[f'version.{package}'].partition('+')[0]}" for package in needed
-        ],
-        flavor_name=settings["flavor"].__name__,
-        validate_serving_input=False,
-        **{**settings, "flavor": _Unchecked(settings["flavor"])},
-    )
+    experiment = store.client.get_experiment(store.experiment_id)
+    store.locate(f"{experiment.artifact_location}/models")  # MLflow's folder for them
+    with in_one_line(store):
+        # `Model.log` has no argument for the store and the experiment.
+        mlflow.set_tracking_uri(store.uri)
+        mlflow.set_experiment(experiment_id=store.experiment_id)
+        Model.log(
+            None,
+            run_id=run_id,
+            name=_REFUSED.sub("_", journal.name),
+            signature=ModelSignature(Schema(takes), Schema(gives)),
+            input_example=values,
+            # Without the name of a torch build: the registry of pip's default has no `+cpu`.
+            pip_requirements=[
+                f"{package}=={versions[f'version.{package}'].partition('+')[0]}"
+                for package in needed
+            ],
+            flavor_name=settings["flavor"].__name__,
+            validate_serving_input=False,
+            **{**settings, "flavor": _Unchecked(settings["flavor"])},
+        )
 
 
 def _find_backend(journal: Journal, path: Path) -> Backend:

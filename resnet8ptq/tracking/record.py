@@ -1,6 +1,7 @@
 """Typed records of runs; the only module that names params, metrics and tags."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -9,7 +10,7 @@ from resnet8ptq.config.naming import Combination
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.contract import BASELINE, GROUPED, PLANNED, STOPPED_LOSS, TOTAL, Metric, Task
-from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal
+from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal, check_id
 from resnet8ptq.tracking.params import complete
 
 T = TypeVar("T")
@@ -52,6 +53,9 @@ class RunRecord:
     tags: dict[str, str] = field(repr=False)
     artifact_uri: str = ""
     ended: bool = True
+    in_folder: bool = False  # read from its folder, where its files are too
+    # The settings that select the store it was read from, see `Store.words`; None: from its folder.
+    store_words: tuple[str, ...] | None = None
 
     name = _tag("mlflow.runName")
     status = _tag("status", "?")  # ok, unsupported, failed, running or killed
@@ -105,11 +109,19 @@ class RunRecord:
     speedup = _metric("speedup")
 
     @classmethod
-    def of_mlflow(cls, run: Any) -> "RunRecord":
-        """Return the record of an MLflow run."""
+    def of_mlflow(cls, run: Any, store_words: Sequence[str] = ()) -> "RunRecord":
+        """Return the record of an MLflow run.
+
+        Raises:
+            TrackingError: the id of the run, or of its sweep, is not plain.
+        """
         info, data = run.info, run.data
         values = complete(data.params), dict(data.metrics), dict(data.tags)
-        return cls(info.run_id, *values, info.artifact_uri, info.status in ENDED)
+        for run_id in filter(None, (info.run_id, data.tags.get(PARENT_TAG))):
+            check_id(run_id)
+        ended = info.status in ENDED
+        words = tuple(store_words)
+        return cls(info.run_id, *values, info.artifact_uri, ended, store_words=words)
 
     @classmethod
     def of_journal(cls, journal: Journal, folder: Path, run_id: str = "") -> "RunRecord":
@@ -117,7 +129,7 @@ class RunRecord:
         tags = {**journal.tags, "record": journal.key, "mlflow.runName": journal.name}
         run_id = run_id or journal.run_id or journal.key
         values = journal.params, journal.metrics, tags
-        return cls(run_id, *values, folder.as_uri(), journal.ended)
+        return cls(run_id, *values, folder.as_uri(), journal.ended, in_folder=True)
 
     @property
     def combination(self) -> Combination:

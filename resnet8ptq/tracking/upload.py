@@ -138,7 +138,12 @@ def describe(store: Store, run_id: str, markdown: str) -> None:
 
 
 def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:
-    """Add files to a run; they replace those of the same name."""
+    """Add files to a run; they replace those of the same name.
+
+    Raises:
+        TrackingError: the address of the run's files does not belong to the store.
+    """
+    store.locate(store.client.get_run(run_id).info.artifact_uri)
     for path in paths:
         store.client.log_artifact(run_id, str(path))
 

@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import sqlite3
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -19,7 +16,6 @@ from onnx import helper, numpy_helper
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.config.loading import load_config
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.deploy import example
 from resnet8ptq.deploy.source import Source
@@ -27,47 +23,8 @@ from resnet8ptq.sweep import final_timing
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
-from tests.helpers.calling import Called, call_beside
-
-
-class Foreign:
-    """A store that somebody else has filled: no folder of its runs is here."""
-
-    def __init__(self, sweep: Called, folder: Path) -> None:
-        self.called = replace(sweep, folder=folder)
-        before, after = sweep.folder / "mlruns", folder / "mlruns"
-        shutil.copytree(before, after)
-        self._write(
-            "UPDATE runs SET artifact_uri = replace(artifact_uri, ?, ?)", str(before), str(after)
-        )
-        self._write("UPDATE tags SET value = '/home/others/run' WHERE key = 'folder'")
-
-    def _write(self, statement: str, *values: str) -> None:
-        with closing(sqlite3.connect(self.called.folder / "mlruns" / "mlflow.db")) as connection:
-            connection.execute(statement, values)
-            connection.commit()
-
-    def run(self, backend: str) -> tuple[str, dict[str, Path]]:
-        """Return the id of a backend's run that is ok, and its files in the store."""
-        for run in self.called.children:
-            if (run.data.params.get("backend"), run.data.tags["status"]) == (backend, "ok"):
-                return str(run.info.run_id), self.called.artifacts(run)
-        raise AssertionError(backend)
-
-    def put(self, run_id: str, path: Path) -> None:
-        """Say that the run has measured the file, as whoever writes to the store can."""
-        self._write(
-            "UPDATE params SET value = ? WHERE key = 'artifact_sha256' AND run_uuid = ?",
-            files.sha256(path),
-            run_id,
-        )
-
-    def set_tag(self, run_id: str, key: str, value: str) -> None:
-        self._write("UPDATE tags SET value = ? WHERE key = ? AND run_uuid = ?", value, key, run_id)
-
-    def deploy(self, run_id: str, *words: str) -> Called:
-        words = (f"run_id={run_id}", "verify=false", "folder=out", *words)
-        return call_beside(self.called.folder, "deploy", *words)
+from tests.helpers.calling import Called
+from tests.helpers.foreign_store import Foreign
 
 
 @pytest.fixture
@@ -131,10 +88,10 @@ def test_a_config_cannot_let_another_framework_load_the_file(foreign):
     assert not (foreign.called.folder / "out").exists()
 
 
-def test_a_device_in_the_place_of_a_file_is_not_read(foreign):
+def test_a_pipe_in_the_place_of_a_file_is_not_read(foreign):
     run_id, paths = foreign.run("onnx")
     paths["predictions.npz"].unlink()
-    paths["predictions.npz"].symlink_to("/dev/null")  # as /dev/zero, which never ends
+    os.mkfifo(paths["predictions.npz"])
     done = foreign.deploy(run_id)
     assert "no artifact predictions.npz" in done.errors[0]
     assert not (foreign.called.folder / "out").exists()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config import limits
 from resnet8ptq.config.schema import TableConfig
 from resnet8ptq.core import cache, code, files, invocation, isolation
+from resnet8ptq.core.confinement import MAX_SECONDS
 from resnet8ptq.core.errors import ConfigError, DataError, errors_as
 from resnet8ptq.core.records import Array
 from resnet8ptq.data.lazy import AT_ONCE
@@ -90,7 +91,7 @@ def encode(table: Table, names: Sequence[str], config: TableConfig, cache_root: 
 
     def make(folder: Path) -> None:
         sources = (str(table.source), texts, apart, config.max_tokens, folder)
-        isolation.call(_write, path, *sources, crashed=crashed)
+        isolation.call(_write, path, *sources, crashed=crashed, seconds=MAX_SECONDS)
 
     key: cache.Key = {
         "sha256": table.sha256,

@@ -3,7 +3,6 @@
 The backends give the advice (`backends.advice`).
 """
 
-import shlex
 from collections.abc import Collection, Iterator
 from importlib import import_module
 
@@ -45,9 +44,9 @@ def sweeps(flags: Collection[str], network: Summary | None = None) -> list[str]:
         advice = import_module(backend.advice) if backend.advice else None
         if advice and (settings := advice.sweep(flags, network)):
             chosen.setdefault(settings, []).append(backend.name)
-    path = f" model.path={shlex.quote(str(network.path))}" if network else ""
-    command = f"{invocation.command('run', '-m')}{path}"
-    return [f"{command} backend={','.join(names)} {words}" for words, names in chosen.items()]
+    path = [f"model.path={network.path}"] if network else []
+    lines = [f"backend={','.join(names)} {settings}" for settings, names in chosen.items()]
+    return [invocation.command("run", "-m", *path, *line.split()) for line in lines]
 
 
 def _advise(
