@@ -47,7 +47,8 @@ def check(
     """
     sqnr = comparison.sqnr_db
     near = sqnr is None or sqnr >= FAR_DB
-    if not len(data.train) or (near and comparison.drop <= config.report.max_drop):
+    within = comparison.drop <= comparison.metric.limit(config.report)
+    if not len(data.train) or (near and within):
         return {}
     tried = _Trial(config, evaluator, data.train.spaced(SAMPLES), path)
     causes = [*tried.input_ranges(), *tried.preprocessing(config), *tried.class_order()]

@@ -151,11 +151,14 @@ def _describe_artifact(quantizer: Quantizer, quantized: Quantized) -> dict[str, 
 def _describe_measurement(
     config: RunConfig, samples: Samples, measurement: Measurement
 ) -> dict[str, str]:
-    """Return the timed batch size as a param, and whether the outputs were in the cache."""
+    """Return the timed batch size, a silent output, and whether the cache had the outputs."""
     params = {}
     if "latency_batch_p50_ms" in measurement.metrics:
         size = latency.find_batch_size(config.latency, samples.reported)
         params["latency_batch_size"] = str(size)
+    if measurement.silent:
+        log.warning("%s, and FP32's is not: this model fails", measurement.silent)
+        params["silent"] = measurement.silent
     if measurement.evaluation_cached:
         log.info("the same file ran on these samples before: its outputs are from the cache")
         params["evaluation"] = "cached"

@@ -179,8 +179,12 @@ def count_models(records: Sequence[RunRecord]) -> int:
 
 
 def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
-    """Return a key of each run's model: equal for the same file on the same kernels."""
-    return [(r.backend, r.engine, r.artifact_sha256 or r.run_id) for r in records]
+    """Return a key of each run's model: equal for the same file on the same kernels.
+
+    A dynamically quantized file takes its ranges from the batch, so its size belongs to the model.
+    """
+    files = [(r.backend, r.engine, r.artifact_sha256 or r.run_id) for r in records]
+    return [(*file, r.dynamic_batch) for file, r in zip(files, records, strict=True)]
 
 
 def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:

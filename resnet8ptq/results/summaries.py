@@ -48,7 +48,7 @@ class RunSummary:
             loss; None beyond a million, or without spread.
         least: the metric's own limit.
         loss: the loss against FP32, positive if the model is worse: a difference of the metric, or
-            for unbounded metrics a fraction of FP32's value, see `Metric.drop`.
+            for unbounded metrics a fraction of FP32's value, see `Metric.loss`.
         loss_upper_bound, loss_lower_bound: one-sided 95% bounds, see `bounds`.
         limit: the largest loss that passes.
         p_value: p-value of the difference from FP32, corrected for the runs of the sweep.
@@ -308,7 +308,7 @@ def _recommended(
         return None
     run_id = cell.record.run_id
     [run] = [run for run in runs if run.run_id == printable(run_id)]
-    run = replace(run, **_judge(selected, cell, recommended.judged))
+    run = replace(run, **_judge(cell, recommended.judged))
     if run_id not in own:
         return run
     bounds = own[run_id]
@@ -377,7 +377,7 @@ def _summarize(
         calibration=calibration,
         weights=weights,
         settings=settings,
-        **_judge(selected, cell, selected.judged.get(record.run_id)),
+        **_judge(cell, selected.judged.get(record.run_id)),
         metric=metric,
         value=_finite(record.value(metric)),
         fp32_value=_finite(record.value(metric, BASELINE)),
@@ -404,7 +404,7 @@ def _summarize(
     )
 
 
-def _judge(selected: ModelSelection, cell: Cell, judged: Verdict | None) -> dict[str, Any]:
+def _judge(cell: Cell, judged: Verdict | None) -> dict[str, Any]:
     """Return the attributes of a `RunSummary` that hold the verdict on it."""
     if judged is None:
         verdict = UNSUPPORTED if cell.record.status == UNSUPPORTED else None
@@ -414,12 +414,11 @@ def _judge(selected: ModelSelection, cell: Cell, judged: Verdict | None) -> dict
             "verdict_text": "",
             "samples_needed": None,
         }
-    metric, limits = selected.family.metric, selected.limits
     decides = 0 < judged.needed <= MOST_NEEDED  # 0: decided; NaN: samples do not vary
     return {
-        "verdict": verdicts.whole_outcome(metric, cell, judged, limits),
-        "loss_verdict": judged.outcome,
-        "verdict_text": verdicts.say(metric, cell, judged, limits),
+        "verdict": judged.outcome,
+        "loss_verdict": judged.loss,
+        "verdict_text": verdicts.say(cell, judged),
         "samples_needed": math.ceil(judged.needed) if decides else None,
     }
 

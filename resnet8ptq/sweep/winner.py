@@ -15,7 +15,7 @@ from resnet8ptq.core.text import printable
 from resnet8ptq.report.answer import say_facts, say_verdict
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection, Recommendation
-from resnet8ptq.report.verdicts import EXIT_CODES, PASS, UNDECIDED, Verdict, whole_outcome
+from resnet8ptq.report.verdicts import EXIT_CODES, PASS, UNDECIDED, Verdict
 from resnet8ptq.tracking import origin
 
 FILE = "winner.yaml"  # in the sweep's folder
@@ -32,14 +32,13 @@ class Winner:
 
     @property
     def judged(self) -> Verdict:
-        """The verdict on the loss."""
+        """The verdict on the reported samples."""
         return self.selected.judged[self.cell.record.run_id]
 
     @property
     def outcome(self) -> str:
-        """The verdict on the reported samples; also fail below `report.min_accuracy`."""
-        metric, limits = self.selected.family.metric, self.selected.limits
-        return whole_outcome(metric, self.cell, self.judged, limits)
+        """The outcome of the verdict."""
+        return self.judged.outcome
 
     @property
     def settings(self) -> list[str]:

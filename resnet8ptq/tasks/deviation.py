@@ -1,5 +1,6 @@
 """`task=deviation`: without labels, the relative error of the outputs against FP32's."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,7 +27,7 @@ from resnet8ptq.tasks.contract import (
     TaskType,
     check_columns,
 )
-from resnet8ptq.tasks.statistics import Margin, Values, bootstrap
+from resnet8ptq.tasks.statistics import Interval, Margin, Values, bootstrap, ratio_interval
 
 NOTE = (
     "No labels: {measure} is measured against FP32 in the same framework. The quality of FP32 "
@@ -59,6 +60,11 @@ class RelativeError(Metric):
     def limit(self, limits: ReportConfig) -> float:
         """Return the noise over the signal at the smallest SQNR; 25 dB are 0.3%."""
         return float(10 ** (-limits.min_sqnr_db / 10))
+
+    def loss(self, model: Scores, baseline: Scores, fair: bool = False) -> float:
+        """Return the noise over the signal of the outputs, which `DeviationValues.margin` tests."""
+        assert isinstance(model, DeviationScores)  # of this task
+        return model.noise_ratio
 
     def say_limit(self, limits: ReportConfig) -> str:
         """Return the limit as text: the lowest SQNR against FP32, in dB."""
@@ -147,6 +153,20 @@ class DeviationScores(Scores):
         replicates = bootstrap(mean_of(errors), self.total, RESAMPLES)
         return DeviationValues(replicates=replicates, values=errors, noise=noise, signal=signal)
 
+    @property
+    def noise_ratio(self) -> float:
+        """The noise over the signal of the worst output; infinite for noise without a signal."""
+        _, noise, signal = self._powers
+        if not signal.any():
+            return math.inf if noise.any() else 0.0
+        return float(noise.sum() / signal.sum())
+
+    @property
+    def noise_interval(self) -> Interval | None:
+        """95% interval of `noise_ratio`; None for a single sample."""
+        _, noise, signal = self._powers
+        return ratio_interval(noise, signal)
+
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the outputs in dB."""
         return distortion.sqnr_db(baseline.outputs.values, self.outputs.values)
@@ -168,12 +188,14 @@ def summarize(comparison: Comparison) -> str:
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    """Return the SQNR and the noise of the worst output and, of several, the SQNR of each."""
+    """Return the SQNR and the loss of the worst output and, of several, the SQNR of each."""
     model = comparison.model
     outputs = model.reference.values, model.outputs.values
+    low, high = model.noise_interval or (None, None)
     return {
         "sqnr_db": comparison.sqnr_db,
-        "drop": model.ratios[model.worst],
+        "ci95/drop_low": low,
+        "ci95/drop_high": high,
         **distortion.sqnr_of_each(metric_names(names), *outputs),
     }
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 AT_ONCE = 2**19  # values held in memory: outputs may be large, and mapped from a file
+VARIES = 0.1  # spread over the samples, relative to the root mean square
 KERNELS_DB = 30.0  # of outputs; rounding in integer kernels alone leaves a higher SQNR
 
 Array = NDArray[Any]
@@ -36,6 +37,24 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
         power += float((exact**2).sum())
         noise += float(((exact - noisy) ** 2).sum())
     return noise / power if power else math.nan
+
+
+def is_silent(signal: Array, values: Array) -> bool:
+    """Return whether the values are equal for every sample, although the signal varies.
+
+    An average over samples hides such an output, where a few samples have most of the signal: a
+    network that only answers zeros lost 23% by its mean error, and the samples decided nothing.
+
+    Args:
+        signal, values: an output [n, ...] of the baseline and of the model.
+    """
+    first = values[:1]
+    if not all((values[part] == first).all() for part in parts(values)):
+        return False
+    if not first.any():
+        return any(signal[part].any() for part in parts(signal))
+    mean = signal.mean(axis=0, dtype=np.float64)
+    return noise_ratio(signal, np.broadcast_to(mean, signal.shape)) > VARIES**2
 
 
 def to_db(ratio: float) -> float | None:

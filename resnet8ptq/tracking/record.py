@@ -82,6 +82,7 @@ class RunRecord:
     execution = _param("execution")  # see `backends.contract.Resolved`
     cause = _param("cause")  # why a file is far from FP32
     doubt = _param("doubt")  # why FP32 is broken and the verdict void
+    silent = _param("silent")  # an output that does not depend on the sample, as FP32's does
     chosen_by = _param("chosen_by")
     scored_as = _param("scored_as", "classification")  # the task's name
     calibration_samples = _param("calibration_samples")
@@ -162,6 +163,13 @@ class RunRecord:
         return self.split in ("held_out", "choice")
 
     @property
+    def dynamic_batch(self) -> str | None:
+        """With `method=dynamic`, the batch size of the evaluation; None for other methods."""
+        if self.params.get("method") != "dynamic":
+            return None
+        return str(self.metrics.get("system/evaluate_batch_size"))
+
+    @property
     def grouped(self) -> bool:
         """Whether samples of one group were scored as if they were independent."""
         return bool(self.params.get(GROUPED))
@@ -213,7 +221,10 @@ class RunRecord:
         return None if size is None or not baseline else 1 - size / baseline
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """Return a 95% interval: `value` of the metric, `delta` of its difference from FP32."""
+        """Return a 95% interval: `value` of the metric, `delta` of its difference from FP32.
+
+        `drop` is that of the loss, if FP32 is the reference and the loss has its own unit.
+        """
         low, high = (self.metrics.get(f"ci95/{name}_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
 

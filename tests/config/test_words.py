@@ -158,7 +158,7 @@ def test_a_wrong_input_leaves_no_run(tmp_path, typed):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["depoly"], "depoly: no such command; expected run | ship | init | ui | advise | deploy | "
+        (["depoly"], "depoly: no such command; expected init | run | ship | ui | advise | deploy | "
          "report | verdict | judge | sync | server (nearest: deploy)"),
         (["report", "abc"], "abc: got a word without a key, expected experiment= | run_id= | "),
         (["deploy", "uze=smallest"], "(nearest: use=)"),

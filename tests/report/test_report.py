@@ -85,7 +85,7 @@ def test_limits_show_as_pass_and_fail(found):
     assert "| pass | " in text
     strict = ReportConfig(min_accuracy=0.95)
     text = page.to_markdown(page.select([found], strict), {})
-    assert "| pass, accuracy \\< 95.00% | " in text
+    assert "| fail, accuracy \\< 95.00% | " in text
 
 
 def test_spread_over_seeds_by_hand():
