@@ -145,10 +145,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     option.parent.mkdir(parents=True)
     shutil.copyfile(Path(toy_backend.__file__).with_name("toy.yaml"), option)
     monkeypatch.setitem(find_backends(), "toy", toy_backend.BACKEND)
-    machine.versions.cache_clear()
+    forget_versions()
     loading.register_schemas()
     yield tmp_path
+    forget_versions()
+
+
+def forget_versions() -> None:
     machine.versions.cache_clear()
+    machine.describe.cache_clear()
 
 
 def succeed(done: Called) -> Called:
