@@ -124,6 +124,17 @@ class LogHandler(RichHandler):
         _spoken.at = time.monotonic()
 
 
+class FileFormatter(logging.Formatter):
+    """Formatter of a run's log file; `conf/hydra/job_logging` names it."""
+
+    def format(self, record: LogRecord) -> str:
+        """Replace control characters, and indent further lines, so that none looks like a record.
+
+        A message may quote a name from a file.
+        """
+        return show(super().format(record)).replace("\n", "\n    ")
+
+
 def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:
     """Yield `batches` with a progress bar; without a terminal, with a line every 15 seconds.
 

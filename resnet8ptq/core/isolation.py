@@ -117,3 +117,7 @@ def _answer(content: bytes) -> tuple[bool, object]:
         error = portable(error)
         error.add_note(traceback.format_exc())
         return False, error
+    except BaseException as error:  # a panic of a library in Rust, whose state is unknown
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise
+        os._exit(1)

@@ -16,16 +16,19 @@ def register(store: Store, source: Source, name: str) -> str:
         TrackingError: the run has no logged model; the store has no registry, or refuses the name.
     """
     client, run_id = store.client, source.record.run_id
-    model_id = mlflow_model.find_model(store, run_id)
-    if model_id is None:
+    model = mlflow_model.find_model(store, run_id)
+    if model is None:
         raise TrackingError(f"register: run {run_id} has logged no model; try a new run")
     try:
         if not client.search_registered_models(f"name = '{name}'"):
             client.create_registered_model(name)
-        uri = client.get_logged_model(model_id).artifact_location
-        store.locate(uri)
+        store.locate(model.artifact_location)
         version = client.create_model_version(
-            name, uri, run_id, description=describe(source), model_id=model_id
+            name,
+            model.artifact_location,
+            run_id,
+            description=describe(source),
+            model_id=model.model_id,
         ).version
         if source.use:
             client.set_model_version_tag(name, version, "use", source.use)

@@ -126,6 +126,10 @@ def _judge(store: Store, record: RunRecord, asked: Asked) -> str:
         selections = page.select(comparison.load(store, together), limits)
     except TrackingError as error:  # another run lacks a file
         return f"not judged ({one_line(error)})"
+    cells = [cell for selected in selections for cell in selected.family.cells]
+    [own] = [cell for cell in cells if cell.record.run_id == record.run_id]
+    if own.lost:
+        return f"not judged ({printable(own.record.reason)})"
     for selected in selections:
         for recommended in selected.recommendations:
             if recommended.choice and recommended.choice.record.run_id == record.run_id:

@@ -39,7 +39,7 @@ from resnet8ptq.experiment.stopping import make_plan
 from resnet8ptq.experiment.workspace import Preparation, Workspace
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_float_nodes
-from resnet8ptq.tasks.contract import GROUPED, Task
+from resnet8ptq.tasks.contract import BASELINE, GROUPED, Task
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +132,9 @@ def _check_result(
         sqnr_db = measurement.comparison.sqnr_db
         calibrating = samples.calibrating.split
         run_warnings.warn_of_noise(config, sqnr_db, saturates, outliers, calibrating)
+        graph = onnx.load(evaluator.network.onnx_path).graph
+        baseline_bytes = measurement.metrics[f"{BASELINE}size_bytes"] or 0
+        run_warnings.warn_of_size(config, graph, measurement.size_bytes, baseline_bytes)
     elif doubt is None:
         compared = measurement.comparison
         return file_check.check(config, evaluator, samples.data, quantized.path, compared)

@@ -1,7 +1,8 @@
-"""Warnings of a run: sums that saturate, few bits in depthwise layers, noisy outputs."""
+"""Warnings of a run: sums that saturate, few bits in depthwise layers, noise, large files."""
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import onnx
@@ -13,11 +14,13 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.embeddings import find_tied
-from resnet8ptq.graph.layers import is_grouped
+from resnet8ptq.graph.layers import channel_axis, is_grouped, weight_layers
 
 log = logging.getLogger(__name__)
 
 LOW_SQNR_DB = 10.0  # the noise has a tenth of the signal's power
+TINY_BYTES = 2**14  # of weights; operators, names and scales of a file take about as many
+MANY_SCALES = 6  # weights for each scale: its float and zero point cost what their 8 bits save
 
 
 def warn_before(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -> bool:
@@ -52,6 +55,35 @@ def warn_of_noise(
         finer = "nodes_to_exclude=auto" if finest else "per_channel=true"
         settings = "reduce_range=true" if saturates else finer
         log.warning("SQNR %.1f dB: far from FP32's outputs; %s may help", sqnr_db, settings)
+
+
+def warn_of_size(
+    config: RunConfig, graph: onnx.GraphProto, size_bytes: float, fp32_bytes: float
+) -> None:
+    """Warn if the quantized file is larger than the FP32 file, with the reason if it is known."""
+    if config.dtype.name != "fp32" and size_bytes > fp32_bytes:
+        log.warning(
+            "the quantized file is larger than FP32's (%.1f kB, %.1f kB)%s",
+            *(size_bytes / 1000, fp32_bytes / 1000),
+            _find_growth(config, graph),
+        )
+
+
+def _find_growth(config: RunConfig, graph: onnx.GraphProto) -> str:
+    """Return why 8 bits of this network need more bytes than FP32; empty if unknown."""
+    layers = weight_layers(graph).values()
+    read = Counter(node.input[1] for node in layers)
+    tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name in read}
+    sizes = {name: math.prod(tensor.dims) for name, tensor in tensors.items()}
+    stored = sum(sizes.values())
+    channels = sum(tensors[node.input[1]].dims[channel_axis(node)] for node in layers)
+    if 4 * stored < TINY_BYTES:
+        return f": its weights have {4 * stored / 1000:.1f} kB only, so scales and names weigh more"
+    if max(read.values()) > 1:
+        return ": weights that several layers share are stored for each of them"
+    if config.per_channel and stored < MANY_SCALES * channels:
+        return ": there is a scale for every few weights; try per_channel=false"
+    return ""
 
 
 def _warn_of_saturation(resolved: Resolved, graph: onnx.GraphProto) -> bool:

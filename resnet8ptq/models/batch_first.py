@@ -14,10 +14,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from resnet8ptq.graph.renaming import rename_inside
 from resnet8ptq.models.batch_axis import SIZES, Outputs
 from resnet8ptq.models.contract import Samples, read_contract
 from resnet8ptq.models.gates.onnx import graph_inputs
-from resnet8ptq.models.normalization import rename_inside
 from resnet8ptq.models.sources.contract import Network
 
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.renaming import rename
 from resnet8ptq.graph.session import between, open_session
 from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.gates.onnx import graph_inputs
-from resnet8ptq.models.normalization import rename
 
 _LONGEST = 200  # characters of a joined name
 

@@ -10,9 +10,9 @@ from onnx import TensorProto, numpy_helper
 
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, attribute
 from resnet8ptq.graph.pruning import find_all
+from resnet8ptq.graph.renaming import rename_inside
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models.gates.onnx import graph_inputs, read_constant
-from resnet8ptq.models.normalization import rename_inside
 
 # Attributes that hold a dtype, of Cast, EyeLike, RandomNormal, HannWindow, LayerNormalization and
 # Attention.

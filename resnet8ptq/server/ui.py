@@ -30,6 +30,10 @@ _CLIENT = "MLFLOW_TRACKING_"  # prefix of the settings of a client: user name, p
 # 2.0 GB and 44 s of the CPU until it answered, and 0.4 GB and 8 s as here (2026-11-25).
 LIGHT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
+# By default, MLflow also answers to names that begin like a private address: 10.example.com. A page
+# could make such a name resolve to this machine, and read the runs. `:*`: any port of `ssh -L`.
+OWN_NAMES = {"MLFLOW_SERVER_ALLOWED_HOSTS": "127.0.0.1,127.0.0.1:*,localhost,localhost:*"}
+
 
 @dataclass
 class Arguments:
@@ -96,7 +100,7 @@ def serve(uri: str, port: int, page: str) -> None:
     # Its pages open the artifacts of any address in the store; those hosts get no password of ours.
     kept = {key: text for key, text in os.environ.items() if not key.startswith(_CLIENT)}
     # MLflow's imports emit deprecation warnings that users cannot fix.
-    variables = {"PYTHONWARNINGS": "ignore", **kept, **LIGHT, **places}
+    variables = {"PYTHONWARNINGS": "ignore", **OWN_NAMES, **kept, **LIGHT, **places}
     with server.start(words, variables, None) as process:
         with waiting("Starting MLflow"):
             answers = server.answers(f"http://{HOST}:{port}/health", process)

@@ -95,13 +95,14 @@ def under(parent_id: str) -> str:
 def load_children(store: Store, parent_id: str) -> list[RunRecord]:
     """Read the runs of a sweep back, in the order of its jobs.
 
-    A repeated job has its newest run; a job that another sweep had finished has the run of that
-    sweep. No run is returned twice.
+    A repeated job has its finished run, or else its newest: a clock may have been set back. A job
+    that another sweep had finished has the run of that sweep. No run is returned twice.
 
     Raises:
         TrackingError: a run of another sweep is no longer in the store.
     """
     records = find_runs(store, under(parent_id), newest_first=False)
+    records.sort(key=lambda record: record.finished)
     jobs = {record.job_number or record.run_id: record for record in records}
     adopted = {
         key.removeprefix(_ADOPTED): run_id

@@ -9,17 +9,21 @@ import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.core import interrupts, machine
 from resnet8ptq.core.descriptor import Backend, find_backends
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.records import feed, names_of
 from resnet8ptq.data.fields import find_masked
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store, in_one_line
+
+if TYPE_CHECKING:  # most commands do without MLflow
+    from mlflow.entities import LoggedModel
 
 EXAMPLE = "example.npz"  # in the run's folder: `inputs` [1, ...], as the network takes them
 _REFUSED = re.compile("[/:.%\"']")  # by MLflow, in the name of a model
@@ -42,11 +46,26 @@ class _Unchecked:
         self.flavor.save_model(**arguments)
 
 
-def find_model(store: Store, run_id: str) -> str | None:
-    """Return the id of the model that a run has logged, or None."""
+def find_model(store: Store, run_id: str) -> "LoggedModel | None":
+    """Return the model that a run has logged with its files, or None.
+
+    MLflow links a model to its run first, and uploads the files later. So a killed process leaves a
+    model without files, which is not READY.
+    """
     outputs = store.client.get_run(run_id).outputs
-    logged = outputs.model_outputs if outputs else []
-    return str(logged[0].model_id) if logged else None
+    ids = [output.model_id for output in outputs.model_outputs] if outputs else []
+    return next(filter(None, (_find_ready(store, model_id) for model_id in ids)), None)
+
+
+def _find_ready(store: Store, model_id: str) -> "LoggedModel | None":
+    from mlflow.entities import LoggedModelStatus
+    from mlflow.exceptions import MlflowException
+
+    try:
+        model = store.client.get_logged_model(model_id)
+    except MlflowException:  # somebody has deleted it
+        return None
+    return model if model.status == LoggedModelStatus.READY else None
 
 
 @interrupts.deferred()
@@ -54,6 +73,9 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     """Log the run's artifact as an MLflow model, under the run's name; do nothing if it exists.
 
     The artifact's folder must hold `EXAMPLE`.
+
+    Raises:
+        TrackingError: either file is missing, or a link.
     """
     described = journal.model
     if described is None or find_model(store, run_id) is not None:
@@ -63,6 +85,9 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     from mlflow.types import Schema, TensorSpec
 
     path = folder / described["file"]
+    for file in (path, folder / EXAMPLE):
+        if file.is_symlink() or not file.is_file():  # in a folder of others, of any file
+            raise TrackingError(f"{file}: is missing or a link, expected the run's own file")
     backend = _find_backend(journal, path)
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
         example = arrays["inputs"]

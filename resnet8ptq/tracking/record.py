@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +25,17 @@ class _Value(Generic[T]):
     def __get__(self, record: "RunRecord", owner: type | None = None) -> T:
         value: T = getattr(record, self.kind).get(self.key, self.default)
         return value
+
+
+class _Count(_Value[float | None]):
+    """A metric that counts, or None: a store may hold NaN, or more than there can be."""
+
+    def __get__(self, record: "RunRecord", owner: type | None = None) -> float | None:
+        value = super().__get__(record, owner)
+        return value if value is not None and 0 <= value <= _MOST else None
+
+
+_MOST = 2.0**53  # a larger float is no exact count
 
 
 def _param(key: str, default: str = "") -> _Value[str]:
@@ -94,16 +105,16 @@ class RunRecord:
     engine = _param("engine")  # torch's
     artifact_sha256 = _param("artifact_sha256")
 
-    total = _metric(TOTAL)  # scored samples
-    planned = _metric(PLANNED)  # samples of a sequential test
+    total = _Count("metrics", TOTAL, None)  # scored samples
+    planned = _Count("metrics", PLANNED, None)  # samples of a sequential test
     stopped_loss = _metric(STOPPED_LOSS)  # corrected for its looks
     stopped_loss_low = _metric(f"{STOPPED_LOSS}_low")  # ends of its 95% interval
     stopped_loss_high = _metric(f"{STOPPED_LOSS}_high")
     drop = _metric("drop")  # how much worse than FP32; lower is better
     p_value = _metric("paired/p_value")
     p_within = _metric("paired/p_within")  # of a loss at the limit or above, uncorrected
-    size_bytes = _metric("size_bytes")
-    baseline_size_bytes = _metric(f"{BASELINE}size_bytes")
+    size_bytes = _Count("metrics", "size_bytes", None)
+    baseline_size_bytes = _Count("metrics", f"{BASELINE}size_bytes", None)
     latency_ms = _metric("latency_p50_ms")
     batch_latency_ms = _metric("latency_batch_p50_ms")
     baseline_latency_ms = _metric(f"{BASELINE}latency_p50_ms")
@@ -131,6 +142,11 @@ class RunRecord:
         run_id = run_id or journal.run_id or journal.key
         values = journal.params, journal.metrics, tags
         return cls(run_id, *values, folder.as_uri(), journal.ended, in_folder=True)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has a result."""
+        return self.status in ("ok", "unsupported")
 
     @property
     def combination(self) -> Combination:
@@ -227,6 +243,10 @@ class RunRecord:
         """
         low, high = (self.metrics.get(f"ci95/{name}_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
+
+    def as_failed(self, reason: str) -> "RunRecord":
+        """Return the record as that of a failed run, such as one whose file was lost."""
+        return replace(self, tags={**self.tags, "status": "failed", "reason": reason})
 
     def settings(self, *keys: str) -> tuple[str | None, ...]:
         """Return params by their keys; None for missing ones."""

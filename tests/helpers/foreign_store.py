@@ -51,6 +51,10 @@ class Foreign:
     def set_tag(self, run_id: str, key: str, value: str) -> None:
         self.write("UPDATE tags SET value = ? WHERE key = ? AND run_uuid = ?", value, key, run_id)
 
+    def set_param(self, run_id: str, key: str, value: str) -> None:
+        statement = "UPDATE params SET value = ? WHERE key = ? AND run_uuid = ?"
+        self.write(statement, value, key, run_id)
+
     def deploy(self, run_id: str, *words: str) -> Called:
         words = (f"run_id={run_id}", "verify=false", "folder=out", *words)
         return call_beside(self.called.folder, "deploy", *words)

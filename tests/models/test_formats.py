@@ -592,6 +592,14 @@ def test_a_module_is_named_with_its_weights_alone(settings, says):
     assert str(caught.value).startswith(says)
 
 
+def test_weights_larger_than_any_network_are_not_hashed(tmp_path):
+    path = tmp_path / "weights.pt"
+    with path.open("wb") as file:
+        file.truncate(2**43)  # of holes
+    with pytest.raises(ModelError, match=r"weights\.pt: larger than 2 GiB"):
+        network_path.locate(config_of(module="a.B", state_dict=str(path)), "cifar10")
+
+
 def test_a_module_s_identity_is_its_code_arguments_and_weights(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     code, weights = tmp_path / "networks_of_mine.py", tmp_path / "weights.pt"

@@ -1,6 +1,7 @@
 """A store of others: `deploy` runs no code that it names, and writes nothing that it says."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +96,29 @@ def test_a_pipe_in_the_place_of_a_file_is_not_read(foreign):
     done = foreign.deploy(run_id)
     assert "no artifact predictions.npz" in done.errors[0]
     assert not (foreign.called.folder / "out").exists()
+
+
+def test_a_model_of_others_is_registered_only_with_trust(foreign):
+    """The registered model is the logged one, whose code runs when it is served."""
+    run_id, _ = foreign.run("onnx")
+    refused = foreign.deploy(run_id, "register=theirs")
+    assert (refused.code, len(refused.errors)) == (2, 1), refused.err
+    assert "register: got 'theirs'" in refused.errors[0] and "trust=true" in refused.errors[0]
+    assert not foreign.called.client.search_registered_models()
+    assert not (foreign.called.folder / "out").exists()
+
+
+def test_params_of_others_add_nothing_to_the_model_card(foreign):
+    run_id, _ = foreign.run("onnx")
+    for key in ("calib", "method", "weight_dtype"):
+        foreign.set_param(run_id, key, "x`\n\n<img src=x>\n# head\x1b[31m\n```")
+    assert foreign.deploy(run_id).code == 0
+    card = (foreign.called.folder / "out" / "README.md").read_text("utf-8")
+    body = card.split("---\n", 2)[2]
+    assert "\x1b" not in card
+    assert not re.search(r"^(# head|<img|```)", body, re.M)
+    (settings,) = re.findall(r"^- Settings: (.*)$", body, re.M)
+    assert settings.count("`") == 4  # around the settings, and around the run's id
 
 
 def hostile_settings(mark: Path) -> dict[str, dict[str, object]]:

@@ -471,7 +471,7 @@ def _find_inputs(
         _check_finite(array)
 
     def make(folder: Path) -> None:
-        np.save(folder / "records.npy", pack({n: array.values for n, array in sourced.items()}))
+        pack({n: array.values for n, array in sourced.items()}, folder / "records.npy")
 
     key: cache.Key = {
         **{f"input {name}": _hash(array.values) for name, array in sourced.items()},

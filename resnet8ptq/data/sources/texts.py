@@ -83,6 +83,8 @@ def encode(table: Table, names: Sequence[str], config: TableConfig, cache_root: 
             f"try {invocation.install('text')}"
         )
     path = Path(str(config.tokenizer))
+    if path.stat().st_size > MAX_BYTES:  # a file with holes can be larger than the disk
+        raise DataError(f"{path}: larger than {MAX_BYTES:,} bytes; {EXPECTED}")
     texts = [_read(table, name) for name in names]
     apart = config.pairs == "apart"
     if apart and len(names) != 2:
@@ -126,8 +128,6 @@ def _write(
     import tokenizers
 
     with errors_as(DataError, f"{path}: cannot be read", EXPECTED):
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"larger than {MAX_BYTES:,} bytes")
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
         cut = tokenizer.truncation or {}
         most = most or cut.get("max_length", MAX_TOKENS)

@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed
+from resnet8ptq.graph.renaming import name_inner_tensors
 from resnet8ptq.graph.session import Runner, open_session
 from resnet8ptq.models import batch_first, branches, normalization, widening
 from resnet8ptq.models.batch_axis import in_full_batches
@@ -62,7 +63,7 @@ def read_graph(
     Raises:
         ModelError: see `gates.onnx.read` and `check_layers`, or wrong `inputs`.
     """
-    proto = gate.read(source)
+    proto = name_inner_tensors(gate.read(source))
     for name, values in inputs.items():
         _fix_input(proto.graph, name, values)
     original, axes = proto.SerializeToString(), batch_first.find_inputs(proto.graph)
