@@ -87,6 +87,7 @@ def find(
 
     Raises:
         ConfigError: the run or sweep does not exist, or no run is recommended for the use.
+        TrackingError: nothing is recommended, and the predictions of a run cannot be read.
     """
     if run_id is not None:
         record = history.load_named(store, "run_id", run_id)
@@ -103,6 +104,9 @@ def find(
         raise ConfigError(f"sweep: {parent.run_id} has no runs; expected a sweep's parent run")
     selections = page.load_selections(store, parent, children, facts.limits_of(children, asked))
     recommended = [r for selected in selections for r in selected.recommendations]
+    lost = [c for selected in selections for c in selected.family.cells if c.lost]
+    if lost and not recommended:
+        raise TrackingError(f"sweep {parent.run_id}: {printable(lost[0].record.reason)}")
     doubt = next(filter(None, (child.doubt for child in children)), "")
     nothing = f"nothing: {f'void: {printable(doubt)}' if doubt else 'no run passes'}"
     options = [(r.key, r.label, r if r.choice else None) for r in recommended]

@@ -12,6 +12,7 @@ import onnx
 import pytest
 import torch
 import yaml
+from markdown_it import MarkdownIt
 from onnx import helper, numpy_helper
 
 from resnet8ptq.backends.torch.torchscript import known_warnings
@@ -117,8 +118,10 @@ def test_params_of_others_add_nothing_to_the_model_card(foreign):
     body = card.split("---\n", 2)[2]
     assert "\x1b" not in card
     assert not re.search(r"^(# head|<img|```)", body, re.M)
-    (settings,) = re.findall(r"^- Settings: (.*)$", body, re.M)
-    assert settings.count("`") == 4  # around the settings, and around the run's id
+    (line,) = re.findall(r"^- Settings: .*$", body, re.M)
+    [inline] = [token for token in MarkdownIt().parse(line) if token.type == "inline"]
+    kinds = [token.type for token in inline.children or ()]
+    assert kinds == ["text", "code_inline", "text", "code_inline"]  # settings, and the run's id
 
 
 def hostile_settings(mark: Path) -> dict[str, dict[str, object]]:
