@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from resnet8ptq.backends.file import reading
-from resnet8ptq.config.schema import FileConfig, RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ModelError, PtqError
 from resnet8ptq.core.records import names_of
@@ -37,7 +37,7 @@ def run_inspection(asked: RunConfig, data_given: bool) -> None:
     """
     config = resolve_names(asked)
     cache_root = cache.folder(config.cache_dir)
-    if isinstance(config.backend, FileConfig):
+    if not config.backend.quantizes:
         return file_inspection.run_inspection(reading.find_path(config.backend), cache_root)
     path = network_path.locate(config.model, config.data.name)
     samples = _find_samples(config)
@@ -49,7 +49,8 @@ def run_inspection(asked: RunConfig, data_given: bool) -> None:
         lines = [samples]
     else:
         lines = _compare(config, summary.contract, samples)
-    if config.backend.name not in summary.quantized:
+    known = config.backend.descriptor.operators
+    if known and config.backend.name not in summary.quantized:
         lines.append(f"backend={config.backend.name}: unsupported: it takes one input of float32")
     print_summary(summary, lines)
 
