@@ -103,16 +103,21 @@ def resolve_names(
         jobs, threads: see `fill_defaults`.
 
     Raises:
-        ConfigError: the name of a backend, data set, task, calibration or benchmark is unknown.
+        ConfigError: a name is unknown.
         UnsupportedError: a file of the benchmark is missing.
     """
-    look_up("backend.name", asked.backend.name, BACKENDS)
-    look_up("data.name", asked.data.name, SOURCES)
-    look_up("task.name", asked.task.name, {AUTO: "", **TASKS})
-    look_up("calib.name", asked.calib.name, METHODS)
-    if asked.benchmark.name is not None:
-        look_up("benchmark.name", asked.benchmark.name, mlperf_tiny.SUITE)
+    check_names(asked)
     return mlperf_tiny.settle(fill_defaults(asked, jobs, threads))
+
+
+def check_names(config: RunConfig) -> None:
+    """Raise `ConfigError` for an unknown backend, data set, task, calibration or benchmark."""
+    look_up("backend.name", config.backend.name, BACKENDS)
+    look_up("data.name", config.data.name, SOURCES)
+    look_up("task.name", config.task.name, {AUTO: "", **TASKS})
+    look_up("calib.name", config.calib.name, METHODS)
+    if config.benchmark.name is not None:
+        look_up("benchmark.name", config.benchmark.name, mlperf_tiny.SUITE)
 
 
 def fill_defaults(
