@@ -1,1 +1,4 @@
-"""Fuzzing of the readers; see README.md. `targets` is what tests/fuzz holds them to."""
+"""Fuzzing of the readers, and kills of sweeps; see README.md.
+
+`targets` is what tests/fuzz holds the readers to.
+"""

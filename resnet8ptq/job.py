@@ -2,7 +2,6 @@
 
 import logging
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -14,7 +13,7 @@ from resnet8ptq.config import words
 from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import background, command
+from resnet8ptq.core import background, command, invocation
 from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
@@ -84,7 +83,7 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     settled = try_to_settle(cfg, PtqError, OSError)
     at_once = begun.worker.at_once if begun.worker else 1
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
-    tags |= {"job_overrides": shlex.join(settings.overrides.task), **identify(settled)}
+    tags |= {"job_overrides": invocation.shell(*settings.overrides.task), **identify(settled)}
     left_s = None if isinstance(begun, Sweep) else begun.seconds_left(number)
     sweep = begun if isinstance(begun, Sweep) else callback.open_current()
     try:

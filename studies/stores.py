@@ -67,6 +67,8 @@ class Copier:
         self.connection.execute("PRAGMA synchronous = OFF")
         moved = "UPDATE runs SET artifact_uri = replace(artifact_uri, ?, ?)"
         self.connection.execute(moved, (str(root), str(database.parent)))
+        moved = "UPDATE experiments SET artifact_location = replace(artifact_location, ?, ?)"
+        self.connection.execute(moved, (str(root), str(database.parent)))
         oldest = (
             "SELECT run_uuid FROM tags JOIN runs USING (run_uuid) WHERE key = 'kind' "
             "ORDER BY start_time LIMIT 1"

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.utils import JobReturn
@@ -135,6 +135,7 @@ class SlurmJobs(JobsLauncher):
         folder, retries = (
             settings.pop(f"slurm_{k}") for k in ("submitit_folder", "max_num_timeout")
         )
+        _check_script({**settings, "hydra.sweep.dir": folder})
         # By default srun exports the variables that sbatch exported, perhaps not even submitit's.
         settings["slurm_srun_args"] = ["--export=ALL"]
         submitit.SlurmJob.watcher = _Queue()
@@ -144,6 +145,18 @@ class SlurmJobs(JobsLauncher):
             return list(executor.submit_array(jobs))
         except (RuntimeError, NameError, ValueError, AssertionError) as error:
             raise JobError(f"hydra/launcher=slurm: {one_line(error)}") from error
+
+
+def _check_script(settings: Mapping[str, Any]) -> None:
+    """Refuse line breaks in the script of sbatch, where bash would run the rest as a command.
+
+    submitit writes the settings and the folder into comments.
+    """
+    for key, value in settings.items():
+        if len(f"{key}={value}".splitlines()) > 1:
+            raise JobError(
+                f"hydra/launcher=slurm: {key}: got {printable(str(value))!r}, expected one line"
+            )
 
 
 def _cancel(job_ids: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
 
 from resnet8ptq.config import words
 
@@ -18,6 +18,7 @@ class LadderSweeper(Sweeper):
     """Runs the steps of the ladder, and returns their records to it."""
 
     config: DictConfig
+    hydra_context: HydraContext
     launcher: Launcher
 
     def __init__(self, goal: str, minutes: float) -> None:
@@ -36,6 +37,7 @@ class LadderSweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> None:
         """Climb the ladder with these settings of the user."""
         # Hydra imports this module at each start, for --help too.
+        from resnet8ptq.config.loading import parse_config
         from resnet8ptq.core import machine
         from resnet8ptq.experiment.ladder.climbing import Asked, Step
         from resnet8ptq.sweep import callback, ladder
@@ -44,6 +46,13 @@ class LadderSweeper(Sweeper):
         typed = {override.key_or_group: override for override in map(words.parse, arguments)}
         backends = words.values(typed["backend"]) if "backend" in typed else ["onnx"]
         shared = [word for word in arguments if words.parse(word).key_or_group != "backend"]
+
+        def check(step: Step) -> None:
+            loader = self.hydra_context.config_loader
+            composed = loader.load_sweep_config(self.config, [*shared, *step.overrides])
+            with flag_override(composed, ["readonly", "struct"], False):
+                del composed["hydra"]  # as for a job
+            parse_config(composed)
 
         def launch(steps: Sequence[Step], seconds: float) -> list[Any]:
             own = [] if "max_seconds" in typed else [f"max_seconds={seconds:.0f}"]
@@ -58,7 +67,8 @@ class LadderSweeper(Sweeper):
         running = callback.find_current()
         assert running is not None  # started by the callback
         at_once = running.worker.at_once if running.worker else 1
-        ladder.Ladder(asked, launch, running.limits, 60 * self.minutes, at_once).climb()
+        seconds = 60 * self.minutes
+        ladder.Ladder(asked, launch, running.limits, seconds, at_once=at_once, check=check).climb()
 
 
 def _outcome(result: JobReturn) -> Any:

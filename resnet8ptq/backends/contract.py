@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from resnet8ptq.calibration.statistics import Range, Ranges
@@ -18,6 +19,7 @@ from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY, BackendConfig, Quantiz
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.layers import find_stacks, weight_layers
 from resnet8ptq.models.model import Fp32Model
 
 Options = TypeVar("Options", bound=BackendConfig)
@@ -251,13 +253,17 @@ class Quantizer(ABC):
 def run_once(
     quantizer: Quantizer, artifact: Artifact, calibration: Split, read: Callable[[Path], object]
 ) -> dict[str, str]:
-    """Run one sample of a file that `read` can read; see `Quantizer.verify`.
+    """Run one sample of a file that `read` accepts; see `Quantizer.verify`.
+
+    Args:
+        read: reads a file and raises an error if it is invalid: a fault of the quantizer, which is
+            never reported as a limit of the framework.
 
     Raises:
-        QuantizationError: the file is damaged.
-        UnsupportedError: the framework cannot run the file that its quantizer wrote.
+        QuantizationError: the file is invalid.
+        UnsupportedError: the framework cannot run the valid file that its quantizer wrote.
     """
-    with errors_as(QuantizationError, f"{artifact.path}: cannot be loaded"):
+    with errors_as(QuantizationError, f"{artifact.path}: the quantizer wrote an invalid file"):
         read(artifact.path)
     why = f"backend={quantizer.config.backend.name}: the framework cannot run its quantized file"
     with errors_as(UnsupportedError, why, "try another backend or dtype"):
@@ -265,6 +271,27 @@ def run_once(
         for batch in calibration.take(np.arange(min(1, len(calibration)))).batches(1):
             predictor.predict(batch)
     return {}
+
+
+def refuse_empty(framework: str, graph: onnx.GraphProto, advice: str = "") -> NoReturn:
+    """Raise the error of a run without a quantized layer.
+
+    Args:
+        framework: the name of the framework and of its result.
+        graph: the FP32 network.
+
+    Raises:
+        UnsupportedError: all layers multiply by several matrices, which the framework has no
+            integer kernel for; names them.
+        QuantizationError: any other reason.
+    """
+    stacks, layers = find_stacks(graph), weight_layers(graph).values()
+    if stacks and all(node.name in stacks for node in layers):
+        raise UnsupportedError(
+            f"{framework} has no integer kernel for products of several constant matrices: "
+            f"{', '.join(stacks)[:200]}; try backend=onnx"
+        )
+    raise QuantizationError(f"{framework} quantized nothing{advice}")
 
 
 def describe_execution(meant: str, on_integers: int, in_float: int) -> str:

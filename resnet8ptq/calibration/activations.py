@@ -7,10 +7,10 @@ tensor after a Reshape or Relu follow from those of its input.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from resnet8ptq.calibration.methods import (
     run_pass,
 )
 from resnet8ptq.calibration.observer import TensorObserver
+from resnet8ptq.calibration.outliers import Outliers, find_outliers
 from resnet8ptq.calibration.statistics import Range, TensorStats
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import cache, files, memory
@@ -38,6 +39,7 @@ from resnet8ptq.graph.session import Runner, between, expose, fit, group, keep_a
 Stats = dict[str, TensorStats]
 
 _STATISTICS = "statistics.npz"
+_OUTLIERS = "outliers.json"
 _LOWEST = np.finfo(np.float32).min
 
 
@@ -73,9 +75,10 @@ class Activations:
         chosen = {name: ranges[name] for name in names if name in ranges}
         for name, ends in chosen.items():
             if not np.isfinite(ends).all():
+                why = "".join(f"; {one.describe(self.calibration)}" for one in self.outliers())
                 raise QuantizationError(
                     f"an activation of the calibration images is NaN or infinite: {name}; expected "
-                    "finite values around quantized nodes; try nodes_to_exclude"
+                    f"finite values around quantized nodes; try nodes_to_exclude{why}"
                 )
         return chosen
 
@@ -104,6 +107,15 @@ class Activations:
             if node.op_type not in LAYERS and not unbounded.isdisjoint((*node.input, *node.output))
         ]
 
+    def outliers(self) -> list[Outliers]:
+        """Return the samples that stand out in a tensor, if the network has run on the samples."""
+        kind, key = self._kind
+        folder = cache.find(self.runtime.cache_root, kind, self._key(key))
+        if folder is None:
+            return []
+        rows = json.loads((folder / _OUTLIERS).read_text())
+        return [Outliers(**{**row, "samples": tuple(row["samples"])}) for row in rows]
+
     def _load_ranges(self) -> dict[str, Range]:
         calib = self.calib
 
@@ -117,17 +129,14 @@ class Activations:
 
         method = json.dumps(describe_method(calib), sort_keys=True)
         folder = self._entry("activation_ranges", {"method": method}, make)
+        for outlier in self.outliers():
+            outlier.warn(self.calibration, calib)
         ranges = json.loads((folder / "ranges.json").read_text())
         return {name: (low, high) for name, (low, high) in ranges.items()}
 
     def _load_statistics(self) -> Stats:
         """Return the statistics of every float tensor, from the cache if possible."""
-        kind: str
-        key: cache.Key
-        if find_method(self.calib.name).histogram:
-            kind, key = "activation_histograms", {"num_bins": self.calib.num_bins}
-        else:  # moving_average needs the range of each batch
-            kind, key = "activation_batches", {"batch_size": self.calib.batch_size}
+        kind, key = self._kind
         with np.load(self._entry(kind, key, self._write_statistics) / _STATISTICS) as kept:
             stats = {
                 str(name): TensorStats.of_batches(batches)
@@ -137,6 +146,14 @@ class Activations:
             for stat, counts, zeros in counted:
                 stat.counts, stat.zeros = counts, int(zeros)
         return stats
+
+    @property
+    def _kind(self) -> tuple[str, cache.Key]:
+        """The kind of the statistics in the cache, and the settings that they depend on."""
+        if find_method(self.calib.name).histogram:
+            return "activation_histograms", {"num_bins": self.calib.num_bins}
+        # moving_average needs the range of each batch
+        return "activation_batches", {"batch_size": self.calib.batch_size}
 
     def _write_statistics(self, folder: Path) -> None:
         """Run all images, and write the statistics of every float tensor."""
@@ -150,6 +167,10 @@ class Activations:
         if coarse := [name for name in copies if observers[name].is_coarse(num_bins)]:
             observers |= self._observe(proto, coarse)
         stats = {name: observers[name].stats(num_bins) for name in names}
+        masked = stretched_by_masks(proto.graph)
+        compared = {name: observers[name] for name in names if name not in masked}
+        outliers = [vars(outlier) for outlier in self._compare_samples(compared)]
+        (folder / _OUTLIERS).write_text(json.dumps(outliers))
         np.savez(
             folder / _STATISTICS,
             names=np.array(names),
@@ -158,6 +179,21 @@ class Activations:
             zeros=np.array([stat.zeros for stat in stats.values()]),  # [T]
         )
 
+    def _compare_samples(self, observers: Mapping[str, TensorObserver]) -> Iterator[Outliers]:
+        """Yield the samples that stand out, each in the first of its tensors."""
+        calibration = self.calibration
+        every = np.arange(len(calibration))
+        order = np.concatenate([every[part] for part in calibration.parts(1, padded=False)])
+        named: set[int] = set()
+        for name, observer in observers.items():
+            peaks = np.concatenate(observer.peaks)
+            if len(peaks) != len(order):
+                continue  # its first axis is not the samples'
+            outliers = find_outliers(name, peaks[np.argsort(order)])
+            if outliers is not None and not named.issuperset(outliers.samples):
+                named.update(outliers.samples)
+                yield outliers
+
     def _observe(self, proto: onnx.ModelProto, names: Sequence[str]) -> dict[str, TensorObserver]:
         """Run all images, and observe the tensors `names`."""
         observers = {name: make_observer(self.calib) for name in names}
@@ -165,18 +201,32 @@ class Activations:
         parts = group(proto, [name for name in names if name not in inputs])
         runs, at_once = self._open(proto, parts)
         masked = stretched_by_masks(proto.graph)  # by minus infinity, which has no range
+        alone = at_once == 1 or self.calibration.at_once == 1
+        batched = () if alone else self._find_batched(runs[0], parts[0])
         with ThreadPoolExecutor(self.runtime.threads) as pool:  # numpy releases the GIL
             for samples, first in run_pass(self.calibration, self.calib, at_once):
-                observe = partial(TensorObserver.observe, new_batch=first)
                 for name, values in feed(samples, inputs).items():
-                    observe(observers[name], values)
+                    observers[name].observe(values, first, len(samples))
                 for run, part in zip(runs, parts, strict=True):
+                    # Parts of a network return the sizes of their tensors, too.
+                    tensors = dict(zip(part, run(samples), strict=False))
                     outputs = (
                         np.maximum(tensor, _LOWEST) if name in masked else tensor
-                        for name, tensor in zip(part, run(samples), strict=True)
+                        for name, tensor in tensors.items()
                     )
-                    list(pool.map(observe, [observers[name] for name in part], outputs))
+                    whole = {n for n in batched if len(tensors[n]) == len(samples)}
+                    counts = [len(samples) if name in whole else 1 for name in part]
+                    observed = [observers[name] for name in part]
+                    observe = TensorObserver.observe
+                    list(pool.map(observe, observed, outputs, repeat(first), counts))
         return observers
+
+    def _find_batched(self, run: Runner, names: Sequence[str]) -> set[str]:
+        """Return the tensors whose first axis is the samples', by runs of 1 and of 2 samples."""
+        some = np.arange(min(2, len(self.calibration)))
+        alone, both = (run(self.calibration.inputs(some[:count])) for count in (1, 2))
+        sizes = zip(names, alone, both, strict=True)
+        return {n for n, a, b in sizes if (a.shape[:1], b.shape[:1]) == ((1,), (len(some),))}
 
     def _open(
         self, proto: onnx.ModelProto, parts: Sequence[Sequence[str]]
@@ -194,10 +244,12 @@ class Activations:
         return [open_runner(graph, threads, arena=False) for graph in graphs], 1
 
     def _entry(self, kind: str, more: cache.Key, make: Callable[[Path], None]) -> Path:
-        key: cache.Key = {
+        return cache.entry(self.runtime.cache_root, kind, self._key(more), make)
+
+    def _key(self, more: cache.Key) -> cache.Key:
+        return {
             "network": files.sha256(self.onnx_path),
             "images": self.calibration.digest,
             **cache.made_with(__name__),
             **more,
         }
-        return cache.entry(self.runtime.cache_root, kind, key, make)

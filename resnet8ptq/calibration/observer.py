@@ -31,6 +31,7 @@ class TensorObserver:
         counts: the counts of the fine bins [2 * HALF], in ascending order.
         exponent: the bins span [-2**exponent, 2**exponent).
         finite: whether no value was NaN or infinite; otherwise only the ranges are kept.
+        peaks: the largest magnitudes of the samples of each call, in order, see `observe`.
     """
 
     counting: bool = False
@@ -38,21 +39,29 @@ class TensorObserver:
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     exponent: int = _LEAST
     finite: bool = True
+    peaks: list[NDArray[np.float32]] = field(default_factory=list)
 
     @property
     def width(self) -> float:
         """The width of a fine bin."""
         return math.ldexp(1 / HALF, self.exponent)
 
-    def observe(self, values: NDArray[np.float32], new_batch: bool = True) -> None:
+    def observe(
+        self, values: NDArray[np.float32], new_batch: bool = True, samples: int = 1
+    ) -> None:
         """Add values.
 
         Args:
             new_batch: whether the values start a batch; else they continue the last one.
+            samples: number of samples, if the first axis of the values is theirs; 1 for one sample,
+                or if the values cannot be told apart.
         """
-        low, high = 0.0, 0.0  # without values, such as the boxes of a picture without objects
+        lows = highs = np.zeros(samples, np.float32)  # such as the boxes of empty pictures
         if values.size:
-            low, high = float(values.min()), float(values.max())
+            rows = values.reshape(samples, -1)
+            lows, highs = rows.min(axis=1), rows.max(axis=1)
+        low, high = float(lows.min()), float(highs.max())
+        self.peaks.append(np.maximum(-lows, highs))
         self.finite &= math.isfinite(low) and math.isfinite(high)  # those of any NaN are NaN
         if self.counting and self.finite:
             self._widen(max(-low, high))

@@ -135,6 +135,7 @@ TEXTS = Limit(
     "null, a column of texts, or two of pairs",
     lambda got: _is_columns(got) and len(listed(got)) < 3,
 )
+CALL = Limit("null, or a mapping with _target_", lambda got: isinstance(got, Mapping))
 PLAN = Limit(f"null | auto | bits by layer, such as {{conv2d: 4}}, of {BITS}", _is_plan)
 CLASSES = Limit("null or two or more different names", lambda got: len(set(got)) == len(got) >= 2)
 

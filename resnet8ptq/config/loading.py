@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import yaml
 from hydra.core.config_store import ConfigStore
@@ -17,6 +18,8 @@ from resnet8ptq.config.schema import DTYPES, AnalysisConfig, RunConfig, TorchCon
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import safe_name
+
+T = TypeVar("T")
 
 _BASES = {"backend": schema.BackendConfig, "data": schema.DataConfig, "task": schema.TaskConfig}
 _WITH_OPTIONS = [
@@ -81,7 +84,7 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
 
     Args:
         trusted: False for a file from another person. It may hold plain values only: nothing that
-            is imported, called or looked up. Its `cache_dir` is ignored.
+            is imported, called or looked up. See also `without_paths`.
 
     Raises:
         ConfigError: the file is missing, is not a run's config, or holds more than plain values.
@@ -99,7 +102,9 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
         raise ConfigError(f"{path}: not the config of a run ({error})") from error
     assert isinstance(merged, DictConfig)
     config = parse_config(merged)
-    return config if trusted else _without_code(config, path)
+    if not trusted:
+        _refuse_code(config, path)
+    return config
 
 
 def type_config(names: Mapping[str, str | None]) -> DictConfig:
@@ -145,14 +150,45 @@ def _check_values(value: object, path: Path, key: str = "") -> None:
         raise ConfigError(f"{path}: {key}: got {str(value)!r} {_IN_A_STORE}")
 
 
-def _without_code(config: RunConfig, path: Path) -> RunConfig:
-    """Refuse settings that name code; drop `cache_dir`, whose content is unknown."""
+def _refuse_code(config: RunConfig, path: Path) -> None:
+    """Raise `ConfigError` for settings that name code."""
     named = {"model.module": config.model.module, "model.module_args": config.model.module_args}
     named["task.metric"] = getattr(config.task, "metric", None)
     for key, value in named.items():
         if value is not None:
             raise ConfigError(f"{path}: {key}: got {value!r} {_IN_A_STORE}")
-    return replace(config, cache_dir=None)
+
+
+def find_paths(node: object, prefix: str = "") -> dict[str, str]:
+    """Return the paths in a config, by key: files and folders of whoever wrote it."""
+    paths: dict[str, str] = {}
+    for item in fields(node):  # type: ignore[arg-type]
+        value, key = getattr(node, item.name), f"{prefix}{item.name}"
+        if is_dataclass(value):
+            paths |= find_paths(value, f"{key}.")
+        elif item.metadata.get("is_path") and value is not None:
+            paths[key] = str(value)
+    return paths
+
+
+def without_paths(config: RunConfig) -> RunConfig:
+    """Return another user's config without paths, cache and store: on this machine they are ours.
+
+    A path may lead to this user's private files, and the content of a cache or a store that
+    somebody else has named is unknown.
+    """
+    return replace(_drop_paths(config), cache_dir=None, tracking=schema.TrackingConfig())
+
+
+def _drop_paths(node: T) -> T:
+    changes: dict[str, Any] = {}
+    for item in fields(node):  # type: ignore[arg-type]
+        value = getattr(node, item.name)
+        if is_dataclass(value):
+            changes[item.name] = _drop_paths(value)
+        elif item.metadata.get("is_path"):
+            changes[item.name] = None
+    return replace(node, **changes)  # type: ignore[type-var]
 
 
 _IN_A_STORE = (

@@ -208,7 +208,7 @@ class TableConfig(ArraysConfig):
     shape: list[int] | None = limited(None, limits.SIZES)
     split: str | None = None
     test: str | None = limited(None, only=_with("data.name", "table"), is_path=True)
-    folder: str | None = None
+    folder: str | None = limited(None, is_path=True)
     tokenizer: str | None = limited(None, is_path=True)
     text: Any = limited(None, limits.TEXTS, only=_TOKENIZED)
     pairs: str = limited("together", one_of("together", "apart"), only=_TOKENIZED)
@@ -292,7 +292,7 @@ class CustomConfig(TaskConfig):
     """Options of `task=custom`, the user's metric; see `tasks.custom`."""
 
     name: str = "custom"
-    metric: Any = None  # a dict with `_target_`, untyped: Hydra adds no keys to typed dicts
+    metric: Any = limited(None, limits.CALL)  # untyped: Hydra adds no keys to typed dicts
     direction: str = limited("maximize", one_of("maximize", "minimize"))
     percent: bool = False
     resamples: int = limited(9999, at_least(100))

@@ -81,6 +81,37 @@ def is_group(key: str) -> bool:
     return key in (*_GROUPS, "model") or "/" in key
 
 
+def is_plain(word: str) -> bool:
+    """Return whether a setting from another person is safe to repeat.
+
+    Its key is of the schema, and names no code, store or cache; its value imports nothing and looks
+    up nothing.
+    """
+    try:
+        override = parse(word)
+    except ConfigError:
+        return False
+    key = override.key_or_group
+    if override.is_delete() or override.is_sweep_override() or key.startswith(_OF_OTHERS):
+        return False
+    known = key in (*_GROUPS, "model", "experiment") or bool(find_fields(key))
+    return known and _is_plain_value(override.value())
+
+
+# Prefixes of settings that run code, or lead to data of others.
+_OF_OTHERS = ("model.module", "task.metric", "tracking", "cache_dir")
+
+
+def _is_plain_value(value: Any) -> bool:
+    if isinstance(value, dict):
+        plain_keys = all(not str(key).startswith("_") for key in value)
+        return plain_keys and all(map(_is_plain_value, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_plain_value, value))
+    text = value.text if isinstance(value, QuotedString) else value
+    return isinstance(text, str | int | float | None) and "${" not in str(text)
+
+
 def quote(text: str) -> str:
     """Return a text quoted for Hydra's grammar.
 

@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from resnet8ptq.core import code, files, machine
 from resnet8ptq.core.deadline import Deadline
-from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError, PtqError
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +67,10 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
         raise ConfigError(f"cache_dir: cannot write to {folder} ({error})") from error
     try:
         _mark_used(path)
-        if path.exists() and not _is_whole(path, text):
+        if os.path.lexists(path) and not _is_whole(path, text):
             log.warning("cache: %s is damaged; making it again", path)
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            is_folder = path.is_dir() and not path.is_symlink()
+            shutil.rmtree(path) if is_folder else path.unlink()
         if not path.exists():
             _build(path, text, make)
             _remove_unused(root)
@@ -90,6 +91,20 @@ def find(root: Path, kind: str, key: Key) -> Path | None:
     path = path_of(root, kind, key)
     _mark_used(path)
     return path if path.exists() and _is_whole(path, _as_text(key)) else None
+
+
+def check_still_there(root: Path, error: FileNotFoundError) -> None:
+    """Raise an error that names the cache if a missing file is one of its own.
+
+    Raises:
+        PtqError: somebody has removed the cache while a run was using it.
+    """
+    missing = Path(str(error.filename))
+    if missing.is_relative_to(root):
+        raise PtqError(
+            f"cache_dir: {missing} was removed while the run was using it; run it again, in a "
+            "sweep with sweep.resume=true"
+        ) from error
 
 
 def made_with(module: str) -> Key:
@@ -141,6 +156,8 @@ def _remove_unused(root: Path) -> None:
 
 
 def _is_whole(path: Path, key: str) -> bool:
+    if path.is_symlink():
+        return False
     try:
         record = json.loads(files.read_bytes(path / RECORD, MAX_RECORD_BYTES))
         kept = [file for file in path.iterdir() if file.name != RECORD]

@@ -26,7 +26,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError
-from resnet8ptq.core.text import no_such_key, no_such_name, or_nearest, printable, redact
+from resnet8ptq.core.text import no_such_key, no_such_name, or_nearest, printable, redact, show
 
 T = TypeVar("T")
 
@@ -212,7 +212,7 @@ def aborting(*errors: type[Exception]) -> Iterator[None]:
 def print_error(error: Exception) -> int:
     """Print an error in one line, after its traceback if it is unexpected; return the exit code."""
     if _WANTS_TRACEBACK or not isinstance(error, EXPECTED):
-        print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
+        print(show(redact("".join(traceback.format_exception(error)))), file=sys.stderr)
     print(f"error: {explain(error)}", file=sys.stderr)
     return exit_code(error)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from resnet8ptq.core import memory
 
-MAX_SECONDS = 3600  # for each core
+MAX_SECONDS = 3600  # for each core, and by the clock
 MEMORY = 0.9  # fraction of the memory that is free when the process starts
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

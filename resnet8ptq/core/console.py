@@ -58,6 +58,12 @@ def log_once(log: Logger, text: str, *values: object) -> None:
     log.info(text, *values)
 
 
+@cache
+def warn_once(log: Logger, text: str, *values: object) -> None:
+    """Warn, unless this process has warned before with the same values."""
+    log.warning(text, *values)
+
+
 def say(console: Console, text: object) -> None:
     """Print a line without folding it and without interpreting markup."""
     console.print(show(text), soft_wrap=True, markup=False, highlight=False)
@@ -116,6 +122,17 @@ class LogHandler(RichHandler):
         """Write the record, and delay the next progress line by `LINE_SECONDS`."""
         super().emit(record)
         _spoken.at = time.monotonic()
+
+
+class FileFormatter(logging.Formatter):
+    """Formatter of a run's log file; `conf/hydra/job_logging` names it."""
+
+    def format(self, record: LogRecord) -> str:
+        """Replace control characters, and indent further lines, so that none looks like a record.
+
+        A message may quote a name from a file.
+        """
+        return show(super().format(record)).replace("\n", "\n    ")
 
 
 def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:

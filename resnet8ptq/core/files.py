@@ -131,14 +131,22 @@ def hash_with_data(path: Path) -> str:
     Exporters may write the weights into a file beside the model (torch's do by default). The model
     names that file in entries `location: NAME`.
     """
-    if path.suffix.lower() != ".onnx" or not path.stat().st_size:
-        return sha256(path)
-    # Mapped: read once, and not into memory.
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        digest, named = hashlib.sha256(content).hexdigest(), _find_named(content)
-    beside = [path.parent / name for name in sorted(named) if Path(name).name == name]
-    hashes = [sha256(file) for file in beside if file.is_file()]
+    names = find_data_names(path)
+    beside = [path.parent / name for name in sorted(names) if Path(name).name == name]
+    digest, hashes = sha256(path), [sha256(file) for file in beside if file.is_file()]
     return hashlib.sha256(" ".join([digest, *hashes]).encode()).hexdigest() if hashes else digest
+
+
+def find_data_names(path: Path) -> set[str]:
+    """Return the names of the external data files of an ONNX file, without parsing it.
+
+    A reader must not read others: a cached result would not follow their content.
+    """
+    if path.suffix.lower() != ".onnx" or not path.stat().st_size:
+        return set()
+    # Mapped, so not read into memory.
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return _find_named(content)
 
 
 def _find_named(content: mmap.mmap) -> set[str]:

@@ -24,7 +24,20 @@ def command(name: str, *words: str) -> str:
         start = [_name("python", Path(sys.executable)), sys.argv[0]]
     else:
         start = [_name("python", Path(sys.executable)), "-m", MODULE, name]
-    return shlex.join([*start, *words])
+    return shell(*start, *words)
+
+
+def shell(*words: str, **variables: str) -> str:
+    """Return the command line of any program for a POSIX shell; the only function that quotes.
+
+    Every printed or written command comes from here: a name from a store could otherwise end a
+    word, and begin a command.
+
+    >>> shell("cd", "my folder", ROOT="$HOME")
+    "ROOT='$HOME' cd 'my folder'"
+    """
+    settings = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    return " ".join([*settings, shlex.join(words)])
 
 
 _SHOWN = re.compile(rf"(^ +|`|: ){SCRIPT} (\w+)", re.M)
@@ -39,8 +52,8 @@ def install(extra: str) -> str:
     """Return the command that installs the libraries of an extra."""
     pip = _name("pip", Path(sys.executable).with_name("pip"))
     if Path.cwd() == PACKAGE.parent:  # a checkout
-        return f"{shlex.quote(pip)} install -c constraints.txt -e '.[{extra}]'"
-    return f"{shlex.quote(pip)} install 'resnet8ptq[{extra}]'"
+        return shell(pip, "install", "-c", "constraints.txt", "-e", f".[{extra}]")
+    return shell(pip, "install", f"resnet8ptq[{extra}]")
 
 
 def _name(program: str, path: Path) -> str:

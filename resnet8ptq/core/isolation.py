@@ -23,7 +23,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def call(function: Callable[..., T], *args: object, crashed: PtqError, network: bool = False) -> T:
+def call(
+    function: Callable[..., T],
+    *args: object,
+    crashed: PtqError,
+    network: bool = False,
+    seconds: float | None = None,
+) -> T:
     """Call a function in a separate process; function, arguments and result are pickled.
 
     TensorFlow's memory and settings end with that process, and a file that crashes the reader does
@@ -32,13 +38,18 @@ def call(function: Callable[..., T], *args: object, crashed: PtqError, network: 
 
     Args:
         network: whether the function has network access; user code may need it to download.
+        seconds: the time limit by the clock, for untrusted files; None: none. The limit on the time
+            of all processors grows with their number, and an endless loop may use one only.
 
     Raises:
-        PtqError: the error `crashed`, if the process ends before the function returns.
+        PtqError: the error `crashed`, if the process ends before the function returns, or the time
+            is up.
     """
     with start(network) as process:
         try:
             process.send_bytes(pickle.dumps((function, args)))
+            if not process.poll(seconds):
+                raise crashed
             returned, result, connected = process.recv()
         except (EOFError, OSError) as error:
             raise crashed from error
@@ -106,3 +117,7 @@ def _answer(content: bytes) -> tuple[bool, object]:
         error = portable(error)
         error.add_note(traceback.format_exc())
         return False, error
+    except BaseException as error:  # a panic of a library in Rust, whose state is unknown
+        if isinstance(error, SystemExit | KeyboardInterrupt):
+            raise
+        os._exit(1)

@@ -5,6 +5,7 @@ most code does not depend on the number of inputs.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,21 @@ from numpy.typing import DTypeLike, NDArray
 Array = NDArray[Any]
 
 
-def pack(arrays: Mapping[str, Array]) -> Array:
+def pack(arrays: Mapping[str, Array], path: Path | None = None) -> Array:
     """Return arrays [N, ...] by name as records [N], with the fields in the same order.
+
+    With a path, the records are written to an .npy file there, and need no memory.
 
     >>> records = pack({"ids": np.ones((2, 3), np.int64), "mask": np.ones((2, 3), np.bool_)})
     >>> records.shape, records.dtype.names
     ((2,), ('ids', 'mask'))
     """
     fields = [(name, values.dtype, values.shape[1:]) for name, values in arrays.items()]
-    records = np.empty(len(next(iter(arrays.values()))), fields)
+    count = len(next(iter(arrays.values())))
+    if path is None:
+        records = np.empty(count, fields)
+    else:  # in the file, whose pages the system writes out when memory is short
+        records = np.lib.format.open_memmap(path, "w+", np.dtype(fields), (count,))
     for name, values in arrays.items():
         records[name] = values
     return records

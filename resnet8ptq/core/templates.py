@@ -1,4 +1,8 @@
-"""Jinja templates of Markdown and of code; the filters `md` and `html` escape untrusted text."""
+"""Jinja templates of Markdown and of code.
+
+Filters for untrusted text: `md` in Markdown, `code` as Markdown code, `line` in a line of an
+indented block, `html` in HTML.
+"""
 
 import html
 import re
@@ -6,7 +10,7 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from resnet8ptq.core.text import escape_markdown, printable
+from resnet8ptq.core.text import code_span, escape_markdown, printable
 
 
 @cache
@@ -21,6 +25,8 @@ def load(package: str, name: str) -> Template:
         autoescape=False,  # neither Markdown nor code is HTML
     )
     environment.filters["md"] = escape_markdown
+    environment.filters["code"] = code_span
+    environment.filters["line"] = lambda text: printable(str(text))
     environment.filters["html"] = lambda text: html.escape(printable(text))
     return environment.get_template(name)
 

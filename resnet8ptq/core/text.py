@@ -47,6 +47,19 @@ def escape_markdown(text: object) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#|~!&])", r"\\\1", printable(str(text)))
 
 
+def code_span(text: object) -> str:
+    """Return a text in one line as Markdown code, which no backtick in the text can end.
+
+    >>> code_span("calib=`x`")
+    '`` calib=`x` ``'
+    """
+    shown = printable(str(text)) or " "
+    longest = max(map(len, re.findall("`+", shown)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if longest else ""  # Markdown takes it away again
+    return f"{fence}{pad}{shown}{pad}{fence}"
+
+
 def unescape_markdown(text: str) -> str:
     """Return the text that `escape_markdown` escaped.
 

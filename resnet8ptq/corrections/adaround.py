@@ -23,7 +23,8 @@ from resnet8ptq.corrections import bias_correction, layers
 from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.corrections.quadratic import Quadratic
 from resnet8ptq.corrections.walk import Walk
-from resnet8ptq.graph.layers import attribute, consumers
+from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_weights
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan
@@ -250,7 +251,8 @@ def _pose(
             rows[done : done + positions.size] = windows
         done += positions.size
     bias = torch.from_numpy(read_bias(fp32.graph, node).reshape(groups, 1, -1))
-    relu = [reader.op_type for reader in consumers(fp32.graph, node.output[0])] == ["Relu"]
+    reader = Links(fp32.graph).only_reader(node.output[0])
+    relu = reader is not None and reader.op_type == "Relu"
     exact, rounded = map(torch.from_numpy, drawn)
     matrices = torch.from_numpy(weights)
     targets = torch.baddbmm(bias, exact.transpose(0, 1), _matrix(matrices, groups))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.corrections.walk import Walk
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.weights import (
     biased_output,
     find_added_bias,
@@ -41,7 +42,8 @@ def correct_biases(
     nodes = layers.find(proto.graph, setting.selection)
     simulated = layers.find(rounded.graph, setting.selection)
     walk = setting.walk(fp32)
-    outputs = [biased_output(proto.graph, node) for node in nodes.values()]
+    links = Links(proto.graph)
+    outputs = [biased_output(links, node) for node in nodes.values()]
     axes = dict(zip(outputs, map(_channel_axis, nodes.values()), strict=True))
     targets: dict[str, NDArray[np.float64]] = {}
     for part in walk.parts(outputs):

@@ -16,7 +16,7 @@ import onnx
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import QuantizationError
 from resnet8ptq.corrections import layers
-from resnet8ptq.graph.layers import consumers
+from resnet8ptq.graph.links import Linked, Links
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
 from resnet8ptq.precision.plan import Selection
 
@@ -42,8 +42,9 @@ def equalize(proto: onnx.ModelProto, selection: Selection) -> onnx.ModelProto:
             "each other with at most a ReLU between (with model.fold=false, batch "
             "normalization is between)"
         )
+    links = Links(proto.graph)
     for _ in track(range(_ROUNDS), "Equalizing", "rounds at most"):
-        factors = [_equalize_pair(proto.graph, first, second) for first, second in pairs]
+        factors = [_equalize_pair(links, first, second) for first, second in pairs]
         if all(np.allclose(factor, 1, atol=_TOLERANCE, rtol=0) for factor in factors):
             break
     return proto
@@ -55,19 +56,19 @@ def find_pairs(
     """Return pairs of quantized layers with at most a ReLU between them, and no other consumer."""
     producers = {node.output[0]: node for node in layers.find(graph, selection).values()}
     seconds = {node.input[0]: node for node in producers.values()}
-    outputs = {value.name for value in graph.output}
+    links = Links(graph)
     pairs = []
     for first in producers.values():
         name = first.output[0]
-        readers = consumers(graph, name)
-        if len(readers) == 1 and readers[0].op_type in _HOMOGENEOUS and name not in outputs:
-            name = readers[0].output[0]
-            readers = consumers(graph, name)
+        between = links.only_reader(name)
+        if between is not None and between.op_type in _HOMOGENEOUS:
+            name = between.output[0]
         second = seconds.get(name)
-        if second is None or len(readers) != 1 or name in outputs:
+        if second is None:
             continue
         # A Gemm after a Conv multiplies along the width, not the channels.
-        if (first.op_type == "Conv") == (second.op_type == "Conv"):
+        alike = (first.op_type == "Conv") == (second.op_type == "Conv")
+        if alike and links.only_reader(name) is second:
             pairs.append((first, second))
     return pairs
 
@@ -81,17 +82,16 @@ def find_imbalance(graph: onnx.GraphProto) -> float:
     """
     ratios = [1.0]
     with suppress(QuantizationError):  # no layer at all
+        links = Links(graph)
         for first, second in find_pairs(graph, Selection()):
-            before, after = _find_ranges(*_read_pair(graph, first, second))
+            before, after = _find_ranges(*_read_pair(links, first, second))
             share = before * after  # equalization keeps it
             factors = _find_factors(before, after)[share >= _LEAST_SHARE * share.max()]
             ratios.append(float(factors.max() / factors.min()))
     return max(ratios)
 
 
-def _read_pair(
-    graph: onnx.GraphProto, first: onnx.NodeProto, second: onnx.NodeProto
-) -> tuple[Array, Array]:
+def _read_pair(graph: Linked, first: onnx.NodeProto, second: onnx.NodeProto) -> tuple[Array, Array]:
     """Return a pair's weights; the second ones [groups, filters, channels of a group, ...]."""
     weights1, weights2 = read_weights(graph, first), read_weights(graph, second)
     groups = len(weights1) // weights2.shape[1]
@@ -113,7 +113,7 @@ def _find_factors(before: Array, after: Array) -> Array:
     return factors
 
 
-def _equalize_pair(graph: onnx.GraphProto, first: onnx.NodeProto, second: onnx.NodeProto) -> Array:
+def _equalize_pair(graph: Linked, first: onnx.NodeProto, second: onnx.NodeProto) -> Array:
     weights1, grouped = _read_pair(graph, first, second)
     factors = _find_factors(*_find_ranges(weights1, grouped))
     write_weights(graph, first, weights1 / factors.reshape(-1, *(1,) * (weights1.ndim - 1)))

@@ -12,7 +12,8 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.corrections.walk import Walk
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import attribute
-from resnet8ptq.graph.weights import biased_output, read, read_weights, write_weights
+from resnet8ptq.graph.links import Linked, Links
+from resnet8ptq.graph.weights import biased_output, read_weights, write_weights
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_quantized_layers
 
@@ -53,20 +54,21 @@ def find(graph: onnx.GraphProto, selection: Selection) -> dict[str, onnx.NodePro
         QuantizationError: no layer remains.
     """
     quantized = find_quantized_layers(graph, selection)
-    chosen = {name: node for name, node in quantized.items() if _is_plain(graph, node)}
+    links = Links(graph)
+    chosen = {name: node for name, node in quantized.items() if _is_plain(links, node)}
     if not chosen:
         raise QuantizationError("corrections: no layer with weights is left to quantize")
     return chosen
 
 
-def _is_plain(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
+def _is_plain(graph: Links, node: onnx.NodeProto) -> bool:
     if node.op_type == "Gemm":
         plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
         return all(attribute(node, key, value) == value for key, value in plain.items())
-    return node.op_type == "Conv" or read(graph, node.input[1]).ndim == 2
+    return node.op_type == "Conv" or len(graph.constants[node.input[1]].dims) == 2
 
 
-def round_weights(graph: onnx.GraphProto, node: onnx.NodeProto, scheme: WeightScheme) -> None:
+def round_weights(graph: Linked, node: onnx.NodeProto, scheme: WeightScheme) -> None:
     """Round a layer's weights in place, exactly as every backend will."""
     weights = read_weights(graph, node)
     write_weights(graph, node, scheme.grid(weights, 0).round(weights))
@@ -82,10 +84,10 @@ def errors(
     """
     setting = replace(setting, images=setting.images.spaced(IMAGES))
     rounded = copy.deepcopy(corrected)
-    nodes = find(rounded.graph, setting.selection)
+    nodes, links = find(rounded.graph, setting.selection), Links(rounded.graph)
     for name, node in nodes.items():
-        round_weights(rounded.graph, node, setting.weights.scheme(name))
-    names = [biased_output(rounded.graph, node) for node in nodes.values()]
+        round_weights(links, node, setting.weights.scheme(name))
+    names = [biased_output(links, node) for node in nodes.values()]
     error, power = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     walk = setting.walk(fp32)
     for part in walk.parts(names):

@@ -29,6 +29,7 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.corrections import adaround, layers
 from resnet8ptq.corrections.adaround import Choices
 from resnet8ptq.corrections.layers import CorrectionSettings
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.session import end_at_logits, expose, group, open_runner
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.graph.weights import read_weights, write_weights
@@ -104,11 +105,12 @@ def reconstruct(
     """
     torch.set_num_threads(setting.runtime.threads)
     proto, cut = onnx.load(path), onnx.load(path)
+    links = Links(proto.graph)
     end_at_logits(cut)
     exact, simulated = (to_torch_module(cut) for _ in range(2))
     roundings = {}
     for name, node in layers.find(proto.graph, setting.selection).items():
-        weights, scheme = read_weights(proto.graph, node), setting.weights.scheme(name)
+        weights, scheme = read_weights(links, node), setting.weights.scheme(name)
         roundings[name] = LearnedRounding(adaround.find_choices(weights, scheme))
         layer = find_layer(simulated, node)
         parametrize.register_parametrization(layer, "weight", roundings[name])
@@ -128,10 +130,10 @@ def reconstruct(
             setting.runtime.deadline,
         )
     for name, node in layers.find(proto.graph, setting.selection).items():
-        weights, scheme = read_weights(proto.graph, node), setting.weights.scheme(name)
+        weights, scheme = read_weights(links, node), setting.weights.scheme(name)
         levels = roundings[name].choices.levels((roundings[name].share() >= 0.5).float())
         levels = levels + scheme.grid(weights, 0).zero_point
-        write_weights(proto.graph, node, adaround.on_levels(weights, levels, scheme))
+        write_weights(links, node, adaround.on_levels(weights, levels, scheme))
     return proto, {name: quantizer.range() for name, quantizer in quantizers.items()}
 
 

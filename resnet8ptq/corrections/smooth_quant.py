@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from resnet8ptq.corrections import layers
 from resnet8ptq.corrections.layers import CorrectionSettings
 from resnet8ptq.corrections.walk import Walk
-from resnet8ptq.graph.layers import attribute, consumers
+from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.links import Linked, Links
 from resnet8ptq.graph.weights import Array, read, read_weights, write_input, write_weights
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Selection
@@ -118,10 +119,10 @@ def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelPro
     ]
     names = [group.tensor for group in groups]
     ranges, rows = _find_ranges(walks[0], names), _draw_rows(walks[1], names, len(second))
-    changes = []
+    changes, links = [], Links(proto.graph)
     for group in groups:
         weights = [
-            (read_weights(proto.graph, node), setting.weights.scheme(name))
+            (read_weights(links, node), setting.weights.scheme(name))
             for name, node in group.layers.items()
         ]
         problem = _Problem(ranges[group.tensor], rows[group.tensor], weights, setting.activations)
@@ -129,7 +130,7 @@ def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelPro
         best = int(np.argmin(errors))
         log.debug("corrections.smooth_quant: %s: alpha %g", group.tensor, ALPHAS[best])
         if best:
-            _divide(proto.graph, group, problem.divisors(ALPHAS[best]))
+            _divide(links, group, problem.divisors(ALPHAS[best]))
             changes.append(errors[best] / errors[0] - 1)
     log.info(
         "corrections.smooth_quant: divided %d of %d inputs; squared error of their layers' "
@@ -141,26 +142,26 @@ def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelPro
 
 def find_groups(graph: onnx.GraphProto, selection: Selection) -> list[Group]:
     """Return the inputs that can be divided: all their consumers are quantized layers."""
-    outputs = {value.name for value in graph.output}
+    links = Links(graph)
     groups: dict[str, dict[str, onnx.NodeProto]] = {}
     for name, node in layers.find(graph, selection).items():
         if node.op_type != "Conv":
             groups.setdefault(node.input[0], {})[name] = node
     divisible = []
     for tensor, members in groups.items():
-        edits = find_edits(graph, tensor)
-        readers = {node.name for node in consumers(graph, tensor)}
-        if edits and tensor not in outputs and readers == {n.name for n in members.values()}:
+        edits = find_edits(links, tensor)
+        readers = {node.name for node in links.readers(tensor)}
+        if edits and tensor not in links.outputs and readers == {n.name for n in members.values()}:
             divisible.append(Group(tensor, members, edits))
     return divisible
 
 
-def find_edits(graph: onnx.GraphProto, tensor: str) -> list[Edit]:
+def find_edits(graph: Linked, tensor: str) -> list[Edit]:
     """Return the constants that absorb a division of a tensor's last axis; empty if none can."""
-    nodes = [node for node in graph.node if tensor in node.output]
-    if not nodes:
+    graph = Links.of(graph)
+    node = graph.producers.get(tensor)
+    if node is None:
         return []
-    (node,) = nodes
     kind, constant = node.op_type, [_is_constant(graph, name) for name in node.input]
     if kind == "LayerNormalization":
         last = attribute(node, "axis", -1) == -1 and all(constant[1:])
@@ -172,8 +173,7 @@ def find_edits(graph: onnx.GraphProto, tensor: str) -> list[Edit]:
     if kind == "MatMul" and constant[1]:
         return [Edit(node, 1)]
     source, own = _find_source(node, constant)
-    shared = len(consumers(graph, source)) != 1 or source in {v.name for v in graph.output}
-    if not source or shared:
+    if not source or graph.only_reader(source) is None:
         return []
     behind = find_edits(graph, source)
     return [*behind, *own] if behind else []
@@ -189,14 +189,12 @@ def _find_source(node: onnx.NodeProto, constant: Sequence[bool]) -> tuple[str, l
     return "", []
 
 
-def _is_constant(graph: onnx.GraphProto, name: str) -> bool:
-    return any(
-        tensor.name == name and tensor.data_type == onnx.TensorProto.FLOAT
-        for tensor in graph.initializer
-    )
+def _is_constant(graph: Links, name: str) -> bool:
+    tensor = graph.constants.get(name)
+    return tensor is not None and tensor.data_type == onnx.TensorProto.FLOAT
 
 
-def _divide(graph: onnx.GraphProto, group: Group, divisors: Array) -> None:
+def _divide(graph: Links, group: Group, divisors: Array) -> None:
     for edit in group.edits:
         values = read(graph, edit.node.input[edit.index])
         changed = values * divisors if edit.inverse else values / divisors

@@ -41,6 +41,7 @@ class Split:
         groups: group numbers [N] int64, equal for samples that belong together, such as the windows
             of one clip; None: no groups.
         hashes: the `pixel_hashes`, if known.
+        names: names of the samples in messages, such as their files, [N]; None: not named.
     """
 
     images: Images
@@ -54,6 +55,7 @@ class Split:
     groups: NDArray[np.int64] | None = None
     hashes: NDArray[np.bytes_] | None = None
     within_memory: int | None = None
+    names: NDArray[np.object_] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -146,9 +148,18 @@ class Split:
         labels, groups = (
             None if array is None else array[indices] for array in (self.labels, self.groups)
         )
+        names = None if self.names is None else self.names[indices]
         known = self.hashes is not None or "pixel_hashes" in vars(self)
         hashes = self.pixel_hashes[indices] if known else None
-        return replace(self, images=taken, labels=labels, groups=groups, hashes=hashes)
+        return replace(self, images=taken, labels=labels, groups=groups, hashes=hashes, names=names)
+
+    def name_of(self, index: int) -> str:
+        """Return a sample's name for messages, or its index in the stored array."""
+        if self.names is not None:
+            return str(self.names[index])
+        images = self.images
+        stored = images.indices[index] if isinstance(images, LazyImages) else index
+        return f"sample {stored} of {self.source}"
 
     def spaced(self, most: int) -> "Split":
         """Return `most` evenly spaced samples; all samples if there are fewer."""

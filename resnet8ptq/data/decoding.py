@@ -88,9 +88,14 @@ def _hash(picture: Picture) -> str:
     if not isinstance(picture.content, Path):
         return hashlib.sha256(picture.content()).hexdigest()
     try:
-        return files.sha256(picture.content) if picture.content.is_file() else ""
+        is_read = picture.content.is_file() and not _is_too_large(picture.content)
+        return files.sha256(picture.content) if is_read else ""
     except OSError:
         return ""
+
+
+def _is_too_large(path: Path) -> bool:
+    return path.stat().st_size > pictures.MAX_BYTES
 
 
 def _write(
@@ -149,6 +154,8 @@ def _try_decode(picture: Picture, preprocess: PreprocessConfig) -> NDArray[np.ui
                 return "no such file"
             if content.stat().st_size == 0:
                 return "it is empty"
+            if _is_too_large(content):
+                return f"it is larger than {pictures.MAX_BYTES:,} bytes"
             return pictures.decode(content, preprocess)
         packed = content()
         return pictures.decode(io.BytesIO(packed), preprocess) if packed else "it is empty"

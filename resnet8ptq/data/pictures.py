@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Condition
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -16,9 +17,35 @@ from resnet8ptq.core.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MAX_PIXELS = 2**27  # 512 MB of RGB in Pillow
+MAX_BYTES = 2**29  # of a file; a file with holes can be larger than the disk
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _FILTERS = {filter.name.lower(): filter for filter in Image.Resampling}
 _CENTRING = {"center": (0.5, 0.5), "top_left": (0.0, 0.0)}  # for Pillow's `pad`
+
+
+class _Room:
+    """Keeps the pictures that threads decode at the same time below `MAX_PIXELS` in total."""
+
+    def __init__(self) -> None:
+        self.free = MAX_PIXELS
+        self._freed = Condition()
+
+    @contextmanager
+    def hold(self, pixels: int) -> Iterator[None]:
+        """Wait until there is room; a picture that is larger than all of the room is alone."""
+        pixels = min(pixels, MAX_PIXELS)
+        with self._freed:
+            self._freed.wait_for(lambda: pixels <= self.free)
+            self.free -= pixels
+        try:
+            yield
+        finally:
+            with self._freed:
+                self.free += pixels
+                self._freed.notify_all()
+
+
+_ROOM = _Room()
 
 
 class Placement(NamedTuple):
@@ -46,7 +73,10 @@ def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.ui
     Raises:
         Exception: not a picture, truncated, or too large; Pillow raises a dozen types.
     """
-    with Image.open(file, formats=FORMATS) as picture:
+    with (
+        Image.open(file, formats=FORMATS) as picture,
+        _ROOM.hold(math.prod(picture.size)),
+    ):
         picture.load()
         return to_array(fit(_to_8_bits(ImageOps.exif_transpose(picture)), preprocess))
 

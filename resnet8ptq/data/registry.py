@@ -2,7 +2,8 @@
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -10,7 +11,7 @@ from typing import Any
 
 from resnet8ptq.config.schema import ArraysConfig, DataConfig, PreprocessConfig
 from resnet8ptq.core import cache
-from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError, DataError, errors_as
 from resnet8ptq.data import preprocessing
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sources import SOURCES
@@ -47,7 +48,8 @@ def _read(settings: str, cache_root: Path) -> Dataset:
     source = SOURCES[data["name"]]
     config, preprocess = source.schema(**data), PreprocessConfig(**preprocessed)
     load: Load = resolve_name(source.load)
-    dataset = load(config, preprocess, cache_root)
+    with _damage_as_data_error(f"data.{source.key}", getattr(config, source.key)):
+        dataset = load(config, preprocess, cache_root)
     sized = preprocess.size is not None or preprocess.channels == "grey"
     if sized and not source.decodes:
         from resnet8ptq.data import decoding  # imports Pillow
@@ -56,9 +58,24 @@ def _read(settings: str, cache_root: Path) -> Dataset:
     stored = (config.offset, config.scale) if isinstance(config, ArraysConfig) else (0.0, 1.0)
     steps = preprocessing.settle(preprocess, dataset.image_shape, *stored)
     if calibrating is not None:
-        images = _read_calibration(calibrating, dataset, preprocess, cache_root)
+        with _damage_as_data_error("calib.images", calibrating):
+            images = _read_calibration(calibrating, dataset, preprocess, cache_root)
         dataset = replace(dataset, calibration=images)
     return dataset.with_splits(lambda split: replace(split, preprocessing=steps))
+
+
+@contextmanager
+def _damage_as_data_error(key: str, path: str | None) -> Iterator[None]:
+    """Turn a library's error into one line with the setting and its file.
+
+    Readers name the damaged part where they know it. Libraries raise dozens of error classes, and a
+    reader cannot foresee all of them. Embedded data sets have no file.
+    """
+    if path is None:
+        yield
+        return
+    with errors_as(DataError, f"{key}: got {path}, which cannot be read", "expected a whole file"):
+        yield
 
 
 def _read_calibration(

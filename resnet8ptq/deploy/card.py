@@ -1,5 +1,7 @@
 """Writes the model card, `README.md`: metadata for the Hugging Face Hub, then Markdown."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from resnet8ptq.core import files, templates
+from resnet8ptq.core import files, invocation, templates
 from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import printable
 from resnet8ptq.deploy import example
@@ -50,11 +52,12 @@ def render(source: Source, model: Path, facts: Facts) -> str:
     record, vectors = source.record, facts.vectors
     task = record.task
     name = _name(source)
+    names = names_of(vectors.inputs.dtype)
     keys = _SETTINGS + (_IN_BLOCKS if record.combination.method == "weight_only" else ())
     settings = dict(zip(keys, record.settings(*keys), strict=True))
     settings["precision.plan"] = record.planned_bits
     text = templates.load("resnet8ptq.deploy", "README.md.j2").render(
-        header=_header(source, task, name, names_of(vectors.inputs.dtype)),
+        header=_header(source, task, name, names),
         name=name,
         file=model.name,
         library=example.library_of(model.suffix, record.backend),
@@ -74,21 +77,43 @@ def render(source: Source, model: Path, facts: Facts) -> str:
             f"{k}={v}" for k, v in settings.items() if v not in (None, "", "null", "[]", "{}")
         ),
         sha256=files.sha256(model),
-        names=names_of(vectors.inputs.dtype),
-        request=_request(vectors),
-        answer=", ".join(f'"{printable(o.name)}": [...]' for o in facts.interface.outputs),
+        names=names,
+        first=f"inputs[{_quote(names[0])}]" if names else "",
+        serve=serve_command(facts.registered or "models:/NAME@recommended"),
+        register=invocation.shell(
+            *("resnet8ptq", "deploy", f"run_id={record.run_id}", "register=NAME")
+        ),
+        request=request_command(vectors),
+        answer=_answer([output.name for output in facts.interface.outputs]),
         facts=facts,
     )
     return templates.tidy(text)
 
 
-def _request(vectors: Vectors) -> str:
-    """Return the inputs of a request as JSON, with dots in place of the values."""
-    names = names_of(vectors.inputs.dtype)
-    if not names:
-        return f"[ ...{list(vectors.inputs.shape[1:])}... ]"
-    listed = (f'"{printable(n)}": [ ...{list(vectors.inputs.dtype[n].shape)}... ]' for n in names)
-    return f"{{{', '.join(listed)}}}"
+def serve_command(uri: str, **variables: str) -> str:
+    """Return the command that serves a registered model."""
+    words = ("mlflow", "models", "serve", "-m", uri, "--env-manager", "local", "-p", "5001")
+    return invocation.shell(*words, **variables)
+
+
+def request_command(vectors: Vectors) -> str:
+    """Return the command that sends a request, with dots in place of the values."""
+    shapes = {name: vectors.inputs.dtype[name].shape for name in names_of(vectors.inputs.dtype)}
+    listed = [f"{_quote(name)}: [ ...{list(shape)}... ]" for name, shape in shapes.items()]
+    inputs = f"{{{', '.join(listed)}}}" if listed else f"[ ...{list(vectors.inputs.shape[1:])}... ]"
+    address, kind = "http://127.0.0.1:5001/invocations", "Content-Type: application/json"
+    return invocation.shell("curl", address, "-H", kind, "-d", f'{{"inputs": {inputs}}}')
+
+
+def _answer(outputs: Sequence[str]) -> str:
+    """Return the answer to a request, with dots in place of the values."""
+    listed = ", ".join(f"{_quote(name)}: [...]" for name in outputs)
+    return f'{{"predictions": {{{listed}}}}}'
+
+
+def _quote(name: str) -> str:
+    """Return the name of an input or output as JSON, and as Python."""
+    return json.dumps(printable(name), ensure_ascii=False)
 
 
 def _name(source: Source) -> str:
@@ -131,7 +156,26 @@ def _header(source: Source, task: Task, name: str, inputs: Sequence[str]) -> str
         known["pipeline_tag"] = kind
     empty = "license: # to fill in, such as apache-2.0\nlicense_link: # to fill in\n"
     empty += "datasets: # to fill in: names on the Hub\n"
-    return empty + yaml.safe_dump(known, sort_keys=False)
+    return empty + _to_yaml(known)
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Quotes texts that would begin HTML or code where the metadata are shown as Markdown."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = '"' if _LIVE.search(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_LIVE = re.compile("[<`]")
+_Dumper.add_representer(str, _represent_text)
+
+
+def _to_yaml(values: Mapping[str, Any]) -> str:
+    """Return values as YAML that is also harmless as Markdown."""
+    text = yaml.dump(values, Dumper=_Dumper, sort_keys=False)
+    return _LIVE.sub(lambda sign: f"\\x{ord(sign[0]):02x}", text)  # all of them are in quotes
 
 
 def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:

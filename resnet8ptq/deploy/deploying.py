@@ -9,8 +9,8 @@
 `example.py` runs in a fresh virtual environment, unless `verify=false`. `register=NAME` registers
 the model in MLflow, under the alias `recommended`. `target.onnxruntime=1.17` lowers an ONNX file
 for an older ONNX Runtime, and runs it there; `target.format=ort` writes ONNX Runtime's own format.
-`trust=true` accepts the torch files, modules and metrics of a run that was not made below `runs/`
-here: they run as code.
+`trust=true` accepts the torch files, modules, metrics and the registration of a run that was not
+made below `runs/` here: they run as code, the last when the model is served.
 `max_drop=0.05`, or without labels `min_sqnr_db=30`, sets the limit of a recommendation (default:
 the sweep's own). A run with a broken FP32 network is refused. `experiment=`, `uri=` and `root=`
 name the MLflow store, `cache_dir=` the folder of converted networks.
@@ -34,6 +34,7 @@ from resnet8ptq.deploy import card, example, interface, older_runtime, reproduci
 from resnet8ptq.deploy.registering import register
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.experiment.outputs import TOKENIZER
+from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.store import Store, open_store
 
 
@@ -73,10 +74,11 @@ def main(words: list[str]) -> None:
     with waiting("Reading the runs"):
         store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
         record, use, verdict = source.find(store, asked.run_id, asked.sweep, asked.use, limits)
-    name = safe_name(record.name or "model") + f"-{record.run_id[:8]}"
+    name = safe_name(record.name or "model") + f"-{safe_name(record.run_id[:8])}"
     folder = Path(asked.folder or Path("deployed", name)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:
         run = source.fetch(store, record, Path(scratch), use, verdict, asked.trust)
+        _check_register(run, asked.register)
         lines = _write(store, run, asked, temporary)
     console = stdout(None, 130)
     for line in (*lines, f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"):
@@ -98,6 +100,19 @@ def _check(asked: Arguments) -> None:
     name = asked.register
     is_name = name is None or re.fullmatch(r"[\w.-]+", name) is not None
     require("register", name, is_name, "letters, digits, - . and _")
+
+
+def _check_register(run: Source, name: str | None) -> None:
+    """Refuse to register another person's model: serving it runs its code, which nobody checked.
+
+    MLflow registers the model that the run has logged, not the file that was checked.
+    """
+    if name is not None and not run.trusted:
+        raise ConfigError(
+            f"register: got {name!r} for run {run.record.run_id}, which was not made below "
+            f"{origin.RUNS.absolute()}: serving its logged model can run code; expected a run that "
+            "was made there; if you trust its author, add trust=true"
+        )
 
 
 @contextmanager
@@ -165,8 +180,8 @@ def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[st
     if asked.register is not None:
         uri = register(store, run, asked.register)
         facts = replace(facts, registered=uri)
-        serve = f"mlflow models serve -m {uri} --env-manager local -p 5001"
-        lines.append(f"registered as {uri}; MLFLOW_TRACKING_URI={redact(store.uri)} {serve}")
+        serve = card.serve_command(uri, MLFLOW_TRACKING_URI=redact(store.uri))
+        lines.append(f"registered as {uri}; {serve}")
     (folder / card.FILE).write_text(card.render(run, model, facts), encoding="utf-8")
     return lines
 

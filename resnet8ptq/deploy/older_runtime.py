@@ -5,6 +5,7 @@ older version reads. An operator with a changed definition is kept if the older 
 attributes and inputs. A run in the older version then checks that the outputs are the same.
 """
 
+import importlib.metadata
 import re
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.core.text import no_such_name
 from resnet8ptq.graph import layers
 
-# ONNX Runtime 1.x -> (opset, IR) that it reads, by its table of compatibility with ONNX.
-READS = {
-    **{10: (15, 8), 11: (16, 8), 12: (17, 8), 13: (17, 8), 14: (18, 8), 15: (19, 8)},
-    **{16: (19, 9), 17: (20, 9), 18: (21, 10), 19: (21, 10), 20: (21, 10), 21: (22, 10)},
+# The first ONNX Runtime 1.x with a release of ONNX, whose opset and IR it reads; later ones to the
+# next entry have the same. 1.15 and 1.20 to 1.31 were tried with files of every opset and IR.
+ONNX_SINCE = {
+    **{10: "1.10.0", 11: "1.11.0", 12: "1.12.0", 14: "1.13.0", 15: "1.14.0", 17: "1.15.0"},
+    **{18: "1.16.0", 21: "1.17.0", 23: "1.18.0", 24: "1.20.0", 25: "1.21.0"},
 }
 # Operators that changed their meaning, but not their attributes or inputs -> opset of the change.
 _MEANS_OTHERWISE = {"AveragePool": (19,), "GridSample": (20,), "Resize": (18, 19)}
@@ -34,10 +36,23 @@ def check_version(version: str) -> int:
         ConfigError: the version is unknown.
     """
     match = re.fullmatch(r"1\.(\d+)", version)
-    if match is None or int(match[1]) not in READS:
-        known = [f"1.{number}" for number in READS]
+    installed = int(importlib.metadata.version("onnxruntime").split(".")[1])
+    versions = range(min(ONNX_SINCE), installed + 1)
+    if match is None or int(match[1]) not in versions:
+        known = [f"1.{number}" for number in versions]
         raise ConfigError(no_such_name("target.onnxruntime", version, known))
     return int(match[1])
+
+
+def find_formats(version: int) -> tuple[int, int]:
+    """Return the opset and the IR version that ONNX Runtime 1.`version` reads, by ONNX's table.
+
+    >>> find_formats(13), find_formats(21), find_formats(24)
+    ((17, 8), (22, 10), (25, 13))
+    """
+    release = ONNX_SINCE[max(since for since in ONNX_SINCE if since <= version)]
+    row = next(row for row in onnx.helper.VERSION_TABLE if row[0] == release)
+    return row[2], row[1]
 
 
 def lower_file(source: Path, target: Path, version: int) -> str:
@@ -54,7 +69,7 @@ def lower(proto: onnx.ModelProto, version: int) -> str:
     Raises:
         UnsupportedError: the older version lacks an operator; the message names it.
     """
-    opset, ir_version = READS[version]
+    opset, ir_version = find_formats(version)
     before = f"opset {_opset(proto)}, IR {proto.ir_version}"
     _check_blocks(proto.graph, version)
     for entry in proto.opset_import:

@@ -1,6 +1,6 @@
 """Registers a run's model in MLflow's registry, under the alias `recommended`."""
 
-from resnet8ptq.core.errors import TrackingError, errors_as
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import escape_markdown
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.tracking import mlflow_model
@@ -16,19 +16,25 @@ def register(store: Store, source: Source, name: str) -> str:
         TrackingError: the run has no logged model; the store has no registry, or refuses the name.
     """
     client, run_id = store.client, source.record.run_id
-    model_id = mlflow_model.find_model(store, run_id)
-    if model_id is None:
+    model = mlflow_model.find_model(store, run_id)
+    if model is None:
         raise TrackingError(f"register: run {run_id} has logged no model; try a new run")
-    with errors_as(TrackingError, f"register: {name!r} cannot be registered"):
+    try:
         if not client.search_registered_models(f"name = '{name}'"):
             client.create_registered_model(name)
-        uri = client.get_logged_model(model_id).artifact_location
+        store.locate(model.artifact_location)
         version = client.create_model_version(
-            name, uri, run_id, description=describe(source), model_id=model_id
+            name,
+            model.artifact_location,
+            run_id,
+            description=describe(source),
+            model_id=model.model_id,
         ).version
         if source.use:
             client.set_model_version_tag(name, version, "use", source.use)
         client.set_registered_model_alias(name, ALIAS, version)
+    except TrackingError as error:
+        raise TrackingError(f"register: {name!r} cannot be registered ({error})") from error
     return f"models:/{name}@{ALIAS}"
 
 

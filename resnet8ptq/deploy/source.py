@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from resnet8ptq.config.loading import CONFIG_FILE, load_config
+from resnet8ptq.config.loading import CONFIG_FILE, find_paths, load_config, without_paths
 from resnet8ptq.config.schema import FileConfig, RunConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import ConfigError, QuantizationError, TrackingError, errors_as
@@ -36,6 +36,7 @@ class Source:
     use: str = ""  # the recommended use; empty for a run by its id
     verdict: str = ""  # on its loss, as in its sweep's report; empty for FP32
     trusted: bool = False  # whether the run's code may run in this process
+    unread: str = ""  # why its data are not read: they are not ours to hand on
 
     def call(self, function: Callable[..., T], *args: object) -> T:
         """Call a function that loads the artifact, in a separate process unless it is trusted.
@@ -117,6 +118,10 @@ def _judge(store: Store, record: RunRecord, asked: Asked) -> str:
         selections = page.select(comparison.load(store, together), limits)
     except TrackingError as error:  # another run lacks a file
         return f"not judged ({one_line(error)})"
+    cells = [cell for selected in selections for cell in selected.family.cells]
+    [own] = [cell for cell in cells if cell.record.run_id == record.run_id]
+    if own.lost:
+        return f"not judged ({printable(own.record.reason)})"
     for selected in selections:
         for recommended in selected.recommendations:
             if recommended.choice and recommended.choice.record.run_id == record.run_id:
@@ -156,7 +161,7 @@ def fetch(
             f"run_id: run {record.run_id} has judged a file that another program has made; "
             "expected a run that quantized a network"
         )
-    names = {item.path for item in store.client.list_artifacts(record.run_id)}
+    names = history.list_artifacts(store, record)
     models = sorted(name for name in names if name in {f"model{end}" for end in SUFFIXES})
     if len(models) != 1 or CONFIG_FILE not in names:
         raise TrackingError(
@@ -180,4 +185,21 @@ def fetch(
             "if you trust its author, add trust=true"
         )
     config = load_config(folder / CONFIG_FILE, trusted)
-    return Source(record, config, artifact, use, verdict, trusted)
+    if trusted:
+        return Source(record, config, artifact, use, verdict, trusted)
+    unread = _forbid_data(record, config)
+    return Source(record, without_paths(config), artifact, use, verdict, unread=unread)
+
+
+def _forbid_data(record: RunRecord, config: RunConfig) -> str:
+    """Return why the data of another user's run must not be read; empty if they may.
+
+    Its config may name private files of this user, and the folder to write is for others. Data that
+    need no path are public, or named by this user's environment.
+    """
+    if paths := find_paths(config):
+        named = ", ".join(f"{key}={printable(path)}" for key, path in paths.items())
+        return f"another user's run names {named}; trust=true reads them"
+    if not record.test_digest:
+        return "another user's run names no digest of its samples"
+    return ""

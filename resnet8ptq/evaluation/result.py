@@ -12,6 +12,7 @@ class Measurement:
     Attributes:
         metrics: metrics besides the comparison's, by MLflow name; None: not measured.
         choice: the comparison on the selection samples; None without them.
+        silent: the output that does not depend on the sample, see `Task.find_silent`.
         evaluation_cached: whether the outputs and `system/evaluate_s` are those of an earlier run.
     """
 
@@ -21,6 +22,7 @@ class Measurement:
     metrics: Metrics
     choice: Comparison | None = None
     evaluation_cached: bool = False
+    silent: str = ""
 
 
 @dataclass(frozen=True)

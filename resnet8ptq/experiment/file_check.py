@@ -23,7 +23,7 @@ from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator, loader
 from resnet8ptq.experiment.preprocessing_check import run_all, usual
 from resnet8ptq.graph.qdq import rounded_activations
-from resnet8ptq.graph.session import expose, open_runner
+from resnet8ptq.graph.session import expose, fit, group, open_runner
 from resnet8ptq.tasks.contract import Comparison
 from resnet8ptq.tasks.distortion import sqnr_db
 
@@ -47,7 +47,8 @@ def check(
     """
     sqnr = comparison.sqnr_db
     near = sqnr is None or sqnr >= FAR_DB
-    if not len(data.train) or (near and comparison.drop <= config.report.max_drop):
+    within = comparison.drop <= comparison.metric.limit(config.report)
+    if not len(data.train) or (near and within):
         return {}
     tried = _Trial(config, evaluator, data.train.spaced(SAMPLES), path)
     causes = [*tried.input_ranges(), *tried.preprocessing(config), *tried.class_order()]
@@ -75,8 +76,8 @@ class _Trial:
         """Yield the inputs whose range in the file differs from the samples' range."""
         if self.samples.has_records:
             return
-        values = self.samples.inputs(slice(None))
-        low, high = float(values.min()), float(values.max())
+        ends = [(float(batch.min()), float(batch.max())) for batch in self.samples.batches(1)]
+        low, high = min(low for low, _ in ends), max(high for _, high in ends)
         for port in self.contents.inputs:
             least, most = port.low, port.high
             if least is None or most is None or high <= low:
@@ -134,14 +135,13 @@ class _Trial:
         ranges = {tensor.name: tensor for tensor in rounded if tensor.name not in inputs}
         if not ranges:
             return
-        values = run_all(open_runner(expose(self.fp32, [*ranges])), self.samples)
-        most = {
-            name: max(
-                float(array.max()) / tensor.high if tensor.high > 0 else 0.0,
-                float(array.min()) / tensor.low if tensor.low < 0 else 0.0,
-            )
-            for (name, tensor), array in zip(ranges.items(), values, strict=True)
-        }
+        most = dict.fromkeys(ranges, 0.0)
+        for names in group(self.fp32, [*ranges]):
+            for name, values in self._run_parts(names):
+                tensor = ranges[name]
+                above = float(values.max()) / tensor.high if tensor.high > 0 else 0.0
+                below = float(values.min()) / tensor.low if tensor.low < 0 else 0.0
+                most[name] = max(most[name], above, below)
         cut = sorted((name for name in most if most[name] > CUT), key=lambda name: -most[name])
         if cut:
             tensor, others = ranges[cut[0]], f" (and of {len(cut) - 1} more)" if cut[1:] else ""
@@ -149,6 +149,13 @@ class _Trial:
                 f"the range of {cut[0]}{others} is cut: {tensor.low:.4g} to {tensor.high:.4g}, and "
                 f"FP32's values reach {most[cut[0]]:.1f} times as far"
             )
+
+    def _run_parts(self, names: Sequence[str]) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Yield tensors of FP32 by name, batch by batch within the memory budget of a step."""
+        run = open_runner(expose(self.fp32, names))
+        (sample,) = self.samples.take(np.arange(1)).batches(1)
+        for batch in self.samples.batches(fit([run], sample)):
+            yield from zip(names, run(batch), strict=True)
 
     def _sqnr(self, split: Split) -> float:
         try:

@@ -14,7 +14,7 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.preprocessing import RAW, Preprocessing
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
 from resnet8ptq.experiment import file_inspection
-from resnet8ptq.experiment.settings import settle_size, settle_suite
+from resnet8ptq.experiment.settings import settle_inputs, settle_size, settle_suite
 from resnet8ptq.models import network_path
 from resnet8ptq.models.contract import IF_PICTURES, Contract, Samples, arranged, match
 from resnet8ptq.models.summary import print_summary, summarize
@@ -83,6 +83,7 @@ def _find_samples(config: RunConfig, source: Path, cache_root: Path) -> _Samples
         return _Samples(np.zeros((1, height, width, channels), np.uint8), len(CLASS_NAMES))
     try:
         config = replace(config, data=locate.settle(config.data))
+        config = replace(config, data=settle_inputs(config, source, cache_root))
         data = registry.read(config.data, settle_size(config, source, cache_root), cache_root)
     except PtqError as error:
         return f"data={config.data.name}: {error}"

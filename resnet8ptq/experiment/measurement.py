@@ -58,11 +58,15 @@ def measure(
         metrics |= {f"batch1/{name}": values.get(name) for name in names}
     if not evaluation.cached:  # before the baseline is loaded beside the model
         metrics["peak_memory_bytes"] = memory.read_bytes()
-    metrics[f"{BASELINE}size_bytes"] = evaluator.baseline(config, reported).size_bytes
+    baseline = evaluator.baseline(config, reported)
+    metrics[f"{BASELINE}size_bytes"] = baseline.size_bytes
+    fp32 = baseline.outputs.first(len(evaluation.outputs))
+    of_network = [output.name for output in evaluator.network.contract.outputs]
+    silent = task.find_silent(of_network, evaluation.outputs, fp32)
     metrics["paired/p_within"] = _test_limit(config, task, comparison, reported)
     metrics |= _time(evaluator, config, quantized, reported)
     size_bytes, cached = quantized.size_bytes, evaluation.cached
-    return Measurement(task, comparison, size_bytes, metrics, choice, cached)
+    return Measurement(task, comparison, size_bytes, metrics, choice, cached, silent)
 
 
 def _test_limit(

@@ -3,6 +3,7 @@
 import logging
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import onnx
 from resnet8ptq.backends.contract import Quantizer, describe_execution
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration import table
+from resnet8ptq.calibration.outliers import Outliers
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.machine import PeakMemory
@@ -25,6 +27,7 @@ from resnet8ptq.experiment import (
     preparation,
     preprocessing_check,
     run_warnings,
+    sample_check,
 )
 from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
 from resnet8ptq.experiment.ladder.properties import find_properties
@@ -37,7 +40,7 @@ from resnet8ptq.experiment.workspace import Preparation, Workspace
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.summary import quantized_operators
 from resnet8ptq.precision.plan import Selection, find_float_nodes
-from resnet8ptq.tasks.contract import GROUPED, Task
+from resnet8ptq.tasks.contract import BASELINE, GROUPED, Task
 
 log = logging.getLogger(__name__)
 
@@ -61,24 +64,31 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     samples, task = _draw(config, data, network, run)
     plan = make_plan(config, task, samples, has_groups(samples.reported, task))
     samples = samples.as_scored(config)
+    calibrating = samples.calibrating.split
+    outliers = sample_check.check_inputs(config, graph, calibrating)
     evaluator = Evaluator(network, task, settings.runtime, config.evaluate.batch_size)
 
     with tempfile.TemporaryDirectory() as scratch:
         work = Workspace(config, evaluator, samples, folder, Path(scratch), run)
         prepared = preparation.prepare(work)
         quantized = work.quantize(prepared, folder)
-        artifact, calibrating = quantized.artifact, samples.calibrating.split
+        artifact = quantized.artifact
         quantizer = make_quantizer(prepared.config, settings.runtime)
         resolved = quantizer.resolve()
         params = resolved.to_params() | _float_operators(prepared) | prepared.params
         params |= quantizer.verify(artifact, prepared.network, calibrating)
+        path = prepared.network.onnx_path
+        if not outliers:
+            outliers = sample_check.find_inside(config, path, calibrating, settings.runtime)
         if artifact.ranges:
             table.write(folder, artifact.ranges, work.provenance(prepared))
 
     measurement = measure(evaluator, samples, prepared, quantized, memory, plan)
     params |= _describe_artifact(quantizer, quantized)
     params |= _describe_measurement(config, samples, measurement)
-    params |= _check_result(work, quantized, measurement, saturates)
+    if outliers:
+        params["calibration_outliers"] = outliers[0].describe(calibrating)
+    params |= _check_result(work, quantized, measurement, saturates, outliers)
     if cut_short := settings.runtime.deadline.cut_short:
         params["cut_short"] = "; ".join(cut_short)
     result = RunResult("ok", measurement=measurement, resolved=params)
@@ -107,7 +117,11 @@ def _draw(
 
 
 def _check_result(
-    work: Workspace, quantized: Quantized, measurement: Measurement, saturates: bool
+    work: Workspace,
+    quantized: Quantized,
+    measurement: Measurement,
+    saturates: bool,
+    outliers: Sequence[Outliers],
 ) -> dict[str, str]:
     """Warn of a doubtful baseline or result; return the causes in a file of others, as params."""
     config, evaluator, samples = work.config, work.evaluator, work.samples
@@ -116,7 +130,12 @@ def _check_result(
     if doubt is not None:
         work.run.log_params({"doubt": doubt})
     if config.backend.quantizes:
-        run_warnings.warn_of_noise(config, measurement.comparison.sqnr_db, saturates)
+        sqnr_db = measurement.comparison.sqnr_db
+        calibrating = samples.calibrating.split
+        run_warnings.warn_of_noise(config, sqnr_db, saturates, outliers, calibrating)
+        graph = onnx.load(evaluator.network.onnx_path).graph
+        baseline_bytes = measurement.metrics[f"{BASELINE}size_bytes"] or 0
+        run_warnings.warn_of_size(config, graph, measurement.size_bytes, baseline_bytes)
     elif doubt is None:
         compared = measurement.comparison
         return file_check.check(config, evaluator, samples.data, quantized.path, compared)
@@ -136,11 +155,14 @@ def _describe_artifact(quantizer: Quantizer, quantized: Quantized) -> dict[str, 
 def _describe_measurement(
     config: RunConfig, samples: Samples, measurement: Measurement
 ) -> dict[str, str]:
-    """Return the timed batch size as a param, and whether the outputs were in the cache."""
+    """Return the timed batch size, a silent output, and whether the cache had the outputs."""
     params = {}
     if "latency_batch_p50_ms" in measurement.metrics:
         size = latency.find_batch_size(config.latency, samples.reported)
         params["latency_batch_size"] = str(size)
+    if measurement.silent:
+        log.warning("%s, and FP32's is not: this model fails", measurement.silent)
+        params["silent"] = measurement.silent
     if measurement.evaluation_cached:
         log.info("the same file ran on these samples before: its outputs are from the cache")
         params["evaluation"] = "cached"

@@ -1,34 +1,89 @@
-"""Warnings of a run: sums that saturate, few bits in depthwise layers, noisy outputs."""
+"""Warnings of a run: sums that saturate, few bits in depthwise layers, noise, large files."""
 
 import logging
+import math
+from collections import Counter
+from collections.abc import Sequence
 
 import onnx
 
 from resnet8ptq.backends import kernels
 from resnet8ptq.backends.contract import Resolved
+from resnet8ptq.calibration.outliers import Outliers
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
-from resnet8ptq.graph.layers import is_grouped
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.embeddings import find_tied
+from resnet8ptq.graph.layers import channel_axis, is_grouped, weight_layers
 
 log = logging.getLogger(__name__)
 
 LOW_SQNR_DB = 10.0  # the noise has a tenth of the signal's power
+TINY_BYTES = 2**14  # of weights; operators, names and scales of a file take about as many
+MANY_SCALES = 6  # weights for each scale: its float and zero point cost what their 8 bits save
 
 
 def warn_before(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -> bool:
     """Warn about the network on this CPU; return whether sums may saturate in the kernels."""
     saturates = _warn_of_saturation(resolved, graph)
     _warn_of_depthwise(config, resolved, graph)
+    if config.backend.quantizes and config.dtype.name != "fp32":
+        _report_tied_weights(graph)
     return saturates
 
 
-def warn_of_noise(config: RunConfig, sqnr_db: float | None, saturates: bool) -> None:
-    """Warn if the quantized network's outputs are far from FP32's."""
+def warn_of_noise(
+    config: RunConfig,
+    sqnr_db: float | None,
+    saturates: bool,
+    outliers: Sequence[Outliers],
+    samples: Split,
+) -> None:
+    """Warn if the quantized network's outputs are far from FP32's.
+
+    Args:
+        outliers: calibration samples that stand out; no other advice helps before they are gone.
+        samples: the calibration samples.
+    """
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
+        if outliers:
+            which, mend = outliers[0].describe(samples), outliers[0].mend(config.calib)
+            text = "SQNR %.1f dB: far from FP32's outputs. First, %s, since %s"
+            log.warning(text, sqnr_db, mend, which)
+            return
         finest = config.per_channel or config.method == "weight_only"
         finer = "nodes_to_exclude=auto" if finest else "per_channel=true"
         settings = "reduce_range=true" if saturates else finer
         log.warning("SQNR %.1f dB: far from FP32's outputs; %s may help", sqnr_db, settings)
+
+
+def warn_of_size(
+    config: RunConfig, graph: onnx.GraphProto, size_bytes: float, fp32_bytes: float
+) -> None:
+    """Warn if the quantized file is larger than the FP32 file, with the reason if it is known."""
+    if config.dtype.name != "fp32" and size_bytes > fp32_bytes:
+        log.warning(
+            "the quantized file is larger than FP32's (%.1f kB, %.1f kB)%s",
+            *(size_bytes / 1000, fp32_bytes / 1000),
+            _find_growth(config, graph),
+        )
+
+
+def _find_growth(config: RunConfig, graph: onnx.GraphProto) -> str:
+    """Return why 8 bits of this network need more bytes than FP32; empty if unknown."""
+    layers = weight_layers(graph).values()
+    read = Counter(node.input[1] for node in layers)
+    tensors = {tensor.name: tensor for tensor in graph.initializer if tensor.name in read}
+    sizes = {name: math.prod(tensor.dims) for name, tensor in tensors.items()}
+    stored = sum(sizes.values())
+    channels = sum(tensors[node.input[1]].dims[channel_axis(node)] for node in layers)
+    if 4 * stored < TINY_BYTES:
+        return f": its weights have {4 * stored / 1000:.1f} kB only, so scales and names weigh more"
+    if max(read.values()) > 1:
+        return ": weights that several layers share are stored for each of them"
+    if config.per_channel and stored < MANY_SCALES * channels:
+        return ": there is a scale for every few weights; try per_channel=false"
+    return ""
 
 
 def _warn_of_saturation(resolved: Resolved, graph: onnx.GraphProto) -> bool:
@@ -63,4 +118,14 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphP
             "channels, and much accuracy may be lost; corrections.bias_correction=true takes "
             "seconds, experiment=flagship learns the rounding",
             *(resolved.weight_bits, grouped),
+        )
+
+
+def _report_tied_weights(graph: onnx.GraphProto) -> None:
+    sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
+    for table, product in find_tied(graph):
+        log.info(
+            "%s and %s have the same weights, %s values: the quantized file stores them twice, "
+            "since the two are rounded along other axes",
+            *(table.name, product.name, f"{sizes[table.input[0]]:,}"),
         )

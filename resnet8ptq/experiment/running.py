@@ -3,6 +3,7 @@
 from pathlib import Path
 from pkgutil import resolve_name
 
+from resnet8ptq.core import cache
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.recorder import Recorder
@@ -36,5 +37,8 @@ def run(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
         result: RunResult = experiment(settings, folder, recorder)
     except UnsupportedError as reason:
         result = RunResult("unsupported", str(reason))
+    except FileNotFoundError as error:
+        cache.check_still_there(settings.runtime.cache_root, error)
+        raise
     recorder.log_result(result)
     return result

@@ -1,7 +1,7 @@
 """The samples of a run by their roles. Nothing else draws samples for a run."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,6 +67,13 @@ class Samples:
         """The digests of the calibrating and of the tuning samples, as params."""
         drawn = {"calibration_digest": self.calibrating.digest}
         return drawn if self.tuning is None else drawn | {"held_out_digest": self.tuning.digest}
+
+    def without(self, indices: Sequence[int]) -> "Samples":
+        """Return the samples without these calibrating ones."""
+        drawn = self.calibrating
+        kept = np.setdiff1d(np.arange(len(drawn.split)), indices)
+        left = CalibrationSet(drawn.split.take(kept), drawn.indices[kept])
+        return replace(self, calibrating=left)
 
     def calibrated_with(self, samples_per_class: int | None, seed: int) -> "Samples":
         """Return the samples with another calibration draw, disjoint from `tuning`."""

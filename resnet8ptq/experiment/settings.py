@@ -3,12 +3,20 @@
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
 from resnet8ptq.calibration.methods import METHODS
-from resnet8ptq.config.schema import BackendConfig, PreprocessConfig, RunConfig, TfliteConfig
+from resnet8ptq.config.schema import (
+    ArraysConfig,
+    BackendConfig,
+    DataConfig,
+    PreprocessConfig,
+    RunConfig,
+    TfliteConfig,
+)
 from resnet8ptq.core import cache, memory
 from resnet8ptq.core.errors import PtqError, SizesDifferError
 from resnet8ptq.core.machine import Runtime
@@ -58,6 +66,7 @@ def settle(asked: RunConfig) -> Settings:
     runtime = cache.runtime(config.cache_dir, config.threads, config.max_seconds)
     config = replace(config, data=locate.settle(config.data))
     source = network_path.locate(config.model, config.data.name)
+    config = replace(config, data=settle_inputs(config, source, runtime.cache_root))
     preprocess = settle_size(config, source, runtime.cache_root)
     config = replace(config, preprocess=preprocess, backend=_settle_backend(config, source))
     if config.model.module is None:
@@ -84,6 +93,32 @@ def check_names(config: RunConfig) -> None:
     look_up("calib.name", config.calib.name, METHODS)
     if config.benchmark.name is not None:
         look_up("benchmark.name", config.benchmark.name, mlperf_tiny.SUITE)
+
+
+def settle_inputs(config: RunConfig, source: Path, cache_root: Path) -> DataConfig:
+    """Return the data settings with the arrays that have the names of the network's inputs.
+
+    One of them may be called `x` or `images`, which alone would name the only input. All other
+    faults of the data and of the network are reported when they are loaded.
+
+    Args:
+        config: its data set is located.
+        source: see `Settings`.
+    """
+    data = config.data
+    if data.name != "arrays" or not isinstance(data, ArraysConfig) or data.inputs is not None:
+        return data
+    from resnet8ptq.data.sources import arrays  # of this source alone
+
+    find_takes = partial(summary.find_input_names, source, config.model, cache_root)
+    try:
+        inputs = arrays.name_inputs(Path(str(data.root)), find_takes)
+    except (PtqError, OSError):
+        return data
+    if inputs is None:
+        return data
+    log.info("data.inputs: got null; the network names its inputs: %s", inputs)
+    return replace(data, inputs=inputs)
 
 
 def settle_size(config: RunConfig, source: Path, cache_root: Path) -> PreprocessConfig:

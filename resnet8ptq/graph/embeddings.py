@@ -33,6 +33,30 @@ def find_tables(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     ]
 
 
+def find_tied(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.NodeProto]]:
+    """Return each table's Gather with a product that has the same weights, maybe transposed.
+
+    Text networks tie their embedding to their last product. The two are rounded along other axes,
+    so a quantized file stores them twice.
+    """
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    products = [n for n in graph.node if n.op_type in ("Gemm", "MatMul") and n.input[1] in stored]
+    tied = []
+    for table in find_tables(graph):
+        rows = stored[table.input[0]]
+        for product in products:
+            weights = stored[product.input[1]]
+            if sorted(weights.dims) == sorted(rows.dims) and _is_same(rows, weights):
+                tied.append((table, product))
+    return tied
+
+
+def _is_same(one: TensorProto, other: TensorProto) -> bool:
+    """Return whether two matrices are equal, or transposes of each other."""
+    values, others = numpy_helper.to_array(one), numpy_helper.to_array(other)
+    return np.array_equal(values, others) or np.array_equal(values, others.T)
+
+
 def round_rows(table: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Return a table [rows, width] as int8, and the scale of each row, [rows, 1].
 

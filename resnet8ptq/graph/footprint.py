@@ -6,6 +6,7 @@ import onnx
 from onnx import helper
 
 from resnet8ptq.core import memory
+from resnet8ptq.graph.pruning import inputs_of
 from resnet8ptq.graph.shapes import infer_shapes
 
 
@@ -34,13 +35,13 @@ def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
     Nodes run in order; a tensor is freed after its last consumer.
     """
     sizes, nodes = tensor_bytes(proto, length), proto.graph.node
-    last = {name: index for index, node in enumerate(nodes) for name in node.input}
+    last = {name: index for index, node in enumerate(nodes) for name in inputs_of(node)}
     last |= {value.name: len(nodes) for value in proto.graph.output}
     live = peak = sum(sizes.get(value.name, 0) for value in proto.graph.input)
     for index, node in enumerate(nodes):
         live += sum(sizes.get(name, 0) for name in node.output)
         peak = max(peak, live)
-        done = {name for name in (*node.input, *node.output) if last.get(name, -1) <= index}
+        done = {name for name in (*inputs_of(node), *node.output) if last.get(name, -1) <= index}
         live -= sum(sizes.get(name, 0) for name in done)
     return peak
 

@@ -2,12 +2,15 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
 from onnx import numpy_helper
 
+from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.pruning import inputs_of
 from resnet8ptq.graph.shapes import infer_shapes
 
 LAYERS = ("Conv", "Gemm", "MatMul")
@@ -33,7 +36,8 @@ def short_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     differs = [len(set(column)) > 1 for column in zip(*parts, strict=False)]
     shared = differs.index(True) if True in differs else 0
     tails = [name[shared:] for name in parts]
-    return [_shorten(tail, tails) for tail in tails]
+    counts = Counter(tuple(tail[:length]) for tail in tails for length in range(1, len(tail) + 1))
+    return [_shorten(tail, counts) for tail in tails]
 
 
 def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
@@ -61,8 +65,8 @@ def float_tensors(proto: onnx.ModelProto, around: Collection[str] | None = None)
     float_type = onnx.TensorProto.FLOAT
     floats = {value.name for value in values if value.type.tensor_type.elem_type == float_type}
     nodes = [node for node in graph.node if around is None or node.name in around]
-    used = {name for node in nodes for name in (*node.input, *node.output)}
-    return [name for node in graph.node for name in node.output if name in used & floats]
+    wanted = floats & {name for node in nodes for name in (*node.input, *node.output)}
+    return [name for node in graph.node for name in node.output if name in wanted]
 
 
 def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
@@ -105,6 +109,20 @@ def find_stacks(graph: onnx.GraphProto) -> list[str]:
     return [n.name for n in products if axes.get(n.input[1], 0) > 2 or n.input[0] in axes]
 
 
+def find_split_groups(graph: onnx.GraphProto) -> list[str]:
+    """Return the names of grouped ConvTranspose nodes with a bias.
+
+    Their weights [channels in, channels out of one group, ...] have no axis for all channels out.
+    """
+    return [
+        node.name
+        for node in graph.node
+        if node.op_type == "ConvTranspose"
+        and attribute(node, "group", 1) > 1
+        and any(node.input[2:])
+    ]
+
+
 def constant_pads(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, bool]]:
     """Yield each Pad of mode constant, and whether its value is known to be 0."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -123,13 +141,14 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     mask, which are cheap to compute again.
     """
     computed = {value.name for value in graph.input}
-    last = {name: i for i, node in enumerate(graph.node) for name in node.input}
+    last = {name: i for i, node in enumerate(graph.node) for name in inputs_of(node)}
     last |= {value.name: len(graph.node) for value in graph.output}
     cuts, live, early = {}, computed & last.keys(), set(computed)
     for i, node in enumerate(graph.node):
-        if computed.isdisjoint(node.input):  # depends on constants only
+        taken = computed.intersection(inputs_of(node))
+        if not taken:  # depends on constants only
             continue
-        if node.op_type not in LAYERS and early.issuperset(computed.intersection(node.input)):
+        if node.op_type not in LAYERS and early.issuperset(taken):
             early |= {*node.output}
         computed |= {*node.output}
         live = {name for name in live | {*node.output} if last.get(name, -1) > i}
@@ -139,15 +158,11 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     return cuts
 
 
-def consumers(graph: onnx.GraphProto, name: str) -> list[onnx.NodeProto]:
-    """Return the consumers of a tensor."""
-    return [node for node in graph.node if name in node.input]
-
-
 def fused_activations(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return each Relu and Clip that is the only consumer of its input."""
+    links = Links(graph)
     nodes = [node for node in graph.node if node.op_type in FUSED]
-    return [node for node in nodes if len(consumers(graph, node.input[0])) == 1]
+    return [node for node in nodes if links.only_reader(node.input[0]) is node]
 
 
 def find_tail(
@@ -164,13 +179,13 @@ def find_tail(
     for node in reversed(graph.node):
         final = ahead.isdisjoint(node.output)
         if node.op_type in layers or not final:
-            ahead.update(node.input)
+            ahead.update(inputs_of(node))
         if final:
             (last if node.op_type in layers else tail).append(node)
     outputs = {name for node in last for name in node.output}
     behind = []
     for node in reversed(tail):
-        if outputs.intersection(node.input):
+        if outputs.intersection(inputs_of(node)):
             outputs.update(node.output)
             behind.append(node)
     return last[::-1], behind
@@ -202,8 +217,9 @@ def channel_axis(node: onnx.NodeProto) -> int:
     return 0 if node.op_type == "Gemm" and attribute(node, "transB", 0) else 1
 
 
-def _shorten(tail: list[str], tails: list[list[str]]) -> str:
+def _shorten(tail: list[str], counts: Mapping[tuple[str, ...], int]) -> str:
+    """Return the shortest beginning of a name that no other has; `counts`: of all beginnings."""
     length = 1
-    while length < len(tail) and sum(other[:length] == tail[:length] for other in tails) > 1:
+    while length < len(tail) and counts[tuple(tail[:length])] > 1:
         length += 1
     return re.sub(r"[^\w.-]", "_", ".".join(tail[:length]))  # characters of MLflow's metrics

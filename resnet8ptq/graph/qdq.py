@@ -13,11 +13,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from resnet8ptq.graph.layers import FUSED, attribute, channel_axis, consumers, weight_layers
+from resnet8ptq.graph.layers import FUSED, attribute, channel_axis, weight_layers
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.weights import read_weights, write_weights
 
 JOINING = ("Concat", "Add")
-_AT_OUTPUT = "_QuantizeLinear_Input"  # ONNX Runtime's suffix of an output before it is rounded
+AT_OUTPUT = "_QuantizeLinear_Input"  # ONNX Runtime's suffix of an output before it is rounded
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[R
     stored = {tensor.name: tensor for tensor in quantized.initializer}
     dequantizes = {n.output[0]: n for n in quantized.node if n.op_type == "DequantizeLinear"}
     nodes = {node.name: node for node in quantized.node}
+    links = Links(fp32)
     weights = []
     for name, layer in weight_layers(fp32).items():
         tensor = nodes[layer.name].input[1] if layer.name in nodes else ""
@@ -84,7 +86,7 @@ def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[R
             scale, zero = scale.reshape(sizes), zero.reshape(sizes)
         rounded = (levels.astype(np.int32) - zero) * scale
         rounded = np.moveaxis(rounded, channel_axis(layer), 0).astype(np.float32)
-        values, dtype = read_weights(fp32, layer), str(levels.dtype)
+        values, dtype = read_weights(links, layer), str(levels.dtype)
         weights.append(RoundedWeight(name, layer.name, values, rounded, scale.size, dtype))
     return weights
 
@@ -93,12 +95,12 @@ def rounded_activations(
     fp32: onnx.GraphProto, quantized: onnx.GraphProto
 ) -> list[RoundedActivation]:
     """Return the tensors that are rounded at inference, in graph order."""
-    stored = {tensor.name: tensor for tensor in quantized.initializer}
-    producers = {name: node for node in fp32.node for name in node.output}
+    links, quantized_links = Links(fp32), Links(quantized)
+    producers, stored = links.producers, quantized_links.constants
     inputs = {value.name for value in fp32.input}
     activations = []
     for node in quantized.node:
-        name = node.input[0].removesuffix(_AT_OUTPUT) if node.op_type == "QuantizeLinear" else ""
+        name = node.input[0].removesuffix(AT_OUTPUT) if node.op_type == "QuantizeLinear" else ""
         if name not in producers and name not in inputs:
             continue
         keys = node.input[1:3]
@@ -109,11 +111,11 @@ def rounded_activations(
         layer = producers.get(name)
         if layer is not None and layer.op_type in FUSED:
             layer = producers.get(layer.input[0], layer)
-        around = [*([producers[name], layer] if layer else []), *consumers(fp32, name)]
+        around = [*([producers[name], layer] if layer else []), *links.readers(name)]
         neighbours = tuple(dict.fromkeys(neighbour.name for neighbour in around))
         low, high = ((level - zero) * scale for level in (levels.min, levels.max))
         maker = layer.name if layer else ""
-        for dequantize in consumers(quantized, node.output[0])[:1]:
+        for dequantize in quantized_links.readers(node.output[0])[:1]:
             names = name, dequantize.output[0], maker, neighbours
             activations.append(RoundedActivation(*names, scale, low, high))
     return activations
@@ -124,9 +126,9 @@ def with_weights_rounded(
 ) -> onnx.ModelProto:
     """Return the FP32 network with only the weights rounded."""
     rounded = copy.deepcopy(proto)
-    layers = weight_layers(rounded.graph)
+    layers, links = weight_layers(rounded.graph), Links(rounded.graph)
     for weight in weights:
-        write_weights(rounded.graph, layers[weight.name], weight.rounded)
+        write_weights(links, layers[weight.name], weight.rounded)
     return rounded
 
 

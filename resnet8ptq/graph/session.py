@@ -13,6 +13,8 @@ from onnx import TensorProto, helper
 from resnet8ptq.core import memory
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.footprint import tensor_bytes
+from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.pruning import inputs_of
 
 OPTIMIZED = "optimized.onnx"
 _PASSES_ON = ("QuantizeLinear", "DequantizeLinear", "Identity")
@@ -94,7 +96,7 @@ def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.M
     for node in reversed(graph.node):
         if source not in node.output and not needed.isdisjoint(node.output):
             nodes.append(node)
-            needed.update(node.input)
+            needed.update(inputs_of(node))
     inputs = [value for value in graph.input if value.name in {*needed, source}]
     part = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
     part.graph.name = graph.name
@@ -158,5 +160,6 @@ def end_at_logits(proto: onnx.ModelProto) -> bool:
     graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
     if shape is not None:  # a softmax keeps type and shape
         graph.output[0].type.CopyFrom(shape)
-        graph.node.remove(node)
+        if not Links(graph).readers(node.output[0]):
+            graph.node.remove(node)
     return True

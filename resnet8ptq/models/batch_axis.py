@@ -20,7 +20,9 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.pruning import find_all, inputs_of, prune
+from resnet8ptq.graph.renaming import rename_inside
 from resnet8ptq.graph.session import expose, open_session
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models import normalization
@@ -120,7 +122,7 @@ def fix_sizes(
     used = {name for node in others for name in inputs_of(node)}
     wanted = sorted(static & used - deciding)
     names = [*(value.name for value in graph.output), *wanted]
-    names += sorted({n.input[0] for n in _find_shaped(others, wanted)} - {*names, *inputs[0]})
+    names += sorted({n.input[0] for n in _find_shaped(others, {*wanted})} - {*names, *inputs[0]})
     if any_length:
         inputs += [_shortened(inputs[0], any_length)]
     session = open_session(expose(fixed, names).SerializeToString(), 0)
@@ -130,8 +132,12 @@ def fix_sizes(
         feeds | dict(zip(names, values, strict=True))
         for feeds, values in zip(inputs, outputs, strict=True)
     ]
+    producers = Links(graph).producers
+    shaped: dict[str, list[onnx.NodeProto]] = {name: [] for name in wanted}
+    for node in _find_shaped(others, shaped):
+        shaped[_parameter(node)].append(node)
     for name in wanted:
-        _replace(graph, name, _find_shaped(others, [name]), tensors, bool(any_length))
+        _replace(graph, name, producers[name], shaped[name], tensors, bool(any_length))
     prune(graph)
     _shape_outputs(fixed, tensors[0], batch, sizes[0])
     normalization.write_paddings(fixed)
@@ -172,14 +178,13 @@ def _shape_outputs(
 def static_tensors(graph: onnx.GraphProto) -> set[str]:
     """Return the tensors that depend only on constants and shapes."""
     static: set[str] = set()
-    constants = {tensor.name for tensor in graph.initializer} | {""}
+    known = {tensor.name for tensor in graph.initializer} | {""}
     for node in graph.node:
         by_shape = node.op_type in ("Shape", "Size")
-        alone = static.union(constants).issuperset(node.input) and not _NO_CONSTANT.match(
-            node.op_type
-        )
+        alone = known.issuperset(node.input) and not _NO_CONSTANT.match(node.op_type)
         if (by_shape or alone) and not any(find_all(node, onnx.GraphProto)):
             static.update(node.output)
+            known.update(node.output)
     return static - {""}
 
 
@@ -208,7 +213,7 @@ def _add_batch_axis(
 ) -> None:
     """Put a batch axis of size 1 before the axes of an output."""
     inner = f"{value.name}__of_one"
-    normalization.rename_inside(graph, value.name, inner)
+    rename_inside(graph, value.name, inner)
     axes = numpy_helper.from_array(np.zeros(1, np.int64), f"{inner}__axes")
     graph.initializer.append(axes)
     name = f"{value.name}__batch_axis"
@@ -270,6 +275,7 @@ def _parameter(node: onnx.NodeProto) -> str:
 def _replace(
     graph: onnx.GraphProto,
     name: str,
+    producer: onnx.NodeProto,
     shaped: Sequence[onnx.NodeProto],
     tensors: Sequence[Mapping[str, NDArray[Any]]],
     any_length: bool,
@@ -277,24 +283,25 @@ def _replace(
     """Replace a tensor by a constant or by repeated rows, or fix the nodes shaped by it.
 
     Args:
+        producer: the node that computes the tensor.
         shaped: nodes with this tensor as target shape or indices.
         tensors: values by name, for each batch size, then for another length if `any_length`.
     """
     first, *more = values = [values[name] for values in tensors]
     if all(np.array_equal(first, value) for value in more):
-        _remove(graph, name)
+        _remove(producer, name)
         graph.initializer.append(numpy_helper.from_array(first, name))
     elif (block := _find_block(values[:-1] if any_length else values)) is not None:
+        _remove(producer, name)
         _repeat(graph, name, block)
     else:
         for node in shaped:
             _fix_shaped(graph, node, tensors, any_length)
 
 
-def _remove(graph: onnx.GraphProto, name: str) -> None:
+def _remove(producer: onnx.NodeProto, name: str) -> None:
     """Remove a tensor from the outputs of its producer."""
-    for node in graph.node:
-        node.output[:] = ["" if output == name else output for output in node.output]
+    producer.output[:] = ["" if output == name else output for output in producer.output]
 
 
 def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
@@ -312,8 +319,7 @@ def _find_block(values: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
 
 
 def _repeat(graph: onnx.GraphProto, name: str, block: NDArray[Any]) -> None:
-    """Replace a tensor by constant rows, repeated for each sample of the first input."""
-    _remove(graph, name)
+    """Compute a tensor from constant rows, repeated for each sample of the first input."""
     constants = {
         "zero": np.zeros(1, np.int64),
         "ones": np.ones(block.ndim, np.int64),

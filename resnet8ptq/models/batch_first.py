@@ -14,10 +14,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from resnet8ptq.graph.renaming import rename_inside
 from resnet8ptq.models.batch_axis import SIZES, Outputs
 from resnet8ptq.models.contract import Samples, read_contract
 from resnet8ptq.models.gates.onnx import graph_inputs
-from resnet8ptq.models.normalization import rename_inside
 from resnet8ptq.models.sources.contract import Network
 
 
@@ -25,16 +25,18 @@ def find_inputs(graph: onnx.GraphProto) -> dict[str, int]:
     """Return the batch axis of each input whose first axis has another meaning and a fixed size.
 
     The batch axis is the only axis with the size, or the name, of another input's first axis.
+    Beside a free batch it may be the only axis of size 1: exporters fix that of an initial state.
     """
     shapes = {value.name: axes for value in graph_inputs(graph) if (axes := _axes(value))}
     firsts = [axes[0] for axes in shapes.values()]
     batch = next((first for first in firsts if isinstance(first, str)), 1)
-    return {
-        name: axes.index(batch)
-        for name, axes in shapes.items()
-        if batch in firsts and isinstance(axes[0], int) and axes[0] != batch
-        if axes.count(batch) == 1
-    }
+    moved = {}
+    for name, axes in shapes.items():
+        size = batch if batch in axes else 1
+        is_first = isinstance(axes[0], str) or axes[0] == size
+        if batch in firsts and not is_first and axes.count(size) == 1:
+            moved[name] = axes.index(size)
+    return moved
 
 
 def _axes(value: onnx.ValueInfoProto) -> list[int | str]:

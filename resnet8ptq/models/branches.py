@@ -4,6 +4,7 @@ Exporters keep both branches if a shape decides, or an input that is the same fo
 as a sampling rate. No backend quantizes the layers inside an If.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +13,12 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.renaming import rename
 from resnet8ptq.graph.session import between, open_session
 from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.gates.onnx import graph_inputs
-from resnet8ptq.models.normalization import rename
+
+_LONGEST = 200  # characters of a joined name
 
 Feeds = Mapping[str, NDArray[Any]]  # inputs by name
 
@@ -64,7 +67,14 @@ def _inline(graph: onnx.GraphProto, node: onnx.NodeProto, branch: onnx.GraphProt
     position = [output for other in graph.node for output in other.output[:1]].index(node.output[0])
     made = [*(name for inner in branch.node for name in inner.output if name)]
     made += [tensor.name for tensor in branch.initializer]
-    rename(branch, {name: f"{node.output[0]}/{name}" for name in made})
+    names = {name: f"{node.output[0]}/{name}" for name in made}
+    # In a branch that reuses a name, each level of nesting would double it.
+    long = [name for name, new in names.items() if len(new) > _LONGEST]
+    used = {output for other in graph.node for output in other.output}
+    used |= {tensor.name for tensor in graph.initializer}
+    number = next(n for n in itertools.count() if f"branch_{n}/0" not in used)
+    names |= {name: f"branch_{number}/{index}" for index, name in enumerate(long)}
+    rename(branch, names)
     pairs = zip((value.name for value in branch.output), node.output, strict=True)
     copies = [helper.make_node("Identity", [inner], [outer]) for inner, outer in pairs if outer]
     nodes = [*graph.node[:position], *branch.node, *copies, *graph.node[position + 1 :]]

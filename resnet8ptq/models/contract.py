@@ -87,9 +87,9 @@ def is_scalar(value: onnx.ValueInfoProto) -> bool:
     return not value.type.tensor_type.shape.dim
 
 
-def ask_for_values(inputs: Sequence[Tensor]) -> str:
-    """Return the setting that gives inputs the same values for every sample."""
-    return f"model.inputs={{{', '.join(f'{tensor.name}: ...' for tensor in inputs)}}}"
+def ask_for_values(inputs: Sequence[Tensor], key: str = "model.inputs") -> str:
+    """Return the setting that gives inputs the same values for every sample, or another one."""
+    return f"{key}={{{', '.join(f'{tensor.name}: ...' for tensor in inputs)}}}"
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:
@@ -136,7 +136,8 @@ def match(stored: Samples, steps: Preprocessing, contract: Contract) -> Match:
         if len(contract.inputs) != 1:
             raise ModelError(
                 f"takes {len(contract.inputs)} inputs ({contract.input_names}), the samples are "
-                "one array; try data=arrays with an array for each, or "
+                "one array; try data=arrays with an array for each, "
+                f"{ask_for_values(contract.inputs, 'data.inputs')}, or "
                 f"{ask_for_values(contract.inputs[1:])}"
             )
         [tensor] = contract.inputs

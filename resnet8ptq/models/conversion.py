@@ -28,6 +28,7 @@ from resnet8ptq.data.fields import Fields, lengths
 from resnet8ptq.data.preprocessing import RAW
 from resnet8ptq.data.preprocessing import Preprocessing as Arithmetic
 from resnet8ptq.graph.footprint import tensor_bytes
+from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import batch_axis, batch_first, branches, normalization
 from resnet8ptq.models.batch_axis import Outputs, Predict
@@ -69,6 +70,7 @@ class Conversion:
         preprocessing: the effect of folding, or the reason of its failure.
         without_torch: for each file that torch cannot run, the reason; empty before `check_torch`.
         why_fixed: the reason if the batch size could not be freed; else empty.
+        moved, widened: see `Network`.
     """
 
     parity: dict[str, float]
@@ -80,6 +82,7 @@ class Conversion:
     without_torch: dict[str, str] = field(default_factory=dict)
     why_fixed: str | None = None
     moved: dict[str, int] = field(default_factory=dict)
+    widened: bool = False
 
 
 def read_record(folder: Path) -> Conversion:
@@ -112,7 +115,10 @@ def convert(
             network = read(source, samples[:1], config)
             network = select_outputs(network, config.outputs) if config.outputs else network
         matched = match(samples, steps, read_contract(network.proto.graph))
-        _convert(network, folder, matched.prepare(samples, steps), matched.fields)
+        try:
+            _convert(network, folder, matched.prepare(samples, steps), matched.fields)
+        except ParityError as error:
+            raise ParityError(f"{error}{_explain(network.proto.graph)}") from None
     except DataError:
         raise
     except ModelError as error:
@@ -120,6 +126,17 @@ def convert(
         raise error if named else type(error)(f"{source}: {error}") from None
     except Exception as error:  # Keras, tf2onnx, ONNX and onnx2torch each have their own
         raise ModelError(f"{source}: cannot be converted ({one_line(error)})") from None
+
+
+def _explain(graph: onnx.GraphProto) -> str:
+    """Return why a network differs from itself in other batches, and the mend; empty if unknown."""
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and attribute(node, "training_mode", 0):
+            return (
+                f"; its BatchNormalization {node.name} is in training mode, where the batch "
+                "changes a sample's outputs; try an export in eval mode"
+            )
+    return ""
 
 
 def _convert(
@@ -131,6 +148,27 @@ def _convert(
     network = batch_first.move_outputs(_find_batch(network, samples), samples)
     _take_branches(network, samples)
     proto, why_fixed = _fix_sizes(network, samples, fields)
+    try:
+        _write(network, proto, why_fixed, folder, samples, fields)
+    except ParityError as error:
+        fixed = read_contract(network.proto.graph).batch
+        if fixed == read_contract(proto.graph).batch:
+            raise
+        # A sum over the batch, or a branch, may differ on later samples only.
+        proto = batch_axis.fix_sizes(network.proto, samples[:1], fixed)
+        why_fixed = f"with a free batch, {one_line(error)}"
+        _write(network, proto, why_fixed, folder, samples, fields)
+
+
+def _write(
+    network: Network,
+    proto: onnx.ModelProto,
+    why_fixed: str | None,
+    folder: Path,
+    samples: Samples,
+    fields: Fields | None,
+) -> None:
+    """Fold a graph with constant sizes, compare it with the original, and write all files."""
     added = {node.output[0] for node in proto.graph.node if node.name.endswith("__batch_axis")}
     if indices := [i for i, value in enumerate(proto.graph.output) if value.name in added]:
         network = replace(network, predict=batch_axis.one_by_one(network.predict, indices))
@@ -146,11 +184,16 @@ def _convert(
         label = f"onnx, {path.stem}"
         outputs = run(open_runner(str(path)), f"{_COMPARING}: {label}")
         parity[label] = compare(outputs, expected, final, label)
-    versions = network.source_opset, normalization.opset(proto)
     record = Conversion(
-        *(parity, *versions, contract, final, preprocessing),
+        parity=parity,
+        source_opset=network.source_opset,
+        opset=normalization.opset(proto),
+        contract=contract,
+        final=final,
+        preprocessing=preprocessing,
         why_fixed=why_fixed,
         moved=network.moved,
+        widened=network.widened,
     )
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 
@@ -240,6 +283,9 @@ def _fix_sizes(
                 "%s: all samples are as long as the longest one: %s",
                 *(", ".join(fields.any_length), one_line(error)),
             )
+    if fixed == 1 and (branch := _find_branch(network.proto.graph)):
+        proto = batch_axis.fix_sizes(network.proto, samples[:1], fixed)
+        return proto, f"the sample decides the branch of {branch}"
     try:
         freed = batch_axis.fix_sizes(network.proto, samples[:1], None)
         compare(open_runner(freed)(some), network.predict(some), VALUES, "freed")
@@ -252,6 +298,16 @@ def _fix_sizes(
             shape = samples.shape[1:] or samples.dtype
             raise ModelError(f"cannot be run on samples {shape} ({one_line(again)})") from None
     return freed, None
+
+
+def _find_branch(graph: onnx.GraphProto) -> str | None:
+    """Return the name of an If whose condition depends on more than sizes; None without one.
+
+    For several samples at once it would take one branch.
+    """
+    static = batch_axis.static_tensors(graph)
+    deciding = (n.name for n in graph.node if n.op_type == "If" and n.input[0] not in static)
+    return next(deciding, None)
 
 
 def _free_length(
@@ -327,8 +383,12 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
     tolerance = PARITY_TOLERANCE_OF_VALUES if final == VALUES else PARITY_TOLERANCE
     if flipped or not worst <= tolerance:
         kind = "probabilities" if final == PROBABILITIES else "values, relative to the largest,"
+        classes, allowed = "", f"{tolerance:.0e}"
+        if final != VALUES:
+            classes = f" on {flipped} of {len(expected[0])} top-1 classes"
+            allowed = f"0 and {allowed}"
         raise ParityError(
-            f"{label}: differs from the original on {flipped} of {len(expected[0])} top-1 classes, "
-            f"{kind} by up to {worst:.2e} (allowed: 0 and {tolerance:.0e})"
+            f"{label}: differs from the original{classes}, {kind} by up to {worst:.2e} "
+            f"(allowed: {allowed})"
         )
     return worst

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import math
 import sys
 import tempfile
 import types
@@ -17,6 +18,8 @@ from onnx import numpy_helper
 
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.pruning import prune, remove_nodes
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_bias, write_weights
 from resnet8ptq.models import normalization
 
@@ -103,28 +106,25 @@ def fold_into_products(graph: onnx.GraphProto) -> None:
     The layer's output must have no other consumer. An Add after a MatMul stays: a MatMul has no
     bias.
     """
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    uses = Counter(name for node in graph.node for name in node.input)
-    uses.update(value.name for value in graph.output)
+    links = Links(graph)
+    constants = links.constants
     layers: dict[str, onnx.NodeProto] = {}  # by output
     folded = []
     for node in graph.node:
         if _is_product(node, constants):
             layers[node.output[0]] = node
         taken = next((name for name in node.input if name in layers), "")
-        values = [numpy_helper.to_array(constants[n]) for n in node.input if n in constants]
-        if node.op_type not in ("Mul", "Add") or not taken or uses[taken] != 1 or len(values) != 1:
+        if node.op_type not in ("Mul", "Add") or not taken or links.is_shared(taken):
             continue
+        values = [numpy_helper.to_array(constants[n]) for n in node.input if n in constants]
         layer = layers[taken]
-        if _fold_into(graph, layer, node, values[0]):
+        if len(values) == 1 and _fold_into(links, layer, node, values[0]):
             layer.output[0] = node.output[0]
             layers[layer.output[0]] = layer
             folded.append(node)
-    for node in folded:
-        graph.node.remove(node)
-    used = {name for node in graph.node for name in node.input}
-    for tensor in [t for t in graph.initializer if folded and t.name not in used]:
-        graph.initializer.remove(tensor)
+    if folded:
+        remove_nodes(graph, folded)
+        prune(graph)
 
 
 def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
@@ -135,13 +135,13 @@ def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto])
     return plain and matrix and all(name in constants for name in node.input[2:])
 
 
-def _fold_into(
-    graph: onnx.GraphProto, layer: onnx.NodeProto, node: onnx.NodeProto, values: Array
-) -> bool:
+def _fold_into(links: Links, layer: onnx.NodeProto, node: onnx.NodeProto, values: Array) -> bool:
     """Fold a node's values into the layer before it; return False if they are not [channels]."""
-    weights, bias = (read(graph, layer).astype(np.float64) for read in (read_weights, read_bias))
+    weights, bias = (read(links, layer).astype(np.float64) for read in (read_weights, read_bias))
     channels = len(weights)
-    if values.size not in (1, channels) or values.shape[-1:] not in ((), (1,), (channels,)):
+    if not _is_by_channel(values.shape, channels):
+        return False
+    if values.ndim > 2 and values.ndim > _rank(links.graph, layer):
         return False
     if node.op_type == "Add" and layer.op_type == "MatMul":  # which has no bias
         return False
@@ -150,10 +150,28 @@ def _fold_into(
         weights, bias = weights * by_channel[:, np.newaxis], bias * by_channel
     else:
         bias = bias + by_channel
-    write_weights(graph, layer, weights)
+    write_weights(links, layer, weights)
     if layer.op_type == "Gemm":
-        write_bias(graph, layer, bias)
+        write_bias(links, layer, bias)
     return True
+
+
+def _is_by_channel(shape: tuple[int, ...], channels: int) -> bool:
+    """Return whether a constant broadcasts along the last axis only.
+
+    >>> _is_by_channel((1, 8), 8), _is_by_channel((8, 1), 8), _is_by_channel((), 8)
+    (True, False, True)
+    """
+    return math.prod(shape[:-1]) == 1 and shape[-1:] in ((), (1,), (channels,))
+
+
+def _rank(graph: onnx.GraphProto, layer: onnx.NodeProto) -> int:
+    """Return the number of axes of a layer's output; 2 at least, if it is unknown.
+
+    A constant with more axes would add axes to the output.
+    """
+    known = [value for value in graph.value_info if value.name == layer.output[0]]
+    return max([2, *(len(value.type.tensor_type.shape.dim) for value in known)])
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import numpy as np
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, files, isolation, machine
+from resnet8ptq.core.confinement import MAX_SECONDS
 from resnet8ptq.core.console import log_once
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Dataset, Split
@@ -100,7 +101,13 @@ def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = Tru
         crashed = ModelError(f"{source}: {conversion.CRASHED}")
         samples = np.asarray(checked.images[:])
         arguments = source, folder, samples, config, checked.preprocessing
-        isolation.call(conversion.convert, *arguments, crashed=crashed, network=is_module)
+        isolation.call(
+            conversion.convert,
+            *arguments,
+            crashed=crashed,
+            network=is_module,
+            seconds=MAX_SECONDS,
+        )
 
     folder = cache.entry(cache_root, "models", key, make)
     model = Fp32Model(
@@ -131,7 +138,9 @@ def _with_torch(model: Fp32Model, checked: Split, cache_root: Path) -> Fp32Model
         crashed = ModelError(f"{model.source}: {conversion.CRASHED}")
         samples, steps = np.asarray(checked.images[:]), checked.preprocessing
         arguments = (model.onnx_path, samples, steps, model.conversion.final)
-        result = isolation.call(conversion.check_torch, *arguments, crashed=crashed)
+        result = isolation.call(
+            conversion.check_torch, *arguments, crashed=crashed, seconds=MAX_SECONDS
+        )
         (folder / conversion.TORCH_RECORD).write_text(result)
 
     folder = cache.entry(cache_root, "torch_checks", key, make)
@@ -151,6 +160,9 @@ def _report(model: Fp32Model) -> None:
         )
     if record.source_opset != record.opset:
         log.info("%s: opset %d converted to %d", model.source, record.source_opset, record.opset)
+    if record.widened:
+        text = "%s: computes in float16; the FP32 network has its weights and computes in float32"
+        log_once(log, text, model.source)
     if model.fold:
         effect = record.preprocessing.describe()
         changes = [effect[f"preprocess_{name}"] for name in ("nodes", "bytes", "operators")]

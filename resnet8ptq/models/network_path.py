@@ -98,7 +98,7 @@ def _state_dict(config: ModelConfig) -> Path:
     path = Path(config.state_dict).expanduser().absolute()
     if not path.is_file():
         raise ModelError(f"model.state_dict: got {path}, no such file")
-    return path
+    return _check_size(path)
 
 
 def _checked(path: Path, key: str) -> Path:
@@ -112,7 +112,11 @@ def _checked(path: Path, key: str) -> Path:
             "; weights alone: model.module=PACKAGE.CLASS model.state_dict=FILE" if weights else ""
         )
         raise ModelError(f"{key}: {path} is not a model; {formats.EXPECTED}{mend}")
-    # A file with holes can be larger than the disk, and all of it is hashed.
+    return _check_size(path)
+
+
+def _check_size(path: Path) -> Path:
+    """Return the path; a file with holes can be larger than the disk, and all of it is hashed."""
     inside = path.rglob("*") if path.is_dir() else [path]
     size = sum(file.stat().st_size for file in inside if file.is_file())
     most = MAX_FOLDER_BYTES if path.is_dir() else MAX_BYTES

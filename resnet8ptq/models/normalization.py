@@ -1,11 +1,9 @@
 """Normalizes an ONNX graph: its opset, its constants, and the names of its nodes and tensors."""
 
 import copy
-import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,9 @@ from onnx import defs, numpy_helper, version_converter
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis, constant_pads
-from resnet8ptq.graph.pruning import find_all
+from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.pruning import find_all, inputs_of, remove_nodes
+from resnet8ptq.graph.renaming import compute_outputs, rename
 from resnet8ptq.graph.shapes import find_sizes
 from resnet8ptq.graph.weights import read, read_bias, write_bias, write_input
 from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, SCALER, graph_inputs, read_constant
@@ -98,13 +98,16 @@ def normalize(proto: onnx.ModelProto) -> None:
     del proto.opset_import[:]
     proto.opset_import.extend(imports)
     # Constant nodes become initializers, where quantization looks for weights.
-    for node in [node for node in graph.node if node.op_type == "Constant"]:
-        constant = read_constant(node)
+    stored = []
+    for node in graph.node:
+        constant = read_constant(node) if node.op_type == "Constant" else None
         if constant is not None:
             tensor = graph.initializer.add()
             tensor.CopyFrom(constant)
             tensor.name = node.output[0]
-            graph.node.remove(node)
+            stored.append(node)
+    remove_nodes(graph, stored)
+    compute_outputs(graph)
     # A Reshape to a shape without zeros needs no `allowzero`, which onnx2torch refuses. A computed
     # shape has none, since no tensor is empty.
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -172,7 +175,7 @@ def cast_constants(graph: onnx.GraphProto) -> None:
     for node in casts:
         values = numpy_helper.to_array(constants[node.input[0]]).astype(np.float32)
         graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
-        graph.node.remove(node)
+    remove_nodes(graph, casts)
 
 
 def simplify_gemms(graph: onnx.GraphProto) -> None:
@@ -180,14 +183,16 @@ def simplify_gemms(graph: onnx.GraphProto) -> None:
 
     ONNX Runtime's quantizer drops the beta of a bias that it rounds.
     """
-    constants = {tensor.name for tensor in graph.initializer}
+    links = Links(graph)
     for node in [node for node in graph.node if node.op_type == "Gemm"]:
         factors = {1: attribute(node, "alpha", 1.0), 2: attribute(node, "beta", 1.0)}
-        if not constants.issuperset(filter(None, node.input[1:])) or {*factors.values()} == {1}:
+        if {*factors.values()} == {1}:
+            continue
+        if not links.constants.keys() >= {*filter(None, node.input[1:])}:
             continue
         for index, name in enumerate(node.input):
-            if name in constants:
-                write_input(graph, node, index, read(graph, name) * np.float32(factors[index]))
+            if index and name in links.constants:
+                write_input(links, node, index, read(links, name) * np.float32(factors[index]))
         drop_attribute(node, "alpha")
         drop_attribute(node, "beta")
     _flatten_biases(graph)
@@ -201,6 +206,9 @@ def copy_shared_weights(graph: onnx.GraphProto) -> None:
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     roles: dict[str, dict[tuple[Any, ...], str]] = {}  # of each constant: its name in each role
+    for node in graph.node:
+        for name in constants.keys() & {*inputs_of(node)}.difference(node.input):
+            roles[name] = {(): name}  # an inner graph reads it
     for node in graph.node:
         for index, name in enumerate(node.input):
             layer = index > 0 and node.op_type in (*LAYERS, "ConvTranspose")
@@ -223,7 +231,8 @@ def _flatten_biases(graph: onnx.GraphProto) -> None:
     ONNX also broadcasts [1, N] and [1]. But ONNX Runtime's per-channel quantization fails on the
     first shape, torch's quantized linear on the second.
     """
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    links = Links(graph)
+    constants = links.constants
     wide = [
         node
         for node in graph.node
@@ -233,7 +242,7 @@ def _flatten_biases(graph: onnx.GraphProto) -> None:
         and list(dims) != [constants[node.input[1]].dims[channel_axis(node)]]
     ]
     for node in wide:
-        write_bias(graph, node, read_bias(graph, node))
+        write_bias(links, node, read_bias(links, node))
 
 
 def drop_attribute(node: onnx.NodeProto, name: str) -> None:
@@ -324,30 +333,6 @@ def _normalize_groups(
     ]
     nodes[1].attribute.append(onnx.helper.make_attribute("epsilon", epsilon))
     return nodes
-
-
-def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename tensors (old to new name); a tensor that already has a new name gets a suffix."""
-
-    def change(name: str) -> str:
-        if name in names:
-            return names[name]
-        return f"{name}__of_file" if name in names.values() else name
-
-    del graph.quantization_annotation[:]
-    values = find_all(graph, onnx.ValueInfoProto), find_all(graph, onnx.TensorProto)
-    for value in itertools.chain(*values):
-        value.name = change(value.name)
-    for node in find_all(graph, onnx.NodeProto):
-        node.input[:] = [change(name) for name in node.input]
-        node.output[:] = [change(name) for name in node.output]
-
-
-def rename_inside(graph: onnx.GraphProto, name: str, to: str) -> None:
-    """Rename a tensor between nodes; inputs and outputs of the graph keep their names."""
-    for node in find_all(graph, onnx.NodeProto):
-        for names in (node.input, node.output):
-            names[:] = [to if other == name else other for other in names]
 
 
 # ONNX Runtime's quantizer names its tensors by a tensor's name and such a suffix.

@@ -14,6 +14,7 @@ import onnx
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, isolation, machine
+from resnet8ptq.core.confinement import MAX_SECONDS
 from resnet8ptq.core.console import print_table, say, stdout, waiting
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.attention import left_by_attention
@@ -162,6 +163,18 @@ def find_picture_size(path: Path, config: ModelConfig, cache_root: Path) -> tupl
     return picture_size(read_contract(proto.graph), config.inputs or {})
 
 
+def find_input_names(path: Path, config: ModelConfig, cache_root: Path) -> list[str]:
+    """Return the names of the network's inputs; none for a module, which has none before a run.
+
+    Raises:
+        ModelError: not a model, or unsafe.
+    """
+    if config.module is not None:
+        return []
+    proto = _export(path, cache_root, config, None)
+    return [tensor.name for tensor in read_contract(proto.graph).inputs]
+
+
 def _export(path: Path, cache_root: Path, config: ModelConfig, sample: Sample) -> onnx.ModelProto:
     is_module = config.module is not None  # the user's own code, which may download
     name = formats.format_name(path, is_module)
@@ -177,7 +190,9 @@ def _export(path: Path, cache_root: Path, config: ModelConfig, sample: Sample) -
         crashed = ModelError(f"{path}: {CRASHED}")
         arguments = path, name, sample if is_module else None, config
         with waiting("Reading the network"):
-            exported = isolation.call(_read, *arguments, crashed=crashed, network=is_module)
+            exported = isolation.call(
+                _read, *arguments, crashed=crashed, network=is_module, seconds=MAX_SECONDS
+            )
         (folder / "network.onnx").write_bytes(exported)
 
     return onnx.load(cache.entry(cache_root, "inspections", key, make) / "network.onnx")

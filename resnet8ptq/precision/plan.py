@@ -229,8 +229,9 @@ def check_known(
     kind: str = "names of the model's ONNX nodes",
 ) -> None:
     """Raise `ConfigError` for the first name that is not in `names`, with the nearest ones."""
+    known = {*names}
     for name in chosen:
-        if name not in names:
+        if name not in known:
             nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.2) or names[:3]
             raise ConfigError(
                 f"{key}: got {name!r}, expected {kind}; nearest: {', '.join(nearest)}"

@@ -16,7 +16,7 @@ from resnet8ptq.report.recommend import (
     fp32_name,
 )
 from resnet8ptq.report.table import VOID, say_size
-from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, Verdict, whole_outcome
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, Verdict
 from resnet8ptq.tasks.contract import BASELINE, TOTAL
 
 UNKNOWN_SPEED = "for an NPU: its speed was not measured, because this CPU computes it in float"
@@ -63,8 +63,7 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
         verdict += say_chance(selected, first.choice) + say_balanced(selected, first.choice)
     no_gain = say_no_gain(selected, first.choice)
     outcome, facts = first.judged.outcome, say_facts(selected, first.choice)
-    asked = selected.family.metric, first.choice, first.judged, selected.limits
-    advice = say_advice(first.label, whole_outcome(*asked), bool(no_gain))
+    advice = say_advice(first.label, outcome, bool(no_gain))
     return Answer(uses, first.label, advice, outcome, verdict + no_gain, facts, first.command)
 
 
@@ -101,12 +100,13 @@ def say_verdict(selected: ModelSelection, cell: Cell, verdict: Verdict) -> str:
         total = f"the first {total} of {cell.record.planned:,.0f} in random order"
     if verdict.outcome == VOID:
         return f"No verdict: {cell.record.doubt}."
-    if verdict.outcome == PASS:
-        return f"{limit[:1].upper()}{limit[1:]}, shown with 95% confidence on {total}."
-    if verdict.outcome == FAIL:
-        return f"Fails the limit ({limit}), shown with 95% confidence on {total}."
+    fault = f"Fails: {verdict.fault}. " if verdict.fault else ""
+    if verdict.loss == PASS:
+        return f"{fault}{limit[:1].upper()}{limit[1:]}, shown with 95% confidence on {total}."
+    if verdict.loss == FAIL:
+        return f"{fault}Fails the limit ({limit}), shown with 95% confidence on {total}."
     needed = f"; deciding with 80% power takes {verdict.sizes}" if verdict.sizes else ""
-    return f"Undecided: {total} neither prove nor disprove the limit ({limit}){needed}."
+    return f"{fault}Undecided: {total} neither prove nor disprove the limit ({limit}){needed}."
 
 
 def say_chance(selected: ModelSelection, best: Cell) -> str:

@@ -46,6 +46,7 @@ class Cell:
     paired: Paired | None = None
     worse_classes: tuple[str, ...] = ()  # classes that lost significantly, after correction
     choice: Paired | None = None  # on the selection samples, if any
+    lost: bool = False  # measured, but its predictions are missing or damaged
     # `ranges.json`, only for the first run of each backend and calibration, which the figures show.
     ranges: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
@@ -86,8 +87,17 @@ class Family:
 
     @property
     def planned(self) -> int:
-        """The least number of models to correct verdicts for, see `report.confirmations`."""
-        return max((record.confirmations for record in self.records), default=1)
+        """The least number of models to correct verdicts for.
+
+        It is `report.confirmations`, or the number of measured models: a model whose file was lost
+        still counts, so that the others do not pass more easily.
+        """
+        planned = max((record.confirmations for record in self.records), default=1)
+        lost = [cell.record for cell in self.cells if cell.lost and cell.record.quantized]
+        if not lost:
+            return planned
+        measured = [cell.record for cell in self.measured]
+        return max(planned, facts.count_models([*measured, *lost]))
 
     @cached_property
     def task(self) -> Task:
@@ -126,7 +136,10 @@ def class_power(family: Family) -> tuple[float, float] | None:
 
 
 def load(store: Store, records: Sequence[RunRecord]) -> list[Family]:
-    """Read the predictions and ranges of a sweep's runs from MLflow; test each family of runs."""
+    """Read the predictions and ranges of a sweep's runs from MLflow; test each family of runs.
+
+    A run whose file is missing or damaged is warned of, and stays as failed.
+    """
     return [_load_family(store, family) for family in facts.group(records)]
 
 
@@ -154,7 +167,7 @@ def _look_back(store: Store, family: Family) -> Family:
 def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
     """Return the values of an earlier run; None, with a warning, if its files are gone."""
     try:
-        return _load_cell(store, facts.task_of([record]), record, "", {}).paired
+        return _read_cell(store, facts.task_of([record]), record, "", {}).paired
     except TrackingError as error:
         log.warning("the samples shared with an earlier run cannot be identified: %s", error)
         return None
@@ -175,9 +188,8 @@ def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
         cell = _load_cell(store, task, record, label, kept)
         kind = record.backend, record.calib
         if cell.quantized and kind not in shown:
-            with history.artifact(store, record, "ranges.json") as path:
-                cell = replace(cell, ranges=_read(record, path, _read_ranges))
-            if cell.ranges["activations"]:
+            cell = replace(cell, ranges=_load_ranges(store, record))
+            if cell.ranges.get("activations"):
                 shown.add(kind)
         cells.append(cell)
     return compare(cells)
@@ -186,8 +198,30 @@ def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
 def _load_cell(
     store: Store, task: Task, record: RunRecord, label: str, kept: dict[bytes, Array]
 ) -> Cell:
+    """Read a run; if its predictions are missing or damaged, warn, and keep it as failed."""
+    try:
+        return _read_cell(store, task, record, label, kept)
+    except TrackingError as error:
+        log.warning("%s; the run stays without a verdict", error)
+        return Cell(record.as_failed(str(error)), label, lost=True)
+
+
+def _load_ranges(store: Store, record: RunRecord) -> dict[str, Any]:
+    """Read the ranges for the figures; if they are missing or damaged, warn and return none."""
+    try:
+        with history.artifact(store, record, "ranges.json") as path:
+            return _read(record, path, _read_ranges)
+    except TrackingError as error:
+        log.warning("%s; the figures leave it out", error)
+        return {}
+
+
+def _read_cell(
+    store: Store, task: Task, record: RunRecord, label: str, kept: dict[bytes, Array]
+) -> Cell:
     # A killed run may have logged its metrics but not its files.
-    if record.value(task.metric) is None or record.status != "ok":
+    is_scored = record.total is not None and record.value(task.metric) is not None
+    if not is_scored or record.status != "ok":
         return Cell(record, label)
     reader = partial(_read_predictions, task.test, kept=kept)
     with history.artifact(store, record, "predictions.npz") as path:

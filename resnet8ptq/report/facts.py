@@ -5,7 +5,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from resnet8ptq.config.limits import check
 from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.contract import CHOICE, Task
 from resnet8ptq.tasks.statistics import holm
@@ -179,8 +181,12 @@ def count_models(records: Sequence[RunRecord]) -> int:
 
 
 def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
-    """Return a key of each run's model: equal for the same file on the same kernels."""
-    return [(r.backend, r.engine, r.artifact_sha256 or r.run_id) for r in records]
+    """Return a key of each run's model: equal for the same file on the same kernels.
+
+    A dynamically quantized file takes its ranges from the batch, so its size belongs to the model.
+    """
+    files = [(r.backend, r.engine, r.artifact_sha256 or r.run_id) for r in records]
+    return [(*file, r.dynamic_batch) for file, r in zip(files, records, strict=True)]
 
 
 def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
@@ -195,8 +201,19 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
 
     Args:
         asked: requested limits, by the key of `report`; None: the logged limit.
+
+    Raises:
+        ConfigError: a limit is out of range.
+        TrackingError: a logged limit is not a number; a store is untrusted.
     """
     logged = (record.settings(*(f"report.{name}" for name in LIMITS)) for record in records)
     texts = next((values for values in logged if values[0] is not None), ())
-    own = {n: json.loads(text) for n, text in zip(LIMITS, texts, strict=False) if text is not None}
-    return ReportConfig(**own | {n: value for n, value in asked.items() if value is not None})
+    named = {name: text for name, text in zip(LIMITS, texts, strict=False) if text is not None}
+    typed = {name: value for name, value in asked.items() if value is not None}
+    try:
+        own = {name: json.loads(text) for name, text in named.items()}
+        config = ReportConfig(**own | typed)
+        check(config)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise TrackingError("report.max_drop: the runs have logged invalid limits") from None
+    return config

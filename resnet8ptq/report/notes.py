@@ -5,8 +5,9 @@ from collections.abc import Collection, Sequence
 from resnet8ptq.report.facts import adjusted_p, count_models, labels, task_of, varied
 from resnet8ptq.report.table import NOTHING_JUDGED, VOID, Judged
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
-from resnet8ptq.tasks.contract import Task
+from resnet8ptq.tasks.contract import UNDEFINED, Task
 from resnet8ptq.tasks.sequential import LOOKS
+from resnet8ptq.tasks.statistics import KNOWN
 from resnet8ptq.tracking.ledger import NO_LOOKS
 from resnet8ptq.tracking.record import RunRecord
 
@@ -22,7 +23,10 @@ LIMIT_NOTE = (
 )
 OUTCOME_NOTES = {
     PASS: "pass: these samples prove that the model keeps the limit (upper bound within it). ",
-    FAIL: "fail: these samples prove that the model exceeds it (lower bound beyond it). ",
+    FAIL: (
+        "fail: these samples prove that the model exceeds it (lower bound beyond it), or the model "
+        "fails for the reason named. "
+    ),
     UNDECIDED: (
         "undecided: these samples are too few for either proof. In brackets: the sample sizes that "
         "decide with 80% power if the true loss is one standard error below or above the measured "
@@ -64,6 +68,7 @@ INTERVAL_NOTE = (
     "interval: the 95% confidence interval of delta, not corrected{for_all}. It contains the "
     "differences from FP32 that these samples do not rule out. Method: {how}."
 )
+UNDEFINED_NOTE = "{label}: {share:.2%} of the bootstrap samples have no value of {title}. {effect}."
 SPEEDUP_NOTE = (
     "ms: the median latency of one image, {threads} thread(s); speedup: FP32's latency divided by "
     "the run's, timed in turns. Runs are timed at different times: compare their speedups, not "
@@ -91,7 +96,7 @@ def collect(
     lines += _on_limits(task, records, judged) + _on_stops(task, named)
     if task.note and any(record.value(task.metric) is not None for record in records):
         lines.append(task.note)
-    lines += _on_batches(task, named)
+    lines += _on_batches(task, named) + _on_undefined(task, named)
     return lines + _on_speed(records) if whole else lines
 
 
@@ -187,6 +192,20 @@ def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
             f"The same for {len(stopped) - NAMED:,} more runs (stopping/loss in runs.csv)."
         )
     return [STOP_NOTE.format(looks=LOOKS), *lines] if stopped else []
+
+
+def _on_undefined(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
+    lines = []
+    for record, label in named[:NAMED]:
+        if share := record.metrics.get(UNDEFINED):
+            effect = "Interval, p and verdict use the others"
+            if share > 1 - KNOWN:
+                effect = "That is more than 1%: no interval, and the verdict is undecided"
+            title = task.metric.title
+            lines.append(
+                UNDEFINED_NOTE.format(label=label, share=share, title=title, effect=effect)
+            )
+    return lines
 
 
 def _on_batches(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:

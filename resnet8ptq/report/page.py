@@ -4,13 +4,15 @@
     resnet8ptq report experiment=NAME        the newest sweep of that MLflow experiment
     resnet8ptq report run_id=ID              the sweep with that parent run
 
-`max_drop=0.05`, `min_accuracy=0.85` and, without labels, `min_sqnr_db=30` set the limits.
+`max_drop=0.05`, `min_accuracy=0.85` and, without labels, `min_sqnr_db=30` set other limits than
+those of the sweep.
 `reference=NAME` adds results of other tools (see `report.reference`). `folder=PATH` is the folder
 of the files (default: the sweep's own), `uri=` and `root=` set the MLflow store. The files are
 also logged on the parent run.
 """
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +41,7 @@ from resnet8ptq.report import (
     web_page,
 )
 from resnet8ptq.report.comparison import MAX_BYTES, Family, class_power, count_looks, load
-from resnet8ptq.report.facts import best_first, count_models, headings
+from resnet8ptq.report.facts import LIMITS, best_first, count_models, headings, limits_of
 from resnet8ptq.report.recommend import (
     ModelSelection,
     Recommendation,
@@ -57,7 +59,10 @@ from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import is_sweep_folder
 
+log = logging.getLogger(__name__)
+
 Figures = Mapping[str, bytes]  # file name -> PNG or SVG
+_PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 
 
 def write(
@@ -78,9 +83,7 @@ def write(
         if over:
             own["trade_offs.svg"] = trade_off.to_svg(over).encode()
         if (best := selected.recommendations) and best[0].choice is not None:
-            for name in selected.family.task.figure_files:
-                with history.artifact(store, best[0].choice.record, name) as path:
-                    own[name] = path.read_bytes()
+            own |= _load_figures(store, best[0].choice.record, selected.family.task.figure_files)
         drawn |= {prefix + name: content for name, content in own.items()}
     page, runs = to_html(chosen, panels, drawn), [r for family in families for r in family.records]
     texts = {"report.md": to_markdown(chosen, drawn), REPORT: page, "runs.csv": table.to_csv(runs)}
@@ -93,6 +96,24 @@ def write(
     note = "\n\n".join(filter(None, notes_of))
     background.ask(upload.describe, store, parent_id, note or "No model is recommended.")
     return paths
+
+
+def _load_figures(store: Store, record: RunRecord, names: Collection[str]) -> dict[str, bytes]:
+    """Read the figures of a run; warn of a missing or damaged one, and leave it out.
+
+    A run is FINISHED before the background process has drawn them, so a killed run may lack them.
+    """
+    loaded = {}
+    for name in names:
+        try:
+            with history.artifact(store, record, name) as path:
+                content = files.read_bytes(path, MAX_BYTES)
+            if not (content.startswith(_PNG_START) and content.endswith(_PNG_END)):
+                raise TrackingError(f"run {record.run_id}: {name} is damaged")
+            loaded[name] = content
+        except (TrackingError, OSError) as error:
+            log.warning("the report leaves out a figure: %s", one_line(error))
+    return loaded
 
 
 def select(
@@ -348,8 +369,8 @@ class Arguments:
 
     experiment: str = "resnet8ptq"
     run_id: str | None = None
-    max_drop: float = ReportConfig.max_drop
-    min_sqnr_db: float = ReportConfig.min_sqnr_db
+    max_drop: float | None = None
+    min_sqnr_db: float | None = None
     min_accuracy: float | None = None
     reference: str | None = None
     folder: str | None = None
@@ -362,8 +383,11 @@ def main(words: list[str]) -> None:
     asked = command.parse_words(words, Arguments, __doc__)
     with waiting("Reading the runs"):
         store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
-        run_id = asked.run_id
-        parent = history.load_run(store, run_id) if run_id else history.find_parent(store)
+        parent = (
+            history.find_parent(store)
+            if asked.run_id is None
+            else history.load_named(store, "run_id", asked.run_id)
+        )
     if parent is None:
         raise ConfigError(
             f"experiment: got {asked.experiment!r}, expected one with a sweep; try experiment=, "
@@ -372,13 +396,9 @@ def main(words: list[str]) -> None:
     own = Path(parent.folder)
     folder = Path(asked.folder or (own if is_sweep_folder(own, parent.run_id) else "."))
     folder.mkdir(parents=True, exist_ok=True)
-    limits = ReportConfig(
-        max_drop=asked.max_drop,
-        min_sqnr_db=asked.min_sqnr_db,
-        min_accuracy=asked.min_accuracy,
-        reference=asked.reference,
-    )
     records = history.load_compared(store, parent.run_id)
+    limits = limits_of(records, {name: getattr(asked, name) for name in LIMITS})
+    limits = replace(limits, reference=asked.reference)
     chosen = load_selections(store, parent, records, limits)
     families = count_looks(store, [selected.family for selected in chosen])
     chosen = [replace(s, family=family) for s, family in zip(chosen, families, strict=True)]
@@ -395,6 +415,7 @@ def _load_timings(store: Store, parent: RunRecord, families: int) -> list[Paired
         timings = [None if timing is None else PairedLatency.of(timing) for timing in kept]
     except TrackingError:  # they were not timed
         timings = []
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise TrackingError(f"run {parent.run_id}: {FILE} is damaged ({one_line(error)})") from None
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
+        log.warning("run %s: %s is damaged (%s)", parent.run_id, FILE, one_line(error))
+        timings = []
     return timings if len(timings) == families else [None] * families

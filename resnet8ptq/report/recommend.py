@@ -19,7 +19,7 @@ from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, ratio, t
 from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.table import VOID, say_size, show_interval
-from resnet8ptq.report.verdicts import FAIL, Verdict, least_of, reaches_least
+from resnet8ptq.report.verdicts import FAIL, Verdict, least_of
 from resnet8ptq.tasks.contract import BASELINE, CHOICE, Metric
 from resnet8ptq.tasks.statistics import ROUNDING
 
@@ -70,14 +70,22 @@ class Recommendation:
     @property
     def command(self) -> str:
         """The deploy command; empty for FP32, and for files of other programs."""
+        words = self.deploy_words
+        return invocation.command("deploy", *words) if words else ""
+
+    @property
+    def deploy_words(self) -> list[str]:
+        """The settings of `deploy` that name the run and its store; empty as `command`."""
         if self.choice is None or self.choice.record.combination.path:
-            return ""
-        words = [f"run_id={self.choice.record.run_id}"]
-        for name, (key, default) in _STORE.items():
-            value = self.choice.record.params.get(key, default)
-            if value != default:
-                words.append(f"{name}={value}")
-        return invocation.command("deploy", *words)
+            return []
+        record = self.choice.record
+        words = [f"run_id={record.run_id}", *(record.store_words or ())]
+        if record.store_words is None:  # read from its folder
+            for name, (key, default) in _STORE.items():
+                value = record.params.get(key, default)
+                if value != default:
+                    words.append(f"{name}={value}")
+        return words
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,6 @@ class ModelSelection:
         Without selection samples, only models that do not fail and that reach the metric's minimum.
         """
         kept = [cell for cell in self._ran if self.outcome(cell) != FAIL]
-        kept = [cell for cell in kept if reaches_least(self.family.metric, cell, self.limits)]
         return self._ran if kept and self.apart else kept
 
     @cached_property
@@ -108,6 +115,7 @@ class ModelSelection:
     def _ran(self) -> list[Cell]:
         """The models that ran as they are deployed; if there are none, files for NPUs."""
         measured = [cell for cell in self.family.measured if not cell.record.doubt]
+        measured = [cell for cell in measured if not cell.record.silent]
         ran = [cell for cell in measured if cell.record.execution != "simulated"]
         return ran or [cell for cell in measured if cell.record.is_for_npu]
 
@@ -221,7 +229,8 @@ def why_none(selected: ModelSelection) -> list[str]:
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
     ours = [cell for cell in measured if not cell.record.combination.path]
-    if ours and all(selected.outcome(cell) in (FAIL, VOID) for cell in measured):
+    losses = {verdict.loss for verdict in selected.judged.values()}
+    if ours and losses <= {FAIL, VOID}:
         tried = any(cell.record.combination.per_channel for cell in measured)
         lines.append(
             f"To reduce the loss, try {'' if tried else 'per_channel=true, '}another calibration "
@@ -304,14 +313,14 @@ def _judge(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[R
     Models of `own_family` are judged together. The balanced model is chosen on the reported
     samples, so its verdict is corrected for all models, unless it is another use's model too.
     """
-    family, limits = selected.family, selected.limits
-    judged = {**selected.judged, **verdicts.judge(own_family(selected, chosen), limits)}
+    own = own_family(selected, chosen)
+    judged = {**selected.judged, **verdicts.judge(own, selected.limits)}
 
     result = []
     for recommended in chosen:
         if (cell := recommended.choice) is not None:
             verdict = judged[cell.record.run_id]
-            text = verdicts.say(family.metric, cell, verdict, limits)
+            text = verdicts.say(cell, verdict)
             recommended = replace(recommended, judged=verdict, verdict=text)
         result.append(recommended)
     return result

@@ -5,11 +5,14 @@ the lower bound is beyond the limit. Both are corrected for all models of a fami
 runs with equal files count as one model. Otherwise it is undecided: a loss that is not significant
 does not prove equality. A verdict is void if FP32 itself is no better than chance, or clearly below
 the accuracy that the user expects, because a loss against a broken network has no meaning.
+
+Whatever its loss, a model fails below the metric's own limit, such as `report.min_accuracy`, and if
+it has an output that does not depend on the sample.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from resnet8ptq.config.schema import ReportConfig
@@ -42,21 +45,33 @@ MOST_NEEDED = 1_000_000  # samples: larger sizes are not shown
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a model keeps the limit; if undecided, the sample size that would decide."""
+    """Whether a model keeps its limits; if undecided, the sample size that would decide."""
 
-    outcome: str  # `PASS`, `FAIL`, `UNDECIDED` or `VOID`
+    loss: str  # on the loss alone: `PASS`, `FAIL`, `UNDECIDED` or `VOID`
     # If undecided, the sample size for 80% power at the measured loss; NaN if samples do not vary.
     needed: float = 0.0
     between: Interval = (0.0, 0.0)  # the same at losses one standard error off
+    fault: str = ""  # why the model fails whatever its loss, see `find_fault`
 
     def __str__(self) -> str:
-        return f"{self.outcome} ({self.sizes})" if self.sizes else self.outcome
+        return self.say()
+
+    @property
+    def outcome(self) -> str:
+        """The verdict on the model, which every table, page and exit code shows."""
+        return FAIL if self.fault and self.loss != VOID else self.loss
+
+    def say(self, after: str = "") -> str:
+        """Return the verdict as text; `after` says how many samples decided it."""
+        sizes = f" ({self.sizes})" if self.sizes else ""
+        fault = f", {self.fault}" if self.fault and self.loss != VOID else ""
+        return f"{self.outcome}{sizes}{after}{fault}"
 
     @property
     def sizes(self) -> str:
         """The range of needed sample sizes as text; empty if decided, or beyond `MOST_NEEDED`."""
         low, high = self.between
-        if not 0 < low <= MOST_NEEDED:
+        if self.outcome != UNDECIDED or not 0 < low <= MOST_NEEDED:
             return ""
         begin = f"{round_size(low):,}"
         return f"{begin} or more" if high > MOST_NEEDED else f"{begin} to {round_size(high):,}"
@@ -73,7 +88,7 @@ def in_words(
     for family, verdicts in zip(families, judged, strict=True):
         for cell in family.measured:
             run_id = cell.record.run_id
-            texts[run_id] = say(family.metric, cell, verdicts[run_id], limits)
+            texts[run_id] = say(cell, verdicts[run_id])
     looks = {record.test_digest: family.looks for family in families for record in family.records}
     added = {
         record.test_digest: say_added(family, limits)
@@ -84,23 +99,21 @@ def in_words(
     return Judged(texts, limits, looks, added)
 
 
-def say(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> str:
-    """Return the verdict as text, with the metric's own limit if the model does not reach it.
-
-    For a run that stopped early, the text includes the number of its samples.
-    """
-    record, text = cell.record, str(verdict)
-    if record.planned is not None and record.total is not None:
-        text += f" after {record.total:,.0f} of {record.planned:,.0f}"
-    if verdict.outcome == VOID or reaches_least(metric, cell, limits):
-        return text
-    return f"{text}, {metric.title} < {metric.show(least_of(metric, limits) or 0)}"
+def say(cell: Cell, verdict: Verdict) -> str:
+    """Return the verdict as text; for a run that stopped early, with the number of its samples."""
+    record = cell.record
+    if record.planned is None or record.total is None:
+        return str(verdict)
+    return verdict.say(f" after {record.total:,.0f} of {record.planned:,.0f}")
 
 
-def whole_outcome(metric: Metric, cell: Cell, verdict: Verdict, limits: ReportConfig) -> str:
-    """Return the outcome; `FAIL` if the metric is below its minimum, as `report.min_accuracy`."""
-    reaches = verdict.outcome == VOID or reaches_least(metric, cell, limits)
-    return verdict.outcome if reaches else FAIL
+def find_fault(metric: Metric, cell: Cell, limits: ReportConfig) -> str:
+    """Return why a model fails whatever its loss; empty if nothing is known."""
+    if cell.record.silent:
+        return cell.record.silent
+    if reaches_least(metric, cell, limits):
+        return ""
+    return f"{metric.title} < {metric.show(least_of(metric, limits) or 0)}"
 
 
 def least_of(metric: Metric, limits: ReportConfig) -> float | None:
@@ -123,7 +136,10 @@ def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
     margins = [(margin_at(metric, cell, drop), int(cell.metric(TOTAL))) for cell in cells]
     records = [cell.record for cell in cells]
     decided = by_model(records, margins, partial(decide, planned=family.planned))
-    return verdicts | {r.run_id: verdict for r, verdict in zip(records, decided, strict=True)}
+    for cell, verdict in zip(cells, decided, strict=True):
+        fault = find_fault(metric, cell, limits)
+        verdicts[cell.record.run_id] = replace(verdict, fault=fault)
+    return verdicts
 
 
 def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:

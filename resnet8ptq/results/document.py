@@ -162,9 +162,8 @@ def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
     metric, limit = run.metric, _say_loss(run.metric, run.limit)
     name, loss = metric.loss_title.partition(",")[0], _say_loss(metric, run.loss)
     text = f"{begin}: {show(name)} is {loss}{_say_bounds(run)}; the limit is {limit}."
-    if run.verdict != run.loss_verdict and run.least is not None:
-        value, least = _show(metric, run.value), metric.show(run.least)
-        text += f" {show(metric.title.capitalize())} is {value}, less than {least}."
+    if fault := run.verdict_text.partition(", ")[2]:
+        text += f" It fails: {show(fault)}."
     if needed := run.verdict_text.partition("(")[2].partition(")")[0]:
         text += f" Sample size for 80% power near this loss: {needed}."
     return text

@@ -5,14 +5,11 @@ A folder is read without the store if it holds all runs of the sweep.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
-from resnet8ptq.config.limits import check
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
-from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import no_such_name, printable, redact
 from resnet8ptq.report import comparison, facts, page, terminal
 from resnet8ptq.report.recommend import ModelSelection
@@ -25,7 +22,7 @@ from resnet8ptq.results.summaries import (
 from resnet8ptq.tracking import history, origin, sync
 from resnet8ptq.tracking.journal import FILE, Journal
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store, in_one_line, open_store
+from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 
 _MODEL = re.compile(r"model\.(onnx|tflite|pt|pt2|pte|zip)")  # the quantized file of a run
@@ -73,14 +70,13 @@ def load_sweep(
 
     Raises:
         ConfigError: the sweep does not exist.
-        TrackingError: the store does not answer, or a file of a run is missing or damaged.
+        TrackingError: the store does not answer, or its texts are damaged.
     """
     source = _find(SWEEP, run_id, folder, tags, tracking or TrackingConfig())
     assert source.parent is not None  # of every sweep
-    with in_one_line(source.store):
-        selections = _select(source, limits or {})
-        artifacts = {r.run_id: _find_artifact(source.store, r) for r in source.records}
-        report = _find_file(source.store, source.parent, re.compile(re.escape(terminal.REPORT)))
+    selections = _select(source, limits or {})
+    artifacts = {r.run_id: _find_artifact(source.store, r) for r in source.records}
+    report = _find_file(source.store, source.parent, re.compile(re.escape(terminal.REPORT)))
     return summarize_sweep(source.parent, selections, artifacts, report)
 
 
@@ -105,11 +101,11 @@ def load_run(
         raise ConfigError(
             f"run_id: run {source.run_id} is an analysis, expected a run that quantized a network"
         )
-    with in_one_line(source.store):
-        selections = _select(source, limits or {})
-        artifacts = {source.run_id: _find_artifact(source.store, own[0])}
-    (selected,) = [s for s in selections if own[0] in s.family.records]
-    return summarize_runs(selected, artifacts)[selected.family.records.index(own[0])]
+    selections = _select(source, limits or {})
+    artifacts = {source.run_id: _find_artifact(source.store, own[0])}
+    ids = [[record.run_id for record in selected.family.records] for selected in selections]
+    (family,) = [number for number, members in enumerate(ids) if source.run_id in members]
+    return summarize_runs(selections[family], artifacts)[ids[family].index(source.run_id)]
 
 
 def is_sweep(folder: Path) -> bool:
@@ -128,12 +124,7 @@ def _select(source: _Source, asked: Asked) -> list[ModelSelection]:
 def _limits(records: Sequence[RunRecord], asked: Asked) -> ReportConfig:
     if unknown := asked.keys() - {*facts.LIMITS}:
         raise ConfigError(no_such_name("limits", min(unknown), facts.LIMITS))
-    try:
-        config = facts.limits_of(records, asked)
-        check(config)
-    except (ValueError, TypeError, OverflowError, RecursionError):  # a store is untrusted
-        raise TrackingError("report.max_drop: the runs have logged invalid limits") from None
-    return config
+    return facts.limits_of(records, asked)
 
 
 def _find(
@@ -150,13 +141,12 @@ def _find(
     if folder is not None:
         return read(Path(folder).resolve(), tracking)
     store = open_store(tracking)
-    with in_one_line(store):
-        if run_id is None:
-            return load(store, _find_newest(store, kind, tags or {}))
-        record = history.load_named(store, kind, run_id)
-        if kind == SWEEP and record.kind != SWEEP:
-            raise ConfigError(f"sweep: {run_id} is a run; try run_id={run_id}")
-        return load(store, record)
+    if run_id is None:
+        return load(store, _find_newest(store, kind, tags or {}))
+    record = history.load_named(store, kind, run_id)
+    if kind == SWEEP and record.kind != SWEEP:
+        raise ConfigError(f"sweep: {run_id} is a run; try run_id={run_id}")
+    return load(store, record)
 
 
 def _find_newest(store: Store, kind: str, tags: Mapping[str, str]) -> RunRecord:
@@ -200,9 +190,8 @@ def _read_sweep(folder: Path, tracking: TrackingConfig) -> _Source:
         raise ConfigError(f"folder: got {folder}, a run's folder, expected the folder of a sweep")
     if Sweep.load(folder).resume:
         store = open_store(tracking)
-        with in_one_line(store):
-            return _load_sweep(store, _find_logged(store, kept, folder))
-    records = [record for record in sync.load_records(folder) if not record.is_analysis]
+        return _load_sweep(store, _find_logged(store, kept, folder))
+    records = [_of_folder(r) for r in sync.load_records(folder) if not r.is_analysis]
     if not records:
         raise ConfigError(f"folder: got {folder}, expected the folder of a sweep with runs")
     return _Source(_NO_STORE, RunRecord.of_journal(kept, folder), records)
@@ -211,7 +200,7 @@ def _read_sweep(folder: Path, tracking: TrackingConfig) -> _Source:
 def _read_run(folder: Path, tracking: TrackingConfig) -> _Source:
     """Read a run from its folder, among the others of its sweep."""
     kept = _read_journal(folder)
-    record = RunRecord.of_journal(kept, folder)
+    record = _of_folder(RunRecord.of_journal(kept, folder))
     if record.kind == SWEEP:
         raise ConfigError(f"folder: got {folder}, a sweep's folder, expected the folder of a run")
     if not record.parent_id:
@@ -222,8 +211,12 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> _Source:
         if record.run_id in {other.run_id for other in source.records}:
             return _Source(source.store, source.parent, source.records, record.run_id)
     store = open_store(tracking)
-    with in_one_line(store):
-        return _load_run(store, _find_logged(store, kept, folder))
+    return _load_run(store, _find_logged(store, kept, folder))
+
+
+def _of_folder(record: RunRecord) -> RunRecord:
+    """Return the record of a folder; the store that another user's folder names is left out."""
+    return record if origin.own_folder(record) else replace(record, store_words=())
 
 
 def _read_journal(folder: Path) -> Journal:
@@ -255,15 +248,13 @@ def _find_artifact(store: Store, record: RunRecord) -> str | None:
 
 def _find_file(store: Store, record: RunRecord, name: re.Pattern[str]) -> str | None:
     """Return the path of a run's file in its folder, or else its path or address in the store."""
-    address = urlsplit(record.artifact_uri)
-    local = address.scheme in ("", "file")
-    folders = [origin.own_folder(record)] + [Path(url2pathname(address.path))] * local
-    for folder in filter(None, folders):
-        names = sorted(path.name for path in folder.glob("*") if name.fullmatch(path.name))
+    own = origin.own_folder(record)
+    if own is not None:
+        names = sorted(path.name for path in own.glob("*") if name.fullmatch(path.name))
         if names:
-            return printable(str(folder / names[0]))
-    if local:
+            return printable(str(own / names[0]))
+    names = [listed for listed in history.list_artifacts(store, record) if name.fullmatch(listed)]
+    if not names:
         return None
-    listed = [item.path for item in store.client.list_artifacts(record.run_id)]
-    names = sorted(path for path in listed if name.fullmatch(path))
-    return printable(redact(f"{record.artifact_uri}/{names[0]}")) if names else None
+    folder = history.locate(store, record)
+    return printable(redact(f"{folder or record.artifact_uri}/{names[0]}"))

@@ -7,7 +7,6 @@ were not measured.
 
 import math
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -23,6 +22,7 @@ from resnet8ptq.report.recommend import ModelSelection, Recommendation, own_fami
 from resnet8ptq.report.verdicts import MOST_NEEDED, Verdict
 from resnet8ptq.results.bounds import Bounds, measure
 from resnet8ptq.tasks.contract import BASELINE, Metric
+from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 
 if TYPE_CHECKING:  # half a second to import
@@ -48,7 +48,7 @@ class RunSummary:
             loss; None beyond a million, or without spread.
         least: the metric's own limit.
         loss: the loss against FP32, positive if the model is worse: a difference of the metric, or
-            for unbounded metrics a fraction of FP32's value, see `Metric.drop`.
+            for unbounded metrics a fraction of FP32's value, see `Metric.loss`.
         loss_upper_bound, loss_lower_bound: one-sided 95% bounds, see `bounds`.
         limit: the largest loss that passes.
         p_value: p-value of the difference from FP32, corrected for the runs of the sweep.
@@ -57,7 +57,8 @@ class RunSummary:
         samples_planned: planned samples of a run that stopped when decided; else None.
         latency_ms: median latency of one sample; `batch_latency_ms` of a batch.
         artifact: path or address of the quantized file.
-        deploy_command: the command that exports the file with a model card.
+        deploy_command: the command that exports the file with a model card; `deploy_words`: its
+            settings.
         reproduce_command: the command that repeats a sweep's run; None for other runs.
 
     `load_run` and `load_sweep` return summaries.
@@ -104,6 +105,7 @@ class RunSummary:
     artifact_sha256: str
     deploy_command: str | None
     reproduce_command: str | None
+    deploy_words: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def path(self) -> Path | None:
@@ -128,10 +130,8 @@ class RunSummary:
         if self.deploy_command is None:
             raise ConfigError(f"run_id: run {self.run_id} has no file of this tool to deploy")
         target = Path(folder).expanduser().absolute()
-        command = shlex.split(self.deploy_command)
-        words = command[command.index("deploy") + 1 :]
-        words += [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
-        child.run("deploy", [*words, f"folder={target}"])
+        asked = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
+        child.run("deploy", [*self.deploy_words, *asked, f"folder={target}"])
         return target
 
     def _repr_html_(self) -> str:
@@ -227,7 +227,7 @@ def to_frame(runs: Iterable[RunSummary]) -> "pandas.DataFrame":
     """
     import pandas
 
-    names = [item.name for item in fields(RunSummary) if item.name != "settings"]
+    names = [item.name for item in fields(RunSummary) if item.name not in _NO_COLUMNS]
     rows = [
         {name: getattr(run, name) for name in names} | {"metric": run.metric.name, **run.settings}
         for run in runs
@@ -237,6 +237,7 @@ def to_frame(runs: Iterable[RunSummary]) -> "pandas.DataFrame":
     return frame.astype(dict.fromkeys(_NUMBERS, "float64")).set_index("run_id")
 
 
+_NO_COLUMNS = ("settings", "deploy_words")
 # The columns that a notebook shows.
 _SHOWN = ("label", "status", "value", "loss", "verdict", "size_bytes", "latency_ms", "speedup")
 
@@ -307,7 +308,7 @@ def _recommended(
         return None
     run_id = cell.record.run_id
     [run] = [run for run in runs if run.run_id == printable(run_id)]
-    run = replace(run, **_judge(selected, cell, recommended.judged))
+    run = replace(run, **_judge(cell, recommended.judged))
     if run_id not in own:
         return run
     bounds = own[run_id]
@@ -376,7 +377,7 @@ def _summarize(
         calibration=calibration,
         weights=weights,
         settings=settings,
-        **_judge(selected, cell, selected.judged.get(record.run_id)),
+        **_judge(cell, selected.judged.get(record.run_id)),
         metric=metric,
         value=_finite(record.value(metric)),
         fp32_value=_finite(record.value(metric, BASELINE)),
@@ -398,11 +399,12 @@ def _summarize(
         speedup=_finite(record.speedup),
         artifact=artifact,
         deploy_command=_deploy(cell) if artifact else None,
+        deploy_words=tuple(Recommendation("", cell.label, "", cell).deploy_words),
         reproduce_command=_reproduce(record),
     )
 
 
-def _judge(selected: ModelSelection, cell: Cell, judged: Verdict | None) -> dict[str, Any]:
+def _judge(cell: Cell, judged: Verdict | None) -> dict[str, Any]:
     """Return the attributes of a `RunSummary` that hold the verdict on it."""
     if judged is None:
         verdict = UNSUPPORTED if cell.record.status == UNSUPPORTED else None
@@ -412,12 +414,11 @@ def _judge(selected: ModelSelection, cell: Cell, judged: Verdict | None) -> dict
             "verdict_text": "",
             "samples_needed": None,
         }
-    metric, limits = selected.family.metric, selected.limits
     decides = 0 < judged.needed <= MOST_NEEDED  # 0: decided; NaN: samples do not vary
     return {
-        "verdict": verdicts.whole_outcome(metric, cell, judged, limits),
-        "loss_verdict": judged.outcome,
-        "verdict_text": verdicts.say(metric, cell, judged, limits),
+        "verdict": judged.outcome,
+        "loss_verdict": judged.loss,
+        "verdict_text": verdicts.say(cell, judged),
         "samples_needed": math.ceil(judged.needed) if decides else None,
     }
 
@@ -439,19 +440,18 @@ def _deploy(cell: Cell) -> str | None:
 
 def _reproduce(record: RunRecord) -> str | None:
     """Return the command for one job of a sweep, from the job's overrides."""
-    try:
-        words = shlex.split(record.job_overrides)
-    except ValueError:  # an open quote
+    kept = origin.find_overrides(record) if record.job_overrides else None
+    if kept is None:
         return None
-    if not words:
-        return None
-    kept = [word for word in words if not word.startswith("hydra.")]
     if record.chosen_by.endswith(_HALVED):  # alone, a run chooses nothing, and reports on all
         kept.append("evaluate.choice=half")
     elif record.planned is not None and record.chosen_by:
         kept.append("evaluate.choice=held_out")
     if record.planned is not None:  # alone, a run would stop earlier
-        kept.append(f"evaluate.models={record.params.get('evaluate.models', 'null')}")
+        models = record.params.get("evaluate.models", "null")
+        if not re.fullmatch(r"\d+|null", models):
+            return None
+        kept.append(f"evaluate.models={models}")
     # A named experiment may be a sweep.
     return _printable_or_none(invocation.command("run", *kept, "hydra.mode=RUN"))
 

@@ -242,7 +242,7 @@ def serve(asked: Arguments) -> None:
     folder = Path(asked.folder).absolute()
     with run(asked) as (address, process):
         access.warn(asked.host, address, asked.auth)
-        print(f"export MLFLOW_TRACKING_URI={address}")
+        print(invocation.shell("export", f"MLFLOW_TRACKING_URI={address}"))
         if asked.auth:
             named = "MLFLOW_AUTH_ADMIN_PASSWORD" in os.environ
             where = "MLFLOW_AUTH_ADMIN_PASSWORD" if named else folder / "admin_password"

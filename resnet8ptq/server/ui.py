@@ -25,9 +25,14 @@ from resnet8ptq.server import server
 from resnet8ptq.tracking import address, store, view
 
 HOST = "127.0.0.1"
+_CLIENT = "MLFLOW_TRACKING_"  # prefix of the settings of a client: user name, password, token
 # Without the first, MLflow starts processes that grade language models. With four workers, it took
 # 2.0 GB and 44 s of the CPU until it answered, and 0.4 GB and 8 s as here (2026-11-25).
 LIGHT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+# By default, MLflow also answers to names that begin like a private address: 10.example.com. A page
+# could make such a name resolve to this machine, and read the runs. `:*`: any port of `ssh -L`.
+OWN_NAMES = {"MLFLOW_SERVER_ALLOWED_HOSTS": "127.0.0.1,127.0.0.1:*,localhost,localhost:*"}
 
 
 @dataclass
@@ -92,8 +97,10 @@ def serve(uri: str, port: int, page: str) -> None:
     words += ["--workers", "1", "--uvicorn-opts", "--log-level warning"]
     # In the environment, where `ps` does not show the password of a database.
     places = dict.fromkeys(("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI"), uri)
+    # Its pages open the artifacts of any address in the store; those hosts get no password of ours.
+    kept = {key: text for key, text in os.environ.items() if not key.startswith(_CLIENT)}
     # MLflow's imports emit deprecation warnings that users cannot fix.
-    variables = {"PYTHONWARNINGS": "ignore", **os.environ, **LIGHT, **places}
+    variables = {"PYTHONWARNINGS": "ignore", **OWN_NAMES, **kept, **LIGHT, **places}
     with server.start(words, variables, None) as process:
         with waiting("Starting MLflow"):
             answers = server.answers(f"http://{HOST}:{port}/health", process)

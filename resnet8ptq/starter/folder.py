@@ -6,7 +6,6 @@
 It writes conf/experiment/mine.yaml, my_metrics.py and .gitignore, and overwrites no file.
 """
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +38,7 @@ def main(words: list[str]) -> None:
     print(f"{folder.absolute()}: {', '.join(FILES)}")
     print("Next:")
     if folder.absolute() != Path.cwd():
-        print(f"  cd {shlex.quote(str(folder))}")
+        print(f"  {invocation.shell('cd', str(folder))}")
     print(f"  {invocation.command('run', 'experiment=mine')}")
     for name in ("deploy", "ui"):
         print(f"  {invocation.command(name)}")

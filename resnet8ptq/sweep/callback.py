@@ -166,7 +166,8 @@ class RunningSweep:
                 chosen = page.select(families, self.limits)
                 judged = verdicts.in_words(families, self.limits, [s.judged for s in chosen])
             # A ladder has said what each step came to.
-            shown = [r for r in records if not (self.is_ladder and r.held_out)]
+            judged_runs = [record for family in families for record in family.records]
+            shown = [r for r in judged_runs if not (self.is_ladder and r.held_out)]
             if shown:
                 terminal.print_runs(shown, judged=judged)
             terminal.print_pools(pooled.judge(families, self.limits))
@@ -187,7 +188,7 @@ class RunningSweep:
 
 def _how_far(records: "Sequence[RunRecord]", jobs: int | None, typed: Sequence[str]) -> str:
     """Return the number of finished runs of an interrupted sweep, and the command to continue."""
-    finished = sum(record.status in ("ok", "unsupported") for record in records)
+    finished = sum(record.finished for record in records)
     of = "" if jobs is None else f" of {jobs}"
     kept = [word for word in typed if not word.lstrip("+").startswith("sweep.resume=")]
     again = invocation.command("run", *kept, "sweep.resume=true")

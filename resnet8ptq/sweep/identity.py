@@ -14,11 +14,16 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.models import network_path
 from resnet8ptq.tasks import registry as tasks
 
-# Settings of storage and reporting, which change no result. Paths of inputs do not count either:
-# their contents are hashed. A run that `max_seconds` has cut short is not taken for another one.
-_IGNORED = ("tracking", "report", "sweep", "cache_dir", "per_backend", "max_seconds")
+# Settings of storage and of the report's form, which change no result. Paths of inputs do not count
+# either: their contents are hashed. A run that `max_seconds` has cut short is not taken for another
+# one. The limits in `report` count: a run logs p-values at its limit, and voids.
+_IGNORED = ("tracking", "sweep", "cache_dir", "per_backend", "max_seconds")
+_OF_REPORT = ("columns", "reference")
 # The same, in a sweep's overrides.
-_ELSEWHERE = ("sweep.", "tracking.", "report.", "cache_dir=", "max_seconds=")
+_ELSEWHERE = (
+    *("sweep.", "tracking.", "cache_dir=", "max_seconds="),
+    *(f"report.{name}=" for name in _OF_REPORT),
+)
 
 
 def find(settings: Settings) -> str:
@@ -35,6 +40,7 @@ def find(settings: Settings) -> str:
         config.data, config.preprocess, settings.runtime.cache_root, config.calib.images
     )
     hashed = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
+    hashed["report"] = {k: v for k, v in hashed["report"].items() if k not in _OF_REPORT}
     hashed["data"] = [images.name, images.train.digest, images.test.digest]
     if images.calibration is not None:
         hashed["calib"] |= {"images": images.calibration.digest}

@@ -20,7 +20,7 @@ from resnet8ptq.core.text import printable, unescape_markdown
 from resnet8ptq.experiment.ladder import climbing
 from resnet8ptq.experiment.ladder.climbing import Asked, Step, Tried
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.verdicts import reaches_least
+from resnet8ptq.report.verdicts import find_fault
 from resnet8ptq.tasks.contract import BASELINE, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.journal import NOTE_TAG
@@ -39,6 +39,7 @@ class Ladder:
         launch: runs steps as jobs with a time limit for searches and learned rounding; returns the
             record or the error of each, in the same order.
         allowed: the limits for a pass.
+        check: raises `ConfigError` for a step whose settings conflict, also with the user's.
         seconds: the time limit of all jobs together.
         at_once: the largest number of parallel jobs.
         clock: returns the time in seconds.
@@ -49,6 +50,7 @@ class Ladder:
     allowed: ReportConfig
     seconds: float
     at_once: int = 1
+    check: Callable[[Step], object] = lambda step: None
     clock: Callable[[], float] = time.monotonic
     tried: list[Tried] = field(default_factory=list)
     confirmed: list[Tried] = field(default_factory=list)
@@ -61,7 +63,7 @@ class Ladder:
         samples are too few to show that any model passes.
 
         Raises:
-            Exception: the error of the first job, if no step could be measured.
+            Exception: the error of the first job, or of its settings, if no step could be measured.
         """
         self.begun_s = self.clock()
         while len(self.confirmed) < self.allowed.confirmations:
@@ -80,9 +82,28 @@ class Ladder:
 
     def _try_steps(self) -> None:
         while steps := climbing.next_steps(self.asked, self.tried):
-            fitting = [step for step in steps if self._fits(step)]
+            fitting = [step for step in self._without_conflicts(steps) if self._fits(step)]
             # A search that ends in time still quantizes and evaluates its choice, then confirms it.
             self._run(fitting[: self.at_once], self._left_s() - 2 * self._confirm_s())
+
+    def _without_conflicts(self, steps: Sequence[Step]) -> list[Step]:
+        """Return the steps with valid settings; skip the others."""
+        conflicts: list[tuple[Step, ConfigError]] = []
+        for step in steps:
+            try:
+                self.check(step)
+            except ConfigError as error:
+                conflicts.append((step, error))
+        if not self.tried and len(conflicts) == len(steps):
+            raise conflicts[0][1]
+        for step, conflict in conflicts:
+            self._skip(step, printable(str(conflict)))
+        refused = [step for step, _ in conflicts]
+        return [step for step in steps if step not in refused]
+
+    def _skip(self, step: Step, why: str) -> None:
+        self.tried.append(Tried(step, climbing.SKIPPED, why))
+        _say(f"not tried: {step.words}: {why}")
 
     def _confirm(self, finalist: Tried) -> Tried:
         """Measure a model on the reported samples; note in `tried` if it does not pass there."""
@@ -104,10 +125,10 @@ class Ladder:
         expected_s *= climbing.ENDS_IN_TIME.get(step.rung, 1)
         if not self.tried or expected_s + confirm_s <= left_s:
             return True
-        self.tried.append(Tried(step, climbing.SKIPPED))
-        _say(
-            f"not tried: {step.words}: it takes about {expected_s:.0f} s and the confirmation "
-            f"{confirm_s:.0f} s, but {left_s:.0f} s are left; try a larger minutes="
+        self._skip(
+            step,
+            f"it takes about {expected_s:.0f} s and the confirmation {confirm_s:.0f} s, but "
+            f"{left_s:.0f} s are left; try a larger minutes=",
         )
         return False
 
@@ -151,15 +172,15 @@ class Ladder:
     def _measure(self, step: Step, result: RunRecord | Exception, seconds: float) -> Tried:
         if isinstance(result, Exception):
             return Tried(step, "failed", printable(str(result)), seconds=seconds)
-        reaches = True
+        sound = True
         if result.status == "ok" and not result.is_analysis:
             metric = result.task.metric
             self.asked = replace(self.asked, limit=metric.limit(self.allowed))
-            reaches = reaches_least(metric, Cell(result, ""), self.allowed)
+            sound = not find_fault(metric, Cell(result, ""), self.allowed)
         # The level of each of several looks at the same samples.
         looks = self.allowed.confirmations if step.rung == climbing.CONFIRM else 1
         done = measure(step, result, seconds, SIGNIFICANCE / looks)
-        return replace(done, within=done.within and reaches)
+        return replace(done, within=done.within and sound)
 
     def _outcome(self, tried: Tried) -> str:
         if tried.status != "ok":
@@ -273,6 +294,8 @@ def _again_s(tried: Tried) -> float:
 
 def _error(record: RunRecord, metric: Metric) -> float:
     """Return half of the loss's 95% interval, in the unit of the loss; 0 if unknown."""
+    if (ends := record.interval("drop")) is not None:  # in the unit of the loss itself
+        return (ends[1] - ends[0]) / 2
     ends, baseline = record.interval("delta"), record.value(metric, BASELINE)
     if ends is None and metric.bounded:  # FP32 is the reference itself
         ends = record.interval("value")

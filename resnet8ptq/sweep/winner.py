@@ -1,6 +1,5 @@
 """The winner of a ladder: its verdict, and the command and the config that reproduce it."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,13 @@ from omegaconf import OmegaConf
 from resnet8ptq.config import words
 from resnet8ptq.core import files, invocation
 from resnet8ptq.core.console import say, stdout
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import printable
 from resnet8ptq.report.answer import say_facts, say_verdict
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection, Recommendation
-from resnet8ptq.report.verdicts import EXIT_CODES, PASS, UNDECIDED, Verdict, whole_outcome
+from resnet8ptq.report.verdicts import EXIT_CODES, PASS, UNDECIDED, Verdict
+from resnet8ptq.tracking import origin
 
 FILE = "winner.yaml"  # in the sweep's folder
 _LEFT_OUT = ("experiment", "evaluate.split", "sweep.resume", "max_seconds")
@@ -27,35 +28,41 @@ class Winner:
 
     selected: ModelSelection
     cell: Cell  # its run on the reported samples
+    folder: Path = origin.RUNS  # of the sweep
 
     @property
     def judged(self) -> Verdict:
-        """The verdict on the loss."""
+        """The verdict on the reported samples."""
         return self.selected.judged[self.cell.record.run_id]
 
     @property
     def outcome(self) -> str:
-        """The verdict on the reported samples; also fail below `report.min_accuracy`."""
-        metric, limits = self.selected.family.metric, self.selected.limits
-        return whole_outcome(metric, self.cell, self.judged, limits)
+        """The outcome of the verdict."""
+        return self.judged.outcome
 
     @property
     def settings(self) -> list[str]:
         """The settings that reproduce the model in one run."""
         record = self.cell.record
-        kept = [word for word in shlex.split(record.job_overrides) if not _is_ladders(word)]
+        settings = origin.find_overrides(record, self.folder)
+        if settings is None:
+            raise TrackingError(f"run {record.run_id}: job_overrides are not what the sweep set")
+        kept = [word for word in settings if not _is_ladders(word)]
         if "of the test samples" in record.chosen_by:  # report on the same half
             kept.append("evaluate.choice=half")
         return kept
 
 
-def find(chosen: Sequence[ModelSelection]) -> Winner | None:
+def find(chosen: Sequence[ModelSelection], folder: Path = origin.RUNS) -> Winner | None:
     """Return the last confirmed model that passes, else the first confirmed one, else None.
 
     Models are confirmed one after the other, until one passes.
+
+    Args:
+        folder: the folder of the sweep.
     """
     confirmed = [
-        Winner(selected, cell)
+        Winner(selected, cell, folder)
         for selected in chosen
         for cell in selected.family.measured
         if not cell.record.held_out
@@ -70,7 +77,7 @@ def announce(chosen: Sequence[ModelSelection], folder: Path, goal: str) -> int:
     Args:
         goal: `fastest`, `smallest` or `best`.
     """
-    console, winner = stdout(None, 240), find(chosen)
+    console, winner = stdout(None, 240), find(chosen, folder)
     if winner is None:
         say(console, "\nNo model was confirmed: no step could be measured.")
         return EXIT_CODES[UNDECIDED]

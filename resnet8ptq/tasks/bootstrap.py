@@ -68,6 +68,10 @@ class Replicates(SampleValues):
             metric.cost(1.0) * (self.replicates - before) - limits, items
         )
 
+    def undefined_share(self, baseline: Self) -> float:
+        """Return the share of bootstrap samples on which one of both has no value."""
+        return float((~np.isfinite(self.replicates - baseline.replicates)).mean())
+
     def arrays(self) -> dict[str, Array]:
         """Return all arrays by name."""
         return {name: array for name, array in vars(self).items() if array is not None}

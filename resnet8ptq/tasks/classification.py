@@ -184,7 +184,7 @@ class ClassScores(Scores):
         """
         if self.logits is None or baseline.logits is None:
             return None
-        return distortion.to_db([distortion.noise_ratio(baseline.logits, self.logits, _centre)])
+        return distortion.to_db(distortion.noise_ratio(baseline.logits, self.logits, _centre))
 
     def class_change(self, baseline: Self, label: int) -> float | None:
         """Return the accuracy on one class minus the baseline's; None without images."""

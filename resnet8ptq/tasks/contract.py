@@ -6,6 +6,7 @@ Evaluation, the report, the table, the ladder and the sensitivity analysis ask t
 them knows classes, accuracy or argmax. `registry` finds a task by its name.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ReportConfig, TaskConfig
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.tasks.distortion import is_silent
 from resnet8ptq.tasks.sequential import StoppingPlan
 from resnet8ptq.tasks.statistics import Interval, Margin, Values
 
@@ -31,6 +33,7 @@ CHOICE = "choice/"  # on the selection samples
 TOTAL = "counts/total"  # scored samples
 PLANNED = "stopping/planned"  # samples that evaluate.stop=decided might have scored
 STOPPED_LOSS = "stopping/loss"  # against FP32, corrected for the looks
+UNDEFINED = "ci95/undefined_share"  # of the bootstrap samples
 SAMPLES = "samples"  # array of `predictions.npz` that identifies the samples
 GROUPED = "grouped"  # param of runs that scored grouped samples one by one
 PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"  # kinds of outputs
@@ -93,6 +96,18 @@ class Metric:
         worse = self.cost(change)
         loss = worse / abs(baseline) if not self.bounded and baseline else worse
         return round(loss, DIGITS) + 0.0  # no -0.0
+
+    def loss(self, model: "Scores", baseline: "Scores", fair: bool = False) -> float:
+        """Return the loss of a model against the baseline, in the unit of `limit`.
+
+        Searches, verdicts and tables compare only this value with a limit.
+
+        Args:
+            fair: whether the metric is adjusted for ties.
+        """
+        if fair:
+            return self.drop(float(model.fair_gain(baseline)), baseline.fair)
+        return self.drop(float(model.value - baseline.value), baseline.value)
 
     def allowed(self, drop: float, baseline: float) -> float:
         """Return a drop converted to the metric's unit."""
@@ -259,6 +274,10 @@ class SampleValues(ABC):
         """Return the loss of each sample against the baseline; None if the metric is not a mean."""
         return None
 
+    def undefined_share(self, baseline: Self) -> float:
+        """Return the share of bootstrap samples without a value; 0 without a bootstrap."""
+        return 0.0
+
     def by_class(self, baseline: Self, classes: int) -> list[float]:
         """Return a p-value against the baseline for each class; empty without classes."""
         return []
@@ -410,13 +429,13 @@ class Comparison:
 
     @property
     def drop(self) -> float:
-        """The loss against the baseline, see `Metric.drop`."""
-        return self.metric.drop(self.delta, self.baseline.value)
+        """The loss against the baseline, see `Metric.loss`."""
+        return self.metric.loss(self.model, self.baseline)
 
     @property
     def fair_drop(self) -> float:
         """The tie-adjusted loss against the baseline, see `drop`."""
-        return self.metric.drop(self.fair_delta, self.baseline.fair)
+        return self.metric.loss(self.model, self.baseline, fair=True)
 
     @cached_property
     def _test(self) -> tuple[Interval | None, float | None]:
@@ -508,6 +527,7 @@ class Task:
         pair_metrics: metrics of a comparison by MLflow name.
         arrays: the content of `predictions.npz`, with the arrays of the paired test.
         tables: CSV files by name.
+        scored_output: the index of the scored output; None: all are scored.
         doubt: the reason why no verdict is valid for a baseline with these scores, or None. If FP32
             is not proven better than chance, or is clearly below the expected value, the network,
             the data or the preprocessing is wrong.
@@ -530,6 +550,7 @@ class Task:
     pair_metrics: Callable[[Comparison], Metrics] = _measure_distance
     arrays: Callable[[Comparison], dict[str, Array]] = _keep_paired
     tables: Callable[[Comparison], dict[str, Table]] = _nothing
+    scored_output: int | None = None
     documents: Callable[[Comparison], dict[str, str]] = _nothing
     doubt: Callable[[Any, float | None], str | None] = _no_doubt
     summary: Callable[[Comparison], str] = summarize
@@ -545,6 +566,20 @@ class Task:
             return Comparison(model, baseline, self.metric, plan=plan)
         related = self.relate(model, baseline)
         return Comparison(related, baseline, self.metric, tested=False, plan=plan)
+
+    def find_silent(self, names: Sequence[str], outputs: Outputs, baseline: Outputs) -> str:
+        """Return which scored output does not depend on the sample, as text; empty if all do.
+
+        Args:
+            names: the network's outputs.
+            outputs, baseline: outputs of the model and of FP32 for the same samples.
+        """
+        for number, (values, exact) in enumerate(zip(outputs.values, baseline.values, strict=True)):
+            if self.scored_output in (None, number) and is_silent(exact, values):
+                name = f"output {names[number]}" if len(names) == len(outputs.values) else "output"
+                state = "the same" if values[:1].any() else "zero"
+                return f"{name} is {state} for every sample"
+        return ""
 
     def metrics(self, comparison: Comparison) -> Metrics:
         """Return every metric of a comparison, by MLflow name."""
@@ -562,6 +597,8 @@ class Task:
             **self.pair_metrics(comparison),
             **comparison.stopping,
         }
+        if share := model.per_sample.undefined_share(baseline.per_sample):
+            metrics[UNDEFINED] = share
         if self.relate is None:
             return metrics
         # The reference was not measured itself.
@@ -592,6 +629,8 @@ class TaskType:
 
 def _ends(name: str, interval: Interval | None) -> Metrics:
     low, high = interval or (None, None)
+    if low is not None and math.isnan(low):  # unknown
+        low, high = None, None
     return {f"{name}_low": low, f"{name}_high": high}
 
 

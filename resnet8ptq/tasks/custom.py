@@ -1,7 +1,7 @@
 """`task=custom`: the user's metric, the callable in `task.metric._target_`."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,26 +16,46 @@ from resnet8ptq.config.schema import CustomConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import one_line
+from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.bootstrap import BOOTSTRAP, BootstrapScores, mean_of
-from resnet8ptq.tasks.contract import Metric, Outputs, Targets, Task, TaskType
+from resnet8ptq.tasks.classification import metric_names
+from resnet8ptq.tasks.contract import (
+    Comparison,
+    Metric,
+    Metrics,
+    Outputs,
+    Targets,
+    Task,
+    TaskType,
+)
 
 EXPECTED = "expected a callable (outputs, targets) -> a number, or one for each sample"
 
 UserMetric = Callable[[Any, Any], Any]
 
 
-def build(config: CustomConfig, call: UserMetric | None) -> Task:
+def build(config: CustomConfig, call: UserMetric | None, outputs: Sequence[str] = ()) -> Task:
     """Return the task with the user's metric.
 
     Args:
         call: the metric; None for a finished run, because a store must not name code to import.
+        outputs: the names of the network's outputs.
     """
     title = str((config.metric or {}).get("_target_", "metric")).rpartition(".")[2]
     percent = config.percent
     metric = Metric(
         "custom_metric", title, config.direction == "maximize", percent, bounded=percent
     )
-    return Task("custom", metric, partial(_score, call, title, config.resamples), BOOTSTRAP)
+    score = partial(_score, call, title, config.resamples)
+    distance = partial(_pair_metrics, outputs)
+    return Task("custom", metric, score, BOOTSTRAP, pair_metrics=distance)
+
+
+def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
+    """Return the SQNR of the worst output and, of several, of each."""
+    outputs = comparison.baseline.outputs.values, comparison.model.outputs.values
+    each = distortion.sqnr_of_each(metric_names(names), *outputs)
+    return {"sqnr_db": comparison.sqnr_db, **each}
 
 
 def _score(
@@ -106,7 +126,7 @@ def _fingerprint(config: CustomConfig) -> str:
 
 
 CUSTOM = TaskType(
-    lambda config, setting: build(config, _load(config.metric)),
+    lambda config, setting: build(config, _load(config.metric), tuple(setting.outputs)),
     lambda config, class_names: build(config, None),
     CustomConfig,
     _fingerprint,

@@ -1,5 +1,6 @@
 """`task=deviation`: without labels, the relative error of the outputs against FP32's."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,7 +27,7 @@ from resnet8ptq.tasks.contract import (
     TaskType,
     check_columns,
 )
-from resnet8ptq.tasks.statistics import Margin, Values, bootstrap
+from resnet8ptq.tasks.statistics import Interval, Margin, Values, bootstrap, ratio_interval
 
 NOTE = (
     "No labels: {measure} is measured against FP32 in the same framework. The quality of FP32 "
@@ -59,6 +60,11 @@ class RelativeError(Metric):
     def limit(self, limits: ReportConfig) -> float:
         """Return the noise over the signal at the smallest SQNR; 25 dB are 0.3%."""
         return float(10 ** (-limits.min_sqnr_db / 10))
+
+    def loss(self, model: Scores, baseline: Scores, fair: bool = False) -> float:
+        """Return the noise over the signal of the outputs, which `DeviationValues.margin` tests."""
+        assert isinstance(model, DeviationScores)  # of this task
+        return model.noise_ratio
 
     def say_limit(self, limits: ReportConfig) -> str:
         """Return the limit as text: the lowest SQNR against FP32, in dB."""
@@ -112,7 +118,7 @@ class DeviationScores(Scores):
     """Outputs of one model, compared with reference outputs.
 
     A sample's error is the norm of its noise divided by the root mean square norm of the reference;
-    with several outputs, the mean of these errors.
+    with several outputs, the mean of these errors. The limit applies to the worst output.
     """
 
     outputs: Outputs
@@ -123,7 +129,12 @@ class DeviationScores(Scores):
         pairs = zip(self.outputs.values, self.reference.values, strict=True)
         noises, signals = zip(*(powers(*pair) for pair in pairs), strict=True)
         errors = np.mean(np.sqrt(noises), axis=0)
-        return errors, np.mean(noises, axis=0), np.mean(signals, axis=0)
+        return errors, noises[self.worst], signals[self.worst]
+
+    @cached_property
+    def worst(self) -> int:
+        """The index of the output that the limit applies to, see `distortion.worst_output`."""
+        return distortion.worst_output(self.reference.values, self.ratios)
 
     @property
     def total(self) -> int:
@@ -142,14 +153,28 @@ class DeviationScores(Scores):
         replicates = bootstrap(mean_of(errors), self.total, RESAMPLES)
         return DeviationValues(replicates=replicates, values=errors, noise=noise, signal=signal)
 
+    @property
+    def noise_ratio(self) -> float:
+        """The noise over the signal of the worst output; infinite for noise without a signal."""
+        _, noise, signal = self._powers
+        if not signal.any():
+            return math.inf if noise.any() else 0.0
+        return float(noise.sum() / signal.sum())
+
+    @property
+    def noise_interval(self) -> Interval | None:
+        """95% interval of `noise_ratio`; None for a single sample."""
+        _, noise, signal = self._powers
+        return ratio_interval(noise, signal)
+
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the outputs in dB."""
         return distortion.sqnr_db(baseline.outputs.values, self.outputs.values)
 
+    @cached_property
     def ratios(self) -> list[float]:
-        """Return the noise over the signal of each output."""
-        pairs = zip(self.reference.values, self.outputs.values, strict=True)
-        return [distortion.noise_ratio(*pair) for pair in pairs]
+        """The noise over the signal of each output."""
+        return distortion.noise_ratios(self.reference.values, self.outputs.values)
 
 
 TEST = PairedTest(f"{BOOTSTRAP.name}, between two runs", BOOTSTRAP.intervals, DeviationValues.read)
@@ -163,19 +188,21 @@ def summarize(comparison: Comparison) -> str:
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    """Return the SQNR of all outputs together and, if there are several, of each."""
-    ratios = comparison.model.ratios()
-    by_output = zip(metric_names(names), ratios, strict=True) if len(names) > 1 else ()
+    """Return the SQNR and the loss of the worst output and, of several, the SQNR of each."""
+    model = comparison.model
+    outputs = model.reference.values, model.outputs.values
+    low, high = model.noise_interval or (None, None)
     return {
         "sqnr_db": comparison.sqnr_db,
-        "drop": float(np.mean(ratios)),
-        **{f"output/{name}/sqnr_db": distortion.to_db([ratio]) for name, ratio in by_output},
+        "ci95/drop_low": low,
+        "ci95/drop_high": high,
+        **distortion.sqnr_of_each(metric_names(names), *outputs),
     }
 
 
 def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
-    ratios = zip(names, comparison.model.ratios(), strict=True)
-    rows = [[name, distortion.to_db([ratio])] for name, ratio in ratios]
+    ratios = zip(names, comparison.model.ratios, strict=True)
+    rows = [[name, distortion.to_db(ratio)] for name, ratio in ratios]
     return {"outputs.csv": [["output", "sqnr_db"], *rows]}
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 AT_ONCE = 2**19  # values held in memory: outputs may be large, and mapped from a file
+VARIES = 0.1  # spread over the samples, relative to the root mean square
 KERNELS_DB = 30.0  # of outputs; rounding in integer kernels alone leaves a higher SQNR
 
 Array = NDArray[Any]
@@ -38,19 +39,84 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
     return noise / power if power else math.nan
 
 
-def to_db(ratios: Sequence[float]) -> float | None:
-    """Return the SQNR in dB for one or several outputs, from the mean of their noise ratios.
+def is_silent(signal: Array, values: Array) -> bool:
+    """Return whether the values are equal for every sample, although the signal varies.
+
+    An average over samples hides such an output, where a few samples have most of the signal: a
+    network that only answers zeros lost 23% by its mean error, and the samples decided nothing.
+
+    Args:
+        signal, values: an output [n, ...] of the baseline and of the model.
+    """
+    first = values[:1]
+    if not all((values[part] == first).all() for part in parts(values)):
+        return False
+    if not first.any():
+        return any(signal[part].any() for part in parts(signal))
+    mean = signal.mean(axis=0, dtype=np.float64)
+    return noise_ratio(signal, np.broadcast_to(mean, signal.shape)) > VARIES**2
+
+
+def to_db(ratio: float) -> float | None:
+    """Return the SQNR in dB of a noise ratio, see `noise_ratio`.
 
     -10 * log10(noise / signal) (Jayant and Noll, Digital Coding of Waveforms, 1984: signal variance
     over error variance). None if it is not finite: without noise, or with a signal of zero.
     """
-    ratio = float(np.mean(ratios))
     return -10 * math.log10(ratio) if 0 < ratio < math.inf else None
 
 
+def noise_ratios(signal: Sequence[Array], values: Sequence[Array]) -> list[float]:
+    """Return the noise ratio of each output."""
+    return [noise_ratio(*pair) for pair in zip(signal, values, strict=True)]
+
+
+def has_fractions(output: Array) -> bool:
+    """Return whether an output [n, ...] holds fractions.
+
+    Classes, counts and masks do not, also as floats. Quantization changes none of them, or some by
+    whole steps, which is no noise.
+    """
+    if output.dtype.kind != "f":
+        return False
+    return any((np.trunc(output[part]) != output[part]).any() for part in parts(output))
+
+
+def worst_output(signal: Sequence[Array], ratios: Sequence[float]) -> int:
+    """Return the index of the output that a run is judged by: the one with the most noise.
+
+    An exact output, such as an input that is passed through, has no noise and so hides none. Whole
+    numbers count only if no output has fractions. An output that is not finite is the worst.
+
+    Args:
+        signal: the outputs of the baseline.
+        ratios: the noise ratio of each output.
+    """
+    if len(ratios) == 1:
+        return 0
+    every = range(len(ratios))
+    judged = [index for index in every if has_fractions(signal[index])] or every
+    return max(judged, key=lambda index: (math.isnan(ratios[index]), ratios[index]))
+
+
 def sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float | None:
-    """Return the SQNR of all outputs together; see `to_db`."""
-    return to_db([noise_ratio(*pair) for pair in zip(signal, values, strict=True)])
+    """Return the SQNR in dB of the worst output; see `worst_output` and `to_db`."""
+    ratios = noise_ratios(signal, values)
+    return to_db(ratios[worst_output(signal, ratios)])
+
+
+def sqnr_of_each(
+    names: Sequence[str], signal: Sequence[Array], values: Sequence[Array]
+) -> dict[str, float | None]:
+    """Return the SQNR in dB of each output by metric name; empty if there is only one.
+
+    Args:
+        names: the outputs' names in MLflow; empty if they are not known.
+    """
+    if len(names) < 2:
+        return {}
+    ratios = zip(names, noise_ratios(signal, values), strict=True)
+    return {f"output/{name}/sqnr_db": to_db(ratio) for name, ratio in ratios}
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:

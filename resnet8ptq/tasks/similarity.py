@@ -47,6 +47,7 @@ def build(resamples: int = 9999, output: int = 0, embeds: bool = False) -> Task:
         BOOTSTRAP,
         beside=(Metric("pearson", "Pearson"),),
         joins_groups=embeds,
+        scored_output=output,
         arrays=_keep_predictions,
         doubt=_doubt,
     )

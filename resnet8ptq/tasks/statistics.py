@@ -352,6 +352,21 @@ def delong_error(ours: Auc, theirs: Auc) -> float:
     return math.sqrt(variance + _variance(ours.of_negatives - theirs.of_negatives))
 
 
+def ratio_interval(values: Values, weights: Values) -> Interval | None:
+    """Return the 95% interval of sum(values) / sum(weights) over items [n]; None for one item.
+
+    The linearized variance of a ratio estimator (Cochran, Sampling Techniques, 1977, 6.4), with
+    Student's distribution.
+    """
+    items, total = len(values), float(weights.sum())
+    if items < 2 or total == 0:
+        return None
+    ratio = float(values.sum()) / total
+    error = float((values - ratio * weights).std(ddof=1)) * math.sqrt(items) / total
+    half = float(stdtrit(items - 1, 1 - PART)) * error
+    return ratio - half, ratio + half
+
+
 def resample(items: int, times: int) -> Iterator[NDArray[np.int64]]:
     """Yield the item indices [items] of each bootstrap sample, drawn with replacement.
 
@@ -369,9 +384,21 @@ def bootstrap(metric: Callable[[NDArray[np.int64]], float], items: int, times: i
     return np.fromiter((metric(chosen) for _, chosen in draws), np.float64, times)
 
 
+def drop_undefined(replicates: Values) -> Values:
+    """Return the replicates with a value; none of them if more than 1% have no value.
+
+    Interval, p-value and margin of a bootstrap use the same replicates.
+    """
+    defined = replicates[np.isfinite(replicates)]
+    return defined if len(defined) >= KNOWN * len(replicates) else defined[:0]
+
+
 def bootstrap_interval(replicates: Values) -> Interval:
-    """Return the 95% percentile interval."""
-    low, high = np.quantile(replicates, (0.025, 0.975))
+    """Return the 95% percentile interval; NaN if it is unknown, see `drop_undefined`."""
+    defined = drop_undefined(replicates)
+    if not len(defined):
+        return math.nan, math.nan
+    low, high = np.quantile(defined, (0.025, 0.975))
     return float(low), float(high)
 
 
@@ -380,10 +407,10 @@ def bootstrap_margin(excess: Values, items: int) -> Margin:
 
     Args:
         excess: the loss minus the limit on every bootstrap sample [times] of `items`; NaN for
-            samples without a value, which are at most 1%.
+            samples without a value, see `drop_undefined`.
     """
-    finite = excess[np.isfinite(excess)]
-    if len(finite) < KNOWN * len(excess):
+    finite = drop_undefined(excess)
+    if not len(finite):
         return UNKNOWN
     error = float(finite.std(ddof=1)) * math.sqrt(items / max(items - 1, 1))
     return Margin.student(float(finite.mean()), error, items)
@@ -392,13 +419,15 @@ def bootstrap_margin(excess: Values, items: int) -> Margin:
 def bootstrap_p(differences: Values) -> float:
     """Return the two-sided p-value of a difference: twice the smaller share beyond 0, at most 1.
 
+    It is 1 if it is unknown, see `drop_undefined`.
+
     Counts and their total are raised by one, so that no p-value is 0 (Davison and Hinkley,
     Bootstrap Methods and their Application, 1997, 4.11). With fewer than `COUNTABLE` replicates
     beyond 0, the count is imprecise and cannot fall below 2 / (replicates + 1), which Holm's
     correction multiplies. Then the normal distribution continues the tail from the replicate of
     that rank on, with the standard error of the replicates.
     """
-    finite = differences[np.isfinite(differences)]
+    finite = drop_undefined(differences)
     below, above = int((finite <= 0).sum()), int((finite >= 0).sum())
     beyond, counted = min(below, above), len(finite) + 1
     counts = beyond >= COUNTABLE or len(finite) <= 2 * COUNTABLE

@@ -23,6 +23,8 @@ PARAMETERS = frozenset(
         *("mode", "cache", "uri", "timeout", "nolock", "immutable"),  # SQLite's
     )
 )
+_SERVERS = ("http", "https")
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # each of them also with +DRIVER
 _HELD = (
     f"{KEY}: holds a password, or text that may be one, and the config is written to files; "
     "expected an address without; try MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
@@ -61,12 +63,19 @@ def check(uri: str, written: bool) -> None:
 
     Raises:
         ConfigError: a setting holds a password, the environment holds one that an error could
-            print, or the address cannot be parsed. The message quotes no part of the address.
+            print, or the address cannot be parsed. The message quotes no part of the address. Or
+            MLflow has no such store.
     """
+    if not uri:  # not set
+        return
     key = KEY if written else VARIABLE
     _check_user(uri, written)
     scheme, separator, _ = uri.partition("://")
-    if separator and scheme not in ("http", "https"):
+    if not separator or scheme.partition("+")[0] not in (*_SERVERS, *_DATABASES):
+        takes = " | ".join(f"{name}://" for name in (*_SERVERS, *_DATABASES))
+        got = f"{scheme[:20]}://..." if separator and scheme.isalnum() else "another address"
+        raise ConfigError(f"{key}: got {got}, expected {takes}; try root=FOLDER for a folder")
+    if scheme not in _SERVERS:
         from sqlalchemy.engine import make_url
         from sqlalchemy.exc import ArgumentError
 
@@ -78,7 +87,7 @@ def check(uri: str, written: bool) -> None:
         if written and url.password is not None:
             raise ConfigError(_HELD)
         _check_parameters(url.query, key)
-    elif separator:
+    else:
         try:
             _check_parameters([name for name, _ in parse_qsl(urlsplit(uri).query, True)], key)
             _ = urlsplit(uri).port  # the text after the colon may be half of a password

@@ -1,26 +1,24 @@
 """Reads runs back from the store."""
 
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from resnet8ptq.core import interrupts
-from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.tracking import journal
+from resnet8ptq.core.errors import ConfigError, TrackingError, errors_as
+from resnet8ptq.tracking import artifacts, journal
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store
+from resnet8ptq.tracking.store import Store, in_one_line
 
 _AT_ONCE = 100  # ids in one query
+_NO_RUN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # MLflow's words
 _ADOPTED = "job_"  # with a job's number: a sweep's tag with the id of another sweep's run
 
 
 def load_run(store: Store, run_id: str) -> RunRecord:
     """Read one run back."""
-    return RunRecord.of_mlflow(store.client.get_run(run_id))
+    return RunRecord.of_mlflow(store.client.get_run(run_id), store.words)
 
 
 def load_named(store: Store, key: str, run_id: str) -> RunRecord:
@@ -31,26 +29,28 @@ def load_named(store: Store, key: str, run_id: str) -> RunRecord:
     Raises:
         ConfigError: the store has no such run, or it was deleted.
     """
-    from mlflow.exceptions import MlflowException
-
-    wrong = ConfigError(f"{key}: got {run_id!r}, expected the id of a run in the store")
     try:
         run = store.client.get_run(run_id)
-    except MlflowException:
-        logged = find_logged(store, run_id) if re.fullmatch(r"\w+", run_id) else None
+    except TrackingError as error:
+        if getattr(error.__cause__, "error_code", "") not in _NO_RUN:
+            raise
+        logged = find_logged(store, run_id) if journal.ID.fullmatch(run_id) else None
         if logged is None:
-            raise wrong from None
+            raise ConfigError(
+                f"{key}: got {run_id!r}, expected the id of a run in the store"
+            ) from None
         return logged
     if run.info.lifecycle_stage == "deleted":
         raise ConfigError(f"{key}: run {run_id} was deleted; restore it in MLflow, or take another")
-    return RunRecord.of_mlflow(run)
+    return RunRecord.of_mlflow(run, store.words)
 
 
 def load_runs(store: Store, run_ids: Sequence[str]) -> dict[str, RunRecord]:
     """Read runs back by their ids, including deleted runs; missing runs are left out."""
     runs: dict[str, RunRecord] = {}
     for start in range(0, len(run_ids), _AT_ONCE):
-        listed = ", ".join(f"'{run_id}'" for run_id in run_ids[start : start + _AT_ONCE])
+        part = map(journal.check_id, run_ids[start : start + _AT_ONCE])
+        listed = ", ".join(f"'{run_id}'" for run_id in part)
         records = find_runs(store, f"attributes.run_id IN ({listed})", deleted=True)
         runs |= {record.run_id: record for record in records}
     return runs
@@ -68,13 +68,14 @@ def find_runs(
 
     view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
     order = [f"attributes.start_time {'DESC' if newest_first else 'ASC'}"]
+    words = store.words
     records: list[RunRecord] = []
     token = None
     while True:
         page = store.client.search_runs(
             [store.experiment_id], filters, view, most or 1000, order, token
         )
-        records += [RunRecord.of_mlflow(run) for run in page]
+        records += [RunRecord.of_mlflow(run, words) for run in page]
         token = page.token
         if not token or (most is not None and len(records) >= most):
             return records
@@ -94,13 +95,14 @@ def under(parent_id: str) -> str:
 def load_children(store: Store, parent_id: str) -> list[RunRecord]:
     """Read the runs of a sweep back, in the order of its jobs.
 
-    A repeated job has its newest run; a job that another sweep had finished has the run of that
-    sweep. No run is returned twice.
+    A repeated job has its finished run, or else its newest: a clock may have been set back. A job
+    that another sweep had finished has the run of that sweep. No run is returned twice.
 
     Raises:
         TrackingError: a run of another sweep is no longer in the store.
     """
     records = find_runs(store, under(parent_id), newest_first=False)
+    records.sort(key=lambda record: record.finished)
     jobs = {record.job_number or record.run_id: record for record in records}
     adopted = {
         key.removeprefix(_ADOPTED): run_id
@@ -114,8 +116,12 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
         )
     jobs |= {job: elsewhere[run_id] for job, run_id in adopted.items()}
     # Sorting keeps runs without a number in the order of their start.
-    order = sorted(jobs, key=lambda key: int(key) if key.isdigit() else 0)
+    order = sorted(jobs, key=_to_number)
     return list({jobs[key].run_id: jobs[key] for key in order}.values())
+
+
+def _to_number(job: str) -> int:
+    return int(job) if job.isdecimal() and len(job) < 10 else 0
 
 
 @interrupts.deferred()
@@ -135,29 +141,56 @@ def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> RunRecord
     return newest[0] if newest else None
 
 
+def locate(store: Store, record: RunRecord, name: str = "") -> Path | None:
+    """Return the folder of a run's files, or one of the files; None if a server holds them.
+
+    Raises:
+        TrackingError: the run's address does not belong to the store, which is untrusted.
+    """
+    uri = f"{record.artifact_uri}/{name}" if name else record.artifact_uri
+    return artifacts.locate(uri, "") if record.in_folder else store.locate(uri)
+
+
 @contextmanager
 def artifact(store: Store, record: RunRecord, name: str) -> Iterator[Path]:
     """Yield the path of a run's file, or of a temporary copy if the file is on another machine.
 
     Raises:
-        TrackingError: the run has no such file, or its folder has moved.
+        TrackingError: the run has no such file, its folder has moved, or its address does not
+            belong to the store.
     """
-    address = urlsplit(record.artifact_uri)
-    if address.scheme in ("", "file"):
-        path = Path(url2pathname(address.path), name)
+    path = locate(store, record, name)
+    if path is not None:
         if not path.is_file():  # a pipe would block, a device never end
             raise TrackingError(f"run {record.run_id}: no artifact {name} in {path.parent}")
         yield path
         return
     import mlflow.artifacts
-    from mlflow.exceptions import MlflowException
 
-    uri = f"{record.artifact_uri}/{name}"  # with the run's id, MLflow would read the run again
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            path = mlflow.artifacts.download_artifacts(
-                artifact_uri=uri, dst_path=folder, tracking_uri=store.uri
+        with errors_as(TrackingError, f"run {record.run_id}: no artifact {name}"):
+            copy = mlflow.artifacts.download_artifacts(
+                # With the run's id, MLflow would read the run again.
+                artifact_uri=f"{record.artifact_uri}/{name}",
+                dst_path=folder,
+                tracking_uri=store.uri,
             )
-        except (MlflowException, OSError) as error:
-            raise TrackingError(f"run {record.run_id}: no artifact {name} ({error})") from error
-        yield Path(path)
+        yield Path(copy)
+
+
+def list_artifacts(store: Store, record: RunRecord) -> list[str]:
+    """Return the names of a run's files, sorted.
+
+    Raises:
+        TrackingError: the address of the files does not belong to the store.
+    """
+    folder = locate(store, record)
+    if folder is not None:
+        return sorted(path.name for path in folder.glob("*"))
+    import mlflow.artifacts
+
+    with in_one_line(store):
+        listed = mlflow.artifacts.list_artifacts(
+            artifact_uri=record.artifact_uri, tracking_uri=store.uri
+        )
+    return sorted(item.path for item in listed)

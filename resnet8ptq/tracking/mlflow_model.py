@@ -8,16 +8,20 @@ framework, not this package.
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.core import interrupts, machine
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.records import feed, names_of
 from resnet8ptq.data.fields import find_masked
 from resnet8ptq.tracking.journal import Journal
-from resnet8ptq.tracking.store import Store
+from resnet8ptq.tracking.store import Store, in_one_line
+
+if TYPE_CHECKING:  # most commands do without MLflow
+    from mlflow.entities import LoggedModel
 
 EXAMPLE = "example.npz"  # in the run's folder: `inputs` [1, ...], as the network takes them
 _REFUSED = re.compile("[/:.%\"']")  # by MLflow, in the name of a model
@@ -48,11 +52,26 @@ class _Unchecked:
         self.flavor.save_model(**arguments)
 
 
-def find_model(store: Store, run_id: str) -> str | None:
-    """Return the id of the model that a run has logged, or None."""
+def find_model(store: Store, run_id: str) -> "LoggedModel | None":
+    """Return the model that a run has logged with its files, or None.
+
+    MLflow links a model to its run first, and uploads the files later. So a killed process leaves a
+    model without files, which is not READY.
+    """
     outputs = store.client.get_run(run_id).outputs
-    logged = outputs.model_outputs if outputs else []
-    return str(logged[0].model_id) if logged else None
+    ids = [output.model_id for output in outputs.model_outputs] if outputs else []
+    return next(filter(None, (_find_ready(store, model_id) for model_id in ids)), None)
+
+
+def _find_ready(store: Store, model_id: str) -> "LoggedModel | None":
+    from mlflow.entities import LoggedModelStatus
+    from mlflow.exceptions import MlflowException
+
+    try:
+        model = store.client.get_logged_model(model_id)
+    except MlflowException:  # somebody has deleted it
+        return None
+    return model if model.status == LoggedModelStatus.READY else None
 
 
 @interrupts.deferred()
@@ -60,6 +79,9 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     """Log the run's artifact as an MLflow model, under the run's name; do nothing if it exists.
 
     The artifact's folder must hold `EXAMPLE`.
+
+    Raises:
+        TrackingError: either file is missing, or a link.
     """
     described = journal.model
     if described is None or find_model(store, run_id) is not None:
@@ -69,6 +91,9 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     from mlflow.types import Schema, TensorSpec
 
     path = folder / described["file"]
+    for file in (path, folder / EXAMPLE):
+        if file.is_symlink() or not file.is_file():  # in a folder of others, of any file
+            raise TrackingError(f"{file}: is missing or a link, expected the run's own file")
     engine = described.get("engine")
     server = engine if engine in _PACKAGES else path.suffix
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
@@ -84,24 +109,27 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     takes = [TensorSpec(values[name].dtype, shape, name) for name, shape in shapes.items()]
     gives = [TensorSpec(np.dtype(np.float32), (-1, *s), key) for key, s in outputs.items()]
     versions = machine.versions()
-    # `Model.log` has no argument for the store and the experiment.
-    mlflow.set_tracking_uri(store.uri)
-    mlflow.set_experiment(experiment_id=store.experiment_id)
-    Model.log(
-        None,
-        run_id=run_id,
-        name=_REFUSED.sub("_", journal.name),
-        signature=ModelSignature(Schema(takes), Schema(gives)),
-        input_example=values,
-        # Without the name of a torch build: the registry of pip's default has no `+cpu`.
-        pip_requirements=[
-            f"{package}=={versions[f'version.{package}'].partition('+')[0]}"
-            for package in _PACKAGES[server]
-        ],
-        flavor_name=settings["flavor"].__name__,
-        validate_serving_input=False,
-        **{**settings, "flavor": _Unchecked(settings["flavor"])},
-    )
+    experiment = store.client.get_experiment(store.experiment_id)
+    store.locate(f"{experiment.artifact_location}/models")  # MLflow's folder for them
+    with in_one_line(store):
+        # `Model.log` has no argument for the store and the experiment.
+        mlflow.set_tracking_uri(store.uri)
+        mlflow.set_experiment(experiment_id=store.experiment_id)
+        Model.log(
+            None,
+            run_id=run_id,
+            name=_REFUSED.sub("_", journal.name),
+            signature=ModelSignature(Schema(takes), Schema(gives)),
+            input_example=values,
+            # Without the name of a torch build: the registry of pip's default has no `+cpu`.
+            pip_requirements=[
+                f"{package}=={versions[f'version.{package}'].partition('+')[0]}"
+                for package in _PACKAGES[server]
+            ],
+            flavor_name=settings["flavor"].__name__,
+            validate_serving_input=False,
+            **{**settings, "flavor": _Unchecked(settings["flavor"])},
+        )
 
 
 def _pyfunc(path: Path, config: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Recognizes runs that were made here, because an untrusted store may name any folder."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from resnet8ptq.config import words
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tracking.journal import Journal
@@ -24,6 +26,24 @@ def own_folder(record: RunRecord, root: Path = RUNS) -> Path | None:
         return folder if Journal.load(folder).key == record.key else None
     except TrackingError:
         return None
+
+
+def find_overrides(record: RunRecord, root: Path = RUNS) -> list[str] | None:
+    """Return the settings that a sweep set for a run, without Hydra's own; None if not known.
+
+    Those of a run made here are in its folder. Others come from the store, which is untrusted:
+    None if one of them could run code, or is no setting.
+    """
+    own = own_folder(record, root)
+    text = record.job_overrides
+    if own is not None:
+        text = Journal.load(own).tags.get("job_overrides", "")
+    try:
+        settings = shlex.split(text)
+    except ValueError:  # an open quote
+        return None
+    settings = [word for word in settings if not word.lstrip("+~").startswith("hydra")]
+    return settings if own is not None or all(map(words.is_plain, settings)) else None
 
 
 def made_here(record: RunRecord, copies: Sequence[Path]) -> bool:

@@ -1,7 +1,8 @@
 """Typed records of runs; the only module that names params, metrics and tags."""
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -9,7 +10,7 @@ from resnet8ptq.config.naming import Combination
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.contract import BASELINE, GROUPED, PLANNED, STOPPED_LOSS, TOTAL, Metric, Task
-from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal
+from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal, check_id
 from resnet8ptq.tracking.params import complete
 
 T = TypeVar("T")
@@ -24,6 +25,17 @@ class _Value(Generic[T]):
     def __get__(self, record: "RunRecord", owner: type | None = None) -> T:
         value: T = getattr(record, self.kind).get(self.key, self.default)
         return value
+
+
+class _Count(_Value[float | None]):
+    """A metric that counts, or None: a store may hold NaN, or more than there can be."""
+
+    def __get__(self, record: "RunRecord", owner: type | None = None) -> float | None:
+        value = super().__get__(record, owner)
+        return value if value is not None and 0 <= value <= _MOST else None
+
+
+_MOST = 2.0**53  # a larger float is no exact count
 
 
 def _param(key: str, default: str = "") -> _Value[str]:
@@ -52,6 +64,9 @@ class RunRecord:
     tags: dict[str, str] = field(repr=False)
     artifact_uri: str = ""
     ended: bool = True
+    in_folder: bool = False  # read from its folder, where its files are too
+    # The settings that select the store it was read from, see `Store.words`; None: from its folder.
+    store_words: tuple[str, ...] | None = None
 
     name = _tag("mlflow.runName")
     status = _tag("status", "?")  # ok, unsupported, failed, running or killed
@@ -78,6 +93,7 @@ class RunRecord:
     execution = _param("execution")  # see `backends.contract.Resolved`
     cause = _param("cause")  # why a file is far from FP32
     doubt = _param("doubt")  # why FP32 is broken and the verdict void
+    silent = _param("silent")  # an output that does not depend on the sample, as FP32's does
     chosen_by = _param("chosen_by")
     scored_as = _param("scored_as", "classification")  # the task's name
     calibration_samples = _param("calibration_samples")
@@ -89,27 +105,35 @@ class RunRecord:
     engine = _param("engine")  # torch's
     artifact_sha256 = _param("artifact_sha256")
 
-    total = _metric(TOTAL)  # scored samples
-    planned = _metric(PLANNED)  # samples of a sequential test
+    total = _Count("metrics", TOTAL, None)  # scored samples
+    planned = _Count("metrics", PLANNED, None)  # samples of a sequential test
     stopped_loss = _metric(STOPPED_LOSS)  # corrected for its looks
     stopped_loss_low = _metric(f"{STOPPED_LOSS}_low")  # ends of its 95% interval
     stopped_loss_high = _metric(f"{STOPPED_LOSS}_high")
     drop = _metric("drop")  # how much worse than FP32; lower is better
     p_value = _metric("paired/p_value")
     p_within = _metric("paired/p_within")  # of a loss at the limit or above, uncorrected
-    size_bytes = _metric("size_bytes")
-    baseline_size_bytes = _metric(f"{BASELINE}size_bytes")
+    size_bytes = _Count("metrics", "size_bytes", None)
+    baseline_size_bytes = _Count("metrics", f"{BASELINE}size_bytes", None)
     latency_ms = _metric("latency_p50_ms")
     batch_latency_ms = _metric("latency_batch_p50_ms")
     baseline_latency_ms = _metric(f"{BASELINE}latency_p50_ms")
     speedup = _metric("speedup")
 
     @classmethod
-    def of_mlflow(cls, run: Any) -> "RunRecord":
-        """Return the record of an MLflow run."""
+    def of_mlflow(cls, run: Any, store_words: Sequence[str] = ()) -> "RunRecord":
+        """Return the record of an MLflow run.
+
+        Raises:
+            TrackingError: the id of the run, or of its sweep, is not plain.
+        """
         info, data = run.info, run.data
         values = complete(data.params), dict(data.metrics), dict(data.tags)
-        return cls(info.run_id, *values, info.artifact_uri, info.status in ENDED)
+        for run_id in filter(None, (info.run_id, data.tags.get(PARENT_TAG))):
+            check_id(run_id)
+        ended = info.status in ENDED
+        words = tuple(store_words)
+        return cls(info.run_id, *values, info.artifact_uri, ended, store_words=words)
 
     @classmethod
     def of_journal(cls, journal: Journal, folder: Path, run_id: str = "") -> "RunRecord":
@@ -117,7 +141,12 @@ class RunRecord:
         tags = {**journal.tags, "record": journal.key, "mlflow.runName": journal.name}
         run_id = run_id or journal.run_id or journal.key
         values = journal.params, journal.metrics, tags
-        return cls(run_id, *values, folder.as_uri(), journal.ended)
+        return cls(run_id, *values, folder.as_uri(), journal.ended, in_folder=True)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has a result."""
+        return self.status in ("ok", "unsupported")
 
     @property
     def combination(self) -> Combination:
@@ -148,6 +177,13 @@ class RunRecord:
     def held_out(self) -> bool:
         """Whether the run was scored on held-out or selection samples, not on the reported ones."""
         return self.split in ("held_out", "choice")
+
+    @property
+    def dynamic_batch(self) -> str | None:
+        """With `method=dynamic`, the batch size of the evaluation; None for other methods."""
+        if self.params.get("method") != "dynamic":
+            return None
+        return str(self.metrics.get("system/evaluate_batch_size"))
 
     @property
     def grouped(self) -> bool:
@@ -201,9 +237,16 @@ class RunRecord:
         return None if size is None or not baseline else 1 - size / baseline
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """Return a 95% interval: `value` of the metric, `delta` of its difference from FP32."""
+        """Return a 95% interval: `value` of the metric, `delta` of its difference from FP32.
+
+        `drop` is that of the loss, if FP32 is the reference and the loss has its own unit.
+        """
         low, high = (self.metrics.get(f"ci95/{name}_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
+
+    def as_failed(self, reason: str) -> "RunRecord":
+        """Return the record as that of a failed run, such as one whose file was lost."""
+        return replace(self, tags={**self.tags, "status": "failed", "reason": reason})
 
     def settings(self, *keys: str) -> tuple[str | None, ...]:
         """Return params by their keys; None for missing ones."""

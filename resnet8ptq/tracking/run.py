@@ -17,7 +17,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, interrupts, machine
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.records import names_of
-from resnet8ptq.core.text import escape_markdown, redact
+from resnet8ptq.core.text import escape_markdown, redact, show
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.tracking import journal, ledger, mlflow_model, params, sender, upload
@@ -136,7 +136,7 @@ class Run:
         reason = redact(" ".join(str(error).split())) or type(error).__name__
         self.journal.tags |= {"status": "failed", "reason": reason[:4000]}
         self.log_composed()
-        text = redact("".join(traceback.format_exception(error)))
+        text = show(redact("".join(traceback.format_exception(error))))
         (self.folder / "traceback.txt").write_text(text, encoding="utf-8")
 
     def close(self, status: str) -> None:

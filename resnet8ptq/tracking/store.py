@@ -1,15 +1,16 @@
 """Opens the MLflow store and its experiment."""
 
+import functools
 import logging
 import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from filelock import FileLock
 
@@ -27,36 +28,50 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import files, invocation
 from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import redact, safe_name
-from resnet8ptq.tracking import address, view
+from resnet8ptq.tracking import address, artifacts, view
+from resnet8ptq.tracking.journal import check_id
 
 if TYPE_CHECKING:  # a second to import: only the process that uploads does
     import mlflow
 
-for _noisy in ("alembic", "mlflow.store.db.utils", "mlflow.models.model", "mlflow.pyfunc"):
+for _noisy in ("alembic", "mlflow.models.model", "mlflow.pyfunc"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
+# It logs the traceback of each error that it raises.
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 # Tags of a new experiment, so that MLflow's UI shows the columns that matter.
 _TAGS = {view.TAG: view.VALUE, "mlflow.experimentKind": "custom_model_development"}
 HEALTH_S = 10  # timeout of a server's health check
-DATABASE, _LOCAL = "mlflow.db", "sqlite:///"
+DATABASE, _LOCAL = "mlflow.db", artifacts.SQLITE
 _MEMORY = "/dev/shm"  # Linux's
 _DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's words
 
 
 @dataclass(frozen=True)
 class Store:
-    """A reachable MLflow store and the experiment in it."""
+    """A reachable MLflow store and the experiment in it.
+
+    Attributes:
+        root: the folder that the user has named for the artifacts of a database; see `artifacts`.
+    """
 
     uri: str
     experiment_id: str
     experiment_name: str
+    root: str = ""
 
     @property
     def client(self) -> "mlflow.MlflowClient":
-        """MLflow's client of this store."""
-        import mlflow
+        """MLflow's client of this store; each of its errors becomes a `TrackingError`."""
+        return cast("mlflow.MlflowClient", _Client(self))
 
-        return mlflow.MlflowClient(tracking_uri=self.uri)
+    def locate(self, uri: str) -> Path | None:
+        """Return the folder or file of an artifact's address; None if the server holds it.
+
+        Raises:
+            TrackingError: the address does not belong to this store, which is untrusted.
+        """
+        return artifacts.locate(uri, self.uri, self.root)
 
     @property
     def answers(self) -> bool:
@@ -78,7 +93,28 @@ class Store:
     @property
     def words(self) -> list[str]:
         """The key=value settings that select this store; empty by default."""
-        return _name(self.uri, self.experiment_name)
+        words = _name(self.uri, self.experiment_name)
+        named = self.root and self.root != str(Path(TrackingConfig.root).absolute())
+        # A server holds its artifacts itself.
+        return [*words, f"root={self.root}"] if named and not self.uri.startswith("http") else words
+
+
+@dataclass(frozen=True)
+class _Client:
+    """MLflow's client in `in_one_line`."""
+
+    store: Store
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        import mlflow
+
+        @functools.wraps(getattr(mlflow.MlflowClient, name))
+        def call(*args: Any, **named: Any) -> Any:
+            with in_one_line(self.store):
+                client = mlflow.MlflowClient(tracking_uri=self.store.uri)
+                return getattr(client, name)(*args, **named)
+
+        return call
 
 
 def _name(uri: str, experiment: str) -> list[str]:
@@ -122,7 +158,7 @@ def find_store(config: TrackingConfig) -> Store | None:
             row = connection.execute(query, (config.experiment_name,)).fetchone()
     except sqlite3.Error:
         return None
-    if row is None or not os.access(path.parent, os.W_OK):
+    if row is None or not str(row[0]).isdecimal() or not os.access(path.parent, os.W_OK):
         return None
     return Store(f"{_LOCAL}{path}", str(row[0]), config.experiment_name)
 
@@ -141,7 +177,7 @@ def open_store(config: TrackingConfig) -> Store:
     if uri:
         address.check(uri, written=bool(config.uri))
         check_answers(uri)
-        return _open(uri, config.experiment_name, None)
+        return _open(uri, config.experiment_name, str(Path(config.root).absolute()), None)
     root = Path(config.root).absolute()
     if _is_misread(root):
         raise ConfigError(
@@ -153,7 +189,7 @@ def open_store(config: TrackingConfig) -> Store:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root), FileLock(root / ".lock"):
             # Without the lock, two first uses of a new SQLite store would race its migrations.
-            return _open(uri, config.experiment_name, root)
+            return _open(uri, config.experiment_name, "", root)
     except OSError as error:
         if files.full_disk(error):
             raise _unusable(uri, config.experiment_name, error) from error
@@ -180,21 +216,24 @@ def _make_database(path: Path) -> None:
             shutil.copyfile(scratch, temporary)
 
 
-def _open(uri: str, name: str, root: Path | None) -> Store:
-    try:
+def _open(uri: str, name: str, named: str, root: Path | None) -> Store:
+    """Open a store.
+
+    Args:
+        named: see `Store.root`.
+        root: the folder of a database of the package's own; None: the user has named an address.
+    """
+    store = Store(uri, "", name, named)
+    with in_one_line(store):
         if root is not None and not (root / DATABASE).exists():
             _make_database(root / DATABASE)
-        experiment_id = _find_experiment(uri, name, root and root / "artifacts")
-    except PtqError:
-        raise
-    except Exception as error:  # MLflow's own, SQLAlchemy's, requests'
-        raise _unusable(uri, name, error) from error
-    return Store(uri, experiment_id, name)
+        return _find_experiment(store, root and root / artifacts.FOLDER)
 
 
 def _unusable(uri: str, experiment: str, error: Exception) -> TrackingError:
     shown = redact(uri)
-    reason = redact(" ".join(str(error).split()).replace(uri, shown))[:300]
+    text = str(error) or type(error).__name__
+    reason = redact(" ".join(text.split()).replace(uri, shown))[:300]
     if uri.startswith(_LOCAL):
         path = uri.removeprefix(_LOCAL)
         if any(words in reason for words in _DAMAGED):
@@ -213,14 +252,15 @@ def _unusable(uri: str, experiment: str, error: Exception) -> TrackingError:
 
 @contextmanager
 def in_one_line(store: Store) -> Iterator[None]:
-    """Turn errors of an unavailable store, which have dozens of lines, into one line."""
+    """Turn the errors of MLflow and its database, which have dozens of lines, into one line.
+
+    These are any errors: a store is untrusted, and MLflow does not check what it reads there.
+    """
     try:
         yield
     except PtqError:
         raise
     except Exception as error:
-        if not is_away(error):
-            raise
         raise _unusable(store.uri, store.experiment_name, error) from error
 
 
@@ -239,30 +279,32 @@ def check_answers(uri: str) -> None:
         ) from error
 
 
-def _find_experiment(uri: str, name: str, artifacts: Path | None) -> str:
-    """Return the experiment's id; create the experiment if it is missing."""
-    import mlflow
-    from mlflow.exceptions import MlflowException
+def _find_experiment(store: Store, folder: Path | None) -> Store:
+    """Return the store with its experiment; create the experiment if it is missing.
 
-    client = mlflow.MlflowClient(tracking_uri=uri)
+    Args:
+        folder: of a new experiment's artifacts; None: MLflow's default.
+    """
+    client, name = store.client, store.experiment_name
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        location = None if artifacts is None else (artifacts / safe_name(name)).as_uri()
+        location = None if folder is None else (folder / safe_name(name)).as_uri()
         try:
-            return str(client.create_experiment(name, location, _TAGS))
-        except MlflowException:  # another process was faster
+            return replace(store, experiment_id=client.create_experiment(name, location, _TAGS))
+        except TrackingError:  # another process was faster
             experiment = client.get_experiment_by_name(name)
             if experiment is None:
                 raise
     if experiment.lifecycle_stage == "deleted":
         raise TrackingError(
-            f"tracking.experiment_name: {name!r} was deleted in {redact(uri)}; restore "
+            f"tracking.experiment_name: {name!r} was deleted in {redact(store.uri)}; restore "
             "it there, or choose another name"
         )
+    store.locate(experiment.artifact_location)  # where new runs would send their files
     if view.is_outdated(experiment.tags.get(view.TAG)):
-        with suppress(MlflowException):  # without the permission, the earlier view stays
+        with suppress(TrackingError):  # without the permission, the earlier view stays
             client.set_experiment_tag(experiment.experiment_id, view.TAG, view.VALUE)
-    return str(experiment.experiment_id)
+    return replace(store, experiment_id=check_id(experiment.experiment_id, "experiment_id"))
 
 
 def is_away(error: Exception) -> bool:
@@ -274,8 +316,8 @@ def is_away(error: Exception) -> bool:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    if isinstance(error, TrackingError):  # of `check_answers`
-        return isinstance(error.__cause__, OSError)
+    if isinstance(error, TrackingError):  # of `check_answers`, or in one line
+        return isinstance(error.__cause__, Exception) and is_away(error.__cause__)
     if isinstance(error, MlflowException):
         return bool(error.get_http_status_code() != 400)
     if isinstance(error, OSError):  # requests' errors are OSErrors too

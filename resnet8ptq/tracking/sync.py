@@ -17,6 +17,7 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command, invocation
 from resnet8ptq.core.console import track, waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core.text import printable
 from resnet8ptq.tracking import history, journal, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
@@ -135,7 +136,7 @@ def main(words: list[str]) -> None:
     synced = sync(store, folder)
     for state in ("logged", "killed", "running"):
         for path in getattr(synced, state):
-            print(f"{state:8} {path}")
+            print(f"{state:8} {printable(str(path))}")
     print(synced)
     for parent in sorted(synced.parents):
         print(f"Report:  {invocation.command('report', f'run_id={parent}', *store.words)}")

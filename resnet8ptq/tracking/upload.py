@@ -72,8 +72,12 @@ def log_result(
     tags: Mapping[str, str] | None = None,
 ) -> None:
     """Log a run's result; MLflow's models page compares the leading metrics."""
-    model_id = mlflow_model.find_model(store, run_id) if any(map(_leads, points)) else None
-    links = {} if model_id is None else {"model_id": model_id, **_scored(journal)}
+    leading = {key for key, *_ in filter(_leads, points)}
+    model = mlflow_model.find_model(store, run_id) if leading else None
+    links = {}
+    # A model that is logged after the metrics has them already, and MLflow refuses a second link.
+    if model is not None and not leading & {metric.key for metric in model.metrics or ()}:
+        links = {"model_id": str(model.model_id), **_scored(journal)}
     log_batch(store, run_id, points, params, tags, links)
 
 
@@ -138,15 +142,24 @@ def describe(store: Store, run_id: str, markdown: str) -> None:
 
 
 def log_files(store: Store, run_id: str, paths: Iterable[Path]) -> None:
-    """Add files to a run; they replace those of the same name."""
+    """Add files to a run; they replace those of the same name.
+
+    Raises:
+        TrackingError: the address of the run's files does not belong to the store.
+    """
+    store.locate(store.client.get_run(run_id).info.artifact_uri)
     for path in paths:
         store.client.log_artifact(run_id, str(path))
 
 
 def log_folder(store: Store, run_id: str, folder: Path) -> None:
-    """Add the files of a run's folder, without hidden files and internal ones."""
+    """Add the files of a run's folder, without hidden files and internal ones.
+
+    Links are left out: in a folder of others, they may name any file of this user.
+    """
     private = (FILE, SWEEP_FILE)  # the second may hold a database's password
-    paths = (path for path in sorted(folder.iterdir()) if path.is_file())
+    inside = sorted(folder.iterdir())
+    paths = (path for path in inside if path.is_file() and not path.is_symlink())
     shared = (p for p in paths if not p.name.startswith(".") and p.name not in private)
     log_files(store, run_id, shared)
 

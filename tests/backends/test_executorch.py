@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from resnet8ptq.backends.contract import Artifact, Predictor
-from resnet8ptq.backends.executorch import lowering
+from resnet8ptq.backends.executorch import contents, lowering
 from resnet8ptq.backends.executorch import quantizer as executorch_quantizer
 from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
@@ -35,6 +35,27 @@ def test_xnnpack_runs_every_layer_in_8_bits(quantize):
     assert quantizer_of(cell.config).count_kernels(cell.artifact.path) == (WEIGHT_LAYERS, 0)
     assert quantizer_of(whole.config).count_kernels(whole.artifact.path) == (0, WEIGHT_LAYERS)
     assert cell.artifact.details["delegated_operators"] == "21 of 21"
+
+
+@pytest.mark.parametrize(
+    ("ids", "types", "integer"),
+    [
+        ({"input1_id": 0, "output_id": 1}, ("qint8", "qint8"), True),
+        ({"input1_id": 0, "output_id": 1}, ("qint8", "fp32"), False),
+        ({}, (), False),  # nothing says that it has 8 bits
+        ({"input_id": 7}, (), False),  # not among the tensors
+    ],
+)
+def test_an_operator_is_an_integer_one_by_its_tensors(ids, types, integer, monkeypatch):
+    values = [
+        {"xvalue_union": {"id_out": number, "datatype": f"xnn_datatype_{name}"}}
+        for number, name in enumerate(types)
+    ]
+    node = {"xnode_union": ids, "xnode_union_type": "XNNAdd"}
+    graph = {"xvalues": values, "xnodes": [node]}
+    monkeypatch.setattr(contents, "_decode", lambda payload: graph)
+    [operator] = contents._read_delegate(b"")
+    assert operator.integer == integer
 
 
 @needs_executorch

@@ -14,6 +14,7 @@ from resnet8ptq.backends.contract import Predictor
 from resnet8ptq.backends.file import predictor, reading
 from resnet8ptq.backends.file.contents import Contents, Port, rounded
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
+from resnet8ptq.backends.openvino import archive
 from resnet8ptq.backends.openvino.library import core, is_installed, library
 from resnet8ptq.config.schema import BackendConfig, TfliteConfig
 from resnet8ptq.core import code, files
@@ -148,6 +149,40 @@ def test_data_elsewhere_is_not_read(tmp_path, cache_root, name):
     (tmp_path / "link.bin").symlink_to("/etc/hostname")
     with pytest.raises(ConfigError, match=r"^backend\.path: .*expected files beside the model"):
         reading.admit(path, cache_root)
+
+
+def test_data_that_the_hash_of_the_file_misses_is_not_read(tmp_path, cache_root):
+    """The fields of an entry in another order are the same message."""
+    path = tmp_path / "small.onnx"
+    entry = small().graph.initializer[0].external_data[0]
+    key, value = b"\n\x08location", b"\x12\x07own.bin"
+    assert entry.SerializeToString() == key + value
+    path.write_bytes(small().SerializeToString().replace(key + value, value + key))
+    assert onnx.load(path, load_external_data=False) == small()
+    (tmp_path / "own.bin").write_bytes(bytes(range(8)))
+    with pytest.raises(ConfigError, match=r"^backend\.path: .*'own\.bin'"):
+        reading.admit(path, cache_root)
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs the extra openvino")
+@pytest.mark.parametrize("suffix", [".xml", ".zip"])
+def test_an_onnx_file_under_openvinos_name_is_refused(tmp_path, cache_root, suffix):
+    """Its operators and external data would pass by the gate of ONNX files."""
+    content = small().SerializeToString()
+    path = tmp_path / f"small{suffix}"
+    path.write_bytes(content if suffix == ".xml" else archive.pack(content, b""))
+    path.with_suffix(".bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"^backend\.path: .*root element is not <net>"):
+        reading.admit(path, cache_root)
+
+
+def test_the_weights_beside_openvinos_file_are_part_of_its_hash(tmp_path):
+    path = tmp_path / "own.xml"
+    path.write_text("<net>")
+    path.with_suffix(".bin").write_bytes(b"1")
+    before = reading.digest(path)
+    path.with_suffix(".bin").write_bytes(b"2")
+    assert reading.digest(path) != before
 
 
 def test_operators_of_others_are_refused(tmp_path, cache_root):

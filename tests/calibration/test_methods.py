@@ -261,20 +261,6 @@ def test_mse_finds_the_least_error_to_a_thousandth(low, high):
     np.testing.assert_allclose(ends, (low, high), atol=0.5001 / 1024)
 
 
-def test_mse_tries_sixteenths_and_then_closer_on_both_sides_of_the_best():
-    tried = set()
-
-    def error(edges, counts, low, high):
-        tried.add(-low)
-        return (low + 0.5) ** 2 + high**2
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(methods, "_squared_error", error)
-        find_range(TensorStats(-1.0, 4.0, np.ones(64, np.int64)), CalibConfig(name="mse"))
-    around = {0.5 + k / spacing for spacing in (64, 256, 1024) for k in range(-4, 5)}
-    assert tried == {k / 16 for k in range(1, 17)} | {1 / 1024} | around
-
-
 # By hand
 
 
@@ -298,21 +284,39 @@ def test_entropy_is_another_range_than_minmax_at_the_default_settings():
     assert find_range(stats, config) != (stats.low, stats.high)
 
 
-def test_which_methods_do_without_a_histogram():
-    without = [name for name in methods.METHODS if not methods.METHODS[name].histogram]
-    assert without == ["minmax", "moving_average", "histogram"]  # the last is torch's own
+def range_in_one_pass(config: CalibConfig) -> Range:
+    """Find the range of 700 samples as the backends do."""
+    samples = Split(draw("heavy tail", count=700)[:, None], None, "here")
+    observer = methods.make_observer(config)
+    for batch, first in methods.run_pass(samples, config):
+        observer.observe(batch, first)
+    return find_range(observer.stats(config.num_bins), config)
 
 
-def test_a_method_is_described_with_what_it_reads():
-    config = CalibConfig(name="percentile", percentile=99.5, num_bins=64, batch_size=7)
-    assert methods.describe_method(config) == {
-        "name": "percentile",
-        "percentile": 99.5,
-        "num_bins": 64,
+@pytest.mark.parametrize("name", methods.SHARED)
+def test_a_method_finds_its_range_in_what_its_own_observer_keeps(name):
+    """Without a histogram, if the method reads none."""
+    config = make_config(name)
+    stats = observe(*np.array_split(draw("heavy tail", count=700), 7))
+    assert range_in_one_pass(config) == find_range(stats, config)
+
+
+@pytest.mark.parametrize("name", methods.SHARED)
+def test_what_changes_a_range_is_in_the_description_of_its_method(name):
+    """It is part of the key under which the cache keeps ranges, and nothing else is."""
+    config = make_config(name, percentile=99)
+    others = {
+        "batch_size": 70,
+        "percentile": 90.0,
+        "num_bins": 256,
+        "num_quantized_bins": 32,
+        "averaging_constant": 0.5,
     }
-    config = replace(config, name="moving_average", averaging_constant=0.5)
-    expected = {"name": "moving_average", "averaging_constant": 0.5, "batch_size": 7}
-    assert methods.describe_method(config) == expected
+    changed = {key: replace(config, **{key: value}) for key, value in others.items()}
+    before = range_in_one_pass(config), methods.describe_method(config)
+    for key, other in changed.items():
+        after = range_in_one_pass(other), methods.describe_method(other)
+        assert (after[0] != before[0]) == (after[1] != before[1]), key
 
 
 @pytest.mark.parametrize("name", methods.METHODS)

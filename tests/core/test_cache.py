@@ -1,7 +1,6 @@
 """Entries are made once, whole or not at all; files are written all or nothing."""
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -96,13 +95,6 @@ def test_another_kind_or_key_is_another_entry(kind, key, other_kind, other):
     assert (cache.path_of(root, kind, key) == cache.path_of(root, other_kind, other)) is same
 
 
-def test_an_entry_lies_under_the_hash_of_its_key():
-    digest = hashlib.sha256(b'{"a": 1, "b": true}').hexdigest()
-    assert cache.path_of(Path("root"), "kind", {"b": True, "a": 1}) == Path(
-        "root/kind", digest[:20]
-    )
-
-
 def write_package(root: Path) -> None:
     """Write a package in which `top` needs `direct`, `lazy`, `named`, and `below` through them."""
     sources = {
@@ -158,12 +150,24 @@ def test_a_run_depends_on_every_module_that_its_registries_name():
     assert not any(name.startswith(("resnet8ptq.report", "resnet8ptq.tracking")) for name in behind)
 
 
-def test_a_measurement_is_known_by_code_cpu_and_versions(monkeypatch):
-    monkeypatch.setattr(machine, "cpu", lambda: ("a CPU", ("avx2",)))
-    monkeypatch.setattr(machine, "versions", lambda: {"version.numpy": "3"})
-    module = "resnet8ptq.core.cache"
-    expected = {"code": code.behind(module), "cpu": "a CPU", "version.numpy": "3"}
-    assert cache.made_with(module) == expected
+@pytest.mark.parametrize(
+    ("owner", "name", "other"),
+    [
+        (machine, "cpu", lambda: ("another CPU", ())),
+        (machine, "versions", lambda: {"version.numpy": "0.1"}),
+        (code, "behind", lambda module: "other code"),
+    ],
+)
+def test_a_measurement_of_another_cpu_version_or_code_is_another_entry(
+    tmp_path, make, monkeypatch, owner, name, other
+):
+    def measure() -> Path:
+        return cache.entry(tmp_path, "times", cache.made_with("resnet8ptq.core.cache"), make)
+
+    first = measure()
+    assert measure() == first
+    monkeypatch.setattr(owner, name, other)
+    assert measure() != first
 
 
 def folder_for_file(folder: Path) -> None:
@@ -234,12 +238,18 @@ def test_a_record_is_read_up_to_16_mib(tmp_path, make):
         assert make.calls == calls
 
 
-def test_a_file_in_place_of_an_entry_is_made_again(tmp_path, make):
+@pytest.mark.parametrize("instead", ["file", "link", "link to nothing"])
+def test_a_file_or_link_in_place_of_an_entry_is_made_again(tmp_path, make, instead):
     folder = cache.entry(tmp_path, "models", KEY, make)
-    folder.rename(tmp_path / "elsewhere")
-    folder.write_text("")
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    if instead == "file":
+        folder.write_text("")
+    else:
+        folder.symlink_to(elsewhere if instead == "link" else tmp_path / "nothing")
     assert cache.entry(tmp_path, "models", KEY, make) == folder
     assert (folder / "one.txt").read_text() == "one"
+    assert not folder.is_symlink()
+    assert elsewhere.is_dir()  # where a link leads, nothing is removed
 
 
 # Failure

@@ -122,6 +122,11 @@ def test_a_crash_is_the_error_of_the_caller():
         call(os.abort, crashed=CRASHED)
 
 
+def test_an_endless_call_is_the_error_of_the_caller():
+    with pytest.raises(ModelError, match="crashed"):
+        call(signal.pause, crashed=CRASHED, seconds=0.1)
+
+
 def make_temporary() -> str:
     import tempfile
 

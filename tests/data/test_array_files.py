@@ -515,6 +515,49 @@ def test_arrays_with_the_inputs_names_are_one_sample(tmp_path, sided):
     np.testing.assert_array_equal(labels, LABELS[order])
 
 
+USUAL_NAMES = [*arrays.INPUTS, *arrays.LABELS, *arrays.GROUPS]
+
+
+@pytest.mark.parametrize("sided", [False, True])
+@pytest.mark.parametrize("name", USUAL_NAMES)
+def test_the_networks_names_come_before_the_usual_ones(tmp_path, name, sided):
+    """Such as an input `images` beside `orig_target_sizes`, or `x` beside `mask`."""
+    takes = [name, "mask", "images" if name == "x" else "x"]
+    held = dict.fromkeys(takes, IDS) | {"mask": MASK}
+    if sided:
+        held = {f"{n}_{side}": array for n, array in held.items() for side in ("train", "test")}
+    np.savez(tmp_path / "a.npz", **held)
+    inputs = arrays.name_inputs(tmp_path / "a.npz", lambda: takes)
+    data = read(tmp_path / "a.npz", inputs=inputs)
+    assert set(data.test.images.dtype.names) == set(takes)
+    assert data.test.labels is None
+
+
+@pytest.mark.parametrize("name", arrays.INPUTS)
+@pytest.mark.parametrize("sided", [False, True])
+def test_the_only_input_is_the_array_of_its_name(tmp_path, name, sided):
+    held = {"input": INPUTS, name: INPUTS + 1, "y": LABELS}
+    if sided:
+        held = {f"{n}_{side}": array for n, array in held.items() for side in ("train", "test")}
+    np.savez(tmp_path / "a.npz", **held)
+    inputs = arrays.name_inputs(tmp_path / "a.npz", lambda: ["input"])
+    images = read(tmp_path / "a.npz", inputs=inputs).test.images[:]
+    assert images.dtype.names is None
+    assert all((image == INPUTS).all(axis=(1, 2)).any() for image in images)
+
+
+def test_plain_files_and_other_names_are_no_reason_to_read_the_network(tmp_path):
+    def find_takes():
+        raise AssertionError
+
+    np.savez(tmp_path / "plain.npz", X_train=1, Y_train=1, X_test=1, y_test=1, classes=1, scale=1)
+    np.savez(tmp_path / "named.npz", input_ids=1, attention_mask=1, labels=1)
+    for name in ("plain", "named"):
+        assert arrays.name_inputs(tmp_path / f"{name}.npz", find_takes) is None
+    np.savez(tmp_path / "other.npz", x=1, ids=1, y=1)
+    assert arrays.name_inputs(tmp_path / "other.npz", lambda: ["pixels"]) is None
+
+
 @pytest.mark.parametrize("suffix", ["", "_train"])
 def test_inputs_are_named_by_a_dict(tmp_path, suffix):
     arrays = {f"ids{suffix}": IDS, f"mask{suffix}": MASK, f"y{suffix}": LABELS, "unused": 1}

@@ -1,8 +1,11 @@
 """`data=coco`: pictures with boxes, and pictures that only calibrate."""
 
 import json
+import os
+import signal
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +135,29 @@ def test_an_annotation_file_of_any_size_is_not_read(boxes, monkeypatch):
         read(boxes)
 
 
+@pytest.mark.parametrize("limit", ["MAX_ROOM", "MAX_ENTRIES"])
+def test_annotations_that_would_fill_the_memory_are_refused(boxes, monkeypatch, limit):
+    small = {"images": 3, "annotations": 3, "categories": 3}
+    monkeypatch.setattr(coco, limit, small if limit == "MAX_ENTRIES" else 3)
+    with pytest.raises(DataError, match=r"instances\.json: .*, expected at most 3"):
+        read(boxes)
+
+
+def test_a_large_annotation_file_is_parsed_in_a_separate_process(boxes, monkeypatch):
+    """Python's objects take 25 times the bytes of some files."""
+    here = read(boxes).test.labels
+    monkeypatch.setattr(coco, "SMALL_BYTES", 0)
+    path = boxes / "instances.json"
+    assert (read(boxes).test.labels == here).all()
+    monkeypatch.setattr(coco, "read_annotations", parse_endlessly)
+    with pytest.raises(DataError, match=r"instances\.json: reading it took too much memory"):
+        coco._read_large(path, None)
+
+
+def parse_endlessly(path: Path, classes: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
@@ -152,6 +178,31 @@ def test_any_other_json_is_refused_and_nothing_else_is_raised(content, boxes_of_
         path.write_text(json.dumps({**content, "annotations": boxes_of_any_kind}))
         with pytest.raises(DataError, match=r"a\.json: "):
             coco.read_annotations(path)
+
+
+VALUES = (
+    JSON
+    | st.integers(min_value=10**308)
+    | st.floats(min_value=1e300)
+    | st.sampled_from(["\ud800.png", "a" * 300, "a/" * 2000, "loop", "out.png", "../secret.png"])
+)
+
+
+@given(st.sampled_from(["images", "annotations", "categories"]), st.integers(0, 9), VALUES)
+def test_any_value_in_an_entry_is_taken_or_refused_in_one_line(kind, number, value):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "boxes")
+        detectors.write_pictures(folder, 4)
+        (folder / "images" / "loop").symlink_to("loop")
+        (folder / "images" / "out.png").symlink_to(Path(name, "secret.png"))
+        Path(name, "secret.png").write_bytes((folder / "images" / "0.png").read_bytes())
+        path = folder / "instances.json"
+        content = json.loads(path.read_text())
+        keys = sorted(content[kind][0])
+        content[kind][0][keys[number % len(keys)]] = value
+        path.write_text(json.dumps(content))
+        with suppress(PtqError):
+            assert len(read(folder).train)
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,24 @@ def test_a_damaged_tokenizer_is_one_line(read, tmp_path, content):
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_panic_of_the_library_is_one_line(read, tmp_path, tokenizer, capfd):
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}
+    content = {**json.loads(tokenizer.read_text()), "normalizer": normalizer}
+    path = tmp_path / "panics.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"panics.json: reading it crashed"):
+        read(write_rows(tmp_path / "rows.csv", ROWS), tokenizer=path)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_tokenizer_larger_than_any_is_not_hashed(read, tmp_path):
+    path = tmp_path / "large.json"
+    with path.open("wb") as file:
+        file.truncate(2**43)  # of holes
+    with pytest.raises(DataError, match=r"large.json: larger than "):
+        read(write_rows(tmp_path / "rows.csv", ROWS), tokenizer=path)
+
+
 @pytest.mark.parametrize(("pairs", "added"), [("together", 3), ("apart", 2)])
 def test_a_length_that_special_tokens_fill_is_refused(read, tmp_path, pairs, added):
     """The tokenizer would truncate nothing."""

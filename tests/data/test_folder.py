@@ -248,3 +248,22 @@ def test_pictures_that_would_fill_the_disk_are_refused(tmp_path, monkeypatch):
     ):
         read(tmp_path / "a")
     assert not list((tmp_path / "cache").rglob("images.npy"))
+
+
+def test_a_file_larger_than_any_picture_is_not_read(tmp_path):
+    root = write_classes(tmp_path / "p")
+    path = next(root.rglob("*.png"))
+    with path.open("wb") as file:
+        file.truncate(2**43)  # of holes
+    with pytest.raises(DataError, match=rf"{path.name}: cannot be read \(it is larger than "):
+        read(root)
+
+
+def test_large_pictures_are_not_in_memory_at_the_same_time():
+    room, half = pictures._Room(), pictures.MAX_PIXELS // 2
+    with room.hold(half), room.hold(half):
+        assert room.free < 2  # a third waits
+    with pytest.raises(ValueError), room.hold(10 * pictures.MAX_PIXELS):
+        assert room.free == 0  # it is alone
+        raise ValueError
+    assert room.free == pictures.MAX_PIXELS

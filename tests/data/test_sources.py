@@ -1,5 +1,8 @@
 """What every source of the user's own data promises, whatever the data lie in."""
 
+import gzip
+import json
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +12,17 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from resnet8ptq.config.schema import DataConfig, PreprocessConfig
-from resnet8ptq.core.errors import PtqError
+from resnet8ptq.core.errors import DataError, PtqError
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sources import SOURCES
 from tests.helpers.arrays import pack_idx
+from tests.helpers.cifar_files import write_folder as write_batches
 from tests.helpers.configs import make_config
 
 NAMES = ("cat", "dog", "owl")
@@ -143,3 +149,107 @@ def test_a_root_that_is_not_there_is_one_line_that_names_it(settled):
         locate.settle(replace(settled, root=f"{settled.root}x"))
     [line] = str(caught.value).splitlines()
     assert line.startswith(f"data.root: got {settled.root}x (not there), expected ")
+
+
+# Damaged files: each source and format, one file changed
+
+
+def write_packed(root: Path) -> list[str]:
+    for name, array in (("train-images", PIXELS), ("train-labels", LABELS.astype(np.uint8))):
+        (root / f"{name}.gz").write_bytes(gzip.compress(pack_idx(array)))
+    np.save(root / "class_names.npy", NAMES)
+    return ["data=arrays", f"data.root={root}"]
+
+
+def write_compressed(root: Path) -> list[str]:
+    np.savez_compressed(root / "data.npz", images=PIXELS, labels=LABELS)
+    return ["data=arrays", f"data.root={root / 'data.npz'}"]
+
+
+def write_cifar10(root: Path) -> list[str]:
+    return ["data=cifar10", f"data.root={write_batches(root)}"]
+
+
+def write_coco(root: Path) -> list[str]:
+    (root / "pictures").mkdir()
+    paths = write_pictures(root / "pictures")
+    sizes = {"width": PIXELS.shape[2], "height": PIXELS.shape[1]}
+    boxes = {
+        "images": [{"id": n, "file_name": path, **sizes} for n, path in enumerate(paths)],
+        "annotations": [
+            {"image_id": n, "category_id": 1, "bbox": [0, 0, 2, 2]} for n in range(COUNT)
+        ],
+        "categories": [{"id": 1, "name": "pet"}],
+    }
+    (root / "boxes.json").write_text(json.dumps(boxes))
+    named = [f"data.images={root / 'pictures'}", f"data.annotations={root / 'boxes.json'}"]
+    return ["data=coco", *named]
+
+
+DAMAGED = WRITERS | {
+    "packed": write_packed,
+    "compressed": write_compressed,
+    "cifar10": write_cifar10,
+    "coco": write_coco,
+}
+
+
+def read_damaged(name: str, number: int, damage: Callable[[bytes], bytes]) -> None:
+    """Read a source after `damage` has changed one of its files."""
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch, "data")
+        root.mkdir()
+        overrides = DAMAGED[name](root)
+        files = sorted(path for path in root.rglob("*") if path.is_file())
+        path = files[number % len(files)]
+        path.write_bytes(damage(path.read_bytes()))
+        registry._read.cache_clear()
+        config = locate.settle(make_config(*overrides).data)
+        data = registry.read(config, PreprocessConfig(), Path(scratch, "cache"))
+        assert len(data.test.digest) == 64
+
+
+def test_every_source_is_damaged_here():
+    embedded = {name for name, source in SOURCES.items() if not source.takes}
+    formats = {"idx", "parquet", "packed", "compressed"}
+    assert set(DAMAGED) - formats == set(SOURCES) - embedded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DAMAGED)
+@settings(max_examples=30, derandomize=True, database=None)
+@given(
+    number=st.integers(0, 99),
+    start=st.floats(0, 1),
+    length=st.integers(0, 200),
+    inserted=st.binary(max_size=8),
+)
+@example(number=0, start=0.5, length=2**30, inserted=b"")  # cut in the middle
+@example(number=1, start=0.1, length=4, inserted=b"\xff" * 4)
+def test_a_damaged_file_is_read_or_refused_in_one_line(name, number, start, length, inserted):
+    def damage(content: bytes) -> bytes:
+        begin = int(start * len(content))
+        return content[:begin] + inserted + content[begin + length :]
+
+    try:
+        read_damaged(name, number, damage)
+    except PtqError as error:
+        assert str(error).isprintable()
+
+
+def test_a_damaged_gzip_file_in_a_folder_is_named(tmp_path, read):
+    config = locate.settle(make_config(*write_packed(tmp_path)).data)
+    damaged = tmp_path / "train-images.gz"
+    damaged.write_bytes(damaged.read_bytes()[:10] + b"\xff" * 50)
+    with pytest.raises(DataError, match=r"train-images\.gz: cannot be read"):
+        read(config)
+
+
+def test_an_unforeseen_error_of_a_library_names_setting_and_file(tmp_path, read):
+    """Such as that of text beyond Unicode."""
+    overrides = write_packed(tmp_path)
+    names = tmp_path / "class_names.npy"
+    names.write_bytes(names.read_bytes()[:-4] + b"\xff" * 4)
+    with pytest.raises(DataError) as caught:
+        read(locate.settle(make_config(*overrides).data))
+    assert str(caught.value).startswith(f"data.root: got {tmp_path}, ")

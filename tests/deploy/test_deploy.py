@@ -20,6 +20,8 @@ import requests
 import yaml
 from ai_edge_litert.tools import flatbuffer_utils as flatbuffer
 from filelock import FileLock
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import parser
 from PIL import Image
 from requests.adapters import HTTPAdapter
@@ -30,7 +32,7 @@ from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.data import pictures
 from resnet8ptq.data.preprocessing import Preprocessing, arrange
-from resnet8ptq.deploy import example, microcontroller, older_runtime
+from resnet8ptq.deploy import example, microcontroller, older_runtime, reproducing
 from resnet8ptq.deploy.vectors import Vectors
 from tests.helpers import mlflow_server
 from tests.helpers.calling import QUICK, Called, call, call_beside, clean_environment
@@ -244,8 +246,6 @@ def test_deploy_that_fails_leaves_nothing(runs, tmp_path, monkeypatch):
 
 
 def test_data_that_are_gone_leave_the_kept_sample(runs, tmp_path, monkeypatch):
-    from resnet8ptq.deploy import reproducing
-
     def gone(*_: object) -> None:
         raise ConfigError("data.root: got /gone (not there)")
 
@@ -365,6 +365,36 @@ def test_opset_and_ir_are_lowered_where_the_operators_allow():
 def test_operator_that_the_older_version_lacks_is_named(body, version, reason):
     with pytest.raises(UnsupportedError, match=reason):
         older_runtime.lower(build(24, body.replace("'", '"')), version)
+
+
+@pytest.mark.parametrize("minor", range(10, 26))
+def test_each_version_reads_at_most_what_the_next_one_does(minor):
+    """By ONNX's own table, so that no version has an opset without its IR."""
+    opset, ir_version = older_runtime.find_formats(minor)
+    assert older_runtime.check_version(f"1.{minor}") == minor
+    assert onnx.helper.OP_SET_ID_VERSION_MAP["ai.onnx", opset] == ir_version
+    assert older_runtime.find_formats(minor + 1) >= (opset, ir_version)
+
+
+boxes = st.lists(st.tuples(*[st.integers(0, 50)] * 6).map(list), max_size=6)
+
+
+@given(boxes, st.randoms())
+def test_boxes_are_the_same_in_any_order(ours, random):
+    theirs = [[value + 1e-5 for value in box] for box in ours]
+    random.shuffle(theirs)
+    assert not reproducing._differ(ours, theirs)
+    assert reproducing._differ(ours, [*theirs, [0.0] * 6])
+
+
+@given(boxes.filter(lambda rows: len(rows) > 1))
+def test_boxes_with_each_others_scores_differ(ours):
+    """Each column by itself has the same values."""
+    theirs = [
+        [*box[:4], other[4], box[5]] for box, other in zip(ours, ours[1:] + ours[:1], strict=True)
+    ]
+    same = sorted(map(tuple, ours)) == sorted(map(tuple, theirs))
+    assert reproducing._differ(ours, theirs) != same
 
 
 @pytest.mark.parametrize("words", [("target.format=ort",), ("target.onnxruntime=1.17",)])

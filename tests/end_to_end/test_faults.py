@@ -11,18 +11,25 @@ import sqlite3
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from mlflow import MlflowClient
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
-from resnet8ptq.core.errors import ConfigError, ModelError, TrackingError
-from resnet8ptq.tracking import sync
+from resnet8ptq.core.errors import ConfigError, ModelError, PtqError, TrackingError
+from resnet8ptq.experiment import running
+from resnet8ptq.experiment.settings import settle
+from resnet8ptq.tracking import sync, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store, open_store
 from tests.helpers.calling import NO_REAL_FILES, QUICK, call
+from tests.helpers.configs import make_config
 from tests.helpers.logged_runs import log_everything, only_run
 from tests.helpers.stores import new_store
 
@@ -107,6 +114,43 @@ def test_a_store_that_is_full_when_a_sweep_starts_is_one_line(tmp_path, monkeypa
     assert line.startswith(f"error: tracking.root: no space left on the disk of {tmp_path}")
 
 
+def without_waiting(
+    _connection: object, _cursor: object, statement: str, parameters: object, *_: object
+) -> tuple[str, object]:
+    """Replace MLflow's 20 seconds of waiting for a lock."""
+    return statement.replace("busy_timeout = 20000", "busy_timeout = 0"), parameters
+
+
+def test_a_locked_database_loses_nothing(own_store, tmp_path, monkeypatch, caplog):
+    """Another program holds the database in the middle of a run; nobody waits for it here."""
+    path = own_store.uri.removeprefix("sqlite:///")
+    other = sqlite3.connect(path, isolation_level=None)
+    log_datasets = upload.log_datasets
+
+    def lock_before(*arguments: Any) -> None:
+        if not other.in_transaction:
+            other.execute("BEGIN EXCLUSIVE")
+        log_datasets(*arguments)
+
+    monkeypatch.setattr(upload, "log_datasets", lock_before)
+    event.listen(Engine, "before_cursor_execute", without_waiting, retval=True)
+    try:
+        log_everything(own_store, tmp_path / "run")
+    finally:
+        event.remove(Engine, "before_cursor_execute", without_waiting)
+        other.close()
+    warnings = [line for line in caplog.messages if "TRACKING STORE UNAVAILABLE" in line]
+    assert {"\n" in line for line in warnings} == {False}
+    assert f"the run is kept in {tmp_path / 'run'}" in warnings[0] and "locked" in warnings[0]
+    assert Journal.load(tmp_path / "run").status == "FINISHED"
+
+    monkeypatch.setattr(upload, "log_datasets", log_datasets)
+    assert sync.sync(own_store, tmp_path).logged == [tmp_path / "run"]
+    logged = only_run(own_store)
+    assert (logged.info.status, logged.data.metrics["loss"]) == ("FINISHED", 1 / 3)
+    assert len(logged.inputs.dataset_inputs) == 2
+
+
 @pytest.mark.parametrize("fault", ["own", "handed on"])
 def test_a_full_cache_is_named_whatever_library_says_so(tmp_path, fault):
     def make(folder: Path) -> None:
@@ -118,6 +162,22 @@ def test_a_full_cache_is_named_whatever_library_says_so(tmp_path, fault):
     with pytest.raises(ConfigError, match=rf"^cache_dir: cannot write to {tmp_path}.*No space"):
         cache.entry(tmp_path, "models", {"a": 1}, make)
     assert [path for path in (tmp_path / "models").iterdir() if path.is_dir()] == []
+
+
+def test_a_cache_that_is_removed_in_a_run_is_named(cache_root, monkeypatch):
+    settings = settle(make_config("data=shapes", f"cache_dir={cache_root}"))
+
+    def run_without(root: Path) -> None:
+        def experiment(*_: object) -> None:
+            (root / "models" / "gone.onnx").read_bytes()
+
+        monkeypatch.setattr(running, "resolve_name", lambda _: experiment)
+        running.run(settings, cache_root, mock.Mock())
+
+    with pytest.raises(PtqError, match=rf"^cache_dir: {cache_root}/models/gone\.onnx was removed"):
+        run_without(cache_root)
+    with pytest.raises(FileNotFoundError):
+        run_without(cache_root.parent / "elsewhere")
 
 
 def test_a_full_cache_is_named_and_keeps_nothing_half_made(disk):
@@ -176,7 +236,6 @@ def overwrite(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut, overwrite])
 def test_a_damaged_database_is_refused_and_can_be_made_again_from_the_folders(tmp_path, damage):
-    assert callable(damage)
     root = tmp_path / "mlruns"
     log_everything(new_store(root), tmp_path / "runs" / "run")
     damage(root / "mlflow.db")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import onnx
 import pytest
 
@@ -81,3 +82,24 @@ def test_a_broken_file_fails_and_its_cause_is_named(quantize, shapes_model, tmp_
     assert first["commands"]["deploy"] is None
     said = " ".join(done.err.split())
     assert "the file fits with preprocess=unit instead" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["agreement", "deviation", "classification"])
+def test_a_file_that_answers_nothing_fails_in_words(task, quantize, shapes_model, tmp_path):
+    good, silent = quantize("backend=onnx", "dtype=u8s8").artifact.path, tmp_path / "silent.onnx"
+    proto = onnx.load(good)
+    [output] = proto.graph.output
+    [last] = [node for node in proto.graph.node if output.name in node.output]
+    last.output[0] = "answer"
+    zero = onnx.numpy_helper.from_array(np.float32(0), "zero")
+    proto.graph.initializer.append(zero)
+    proto.graph.node.append(onnx.helper.make_node("Mul", ["answer", "zero"], [output.name]))
+    onnx.save(proto, silent)
+    with mock.patch.object(background, "allowed", handed_over_here):
+        words = (*QUICK, f"task={task}", "max_drop=0.5", "min_sqnr_db=-9", "format=json")
+        files = (str(shapes_model.onnx_path), str(silent))
+        done = call_beside(tmp_path, "judge", *files, *words)
+    [answer] = json.loads(done.out)
+    assert (done.code, answer["verdict"]) == (3, "fail"), done.err
+    assert f"output {output.name} is zero for every sample" in done.err

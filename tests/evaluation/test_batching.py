@@ -4,7 +4,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,16 +93,24 @@ def test_the_fastest_way_is_found_once(monkeypatch, tmp_path, best, way):
     assert {threads for _, threads in backend.batches} == {way[0]}
 
 
-def test_a_way_that_is_fast_or_slow_once_is_no_other(monkeypatch, tmp_path):
+@pytest.mark.parametrize("odd", [1, 2])  # the first turn, or the second
+def test_a_way_that_is_fast_or_slow_once_is_no_other(monkeypatch, tmp_path, odd):
     turns: Counter[Batching] = Counter()
 
     def cost(tried: Batching) -> float:
         turns[tried] += 1
         usual, once = (1, 5) if tried.at_once > 1 else (2, 0.5)
-        return (once if turns[tried] % 3 == 2 else usual) / 10_000
+        return (once if turns[tried] % 3 == odd else usual) / 10_000
 
     Counting(monkeypatch, cost)
     assert run(1000, tmp_path, "threads=4").batching.at_once == 4
+
+
+@pytest.mark.parametrize(("share", "threads"), [(0.9, 1), (0.7, 4)])
+def test_several_threads_for_a_batch_must_be_clearly_faster(monkeypatch, tmp_path, share, threads):
+    """They wait for each other while another process runs."""
+    Counting(monkeypatch, lambda tried: (1 if tried.threads == 1 else share) / 10_000)
+    assert run(1000, tmp_path, "threads=4").batching.threads == threads
 
 
 def test_no_larger_batch_is_tried_after_one_that_takes_long(monkeypatch, tmp_path):
@@ -179,10 +186,19 @@ def test_what_a_copy_raises_ends_the_run():
         next(found)
 
 
-def test_a_pace_is_measured(quantize, shapes):
-    cell = quantize("backend=onnx")
-    load = partial(quantizer_of(cell.config).load, cell.artifact.path)
-    assert batching.measure(load, shapes.test.take(np.arange(64)), Batching(16, 1, 2)) > 0
+def test_a_pace_is_the_seconds_of_one_image(monkeypatch):
+    """Each batch takes a second of a clock that is told; warm-up batches are not counted."""
+    now = [0.0]
+
+    def predict(batch: np.ndarray) -> list[np.ndarray]:
+        now[0] += 1.0
+        return [batch]
+
+    monkeypatch.setattr(batching, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(batching, "TRIAL_SECONDS", 2.5)
+    copy = SimpleNamespace(predict=predict)
+    seconds = batching.measure(lambda threads: copy, images(64), Batching(16, 1))
+    assert seconds == pytest.approx(3 / 48)
 
 
 @pytest.mark.slow

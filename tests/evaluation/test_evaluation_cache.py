@@ -8,7 +8,10 @@ import pytest
 
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.evaluation import evaluation_cache, evaluator
+from resnet8ptq.evaluation.batching import Batching
+from resnet8ptq.evaluation.inference import Evaluation
 from resnet8ptq.tasks import classification
+from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, Outputs
 
 
 @pytest.fixture
@@ -55,12 +58,37 @@ def test_another_file_sample_or_batch_is_run(opened, quantize, shapes):
     assert len(loaded) == 5
 
 
-def test_large_outputs_are_not_kept(opened, quantize, shapes, monkeypatch):
-    measuring, _ = opened
-    cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
-    monkeypatch.setattr(evaluation_cache, "MAX_BYTES", 130 * len(shapes.class_names) * 4 - 1)
-    for _ in range(2):
-        assert not measuring.run(cell.config, cell.artifact.path, images).cached
+def evaluation_of(outputs: Outputs) -> Evaluation:
+    return Evaluation(outputs, 1.5, Batching(16, 1, 2))
+
+
+def test_what_is_kept_is_found_again(tmp_path):
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    outputs = Outputs((rows, rows + 1), rows + 2, LOGITS, (rows + 3,))
+    evaluation_cache.keep(tmp_path, {"file": "a"}, evaluation_of(outputs))
+    assert evaluation_cache.find(tmp_path, {"file": "b"}, LOGITS) is None
+    evaluation = evaluation_cache.find(tmp_path, {"file": "a"}, LOGITS)
+    assert evaluation is not None
+    assert (evaluation.seconds, evaluation.batching, evaluation.cached) == (
+        1.5,
+        Batching(16, 1, 2),
+        True,
+    )
+    assert evaluation.outputs.final == LOGITS
+    ours = (*evaluation.outputs.values, evaluation.outputs.logits, *evaluation.outputs.raw)
+    for number, values in enumerate(ours):
+        np.testing.assert_array_equal(values, rows + number)
+
+
+@pytest.mark.parametrize("part", ["values", "raw"])
+def test_large_outputs_are_not_kept(tmp_path, monkeypatch, part):
+    rows = np.zeros((130, 10), np.float32)
+    outputs = replace(Outputs((rows[:1],)), **{part: (rows,)})
+    for room, kept in ((2 * rows.nbytes, True), (rows.nbytes - 1, False)):
+        monkeypatch.setattr(evaluation_cache, "MAX_BYTES", room)
+        evaluation_cache.keep(tmp_path, {"room": room}, evaluation_of(outputs))
+        evaluation = evaluation_cache.find(tmp_path, {"room": room}, PROBABILITIES)
+        assert (evaluation is not None) == kept
 
 
 def test_a_damaged_evaluation_is_made_again(opened, quantize, shapes, tmp_path):

@@ -62,8 +62,6 @@ def test_a_quantized_model_and_its_baseline(backend, shapes_model, quantize):
     baseline = {f"baseline/{name}" for name in OWN}
     assert set(found) == OWN | baseline | {"speedup", "speedup_batch"}
     assert all(value > 0 for value in found.values())
-    for name in OWN | baseline:
-        assert found[name] <= found[name.replace("p50", "p95")]
 
 
 def test_fp32_has_a_latency_and_no_speedup(shapes_model, quantize):

@@ -15,7 +15,7 @@ from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import running
-from resnet8ptq.experiment.diagnosis import measuring
+from resnet8ptq.experiment.diagnosis import diagnosing, findings, measuring
 from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult
 from resnet8ptq.experiment.diagnosis.diagnosis_table import to_markdown
 from resnet8ptq.experiment.diagnosis.findings import saturated_sum, wrong_preprocessing
@@ -260,6 +260,31 @@ def test_wrong_preprocessing_is_named(diagnose):
     result = diagnose(healthy(), "preprocess=raw")
     assert names(result)[0] == "wrong preprocessing"
     assert "preprocess=unit gets 100.00%" in result.conclusion[0]
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> list[str]:
+    """Float pictures, one of which is 10,000 times too large; and the network for them."""
+    write_data(tmp_path / "bytes.npz")
+    with np.load(tmp_path / "bytes.npz") as arrays:
+        images = arrays["images"].astype(np.float32) / 255
+    images = np.concatenate([images, images[:, ::-1] + 0.01])
+    images[7] *= 1e4
+    np.savez(tmp_path / "data.npz", x_train=images, x_test=images[120:200] + 0.001)
+    parts = healthy()
+    parts.clip = False
+    network = write_network(tmp_path / "own.onnx", parts)
+    return ["data=arrays", f"data.root={tmp_path / 'data.npz'}", f"model.path={network}"]
+
+
+def test_a_damaged_calibration_sample_is_named_first_and_its_removal_helps_most(damaged, tmp_path):
+    words = ("+analysis=diagnose", "dtype=uint8", "threads=1", "evaluate.batch_size=30", *damaged)
+    result = running.run(settle(make_config(*words, "held_out_images=50")), tmp_path, Recorder())
+    assert names(result)[0] == findings.OUTLIER_SAMPLE
+    assert "wrong preprocessing" not in names(result)
+    assert "in sample 7 of " in result.conclusion[0]
+    assert result.best.words == diagnosing.REMOVE
+    assert result.best.sqnr_db > 20 > 1 > result.before.sqnr_db
 
 
 def test_kernels_of_which_only_the_output_tells():

@@ -26,6 +26,7 @@ from resnet8ptq.graph.weights import read_bias, read_weights, write_weights
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks import agreement, classification
 from resnet8ptq.tasks.contract import Outputs, Targets
+from tests.helpers.arrays import TENSORS
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
 from tests.helpers.factories import evaluator_of
@@ -118,20 +119,27 @@ def test_halving_finds_the_source_that_adds_most(added):
         assert added[int(groups[0][1][0].nodes[0])] == max(added)
 
 
-def test_the_noise_of_every_output_counts():
+@pytest.mark.parametrize(
+    "second",
+    ["z = MatMul(x, w)", "q = MatMul(x, w) p = Relu(q) i = NonZero(p) z = Cast <to = 1> (i)"],
+    ids=["values", "as many as are positive"],
+)
+def test_the_noise_of_every_output_counts(second):
     """The second layer, which the second output shows alone, is rounded most coarsely."""
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
-        network (float[N, 4] x) => (float[N, 4] y, float[N, 4] z)
-        { y = MatMul(x, v)  z = MatMul(x, w) }"""
+        network (float[N, 4] x) => (float[N, 4] y, float[K, L] z)
+        { y = MatMul(x, v)  SECOND }""".replace("SECOND", second)
     )
     random = np.random.default_rng(0)
-    for node, name in zip(proto.graph.node, "vw", strict=True):
+    for node, name in zip(proto.graph.node[:2], "vw", strict=True):
         node.name = f"layer_{name}"
         weights = random.normal(size=(4, 4)).astype(np.float32)
         proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, name))
     quantized = onnx.ModelProto.FromString(proto.SerializeToString())
-    for (name, steps), node in zip({"v": 40, "w": 3}.items(), quantized.graph.node, strict=True):
+    for (name, steps), node in zip(
+        {"v": 40, "w": 1}.items(), quantized.graph.node[:2], strict=True
+    ):
         scale = np.float32(1 / steps)
         (weights,) = (t for t in quantized.graph.initializer if t.name == name)
         levels = np.rint(onnx.numpy_helper.to_array(weights) / scale).astype(np.int8)
@@ -150,6 +158,16 @@ def test_the_noise_of_every_output_counts():
     first, second = noise.rank(proto, quantized, (), samples, 1)
     assert (first.nodes, second.nodes) == (("layer_w",), ("layer_v",))
     assert first.noise > 100 * second.noise > 0
+
+
+@given(TENSORS, TENSORS)
+def test_values_that_one_output_has_alone_count_whole(one, other):
+    longer = np.concatenate([one, other])
+    square = np.square(other, dtype=np.float64).sum()
+    assert noise.square_distance(longer, one) == pytest.approx(square)
+    assert noise.square_distance(one, longer) == pytest.approx(square)
+    assert noise.square_distance(one, one) == 0
+    assert noise.square_distance(one, one[np.newaxis]) > 0 or not one.any()
 
 
 def test_200_samples_cannot_show_a_fifth_of_a_point():

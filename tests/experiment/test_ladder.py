@@ -1,7 +1,10 @@
 """The ladder's choice of steps, without running anything: tried steps in, next steps out."""
 
+import json
+import math
 from dataclasses import replace
-from itertools import cycle
+from functools import cache, reduce
+from itertools import cycle, product
 
 import onnx
 import pytest
@@ -9,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import parser
 
-from resnet8ptq.config import words
+from resnet8ptq.config import limits, words
 from resnet8ptq.experiment.ladder import changes, climbing, properties, rungs
 from resnet8ptq.experiment.ladder.changes import Change
 from resnet8ptq.experiment.ladder.climbing import DIAGNOSIS, FEWER_BITS, Asked, Tried, next_steps
+from resnet8ptq.sweep import ladder as sweep_ladder
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
 
@@ -236,6 +240,77 @@ def test_every_step_is_a_valid_configuration(goal, backend):
     asked = replace(ASKED, goal=goal, backends=(backend,))
     for each in climb(asked, lambda step: replace(LOST, properties=known)):
         make_config(*each.step.overrides)
+
+
+class Improving:
+    """Jobs of which each loses less than all before it, so that steps build on each other."""
+
+    def __init__(self, **reported):
+        self.loss, self.reported = 0.5, reported
+
+    def __call__(self, step):
+        if step.rung == DIAGNOSIS:  # has no model
+            return replace(LOST, loss=math.nan, **self.reported)
+        self.loss *= 0.9
+        kept = replace(LOST, loss=self.loss, noise=self.loss, error=0.0, named="[a]")
+        return replace(kept, **self.reported)
+
+
+def narrowing(step):
+    """All models of 8 bits pass, and none of fewer bits."""
+    return LOST if step.rung == FEWER_BITS else PASSED
+
+
+@cache
+def every_change():
+    """Every change that a finding of a diagnosis may name."""
+    named = [value for value in vars(changes).values() if isinstance(value, Change)]
+    return [*named, *changes.usual(make_config(), ["a"]), changes.calibrate_with(50)]
+
+
+def climbs():
+    """Every request with jobs that report every property and finding, and with jobs that pass."""
+    reported = [{"name": "f", "tensor": "t", "changes": [c.settings]} for c in every_change()]
+    known = [value for name, value in vars(properties).items() if name.isupper()]
+    jobs = (
+        lambda: Improving(properties=known, findings=json.dumps(reported)),
+        lambda: narrowing,
+    )
+    backends = ("onnx", "torch", "tflite", "executorch", "openvino")
+    for goal, backend, job in product(climbing.GOALS, backends, jobs):
+        yield replace(ASKED, goal=goal, backends=(backend,)), job()
+
+
+def words_of_the_ladder():
+    """Every setting of a step as typed, and the default of its key."""
+    typed = {word for change in every_change() for word in change.settings}
+    for asked, outcome in climbs():
+        for step in (each.step for each in climb(asked, outcome)):
+            typed |= {*step.overrides, *step.words.split()}
+    refused = {"backend", "+analysis", "analysis.try_changes", *sweep_ladder._LADDERS}
+    keys = {word.partition("=")[0] for word in typed} - refused
+    for key in keys:
+        value = reduce(getattr, key.split("."), make_config())
+        typed.add(f"{key}={limits.shown(getattr(value, 'name', value))}")
+    return sorted(word for word in typed if word.partition("=")[0] in keys)
+
+
+@pytest.mark.slow
+def test_the_user_may_fix_every_setting_of_the_ladder():
+    for word in words_of_the_ladder():
+        key = word.partition("=")[0]
+        for asked, outcome in climbs():
+            fixed = replace(asked, fixed={key: word})
+            for each in climb(fixed, outcome):
+                confirmed = climbing.confirm(fixed, each.found)
+                assert key not in {**each.step.settings, **confirmed.settings}, word
+
+
+@pytest.mark.slow
+def test_steps_that_build_on_each_other_are_valid_configurations():
+    steps = [each for asked, outcome in climbs() for each in climb(asked, outcome)]
+    for words_of_step in {tuple(step.overrides) for e in steps for step in (e.step, e.found)}:
+        make_config(*words_of_step)
 
 
 @pytest.mark.parametrize("backend", climbing.NARROWER)

@@ -87,13 +87,6 @@ def test_config_reads_back(tmp_path, written):
     assert found.calib.percentile == 99.5
 
 
-def test_no_file_holds_a_password_of_the_environment(tmp_path, written, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:hunter2@127.0.0.1:9")
-    written(tmp_path)
-    for path in tmp_path.iterdir():
-        assert b"hunter2" not in path.read_bytes()
-
-
 def test_result_holds_every_metric(tmp_path, written):
     _, result = written(tmp_path)
     record = json.loads((tmp_path / "result.json").read_text())

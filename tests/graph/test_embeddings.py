@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from onnx import numpy_helper, parser
 
-from resnet8ptq.graph.embeddings import find_tables, quantize_tables, round_rows
+from resnet8ptq.graph.embeddings import find_tables, find_tied, quantize_tables, round_rows
 from resnet8ptq.graph.session import open_runner
 
 TABLES = npst.arrays(
@@ -49,6 +49,19 @@ def network(axis: int = 0, shared: bool = False) -> onnx.ModelProto:
 @pytest.mark.parametrize(("axis", "names"), [(0, ["node0"]), (1, [])])
 def test_tables_are_gathers_of_constant_rows_by_computed_indices(axis, names):
     assert [node.name for node in find_tables(network(axis).graph)] == names
+
+
+@pytest.mark.parametrize("change", [None, np.transpose, np.negative])
+def test_a_product_with_the_weights_of_a_table_is_tied_to_it(change):
+    """Folding stores the transpose of a table as a constant of its own."""
+    proto = network(shared=True)
+    graph = proto.graph
+    if change is not None:
+        table = numpy_helper.to_array(graph.initializer[0])
+        graph.initializer.append(numpy_helper.from_array(change(table).copy(), "changed"))
+        graph.node[3].input[1] = "changed"
+    tied = [(table.name, product.name) for table, product in find_tied(graph)]
+    assert tied == ([] if change is np.negative else [("node0", "node3")])
 
 
 @pytest.mark.parametrize("shared", [False, True])

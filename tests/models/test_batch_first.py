@@ -8,6 +8,7 @@ from onnx import helper
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.records import pack
 from resnet8ptq.graph.session import open_runner
+from resnet8ptq.models.batch_axis import in_full_batches
 from tests.helpers.assembling import assemble
 from tests.helpers.converted import convert
 
@@ -67,6 +68,25 @@ def test_a_state_of_one_sample_is_taken(tmp_path):
     samples = pack({"x": X, "state": STATE})
     record = convert(tmp_path / "a.onnx", tmp_path / "made", samples)
     assert record.contract.inputs[1].shape == (LAYERS, SIZE)
+
+
+@pytest.mark.parametrize("first", [LAYERS, 1])
+def test_a_state_of_one_sample_beside_a_free_batch_is_taken(tmp_path, first):
+    """Exporters free the batch of the input alone."""
+    proto = recurrent(first=first)
+    for value in (proto.graph.input[1], proto.graph.output[1]):
+        value.type.tensor_type.shape.dim[1].dim_value = 1
+    onnx.save(proto, tmp_path / "a.onnx")
+    state = STATE[:, :first]
+    samples = pack({"x": X, "state": state})
+    record = convert(tmp_path / "a.onnx", tmp_path / "made", samples)
+    assert [t.shape for t in record.contract.inputs] == [(STEPS, WIDTH), (first, SIZE)]
+    run = in_full_batches(
+        open_runner(str(tmp_path / "made" / "folded.onnx")), record.contract.batch
+    )
+    [out, *_] = run(samples)
+    expected = (X.mean(1) @ WEIGHTS)[:, None] + state
+    np.testing.assert_allclose(out, expected.sum(1), rtol=1e-4, atol=1e-5)
 
 
 def test_an_output_without_the_samples_is_named_with_the_setting_that_drops_it(tmp_path):

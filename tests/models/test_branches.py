@@ -3,12 +3,15 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import parser
+from hypothesis import example, given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.graph.session import open_runner
+from resnet8ptq.graph.session import open_runner, open_session
 from resnet8ptq.models import conversion
+from resnet8ptq.models.branches import take_branches
 from tests.helpers.converted import convert
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
@@ -79,3 +82,31 @@ def test_a_branch_that_depends_on_the_batch_size_stays(tmp_path):
     assert "If" in operators(tmp_path / "made")
     run = open_runner(str(tmp_path / "made" / "folded.onnx"))
     np.testing.assert_allclose(run(X[:1])[0], -run(X)[0][:1], rtol=1e-5)
+
+
+def nest(depth: int, name: str) -> onnx.GraphProto:
+    """Return branches inside branches, all with a tensor of one name."""
+    declared = [onnx.ValueInfoProto(name=name)]
+    other = helper.make_graph([helper.make_node("Neg", ["x"], [name])], "other", [], declared)
+    taken = helper.make_graph([helper.make_node("Relu", ["x"], [name])], "taken", [], declared)
+    for _ in range(depth):
+        branches = {"then_branch": taken, "else_branch": other}
+        node = helper.make_node("If", ["always"], [name], **branches)
+        taken = helper.make_graph([node], "nested", [], declared)
+    return taken
+
+
+@given(depth=st.integers(0, 5), name=st.sampled_from(["a", "y", "a" * 99]))
+@example(depth=14, name="a")
+def test_nested_branches_take_no_more_room_than_before(depth, name):
+    proto = onnx.ModelProto(ir_version=8, opset_import=[helper.make_opsetid("", 17)])
+    proto.graph.CopyFrom(nest(depth, name))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(True), "always"))
+    proto.graph.input.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [4]))
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]))
+    before = proto.ByteSize()
+    assert take_branches(proto) == (depth > 0)
+    assert {node.op_type for node in proto.graph.node} <= {"Relu", "Identity"}
+    assert proto.ByteSize() < before + 1000 * (depth + 1)
+    [y] = open_session(proto.SerializeToString(), 1).run(None, {"x": X[0]})
+    np.testing.assert_array_equal(y, np.maximum(X[0], 0))

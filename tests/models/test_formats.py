@@ -100,6 +100,11 @@ class Network(tf.Module):
     def logits(self, x):
         return self.sound(x)["scores"]
 
+    @tf.function(input_signature=[tf.TensorSpec((1, None, None, 3), tf.float32)])
+    def free_sizes(self, x):
+        found = tf.nn.relu(tf.nn.conv2d(x, self.filters, 1, "VALID"))  # needs 3 x 3 pixels
+        return tf.matmul(tf.reduce_mean(found, (1, 2)), self.dense)
+
 
 network = Network()
 for name in ("sound", "asserts", "reads", "writes", "trains", "python", "two_inputs"):
@@ -188,6 +193,10 @@ converter.target_spec.supported_types = []
 samples = random.normal(size=(12, 8, 6, 3)).astype(np.float32)
 converter.representative_dataset = lambda: ([each] for each in samples[:, None])
 (folder / "int8.tflite").write_bytes(converter.convert())
+
+free = [network.free_sizes.get_concrete_function()]
+converter = tf.lite.TFLiteConverter.from_concrete_functions(free, network)
+(folder / "free_sizes.tflite").write_bytes(converter.convert())
 
 report = {}
 for path in sorted(folder.iterdir()):
@@ -317,6 +326,13 @@ def test_a_float_tflite_file_is_taken(kept, report):
     assert record.contract.inputs[0].shape == (8, 6, 3)
     assert record.contract.outputs[0].shape == (5,)
     assert (record.final, record.contract.batch) == ("logits", None)
+    assert max(record.parity.values()) < 1e-5
+
+
+def test_the_samples_give_a_tflite_file_its_free_sizes(kept, report):
+    assert report["free_sizes.tflite"] == ["", "", False]
+    record = record_of(kept, "free_sizes.tflite")
+    assert record.contract.inputs[0].shape == (8, 6, 3)
     assert max(record.parity.values()) < 1e-5
 
 
@@ -574,6 +590,14 @@ def test_a_module_is_named_with_its_weights_alone(settings, says):
     with pytest.raises(ModelError) as caught:
         network_path.locate(config_of(**settings), "cifar10")
     assert str(caught.value).startswith(says)
+
+
+def test_weights_larger_than_any_network_are_not_hashed(tmp_path):
+    path = tmp_path / "weights.pt"
+    with path.open("wb") as file:
+        file.truncate(2**43)  # of holes
+    with pytest.raises(ModelError, match=r"weights\.pt: larger than 2 GiB"):
+        network_path.locate(config_of(module="a.B", state_dict=str(path)), "cifar10")
 
 
 def test_a_module_s_identity_is_its_code_arguments_and_weights(tmp_path, monkeypatch):

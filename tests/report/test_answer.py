@@ -1,12 +1,15 @@
 """The answer of a sweep: one sentence on the file to deploy, and its costs."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.paired_latency import PairedLatency
-from resnet8ptq.report import answer, page
+from resnet8ptq.report import answer, comparison, page, verdicts
+from resnet8ptq.results import summaries
+from resnet8ptq.sweep import winner
 from tests.helpers.cells import predictions, sweep
 from tests.helpers.pages import to_page
 
@@ -90,6 +93,38 @@ def test_a_model_that_does_not_pass_is_not_to_be_deployed(lost, least, begins):
     [selected] = page.select([kept], limits)
     assert answer.explain(selected)[0].advice.startswith(begins)
     assert f"<b>{begins}" in to_page(kept, limits)
+
+
+SILENT = {"silent": "output scores is zero for every sample"}
+MODELS = {  # predictions, changes of params, least accuracy -> the outcome
+    "pass": (predictions(won=2), {}, None, "pass"),
+    "undecided": (predictions(lost=8), {}, None, "undecided"),
+    "loss": (predictions(lost=40), {}, None, "fail"),
+    "below the minimum": (predictions(lost=1), {}, 0.8995, "fail"),
+    "undecided, below the minimum": (predictions(lost=8), {}, 0.8995, "fail"),
+    "silent": (predictions(won=2), SILENT, None, "fail"),
+    "void": (predictions(won=2), {"doubt": "FP32 NEAR CHANCE"} | SILENT, 0.99, "void"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_has_one_outcome_wherever_it_is_shown(name, tmp_path, capsys):
+    model, changes, least, outcome = MODELS[name]
+    cells = (("a", model, changes), ("b", predictions(), {"calib": "mse"}))
+    family = sweep(*cells, choices=[predictions(won=9), predictions()])
+    limits = ReportConfig(min_accuracy=least)
+    [selected] = page.select([family], limits)
+    run = summaries.summarize_sweep(family.records[0], [selected], {}, None).run("a")
+    shown = {run.verdict, selected.outcome(family.cells[0])}
+    shown.add(verdicts.in_words([family], limits).texts["a"].split()[0].strip(","))
+    shown |= {a.outcome for a in answer.explain(selected) if a.label == family.cells[0].label}
+    alone = replace(selected, family=comparison.compare(family.cells[:1]))
+    winner.announce([alone], tmp_path, "fastest")
+    shown.add("pass" if "Winner" in capsys.readouterr().out else outcome)
+    assert shown == {outcome}
+    assert all(
+        a.advice.startswith("Deploy") == (a.outcome == "pass") for a in answer.explain(selected)
+    )
 
 
 def test_one_model_for_several_uses_is_one_answer():

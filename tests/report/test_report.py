@@ -1,23 +1,27 @@
 """The report's pages, from sweeps made by hand; the real sweep's is looked at in test_browser."""
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.evaluation.paired_latency import FILE
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.report import page, spread, table, trade_off
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.facts import group
 from resnet8ptq.report.plots import activation_ranges, class_impact, weight_ranges
 from resnet8ptq.report.verdicts import PASS, UNDECIDED
+from resnet8ptq.tracking import history
 from resnet8ptq.tracking.run import start_parent, start_run
+from resnet8ptq.tracking.store import Store
 from resnet8ptq.tracking.sweep_file import Sweep
 from tests.helpers.cells import predictions, sweep, unmeasured
 from tests.helpers.configs import make_config
+from tests.helpers.logged_runs import log_measured
 from tests.helpers.pages import to_page
 
 LIMITS = ReportConfig()
@@ -85,7 +89,7 @@ def test_limits_show_as_pass_and_fail(found):
     assert "| pass | " in text
     strict = ReportConfig(min_accuracy=0.95)
     text = page.to_markdown(page.select([found], strict), {})
-    assert "| pass, accuracy \\< 95.00% | " in text
+    assert "| fail, accuracy \\< 95.00% | " in text
 
 
 def test_spread_over_seeds_by_hand():
@@ -215,3 +219,82 @@ def test_a_sweep_whose_folder_is_elsewhere_is_reported_in_this_one(
     Sweep(own_store, parent_id, folder).save()
     page.main([f"root={tmp_path / 'mlruns'}"])
     assert (folder / "report.md").read_text() == (here / "report.md").read_text()
+
+
+@dataclass
+class Logged:
+    """A sweep of three runs in a store: `a` loses no images, `b` and `c` 12 of 1,000."""
+
+    store: Store
+    folder: Path
+    parent_id: str
+    runs: dict[str, str]
+
+    def artifact(self, run: str, name: str) -> Path:
+        run_id = self.runs.get(run, self.parent_id)
+        return Path(history.load_run(self.store, run_id).artifact_uri.removeprefix("file://"), name)
+
+    def report(self, *words: str) -> str:
+        root = self.store.uri.removeprefix("sqlite:///").removesuffix("/mlflow.db")
+        page.main([f"root={root}", f"folder={self.folder}", *words])
+        return (self.folder / "report.md").read_text()
+
+
+@pytest.fixture
+def logged(own_store: Store, tmp_path: Path) -> Logged:
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    parent_id = start_parent(own_store, "sweep", folder, {})
+    losses = {"a": 0, "b": 12, "c": 12}
+    runs = {
+        name: log_measured(own_store, folder / name, parent_id, number, lost=lost)
+        for number, (name, lost) in enumerate(losses.items())
+    }
+    return Logged(own_store, folder, parent_id, runs)
+
+
+def outcomes(report: str) -> list[str]:
+    """Return the verdict of each run, or its status without one."""
+    rows = [line.split(" | ") for line in report.splitlines() if line.startswith("| onnx | int8")]
+    return [row[-4].split(" ")[0] or row[-2] for row in rows]
+
+
+def test_a_report_made_again_takes_the_limits_of_the_runs(logged):
+    text = logged.report()
+    assert "at most 3 points worse than FP32" in text
+    assert outcomes(text) == ["pass"] * 3
+    assert "at most 1 point worse" in logged.report("max_drop=0.01")
+    with pytest.raises(ConfigError, match=r"^max_drop: got 2.0, "):
+        logged.report("max_drop=2")
+
+
+READ = ("predictions.npz", "ranges.json", "classes.png", "confusion.png")
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"{")])
+def test_a_lost_file_is_one_line_and_the_rest_of_the_report(logged, caplog, name, damage):
+    whole = logged.report()
+    assert [n for n in READ[2:] if f"]({n})" not in whole] == []
+    damage(logged.artifact("a", name))
+    caplog.clear()
+    text = logged.report()
+    lost = name == "predictions.npz"
+    assert outcomes(text) == ["failed" if lost else "pass", "pass", "pass"]
+    [warning] = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
+    assert name in warning and logged.runs["a"] in warning
+    assert (f"]({name})" in text) is False
+
+
+def test_a_lost_run_still_counts_as_a_comparison(logged):
+    """Else the others would pass more easily than beside it."""
+    assert outcomes(logged.report("max_drop=0.021")) == ["pass", "undecided", "undecided"]
+    logged.artifact("c", "predictions.npz").unlink()
+    assert outcomes(logged.report("max_drop=0.021")) == ["pass", "undecided", "failed"]
+
+
+def test_a_damaged_timing_of_the_finalists_is_left_out(logged, caplog):
+    (logged.folder / FILE).write_text('["{}"]')
+    logged.store.client.log_artifact(logged.parent_id, str(logged.folder / FILE))
+    assert "## All runs" in logged.report()
+    assert f"{FILE} is damaged" in caplog.text

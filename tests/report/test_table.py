@@ -350,6 +350,16 @@ def test_verdicts_have_a_column_and_a_note():
     assert not any(note.startswith("limit:") for note in notes.collect(ALL))
 
 
+def test_bootstrap_samples_without_a_value_are_counted_below_the_table():
+    few, many = (
+        notes.collect([replace(OK, metrics=OK.metrics | {"ci95/undefined_share": share})])
+        for share in (0.004, 0.02)
+    )
+    assert [line for line in few if "0.40% of the bootstrap samples" in line]
+    assert [line for line in many if "2.00%" in line and "no interval" in line]
+    assert not any("bootstrap samples" in line for line in notes.collect(ALL))
+
+
 def test_a_pipe_gets_whole_cells():
     text = printed(ALL, terminal.ALL)
     assert "…" not in text

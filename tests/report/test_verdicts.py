@@ -60,6 +60,17 @@ def test_runs_with_equal_files_are_corrected_as_one_model():
     assert any("corrected for 3 models (Holm)" in line for line in told)
 
 
+def test_one_dynamic_file_at_two_batch_sizes_is_two_models():
+    """Its ranges are those of a batch, and its predictions may differ."""
+    near, changed, batch = predictions(lost=1), predictions(lost=40), "system/evaluate_batch_size"
+    same = {"artifact_sha256": "e" * 64, "method": "dynamic"}
+    family = sweep(("a", near, {batch: 256.0, **same}), ("b", changed, {batch: 1.0, **same}))
+    outcomes = [v.outcome for v in verdicts.judge(family, ReportConfig()).values()]
+    assert (outcomes, facts.count_models(family.records)) == ([PASS, FAIL], 2)
+    static = sweep(*((n, near, {batch: float(n), **same, "method": "static"}) for n in "12"))
+    assert facts.count_models(static.records) == 1
+
+
 def test_a_model_that_was_confirmed_alone_is_corrected_for_the_one_that_could_follow():
     near = predictions(lost=4, won=0)
     for text, outcome in (("2", UNDECIDED), ("1", PASS), ("x", PASS), ("9" * 99, PASS)):
@@ -84,7 +95,7 @@ def test_undecided_says_how_many_samples_would_tell():
 def test_the_wanted_accuracy_is_told_beside():
     found = sweep(("a", predictions(), {}))
     judged = verdicts.in_words([found], ReportConfig(min_accuracy=0.95))
-    assert judged.texts == {"a": "pass, accuracy < 95.00%"}
+    assert judged.texts == {"a": "fail, accuracy < 95.00%"}
 
 
 def test_grouped_samples_decide_nothing():

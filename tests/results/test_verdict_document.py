@@ -166,7 +166,7 @@ def test_below_the_least_accuracy_is_a_fail():
     )
     assert answered["metric"]["least"] == 0.95
     text = document.to_markdown(judge_run(summary.run("a")))
-    assert "Accuracy is 90.00%, less than 95.00%." in text
+    assert r"It fails: accuracy \< 95.00%." in text
     assert read(judge_sweep(summary))["verdict"] == "fail"
 
 

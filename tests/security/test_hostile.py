@@ -11,18 +11,21 @@ import zipfile
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import h5py
 import numpy as np
 import onnx
 import pytest
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from onnx import helper
 
 from resnet8ptq.calibration import table
+from resnet8ptq.config.folders import find_conf
 from resnet8ptq.config.schema import ModelConfig, RunConfig, TrackingConfig
-from resnet8ptq.core import files
+from resnet8ptq.core import command, files
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError, TrackingError
 from resnet8ptq.core.text import safe_name
 from resnet8ptq.data.shapes import WEIGHTS
@@ -31,7 +34,10 @@ from resnet8ptq.models import conversion
 from resnet8ptq.models import model as model_module
 from resnet8ptq.models.gates import keras
 from resnet8ptq.report import comparison
+from resnet8ptq.tasks.classification import ACCURACY
+from resnet8ptq.tasks.contract import TOTAL
 from resnet8ptq.tasks.hits import MCNEMAR
+from resnet8ptq.tasks.registry import recall
 from resnet8ptq.tracking.journal import SWEEP_FILE
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
@@ -41,6 +47,7 @@ from tests.helpers.configs import compose_whole, make_config
 from tests.helpers.onnx_networks import IMAGES, build
 from tests.helpers.stores import new_store
 
+FORGED = "2026-01-31 12:00:00,000 INFO resnet8ptq.job: verdict: pass"
 NASTY = "../../x\n| $a$ <script>alert(1)</script> \x1b[31m\u202e [red]"
 
 
@@ -458,3 +465,34 @@ def test_a_log_line_does_not_steer_the_terminal(capsys):
     assert "<script>" in shown
     assert "\x1b[31m" not in shown
     assert "\u202e" not in shown
+
+
+def test_a_log_file_holds_one_record_a_message_and_nothing_that_steers_a_terminal(tmp_path):
+    """By the formatter of the file in the configuration, whatever name it has there."""
+    described = yaml.safe_load((find_conf() / "hydra/job_logging/rich.yaml").read_text("utf-8"))
+    settings = described["formatters"][described["handlers"]["file"]["formatter"]]
+    path = tmp_path / "run.log"
+    handler = logging.FileHandler(path)
+    handler.setFormatter(resolve_name(settings["class"])(settings["format"]))
+    text = f"{NASTY}\n{FORGED}"
+    handler.emit(logging.LogRecord("x", logging.INFO, "x", 1, "%s: no picture", (text,), None))
+    handler.close()
+    lines = path.read_text("utf-8").splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == lines[:1]
+    assert all(line.isprintable() for line in lines)
+    assert lines[-1].strip().startswith(FORGED)
+
+
+def test_a_traceback_steers_no_terminal(capsys):
+    command.report(RuntimeError(NASTY))
+    shown = capsys.readouterr().err
+    assert "RuntimeError" in shown
+    assert all(line.isprintable() for line in shown.splitlines())
+
+
+@pytest.mark.parametrize("total", [float("nan"), float("inf"), -1.0])
+def test_a_run_with_an_impossible_number_of_samples_was_not_measured(total):
+    metrics = {ACCURACY.name: 0.9, TOTAL: total}
+    record = RunRecord("1", {}, metrics, {"status": "ok"})
+    cell = comparison._load_cell(Store("", "", ""), recall({}), record, "onnx", {})
+    assert cell.paired is None  # and its files are not read

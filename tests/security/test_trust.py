@@ -1,10 +1,8 @@
 """A store of others: `deploy` runs no code that it names, and writes nothing that it says."""
 
 import os
+import re
 import shutil
-import sqlite3
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -19,7 +17,6 @@ from onnx import helper, numpy_helper
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.config.loading import load_config
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.deploy import example
 from resnet8ptq.deploy.source import Source
@@ -27,47 +24,8 @@ from resnet8ptq.sweep import final_timing
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
-from tests.helpers.calling import Called, call_beside
-
-
-class Foreign:
-    """A store that somebody else has filled: no folder of its runs is here."""
-
-    def __init__(self, sweep: Called, folder: Path) -> None:
-        self.called = replace(sweep, folder=folder)
-        before, after = sweep.folder / "mlruns", folder / "mlruns"
-        shutil.copytree(before, after)
-        self._write(
-            "UPDATE runs SET artifact_uri = replace(artifact_uri, ?, ?)", str(before), str(after)
-        )
-        self._write("UPDATE tags SET value = '/home/others/run' WHERE key = 'folder'")
-
-    def _write(self, statement: str, *values: str) -> None:
-        with closing(sqlite3.connect(self.called.folder / "mlruns" / "mlflow.db")) as connection:
-            connection.execute(statement, values)
-            connection.commit()
-
-    def run(self, backend: str) -> tuple[str, dict[str, Path]]:
-        """Return the id of a backend's run that is ok, and its files in the store."""
-        for run in self.called.children:
-            if (run.data.params.get("backend"), run.data.tags["status"]) == (backend, "ok"):
-                return str(run.info.run_id), self.called.artifacts(run)
-        raise AssertionError(backend)
-
-    def put(self, run_id: str, path: Path) -> None:
-        """Say that the run has measured the file, as whoever writes to the store can."""
-        self._write(
-            "UPDATE params SET value = ? WHERE key = 'artifact_sha256' AND run_uuid = ?",
-            files.sha256(path),
-            run_id,
-        )
-
-    def set_tag(self, run_id: str, key: str, value: str) -> None:
-        self._write("UPDATE tags SET value = ? WHERE key = ? AND run_uuid = ?", value, key, run_id)
-
-    def deploy(self, run_id: str, *words: str) -> Called:
-        words = (f"run_id={run_id}", "verify=false", "folder=out", *words)
-        return call_beside(self.called.folder, "deploy", *words)
+from tests.helpers.calling import Called
+from tests.helpers.foreign_store import Foreign
 
 
 @pytest.fixture
@@ -121,13 +79,36 @@ def test_an_artifact_of_others_that_asks_for_all_memory_is_refused_in_one_line(f
     assert not (foreign.called.folder / "out").exists()
 
 
-def test_a_device_in_the_place_of_a_file_is_not_read(foreign):
+def test_a_pipe_in_the_place_of_a_file_is_not_read(foreign):
     run_id, paths = foreign.run("onnx")
     paths["predictions.npz"].unlink()
-    paths["predictions.npz"].symlink_to("/dev/null")  # as /dev/zero, which never ends
+    os.mkfifo(paths["predictions.npz"])
     done = foreign.deploy(run_id)
     assert "no artifact predictions.npz" in done.errors[0]
     assert not (foreign.called.folder / "out").exists()
+
+
+def test_a_model_of_others_is_registered_only_with_trust(foreign):
+    """The registered model is the logged one, whose code runs when it is served."""
+    run_id, _ = foreign.run("onnx")
+    refused = foreign.deploy(run_id, "register=theirs")
+    assert (refused.code, len(refused.errors)) == (2, 1), refused.err
+    assert "register: got 'theirs'" in refused.errors[0] and "trust=true" in refused.errors[0]
+    assert not foreign.called.client.search_registered_models()
+    assert not (foreign.called.folder / "out").exists()
+
+
+def test_params_of_others_add_nothing_to_the_model_card(foreign):
+    run_id, _ = foreign.run("onnx")
+    for key in ("calib", "method", "weight_dtype"):
+        foreign.set_param(run_id, key, "x`\n\n<img src=x>\n# head\x1b[31m\n```")
+    assert foreign.deploy(run_id).code == 0
+    card = (foreign.called.folder / "out" / "README.md").read_text("utf-8")
+    body = card.split("---\n", 2)[2]
+    assert "\x1b" not in card
+    assert not re.search(r"^(# head|<img|```)", body, re.M)
+    (settings,) = re.findall(r"^- Settings: (.*)$", body, re.M)
+    assert settings.count("`") == 4  # around the settings, and around the run's id
 
 
 def hostile_settings(mark: Path) -> dict[str, dict[str, object]]:

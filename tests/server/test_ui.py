@@ -14,6 +14,15 @@ from resnet8ptq.server import ui
 from tests.helpers.calling import REPO, call_beside, clean_environment
 from tests.helpers.stores import new_store
 
+OWN = ("127.0.0.1:5000", "localhost", "localhost:8080")
+FOREIGN = ("example.com", "10.example.com", "192.168.example.com:5000", "127.0.0.1.example.com")
+
+
+def ask_as(host: str, port: int) -> int:
+    """Return the status for a page under a host name that its owner lets resolve to here."""
+    url = f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/search?max_results=1"
+    return requests.get(url, headers={"Host": host}, timeout=60).status_code
+
 
 def find_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -91,6 +100,8 @@ def test_it_serves_the_experiment_until_it_is_interrupted(tmp_path):
                 timeout=60,
             )
             assert found.json()["experiment"]["name"] == "resnet8ptq"
+            answers = {name: ask_as(name, port) for name in (*OWN, *FOREIGN)}
+            assert answers == {**dict.fromkeys(OWN, 200), **dict.fromkeys(FOREIGN, 403)}
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0
         finally:

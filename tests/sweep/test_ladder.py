@@ -77,6 +77,25 @@ def test_a_step_that_an_earlier_sweep_has_run_counts_with_its_own_time():
     assert measure(step, done, 0.1).seconds == 90
 
 
+def test_a_step_that_conflicts_with_a_setting_of_the_user_is_skipped_with_a_line(capsys):
+    def check(step):
+        make_config("corrections.equalization=true", *step.overrides)  # method=qat refuses it
+
+    jobs = Jobs(lambda step: record(0.1))
+    ladder = jobs.climb(check=check)
+    [skipped] = [trial for trial in ladder.tried if trial.status == climbing.SKIPPED]
+    assert skipped.step.rung == "fine_tuning" and "fine_tuning" not in jobs.rungs
+    lines = [line for line in capsys.readouterr().err.splitlines() if "not tried" in line]
+    assert len(lines) == 1 and "corrections.equalization: got true" in lines[0]
+
+
+def test_settings_of_the_user_that_conflict_are_an_error_before_any_job():
+    jobs = Jobs(lambda step: record(0.1))
+    with pytest.raises(ConfigError, match=r"precision\.max_bytes"):
+        jobs.climb(check=lambda step: make_config("precision.max_bytes=1", *step.overrides))
+    assert not jobs.steps
+
+
 def test_ship_takes_no_other_experiment():
     with pytest.raises(ConfigError, match=r"experiment: got qat, expected auto \| npu"):
         to_run(["experiment=qat"])

@@ -77,7 +77,7 @@ def test_the_same_run_has_one_identity():
     assert first == identify(*SHAPES)
     for kept_elsewhere in (
         *("tracking.root=/elsewhere", "tracking.experiment_name=another", "cache_dir=/elsewhere"),
-        *("report.max_drop=0.1", "sweep.resume=true"),
+        *("report.columns=[all]", "report.reference=resnet8_cifar10", "sweep.resume=true"),
         "+per_backend.torch.float_output=true",
     ):
         assert identify(*SHAPES, kept_elsewhere) == first
@@ -89,6 +89,7 @@ def test_the_same_run_has_one_identity():
         *("dtype=uint8", "calib=entropy", "calib.percentile=99", "per_channel=true", "seed=1"),
         *("backend=torch", "method=dynamic", "slim=true", "evaluate.split=held_out", "threads=1"),
         *("nodes_to_exclude=[a]", "latency.enabled=false", "model.fold=false"),
+        *("report.max_drop=0.1", "report.expected_accuracy=0.9", "report.confirmations=2"),
     ],
 )
 def test_another_setting_is_another_run(other):
@@ -170,7 +171,9 @@ def test_the_order_of_a_plan_is_no_setting():
 def test_a_sweep_is_known_by_what_it_asks_for():
     asked = identity.sweep_key(["dtype=int8,uint8"])
     assert identity.sweep_key(["dtype=int8,uint8", "sweep.resume=true", "cache_dir=/x"]) == asked
-    assert identity.sweep_key(["dtype=int8"]) != asked
+    assert identity.sweep_key(["dtype=int8,uint8", "report.columns=[all]"]) == asked
+    for other in (["dtype=int8"], ["dtype=int8,uint8", "report.max_drop=0.1"]):
+        assert identity.sweep_key(other) != asked
 
 
 def test_only_a_finished_run_is_found(own):
@@ -194,6 +197,24 @@ def test_a_run_that_did_not_finish_is_replaced(own, error):
     deleted = own.store.client.get_run(first)
     assert deleted.info.lifecycle_stage == "deleted"
     assert deleted.data.tags["run_again_as"] == second
+
+
+def test_a_clock_that_is_set_back_hides_no_finished_run(own, monkeypatch):
+    """Also if the run that failed cannot be deleted, as on a server of several users."""
+    monkeypatch.setattr(upload, "replace_runs", lambda *_: None)
+    run_job(own, 0, "x", ValueError("broken"))
+    monkeypatch.setattr(journal.time, "time", lambda: 1_000_000.0)
+    second = run_job(own, 0, "x")
+    assert [child.run_id for child in history.load_children(own.store, own.parent_id)] == [second]
+    found = resume.find_finished(own, 0, "x")
+    assert found is not None and found.run_id == second
+
+
+def test_a_run_does_not_end_before_its_start(monkeypatch):
+    kept = Journal("job", "experiment")
+    monkeypatch.setattr(journal.time, "time", lambda: 0.0)
+    kept.end("FINISHED")
+    assert kept.end_ms == kept.start_ms
 
 
 def test_a_job_that_is_still_running_is_not_started_again(own):

@@ -9,6 +9,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.evaluation import inference
@@ -65,6 +68,51 @@ def test_sqnr_ignores_what_a_softmax_ignores():
 )
 def test_sqnr_that_is_no_number_is_none(model, baseline):
     assert with_logits(model).sqnr_db(with_logits(baseline)) is None
+
+
+signals = arrays.arrays(np.float32, (9, 3), elements=st.floats(-2, 2, width=32)).filter(
+    lambda values: np.abs(values).max() > 1e-3 and distortion.has_fractions(values)
+)
+levels = st.lists(st.floats(0.01, 1), min_size=1, max_size=4)
+
+
+@given(signal=signals, noise=st.floats(0.01, 1))
+@settings(max_examples=30)
+def test_sqnr_of_one_output_is_that_of_its_noise(signal, noise):
+    """By hand: noise that is a fraction f of every value has f**2 of the signal's power."""
+    values = signal.astype(np.float64)
+    sqnr_db = distortion.sqnr_db([values], [values * (1 + noise)])
+    assert sqnr_db == pytest.approx(-20 * math.log10(noise), abs=1e-6)
+    assert sqnr_db == distortion.to_db(distortion.noise_ratio(values, values * (1 + noise)))
+
+
+@given(signal=signals, noises=levels, scale=st.sampled_from([1e-3, 0.5, 2.0, 1e4]), data=st.data())
+@settings(max_examples=50)
+def test_sqnr_is_that_of_the_worst_output_with_fractions(signal, noises, scale, data):
+    """An output may be exact, hold whole numbers, have another scale, and any position."""
+    wide = signal.astype(np.float64)
+    outputs = [(wide, wide * (1 + noise)) for noise in noises]
+    expected = min(distortion.sqnr_db([exact], [noisy]) for exact, noisy in outputs)
+    classes = np.arange(27).reshape(9, 3)
+    others = [(wide + 1, wide + 1), (classes, classes[::-1]), (0.0 * wide, 0.0 * wide)]
+    others += [(classes.astype(np.float32), classes[::-1].astype(np.float32))]
+    scaled = data.draw(st.integers(0, len(outputs) - 1))
+    outputs[scaled] = tuple(scale * values for values in outputs[scaled])
+    every = data.draw(st.permutations([*outputs, *others]))
+    assert distortion.sqnr_db(*zip(*every, strict=True)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_only_outputs_with_whole_numbers_are_judged_by_these():
+    classes, changed = np.array([[0], [3], [4]]), np.array([[0], [3], [3]])
+    expected = 10 * math.log10(25 / 1)
+    judged = distortion.sqnr_db([classes, classes], [changed, classes])
+    assert judged == pytest.approx(expected)
+
+
+def test_an_output_that_is_not_finite_is_not_hidden_by_the_others():
+    signal = np.array([[0.5], [1.5]])
+    broken = np.array([[0.5], [np.nan]])
+    assert distortion.sqnr_db([signal, signal], [0.9 * signal, broken]) is None
 
 
 def test_the_noise_of_large_outputs_takes_little_memory():

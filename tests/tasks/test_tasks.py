@@ -4,7 +4,9 @@ import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -26,7 +28,14 @@ from resnet8ptq.config.schema import (
 from resnet8ptq.core import console
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
 from resnet8ptq.data.boxes import Annotated, pack
+from resnet8ptq.experiment import file_check
+from resnet8ptq.experiment.ladder.climbing import Step
+from resnet8ptq.experiment.stopping import try_choice
+from resnet8ptq.report import verdicts
+from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, decide
+from resnet8ptq.sweep import ladder
 from resnet8ptq.tasks import (
     agreement,
     anomaly,
@@ -34,7 +43,6 @@ from resnet8ptq.tasks import (
     classification,
     custom,
     deviation,
-    distortion,
     registry,
     regression,
     similarity,
@@ -58,6 +66,7 @@ from resnet8ptq.tasks.detection.heads import Frame
 from resnet8ptq.tasks.deviation import DeviationValues
 from resnet8ptq.tasks.ranking import AUC, Ranking
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tracking.record import RunRecord
 
 ITEMS = 120
 RANDOM = np.random.default_rng(0)
@@ -277,6 +286,106 @@ def test_a_worse_model_is_told_apart(case):
         assert comparison.sqnr_db < better.sqnr_db
 
 
+# The consumers of a loss: each decides by it whether a model is within a limit.
+
+
+def family_of(case: Case, comparison: Comparison) -> Family:
+    metrics, tags = defined(case.task.metrics(comparison)), {"status": "ok"}
+    record = RunRecord(
+        "run", {"dtype": "int8"} | params_of(case), metrics | {"size_bytes": 1}, tags
+    )
+    return Family((Cell(record, "model", comparison.paired),))
+
+
+def searches(case: Case, comparison: Comparison, limits: ReportConfig) -> bool:
+    """As `nodes_to_exclude=auto` and `precision.plan=auto` do, which take the limit as a number."""
+    evaluator, limit = mock.Mock(task=case.task), case.task.metric.limit(limits)
+    evaluator.compare.return_value.comparison = comparison
+    samples = SimpleNamespace(groups=CLIPS)  # so that all are scored
+    tried = try_choice(evaluator, None, None, samples, limit, None)
+    return tried.drop <= limit and tried.p < 0.5
+
+
+def checks_a_file(case: Case, comparison: Comparison, limits: ReportConfig) -> bool:
+    data, config = mock.MagicMock(), SimpleNamespace(report=limits)
+    data.train.__len__.return_value = 1
+    with mock.patch.object(file_check, "_Trial") as trial:
+        file_check.check(config, SimpleNamespace(task=case.task), data, None, comparison)
+    return not trial.called
+
+
+def judges(case: Case, comparison: Comparison, limits: ReportConfig) -> bool:
+    return verdicts.judge(family_of(case, comparison), limits)["run"].outcome == PASS
+
+
+def recommends(case: Case, comparison: Comparison, limits: ReportConfig) -> bool:
+    family = family_of(case, comparison)
+    return bool(ModelSelection(family, limits, verdicts.judge(family, limits)).within)
+
+
+def climbs(case: Case, comparison: Comparison, limits: ReportConfig) -> bool:
+    [record], limit = family_of(case, comparison).records, case.task.metric.limit(limits)
+    tried = ladder.measure(Step("onnx", "start", {}, "", ""), record, 1.0)
+    return tried.loss + tried.error <= limit
+
+
+CONSUMERS = (searches, checks_a_file, judges, recommends, climbs)
+
+
+@every
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_every_consumer_has_the_loss_in_the_unit_of_the_limit(case, consumer):
+    """The limit lies between the losses of a good and of a bad model."""
+    metric, noise = case.task.metric, 0.5 if case.task.name == "binary" else 0.1  # its AUC is 1
+    good, bad = compare(case, noise), compare(case, 3.0)
+    losses = [case.task.metrics(pair)["drop"] for pair in (good, bad)]
+    limit = 0.3 * losses[1]
+    if metric.limit_key == "min_sqnr_db":  # so that a ratio of amplitudes would be beyond it
+        limit = 5 * losses[0]
+        limits = ReportConfig(max_drop=1e-9, min_sqnr_db=-10 * math.log10(limit))
+    else:
+        limits = ReportConfig(max_drop=limit, min_sqnr_db=99.0)
+    assert metric.limit(limits) == pytest.approx(limit)
+    assert consumer(case, good, limits)
+    assert not consumer(case, bad, limits)
+
+
+@every
+def test_noisier_outputs_lose_more(case):
+    pairs = [compare(case, noise) for noise in (0.0, 0.3, 1.0, 4.0)]
+    losses = [pair.drop for pair in pairs]
+    assert losses == [case.task.metrics(pair)["drop"] for pair in pairs] == sorted(losses)
+    assert losses[0] == 0 < losses[-1]
+
+
+@every
+def test_an_output_that_answers_nothing_is_named(case):
+    exact, noisy = case.outputs(0.0), case.outputs(1.0)
+    names = [f"output {number}" for number, _ in enumerate(exact.values)]
+    find = case.task.find_silent
+    assert find(names, exact, exact) == find(names, noisy, exact) == ""
+    zero = replace(exact, values=tuple(np.zeros_like(values) for values in exact.values))
+    assert "zero for every sample" in find(names, zero, exact)
+    same = replace(exact, values=tuple(values[:1] + 0 * values for values in exact.values))
+    assert "the same for every sample" in find(names, same, exact)
+    assert find(names, same, same) == ""  # as FP32's
+
+
+def test_few_samples_with_most_of_the_signal_do_not_hide_a_network_that_answers_nothing():
+    """The mean error of zeros is 20%, and the samples decide nothing."""
+    signal = np.full((100, 4), 0.1, np.float32)
+    signal[0] = 5
+    exact, zero = (Outputs((values,), None, VALUES) for values in (signal, 0 * signal))
+    case = Case(deviation.build(("scores",)), Targets(), lambda noise: zero if noise else exact)
+    comparison = compare(case, 1.0)
+    [cell] = family_of(case, comparison).cells
+    loss = verdicts.judge(Family((cell,)), ReportConfig())["run"]
+    assert (loss.outcome, comparison.drop) == (UNDECIDED, 1.0)
+    cell.record.params["silent"] = case.task.find_silent(("scores",), zero, exact)
+    verdict = verdicts.judge(Family((cell,)), ReportConfig())["run"]
+    assert str(verdict) == "fail, output scores is zero for every sample"
+
+
 @every
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_order_of_the_samples_does_not_matter(case, seed):
@@ -317,14 +426,18 @@ def test_kept_values_read_back(case, tmp_path):
         case.task.test.read({"predictions": np.zeros((2, 2)), "scores": np.zeros(1)})
 
 
-@every
-def test_a_report_recalls_the_task_from_the_params(case):
+def params_of(case: Case) -> dict[str, str]:
     params = case.task.describe()
     if case.task.name == "regression":
         params["task.primary"] = case.task.metric.name
     if case.task.name == "custom":
         params |= {"task.direction": "minimize", "task.metric._target_": "own.metric"}
-    recalled = registry.recall(params, case.task.class_names)
+    return params
+
+
+@every
+def test_a_report_recalls_the_task_from_the_params(case):
+    recalled = registry.recall(params_of(case), case.task.class_names)
     assert recalled.name == case.task.name
     assert replace(recalled.metric, title="") == replace(case.task.metric, title="")
     in_report = case.task.name != "detection"  # whose classes are in the files of the run
@@ -752,6 +865,29 @@ def test_a_margin_of_replicates_has_the_error_of_the_items(items):
     assert math.isinf(statistics.bootstrap_margin(excess, 1).correction)
 
 
+@given(st.integers(0, 40), st.floats(0.05, 0.95))
+@example(1, 0.5)
+@example(10, 0.5)  # of 1000: at most a hundredth
+@example(11, 0.5)
+@settings(max_examples=30)
+def test_interval_test_and_verdict_leave_out_the_same_samples(undefined, level):
+    """They all have a value, from the samples that do, or none of them has one."""
+    values = drawn(0).normal(level, 0.1, 1000)
+    before = drawn(1).normal(0.5, 0.1, 1000)
+    values[:undefined] = np.nan
+    model, fp32 = Replicates(values), Replicates(before)
+    kept = Replicates(values[undefined:]), Replicates(before[undefined:])
+    interval, (delta, p_value) = model.interval, model.against(fp32)
+    margin = model.margin(fp32, AUC, 0.01, 100)
+    if undefined <= 10:
+        assert (interval, (delta, p_value)) == (kept[0].interval, kept[0].against(kept[1]))
+        assert margin == kept[0].margin(kept[1], AUC, 0.01, 100)
+    else:
+        assert np.isnan([*interval, *delta]).all()
+        assert (p_value, margin) == (1.0, statistics.UNKNOWN)
+    assert model.undefined_share(fp32) == undefined / 1000
+
+
 def test_samples_without_a_value_are_at_most_a_hundredth():
     excess = np.arange(-300, -100) / 1000
     for unknown, outcome in ((0, True), (2, True), (3, False)):
@@ -765,7 +901,8 @@ def test_samples_without_a_value_are_at_most_a_hundredth():
         (np.arange(1, 20), 0.1),
         (np.append(np.arange(1, 19), -1), 0.2),
         (np.append(np.arange(1, 100), -np.arange(10)), 0.2),
-        (np.append(np.arange(1, 100), np.full(90, np.nan)), 2 * stats.norm.cdf(-1.5746)),
+        (np.append(np.arange(1, 100), np.nan), 2 * stats.norm.cdf(-1.5746)),
+        (np.append(np.arange(1, 100), np.full(2, np.nan)), 1.0),  # more than 1% are unknown
         (np.ones(99), 0.02),  # no spread to judge by
         (np.array([-1, 0, 1, 2, 3]), 1.0),
         (np.zeros(9), 1.0),
@@ -914,19 +1051,6 @@ def test_the_bootstrap_is_scipys(shift):
     assert interval == pytest.approx(expected.confidence_interval, abs=0.06 * width)
     p_value = statistics.bootstrap_p(replicates[0] - replicates[1])
     assert p_value == pytest.approx(stats.ttest_rel(ours, theirs).pvalue, abs=0.03)
-
-
-@given(arrays.arrays(np.float32, (9, 3), elements=st.floats(-2, 2, width=32)), st.floats(0.01, 1))
-@settings(max_examples=30)
-def test_sqnr_of_several_outputs_is_that_of_the_mean_noise(values, noise):
-    """By hand: noise that is a fraction f of every value has f**2 of the signal's power."""
-    if not np.abs(values).max() > 1e-3:
-        return
-    wide = values.astype(np.float64)
-    one = distortion.sqnr_db([wide], [wide * (1 + noise)])
-    assert one == pytest.approx(-20 * math.log10(noise), abs=1e-6)
-    both = distortion.sqnr_db([wide, 100 * wide], [wide * (1 + noise), 100 * wide])
-    assert both == pytest.approx(one + 10 * math.log10(2), abs=1e-6)
 
 
 # Many classes

@@ -9,7 +9,8 @@ from resnet8ptq.core.text import redact
 from resnet8ptq.tracking import address
 from tests.helpers.calling import QUICK, call
 
-SCHEMES = st.sampled_from(["http", "https", "postgresql", "mysql+pymysql", "nosuch"])
+KNOWN = ["http", "https", "postgresql", "mysql+pymysql"]
+SCHEMES = st.sampled_from([*KNOWN, "nosuch"])
 VISIBLE = st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1)
 
 
@@ -54,7 +55,7 @@ def test_any_password_in_a_setting_is_refused_in_the_same_words(scheme, password
     assert str(caught.value) == expected
 
 
-@given(SCHEMES, st.text(min_size=1))
+@given(st.sampled_from(KNOWN), st.text(min_size=1))
 def test_a_password_of_the_environment_is_refused_or_hidden(scheme, password):
     uri = f"{scheme}://me:{password}@host/db"
     if message := message_of(uri, written=False):
@@ -82,13 +83,27 @@ def test_a_secret_in_a_parameter_is_refused(uri, written):
         "http://me@host:5000",
         "sqlite:////home/me@work/a:b/mlflow.db",
         "postgresql://me@host:5432/name?sslmode=require&options=-csearch_path%3Dmlflow",
-        "databricks",
     ],
 )
 def test_addresses_without_a_secret_are_taken(uri):
     address.check(uri, written=True)
     address.check(uri, written=False)
     address.check_words([f"tracking.uri={uri}", "tracking.root=/home/me@work"])
+
+
+@pytest.mark.parametrize("written", [True, False])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *("sftp://h/x", "ftp://h/x", "s3://bucket/x", "file:///tmp/x", "mlruns", "databricks"),
+        *("nosuch+driver://h", "x\x1b[31m://h", "://h", "sqlite:x"),
+    ],
+)
+def test_an_address_of_no_store_is_refused_with_those_that_are(uri, written):
+    message = message_of(uri, written)
+    assert message.startswith(address.KEY if written else address.VARIABLE)
+    assert "expected http:// | https:// | sqlite:// | postgresql://" in message
+    assert message.isprintable()
 
 
 @pytest.mark.parametrize("mode", [(), ("-m",)], ids=["run", "sweep"])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mlflow.entities import LoggedModelStatus
 
 from resnet8ptq.core import code
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
@@ -11,7 +12,7 @@ from resnet8ptq.deploy import registering
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
-from resnet8ptq.tracking import upload
+from resnet8ptq.tracking import mlflow_model, upload
 from resnet8ptq.tracking.run import Run, start_run
 from resnet8ptq.tracking.store import Store
 from tests.helpers.configs import make_config
@@ -72,6 +73,18 @@ def test_a_later_upload_logs_the_same_model(own_store, logged):
     ]
     values = [{metric.key: metric.value for metric in model.metrics} for model in both]
     assert values[0] == values[1] and both[0].name == both[1].name
+
+
+def test_a_model_without_its_files_is_logged_again(own_store, logged):
+    """As a process leaves it that is killed between the link to the run and the upload."""
+    (output,) = own_store.client.get_run(logged.run_id).outputs.model_outputs
+    own_store.client.finalize_logged_model(output.model_id, LoggedModelStatus.FAILED)
+    assert mlflow_model.find_model(own_store, logged.run_id) is None
+    upload.push(own_store, logged.journal, logged.folder)
+    model = mlflow_model.find_model(own_store, logged.run_id)
+    assert model is not None and model.model_id != output.model_id
+    assert Path(model.artifact_location.removeprefix("file://"), "MLmodel").is_file()
+    assert {metric.key: metric.value for metric in model.metrics}["accuracy"] == 0.75
 
 
 def test_a_registered_version_says_what_it_is(own_store, logged):

@@ -10,7 +10,7 @@ from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.deploy.registering import register
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tasks.contract import BASELINE, CHOICE
+from resnet8ptq.tasks.contract import BASELINE, CHOICE, PLANNED, TOTAL
 from resnet8ptq.tracking import history, sync
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_parent, start_run
@@ -21,6 +21,16 @@ ATTRIBUTES = (
     *("test_digest", "backend", "dtype", "model", "seed", "dataset", "combination", "class_names"),
     *("total", "size_bytes", "latency_ms", "held_out", "is_analysis", "quantized", "params"),
 )
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1e300])
+def test_an_impossible_count_was_not_measured(value):
+    """Whoever writes to a store may log any float."""
+    keys = (TOTAL, PLANNED, "size_bytes", f"{BASELINE}size_bytes")
+    record = RunRecord("1", {}, dict.fromkeys(keys, value), {})
+    counts = (record.total, record.planned, record.size_bytes, record.baseline_size_bytes)
+    assert counts == (None, None, None, None)
+    assert RunRecord("1", {}, {TOTAL: 9.0, "size_bytes": 7.0}, {}).total == 9
 
 
 def test_a_run_has_the_same_record_in_mlflow_and_in_its_folder(own_store, tmp_path):

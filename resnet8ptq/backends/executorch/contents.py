@@ -25,7 +25,7 @@ class Operator:
     Attributes:
         kind: XNNPACK's name of a delegated operator; torch's name of any other.
         delegated: whether XNNPACK runs it.
-        integer: whether all its inputs and outputs have 8 bits.
+        integer: whether it has inputs and outputs, and all of them have 8 bits.
     """
 
     kind: str
@@ -66,7 +66,8 @@ def _read_delegate(payload: bytes) -> Iterator[Operator]:
     for node in graph["xnodes"]:
         arguments = node["xnode_union"].items()
         taken = {types.get(value) for key, value in arguments if re.fullmatch(_TENSOR, key)}
-        integer = (taken - {None}) <= _INTEGERS
+        known = taken - {None}
+        integer = bool(known) and known <= _INTEGERS
         yield Operator(node["xnode_union_type"], True, integer)
 
 

@@ -17,6 +17,7 @@ from resnet8ptq.backends.contract import (
     Quantizer,
     Resolved,
     Takes,
+    refuse_empty,
     refuse_others,
 )
 from resnet8ptq.backends.executorch import contents, lowering, predictor
@@ -28,7 +29,7 @@ from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
+from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import find_stacks
 from resnet8ptq.graph.torch_module import infer, load_torch_module
@@ -122,7 +123,8 @@ class ExecutorchQuantizer(Quantizer):
         operators = contents.read(content)
         layers = sum(operator.is_layer and operator.integer for operator in operators)
         if layers == 0:
-            raise QuantizationError("XNNPACK quantized nothing: it runs no layer in 8 bits")
+            graph = onnx.load(model.onnx_path).graph
+            refuse_empty("XNNPACK", graph, ": it runs no layer in 8 bits")
         delegated = sum(operator.delegated for operator in operators)
         integer = sum(operator.integer for operator in operators)
         whole = len(operators)

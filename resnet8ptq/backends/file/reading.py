@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from resnet8ptq.backends.file.contents import Contents, Port, RawRun
 from resnet8ptq.config.schema import FILE_ENGINES, FileConfig
 from resnet8ptq.core import cache, files, isolation
+from resnet8ptq.core.confinement import MAX_SECONDS
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ConfigError, ModelError, errors_as
 
@@ -92,9 +93,9 @@ def admit(path: Path, cache_root: Path) -> Admitted:
     key: cache.Key = {"files": digest(path), "suffix": suffix, **cache.made_with(__name__)}
 
     def make(folder: Path) -> None:
-        crashed = ModelError(f"{path}: reading it ended the process that read it")
+        crashed = ModelError(f"{path}: reading it crashed, or took too much memory or time")
         with waiting("Reading the file"):
-            content, facts = isolation.call(_read, path, crashed=crashed)
+            content, facts = isolation.call(_read, path, crashed=crashed, seconds=MAX_SECONDS)
         (folder / name).write_bytes(content)
         (folder / "contents.json").write_text(json.dumps(facts))
 

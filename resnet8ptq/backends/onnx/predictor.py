@@ -9,6 +9,15 @@ from resnet8ptq.backends.contract import Predictor, Run
 from resnet8ptq.graph.session import end_at_logits, open_runner
 
 
+def check(path: Path) -> None:
+    """Check that an ONNX file is valid: its structure, operators, attributes and names.
+
+    Raises:
+        onnx.checker.ValidationError: the file is invalid.
+    """
+    onnx.checker.check_model(onnx.load(path))
+
+
 def load(path: Path, threads: int) -> Predictor:
     """Load an ONNX file; it runs on `threads` threads."""
     return Predictor(

@@ -22,6 +22,7 @@ from resnet8ptq.backends.contract import (
     Resolved,
     Takes,
     check_same,
+    refuse_empty,
     refuse_others,
     run_once,
 )
@@ -34,11 +35,17 @@ from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import attention_products, find_attention
 from resnet8ptq.graph.embeddings import find_tables, quantize_tables
-from resnet8ptq.graph.layers import LAYERS, RECURRENT, find_stacks, weight_layers
+from resnet8ptq.graph.layers import (
+    LAYERS,
+    RECURRENT,
+    find_split_groups,
+    find_stacks,
+    weight_layers,
+)
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
@@ -189,6 +196,8 @@ class OnnxQuantizer(Quantizer):
             count = self._rewrite(written, proto.graph, narrow, tables)
             onnx.save(slim(written) if config.slim else written, temporary)
             if config.slim:
+                with errors_as(QuantizationError, "slim: the slimmed file is invalid"):
+                    predictor.check(temporary)
                 threads = self.runtime.threads
                 whole, small = (open_runner(m, threads) for m in (written, str(temporary)))
                 check_same(whole, small, calibration.batches(config.calib.batch_size))
@@ -207,9 +216,15 @@ class OnnxQuantizer(Quantizer):
             rewriting.write_narrow_weights(written, network, narrow)
         count = count_quantized_layers(written)
         if count == 0:
+            stacks = self.config.per_channel and find_stacks(network)
+            if stacks and self.config.format == "qoperator":
+                raise UnsupportedError(
+                    f"per_channel=true: format=qoperator has no scales by channel for products of "
+                    f"several matrices ({', '.join(stacks)[:100]}); try format=qdq"
+                )
             recurrent = any(node.op_type in RECURRENT for node in network.node)
             advice = "; method=dynamic quantizes its LSTM" if recurrent else ""
-            raise QuantizationError(f"ONNX Runtime quantized nothing{advice}")
+            refuse_empty("ONNX Runtime", network, advice)
         if self.config.float_output:
             rewriting.leave_output_in_float(written)
         quantize_tables(written, tables)
@@ -219,7 +234,7 @@ class OnnxQuantizer(Quantizer):
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Run one sample; see `contract.Quantizer`."""
-        return run_once(self, artifact, calibration, onnx.load)
+        return run_once(self, artifact, calibration, predictor.check)
 
     def _find_narrow(
         self, graph: onnx.GraphProto, skipped: Collection[str]
@@ -251,6 +266,22 @@ class OnnxQuantizer(Quantizer):
     def _leaves_outputs_in_float(self, graph: onnx.GraphProto) -> bool:
         return self.config.attention != "all" and bool(find_attention(graph))
 
+    def _find_unsplit(
+        self, graph: onnx.GraphProto, left: Collection[str]
+    ) -> dict[str, list[dict[str, str]]]:
+        """Return the constants that have one scale although others have a scale for each channel.
+
+        With scales by channel, the kernel of several matrices fails, and so does the bias of
+        grouped weights.
+        """
+        names = {*find_stacks(graph), *find_split_groups(graph)}.difference(left)
+        nodes = [node for node in graph.node if node.name in names]
+        if nodes:
+            listed = ", ".join(node.name for node in nodes)
+            log.info("per_channel: one scale for all channels of %s", listed[:200])
+        constants = {tensor.name for tensor in graph.initializer}
+        return {name: [{}] for node in nodes for name in node.input[:2] if name in constants}
+
     def _quantize_static(
         self,
         source: Path,
@@ -266,8 +297,11 @@ class OnnxQuantizer(Quantizer):
             left += [name for name in rewriting.find_output_nodes(graph) if name not in left]
         left += self._find_unbounded(activations, left)
         ranges = activations.find_around(left)
-        if config.per_channel:  # with scales by channel the kernel of these products fails
+        whole: dict[str, list[dict[str, str]]] = {}  # weights with one scale, and no other options
+        if config.per_channel and config.format == "qoperator":  # which takes no such option
             left += [name for name in find_stacks(graph) if name not in left]
+        elif config.per_channel:
+            whole = self._find_unsplit(graph, left)
         inputs = dynamic.INTEGERS[DTYPES[config.dtype.name][0]]
         # Weights below 8 bits are written afterwards.
         weights = dynamic.INTEGERS.get(DTYPES[config.dtype.name][1], QuantType.QInt8)
@@ -275,6 +309,11 @@ class OnnxQuantizer(Quantizer):
         cache = source.with_name("ranges.json")
         save_tensors_data(table.as_tensors_data(ranges), cache)
         float_outputs = self._leaves_outputs_in_float(graph)
+        proto = onnx.load(source)
+        renamed = rewriting.add_readers(proto.graph)
+        known = {node.name for node in graph.node}
+        left += [node.name for node in proto.graph.node if node.name not in known]
+        onnx.save(proto, source)
         with _lines_counted():
             quantize_static(
                 source,
@@ -291,8 +330,13 @@ class OnnxQuantizer(Quantizer):
                     "ActivationSymmetric": bool(config.symmetric.activations),
                     "WeightSymmetric": config.symmetric.weights,
                     "OpTypesToExcludeOutputQuantization": _FLOAT_OUTPUTS if float_outputs else [],
+                    "TensorQuantOverrides": whole,
                 },
             )
+        if renamed:
+            written = onnx.load(path)
+            rewriting.restore_outputs(written.graph, renamed)
+            onnx.save(written, path)
         return ranges
 
     load = staticmethod(predictor.load)

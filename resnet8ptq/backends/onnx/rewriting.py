@@ -17,8 +17,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
 from resnet8ptq.core.errors import UnsupportedError, errors_as
-from resnet8ptq.graph.layers import FUSED, LAYERS, channel_axis, consumers, find_tail, weight_layers
-from resnet8ptq.graph.pruning import find_all, inputs_of, prune
+from resnet8ptq.graph.layers import FUSED, LAYERS, channel_axis, find_tail, weight_layers
+from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.pruning import find_all, inputs_of, prune, remove_nodes
+from resnet8ptq.graph.qdq import AT_OUTPUT
+from resnet8ptq.graph.renaming import rename, rename_inside
 from resnet8ptq.graph.weights import read_bias, read_weights
 from resnet8ptq.precision.grid import WeightScheme
 
@@ -61,12 +64,12 @@ def write_narrow_weights(
     """
     graph = written.graph
     nodes = {node.name: node for node in graph.node}
-    producers = {node.output[0]: node for node in graph.node}
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    links, originals = Links(graph), Links(network)
+    producers, tensors = links.producers, links.constants
     layers = weight_layers(network)
     for name, scheme in schemes.items():
         layer = layers[name]
-        weights = read_weights(network, layer)
+        weights = read_weights(originals, layer)
         grid = scheme.grid(weights, 0)
         levels = np.moveaxis(grid.quantize(weights), 0, channel_axis(layer))
         dequantize = producers[nodes[layer.name].input[1]]
@@ -79,11 +82,46 @@ def write_narrow_weights(
         del dequantize.input[2:]  # symmetric: no zero_point
         bias = producers.get(nodes[layer.name].input[2]) if len(layer.input) > 2 else None
         if bias is not None:  # the layer computes in float: a float bias is smaller
-            exact = numpy_helper.from_array(read_bias(network, layer), f"{bias.output[0]}_float")
+            exact = numpy_helper.from_array(read_bias(originals, layer), f"{bias.output[0]}_float")
             graph.initializer.append(exact)
             nodes[layer.name].input[2] = exact.name
-            graph.node.remove(bias)
     prune(graph)
+
+
+def add_readers(graph: onnx.GraphProto) -> dict[str, str]:
+    """Add an Identity for each reader that ONNX Runtime's quantizer overlooks, in place.
+
+    The quantizer counts nodes only. It removes a tensor that it fuses or stores as integers,
+    although an inner graph reads it; and it clips an output of the graph to the range of the Relu
+    after it. Return the outputs that got another name, by their own, for `restore_outputs`.
+    """
+    links, nodes, copied = Links(graph), list[onnx.NodeProto](), set[str]()
+    fused = {node.input[0] for node in graph.node if node.op_type in FUSED}
+    for node in graph.node:
+        inner = {*inputs_of(node)}.difference(node.input) & links.producers.keys()
+        for name in sorted(inner):
+            copy = f"{name}__read_inside"
+            if name not in copied:
+                nodes.append(helper.make_node("Identity", [name], [copy], copy))
+                copied.add(name)
+            for part in find_all(node, onnx.GraphProto):
+                rename_inside(part, name, copy)
+        nodes.append(node)
+    renamed = {}
+    for value in graph.output:
+        if value.name in fused:
+            renamed[value.name] = output = f"{value.name}__output"
+            nodes.append(helper.make_node("Identity", [value.name], [output], output))
+            value.name = output
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return renamed
+
+
+def restore_outputs(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+    """Give the outputs of a quantized graph their own names again; see `add_readers`."""
+    inside = {name: f"{name}{AT_OUTPUT}" for name in renamed}
+    rename(graph, {**inside, **{output: name for name, output in renamed.items()}})
 
 
 def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
@@ -118,31 +156,30 @@ def leave_output_in_float(proto: onnx.ModelProto) -> None:
     Raises:
         UnsupportedError: the last layer's integer operator returns 8 bits only.
     """
-    graph = proto.graph
+    graph, links = proto.graph, Links(proto.graph)
     for layer in find_tail(graph, (*LAYERS, *_INTEGER))[0]:
-        behind = consumers(graph, layer.output[0])
+        behind = links.readers(layer.output[0])
         if layer.op_type in LAYERS:  # QDQ, or a float layer
             quantizes = [node for node in behind if node.op_type == "QuantizeLinear"]
-            behind = [node for q in quantizes for node in consumers(graph, q.output[0])]
-            for quantize in quantizes:
-                graph.node.remove(quantize)
+            behind = [node for q in quantizes for node in links.readers(q.output[0])]
+            remove_nodes(graph, quantizes)
         elif layer.op_type == "QGemm":
             del layer.input[7:]  # without y_scale and y_zero_point, QGemm returns float
         else:
             raise UnsupportedError(_EIGHT_BITS.format(layer.op_type))
+        remove_nodes(graph, behind)
         for dequantize in behind:
-            _bypass(graph, dequantize, layer.output[0])
+            _merge(links, layer.output[0], dequantize.output[0])
+    sort_nodes(graph)
 
 
-def _bypass(graph: onnx.GraphProto, node: onnx.NodeProto, name: str) -> None:
-    """Remove `node`; its consumers take the tensor `name` instead."""
-    removed = node.output[0]
-    for other in graph.node:
-        other.input[:] = [name if tensor == removed else tensor for tensor in other.input]
-    if any(value.name == removed for value in graph.output):  # the layer makes the output
-        for other in graph.node:
-            other.output[:] = [removed if tensor == name else tensor for tensor in other.output]
-    graph.node.remove(node)
+def _merge(links: Links, layer: str, removed: str) -> None:
+    """Let the readers of a removed tensor read that of the layer.
+
+    If the removed tensor is an output of the graph, its name stays, and that of the layer goes.
+    """
+    names = (layer, removed) if removed in links.outputs else (removed, layer)
+    rename_inside(links.graph, *names)
 
 
 def protect_float_layers(graph: onnx.GraphProto) -> None:
@@ -157,12 +194,12 @@ def protect_float_layers(graph: onnx.GraphProto) -> None:
     """
     constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
     sources = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "DequantizeLinear"}
-    nodes = []
+    nodes, links = [], Links(graph)
     for node in graph.node:
         if node.op_type in _ROUNDED and node.input[0] in sources:
             kind = constants.get(sources.get(node.input[1], ""))
             narrow = kind in (TensorProto.INT4, TensorProto.INT2)
-            if narrow or (node.input[1] in constants and _is_quantized(graph, node.output[0])):
+            if narrow or (node.input[1] in constants and _is_quantized(links, node.output[0])):
                 name = f"{node.output[0]}_float_input"
                 nodes.append(helper.make_node("Sum", [node.input[0]], [name], name))
                 node.input[0] = name
@@ -204,10 +241,10 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
     graph.node.extend(nodes[index] for index in TopologicalSorter(taken).static_order())
 
 
-def _is_quantized(graph: onnx.GraphProto, name: str) -> bool:
+def _is_quantized(links: Links, name: str) -> bool:
     """Return whether a tensor is quantized, directly or after a chain of single consumers."""
-    while len(behind := consumers(graph, name)) == 1:
-        if behind[0].op_type == "QuantizeLinear":
+    while (reader := links.only_reader(name)) is not None:
+        if reader.op_type == "QuantizeLinear":
             return True
-        name = behind[0].output[0]
+        name = reader.output[0]
     return False

@@ -2,11 +2,13 @@
 
 import itertools
 import string
-from collections import defaultdict
+from collections.abc import Iterator
 
-import numpy as np
 import onnx
+import onnx_ir
 from onnx import helper, numpy_helper
+
+from resnet8ptq.graph.pruning import find_all
 
 # Defaults of window attributes, which the operators' schemas give only in words.
 _WINDOW_DEFAULTS = {"strides": 1, "dilations": 1, "pads": 0}
@@ -21,40 +23,57 @@ def slim(proto: onnx.ModelProto) -> onnx.ModelProto:
         name: getattr(proto.graph, name) for name in ("node", "initializer", "input", "output")
     }
     graph = onnx.GraphProto(name="g", **parts)
-    _merge_constants(graph)
-    _rename(graph)
     versions = {opset.domain: opset.version for opset in proto.opset_import}
-    for node in graph.node:
+    nodes = list(find_all(graph, onnx.NodeProto))
+    for node in nodes:
         _drop_defaults(node, versions[node.domain])
-    used = {node.domain for node in graph.node}
+        for field in ("name", "doc_string", "metadata_props"):
+            node.ClearField(field)
+    used = {node.domain for node in nodes}
     opsets = [opset for opset in proto.opset_import if opset.domain in used]
-    return onnx.ModelProto(ir_version=proto.ir_version, opset_import=opsets, graph=graph)
+    small = onnx.ModelProto(ir_version=proto.ir_version, opset_import=opsets, graph=graph)
+    model = onnx_ir.from_proto(small)
+    _merge_constants(model.graph)
+    _rename(model.graph)
+    written = onnx_ir.to_proto(model)
+    for part in find_all(written, onnx.GraphProto):
+        del part.value_info[:]  # onnx_ir adds the types of constants
+    return written
 
 
-def _merge_constants(graph: onnx.GraphProto) -> None:
+def _merge_constants(graph: onnx_ir.Graph) -> None:
     """Merge equal constants, in the compact encoding, and reduce equal zero points to one.
 
     QLinearConv takes one zero point for all channels, or one for each.
     """
-    used = {name for node in graph.node for name in node.input}
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in kept}
-    for node in graph.node:
+    for node in graph:
         if node.op_type == "QLinearConv":
-            zero_points = constants[node.input[5]]
-            if zero_points.ndim == 1 and (zero_points == zero_points[0]).all():
-                constants[node.input[5]] = zero_points[0]
-    first: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-    names = {
-        name: first.setdefault((str(values.dtype), values.shape, values.tobytes()), name)
-        for name, values in constants.items()
-    }
-    for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-    del graph.initializer[:]
-    graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(constants[name]), name) for name in first.values()
-    )
+            _reduce_zero_points(graph, node)
+    first: dict[tuple[str, tuple[int, ...], bytes], onnx_ir.Value] = {}
+    for name, value in list(graph.initializers.items()):
+        fixed = value.is_graph_output() or value.is_graph_input()
+        if not fixed and not value.uses():
+            del graph.initializers[name]
+            continue
+        assert value.const_value is not None
+        values = value.const_value.numpy()
+        same = first.setdefault((str(values.dtype), values.shape, values.tobytes()), value)
+        value.const_value = onnx_ir.from_proto(numpy_helper.from_array(values, name))
+        if same is not value and not fixed:
+            value.replace_all_uses_with(same)
+            del graph.initializers[name]
+
+
+def _reduce_zero_points(graph: onnx_ir.Graph, node: onnx_ir.Node) -> None:
+    """Replace equal zero points of all channels by one."""
+    shared = node.inputs[5]
+    assert shared is not None and shared.const_value is not None
+    values = shared.const_value.numpy()
+    if values.ndim == 1 and (values == values[0]).all():
+        name = f"{shared.name}__scalar"
+        one = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(values[0], name=name))
+        graph.register_initializer(one)
+        node.replace_input_with(5, one)
 
 
 def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
@@ -74,17 +93,31 @@ def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
             node.attribute.remove(attribute)
 
 
-def _rename(graph: onnx.GraphProto) -> None:
-    """Give every inner tensor a short name; remove the names of nodes."""
-    fixed = {"", *(value.name for value in [*graph.input, *graph.output])}
+def _rename(graph: onnx_ir.Graph) -> None:
+    """Give every tensor a short name; inputs and outputs of the graph keep theirs."""
+    fixed = [*graph.inputs, *graph.outputs]
+    kept = {value.name for value in fixed}
     lengths = (itertools.product(string.ascii_letters, repeat=n) for n in itertools.count(1))
     short = map("".join, itertools.chain.from_iterable(lengths))  # a, b, .. Z, aa, ab, ..
-    free = filter(lambda name: name not in fixed, short)
-    names = defaultdict(lambda: next(free), {name: name for name in fixed})
-    for node in graph.node:
-        for field in ("name", "doc_string", "metadata_props"):
-            node.ClearField(field)
-        for group in (node.input, node.output):
-            group[:] = [names[name] for name in group]
-    for tensor in graph.initializer:
-        tensor.name = names[tensor.name]
+    free = filter(lambda name: name not in kept, short)
+    renamed = {*fixed}
+    constants = [*graph.initializers.values()]
+    for value in _values(graph):
+        if value not in renamed:
+            value.name = next(free)
+            renamed.add(value)
+    for value in constants:  # a new name moves a constant to the end
+        assert value.name is not None
+        graph.initializers.add(graph.initializers.pop(value.name))
+
+
+def _values(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
+    """Yield the tensors of a graph and of its inner graphs, in the order of the nodes."""
+    yield from graph.inputs
+    for node in graph:
+        yield from (value for value in node.inputs if value is not None)
+        for inner in node.attributes.values():
+            if inner.type == onnx_ir.AttributeType.GRAPH:
+                yield from _values(inner.as_graph())
+        yield from (value for value in node.outputs if value.name)
+    yield from [*graph.initializers.values()]

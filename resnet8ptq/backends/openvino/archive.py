@@ -1,14 +1,18 @@
 """OpenVINO's two files of a network, .xml and .bin, in one zip archive, as one artifact."""
 
 import io
+import re
+import tempfile
 import zipfile
+from pathlib import Path
 from typing import Any
 
-from resnet8ptq.backends.openvino.library import core, library
+from resnet8ptq.backends.openvino.library import library, open_front_end
 
 SUFFIX = ".zip"
 
 _GRAPH, _WEIGHTS = "model.xml", "model.bin"
+_ROOT = re.compile(rb"(<\?xml [^>]*\?>\s*)?<net\s")
 
 
 def pack(graph: bytes, weights: bytes) -> bytes:
@@ -21,9 +25,22 @@ def pack(graph: bytes, weights: bytes) -> bytes:
 
 
 def read(content: bytes) -> Any:
-    """Return the graph of an archive; each input has a name."""
-    with zipfile.ZipFile(io.BytesIO(content)) as packed:
-        graph = core().read_model(packed.read(_GRAPH), packed.read(_WEIGHTS))
+    """Return the graph of an archive; each input has a name.
+
+    OpenVINO's own `read_model` detects the format by content, whatever the file's name: an ONNX
+    network would pass by the checks of ONNX files. So the front end is named, which needs files.
+
+    Raises:
+        ValueError: the graph is not in OpenVINO's format.
+    """
+    with zipfile.ZipFile(io.BytesIO(content)) as packed, tempfile.TemporaryDirectory() as folder:
+        for name in (_GRAPH, _WEIGHTS):
+            Path(folder, name).write_bytes(packed.read(name))
+        path = Path(folder, _GRAPH)
+        if not _ROOT.match(path.read_bytes()):
+            raise ValueError("its root element is not <net>")
+        front_end = open_front_end("ir")
+        graph = front_end.convert(front_end.load(str(path), enable_mmap=False))
     for value in graph.inputs:
         if not value.get_names():
             value.set_names({value.get_node().get_friendly_name()})

@@ -40,6 +40,15 @@ def core() -> Any:
     return library().Core()
 
 
+@cache
+def open_front_end(name: str) -> Any:
+    """Return OpenVINO's reader of one format."""
+    library()
+    from openvino.frontend import FrontEndManager
+
+    return FrontEndManager().load_by_framework(name)
+
+
 def read(model: Path | bytes) -> Any:
     """Return the graph of an ONNX file, or of its content."""
     return core().read_model(model if isinstance(model, bytes) else str(model))

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import (
     WITH_ACTIVATIONS,
@@ -34,6 +35,7 @@ from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.data.lazy import LazyImages, in_parts
 from resnet8ptq.graph.attention import find_attention
 from resnet8ptq.models.model import Fp32Model
 
@@ -129,10 +131,14 @@ class NncfQuantizer(Quantizer):
         if self.config.dtype.name == "fp32":
             float_file = OpenvinoQuantizer(self.config, self.runtime)
             return float_file.quantize(model, calibration, folder, ranges)
-        samples = replace(calibration, images=calibration.images[:])
         crashed = QuantizationError(f"{model.onnx_path}: quantizing it crashed NNCF")
         settings = self._options, self.config.per_channel, self.config.reduce_range
-        content = isolation.call(quantize, model.onnx_path, samples, *settings, crashed=crashed)
+        with tempfile.TemporaryDirectory() as scratch:
+            stored = Path(scratch, "samples.npy")
+            _store(calibration.images, stored)
+            samples = replace(calibration, images=calibration.images[:0])
+            paths = model.onnx_path, stored
+            content = isolation.call(quantize, *paths, samples, *settings, crashed=crashed)
         path = folder / f"model{archive.SUFFIX}"
         files.write_bytes(path, content)
         on_integers, in_float = profiler.count_kernels(path)
@@ -155,6 +161,7 @@ class NncfQuantizer(Quantizer):
 
 def quantize(
     network: Path,
+    stored: Path,
     samples: Split,
     options: NncfConfig,
     per_channel: bool,
@@ -165,8 +172,11 @@ def quantize(
     Runs in a separate process, and closes its stdout.
 
     Args:
+        stored: file of the stored samples, which are read one by one.
+        samples: the calibration samples without their values.
         reduce_range: whether weights have 7 bits; None: only in the first convolutions.
     """
+    samples = replace(samples, images=np.load(stored, mmap_mode="r"))
     openvino = library()  # before NNCF, which would report to Intel too
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     why = "backend=openvino_nncf: NNCF cannot quantize the network"
@@ -201,6 +211,16 @@ def quantize(
             path = Path(scratch, "model.xml")
             openvino.save_model(quantized, path, compress_to_fp16=False)
             return archive.pack(path.read_bytes(), path.with_suffix(".bin").read_bytes())
+
+
+def _store(images: LazyImages | NDArray[Any], path: Path) -> None:
+    """Write stored samples into an .npy file, part by part: a pickle would hold all of them."""
+    file = np.lib.format.open_memmap(path, "w+", images.dtype, images.shape)
+    start = 0
+    for part in in_parts(images):
+        file[start : start + len(part)] = part
+        start += len(part)
+    file.flush()
 
 
 def renumber(graph: Any) -> None:

@@ -21,6 +21,7 @@ from resnet8ptq.backends.contract import (
     Takes,
     refuse_others,
 )
+from resnet8ptq.backends.onnx.predictor import check
 from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.openvino import checking, predictor, profiler
 from resnet8ptq.backends.openvino.library import library, read
@@ -86,6 +87,8 @@ class OpenvinoQuantizer(Quantizer):
         rewrite(proto)
         with files.atomic(artifact.path) as temporary:
             onnx.save(proto, temporary)
+        with errors_as(QuantizationError, "backend=openvino: the quantizer wrote an invalid file"):
+            check(artifact.path)
         why = "backend=openvino: OpenVINO cannot compile the quantized file; try backend=onnx"
         count = profiler.count_kernels  # in a process of its own, whose crash does not end a sweep
         with errors_as(UnsupportedError, why):

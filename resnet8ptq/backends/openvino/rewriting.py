@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from onnx import helper, numpy_helper
 
 from resnet8ptq.graph.layers import attribute
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.pruning import prune
 from resnet8ptq.graph.shapes import find_sizes
 
@@ -153,8 +154,9 @@ def _pad_with_zeros(graph: onnx.GraphProto) -> None:
 
 def _copy_scales(graph: onnx.GraphProto, constants: Constants) -> None:
     """Give each rounded tensor its own constants for scale and zero point."""
+    links = Links(graph)
     for quantize in [node for node in graph.node if node.op_type == "QuantizeLinear"]:
-        back = [node for node in graph.node if quantize.output[0] in node.input]
+        back = links.readers(quantize.output[0])
         for index, name in enumerate(quantize.input[1:], 1):
             copied = onnx.TensorProto()
             copied.CopyFrom(constants[name])

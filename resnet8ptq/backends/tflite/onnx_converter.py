@@ -24,7 +24,9 @@ from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ParityError, UnsupportedError, errors_as
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.layers import consumers
+from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.pruning import find_all
+from resnet8ptq.graph.renaming import rename_inside
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.conversion import PARITY_BYTES, compare
@@ -109,13 +111,12 @@ def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _rename(graph: onnx.GraphProto, value: onnx.ValueInfoProto, name: str) -> None:
     """Rename an input or output: onnx2tf changes unsuitable names, and then the input's layout."""
     old = value.name
-    taken = {name for node in graph.node for name in (*node.input, *node.output)} - {old}
+    nodes = find_all(graph, onnx.NodeProto)
+    taken = {name for node in nodes for name in (*node.input, *node.output)} - {old}
     while name in taken:
         name += "_"
     value.name = name
-    for node in graph.node:
-        node.input[:] = [name if tensor == old else tensor for tensor in node.input]
-        node.output[:] = [name if tensor == old else tensor for tensor in node.output]
+    rename_inside(graph, old, name)
 
 
 def _to_dense_layers(graph: onnx.GraphProto) -> None:
@@ -124,7 +125,8 @@ def _to_dense_layers(graph: onnx.GraphProto) -> None:
     TFLite's matrix product has one scale for all channels and no bias. A Gemm becomes TFLite's
     dense layer, which has a scale for each channel and a bias.
     """
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    links = Links(graph)
+    constants = links.constants
     values = (*graph.input, *graph.value_info, *graph.output)
     shapes = {v.name: [dim.dim_value for dim in v.type.tensor_type.shape.dim] for v in values}
     nodes, merged = [], set[str]()
@@ -134,12 +136,12 @@ def _to_dense_layers(graph: onnx.GraphProto) -> None:
             nodes += [node] if merged.isdisjoint(node.output) else []
             continue
         out, bias = node.output[0], list[str]()
-        behind = consumers(graph, out)
-        if len(behind) == 1 and behind[0].op_type == "Add":
+        behind = links.only_reader(out)
+        if behind is not None and behind.op_type == "Add":
             length = weights.dims[1:]
-            bias = [n for n in behind[0].input if n in constants and constants[n].dims == length]
-        if bias:
-            out = behind[0].output[0]
+            bias = [n for n in behind.input if n in constants and constants[n].dims == length]
+        if behind is not None and bias:
+            out = behind.output[0]
             merged.add(out)
         nodes += _dense_layer(graph, node, weights.dims[0], bias, out, shapes[out])
     del graph.node[:]
@@ -156,7 +158,8 @@ def _dense_layer(
 ) -> list[onnx.NodeProto]:
     """Return a MatMul of samples [1, ..., channels] as a Gemm of rows, between two Reshapes."""
     rows, product = f"{out}__rows", f"{out}__product"
-    for name, sizes in ((f"{rows}_shape", [-1, channels]), (f"{product}_shape", shape)):
+    known = [size or -1 for size in shape]  # behind a loop, the batch is not inferred
+    for name, sizes in ((f"{rows}_shape", [-1, channels]), (f"{product}_shape", known)):
         graph.initializer.append(numpy_helper.from_array(np.array(sizes, np.int64), name))
     return [
         helper.make_node("Reshape", [node.input[0], f"{rows}_shape"], [rows], rows),

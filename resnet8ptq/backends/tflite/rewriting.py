@@ -17,7 +17,8 @@ from resnet8ptq.backends.tflite import contents
 from resnet8ptq.backends.tflite.contents import Layer
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
-from resnet8ptq.graph.layers import consumers, fused_activations, weight_layers
+from resnet8ptq.graph.layers import fused_activations, weight_layers
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.weights import Array, read_bias, read_weights
 from resnet8ptq.precision.grid import Grid, WeightScheme
 from resnet8ptq.precision.plan import Plan
@@ -262,8 +263,9 @@ def _pools_to_means(
     Args:
         activations: see `_name_activations`; the outputs of the means are added.
     """
+    links = Links(graph)
     for operator in _whole_pools(model):
-        readers = consumers(graph, activations.get(operator.inputs[0], ""))
+        readers = links.readers(activations.get(operator.inputs[0], ""))
         names = [node.output[0] for node in readers if node.op_type in _POOLS]
         if len(names) == 1 and names[0] in ranges:
             contents.to_mean(model, operator)

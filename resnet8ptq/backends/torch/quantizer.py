@@ -22,6 +22,7 @@ from resnet8ptq.backends.contract import (
     Resolved,
     Takes,
     options_of,
+    refuse_empty,
     refuse_others,
 )
 from resnet8ptq.backends.torch import dynamic, fx, profiler, torchscript
@@ -30,7 +31,7 @@ from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.schema import DTYPES, TorchConfig
 from resnet8ptq.core import machine
-from resnet8ptq.core.errors import QuantizationError, UnsupportedError
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
@@ -115,7 +116,7 @@ class TorchQuantizer(Quantizer):
         file.save(module, example, path, options.freeze, options.debug_records)
         count, _ = file.count_layers(path)
         if count == 0:
-            raise QuantizationError(f"torch quantized nothing in {model.onnx_path}")
+            refuse_empty("torch", onnx.load(model.onnx_path).graph, f" in {model.onnx_path}")
         return Artifact(path, count, chosen, details)
 
     def load(self, path: Path, threads: int) -> Predictor:

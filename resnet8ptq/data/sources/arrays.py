@@ -113,20 +113,53 @@ class _Sourced:
 def _open(root: Path, cache_root: Path) -> Arrays:
     """Return the arrays below `root` by name."""
     if root.is_dir():
-        inside = sorted(path for path in root.iterdir() if path.is_file())
-        paths = [path for path in inside if path.suffix == ".npy" or _is_idx(path)]
+        paths = _find_files(root)
         if not paths:
             raise DataError(f"{root}: holds no array; {EXPECTED}")
         return {path.name.partition(".")[0]: _opener(path, cache_root) for path in paths}
     if root.suffix.lower() != ".npz":
         return {"inputs": _opener(root, cache_root)}
-    with _reading(root), zipfile.ZipFile(root) as archive:
-        members = [name for name in archive.namelist() if name.endswith(".npy")]
-    digest = files.sha256(root)
+    members, digest = _find_members(root), files.sha256(root)
     return {
         name.removesuffix(".npy"): partial(_unpacked, root, digest, name, _copy_member, cache_root)
         for name in members
     }
+
+
+def _find_files(folder: Path) -> list[Path]:
+    inside = sorted(path for path in folder.iterdir() if path.is_file())
+    return [path for path in inside if path.suffix == ".npy" or _is_idx(path)]
+
+
+def _find_members(root: Path) -> list[str]:
+    with _reading(root), zipfile.ZipFile(root) as archive:
+        return [name for name in archive.namelist() if name.endswith(".npy")]
+
+
+def name_inputs(root: Path, find_takes: Callable[[], Sequence[str]]) -> Any:
+    """Return `data.inputs` if the names of the network's inputs decide; else None.
+
+    They decide if an array has a usual name of inputs, but others may be inputs too.
+
+    Args:
+        find_takes: returns the names of the network's inputs, which takes a second.
+    """
+    names: list[str] = []
+    if root.is_dir():
+        names = [path.name.partition(".")[0] for path in _find_files(root)]
+    elif root.suffix.lower() == ".npz":
+        names = [name.removesuffix(".npy") for name in _find_members(root)]
+    others = {*LABELS, *GROUPS, *CLASSES, *STEPS}
+    candidates = {_without_side(_simple(name)) for name in names} - others
+    if len(candidates) < 2 or candidates.isdisjoint(INPUTS):
+        return None
+    takes = sorted(find_takes())
+    train, test = (_of_own_names(names, side, ()) for side in SIDES)
+    split = train.keys() & test.keys()
+    if not takes or not (split.issuperset(takes) or {*names}.issuperset(takes)):
+        return None
+    alone = len(takes) == 1 and takes[0] not in split
+    return takes[0] if alone else {name: name for name in takes}
 
 
 def _opener(path: Path, cache_root: Path) -> Callable[[], Array]:
@@ -194,11 +227,17 @@ def _check_room(size: int, packed: int, to: Path) -> None:
 
 
 def _is_idx(path: Path) -> bool:
+    """Return whether a file is an idx file.
+
+    Raises:
+        DataError: it is gzipped and damaged, so its content is unknown.
+    """
     try:
-        with _open_idx(path) as file:
-            magic = file.read(4)
-    except (OSError, EOFError):
+        file = _open_idx(path)
+    except OSError:  # not readable
         return False
+    with file, _reading(path):
+        magic = file.read(4)
     return len(magic) == 4 and magic[:2] == b"\0\0" and magic[2] in _IDX_TYPES and magic[3] > 0
 
 
@@ -259,8 +298,9 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
     if isinstance(config.inputs, str) or config.labels not in (None, NO_LABELS):
         return None
     sides: list[Chosen] = []
+    left = _find_left(arrays, config)
     for side in SIDES:
-        usual, labels, groups = (pick(arrays, names, root) for names in _of_side(side))
+        usual, labels, groups = (pick(left, names, root) for names in _of_side(side))
         own = _of_own_names(arrays, side, {labels, groups})
         if config.inputs is not None:
             own = {key: own[base] for key, base in config.inputs.items() if base in own}
@@ -285,7 +325,21 @@ def _find_split(arrays: Arrays, config: ArraysConfig, root: Path) -> list[Chosen
     return sides
 
 
-def _of_own_names(arrays: Arrays, side: str, others: Collection[str | None]) -> dict[str, str]:
+def _find_left(arrays: Arrays, config: ArraysConfig) -> list[str]:
+    """Return the names of the arrays that are no inputs by `data.inputs`."""
+    inputs = () if config.inputs is None else _named(config.inputs, values=True)
+    return [name for name in arrays if not {name, _without_side(name)}.intersection(inputs)]
+
+
+def _without_side(name: str) -> str:
+    for side in SIDES:
+        name = name.removesuffix(f"_{side}").removeprefix(f"{side}_")
+    return name
+
+
+def _of_own_names(
+    arrays: Iterable[str], side: str, others: Collection[str | None]
+) -> dict[str, str]:
     """Return the names of one side's arrays, by their names without `train` or `test`."""
     known = {n: n.removesuffix(f"_{side}").removeprefix(f"{side}_") for n in arrays}
     own = {base: name for name, base in known.items() if base != name and name not in others}
@@ -305,10 +359,10 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
     alone = [names for names in map(_of_side, SIDES) if pick(arrays, names[0], root)]
     if config.inputs is None and pick(arrays, INPUTS, root) is None and len(alone) == 1:
         [usual] = alone
-    held = list_names(arrays) or "nothing"
-    groups = config.groups or pick(arrays, usual[2], root)
-    labels = config.labels or pick(arrays, usual[1], root)
-    inputs = config.inputs or pick(arrays, usual[0], root)
+    held, left = list_names(arrays) or "nothing", _find_left(arrays, config)
+    groups = config.groups or pick(left, usual[2], root)
+    labels = config.labels or pick(left, usual[1], root)
+    inputs = config.inputs or pick(left, usual[0], root)
     unnamed = [name for name in sorted(arrays) if name.lower() not in (*CLASSES, *STEPS)]
     unnamed = [name for name in unnamed if name not in (labels, groups)]
     sided = any(_of_own_names(arrays, side, ()) for side in SIDES)
@@ -417,7 +471,7 @@ def _find_inputs(
         _check_finite(array)
 
     def make(folder: Path) -> None:
-        np.save(folder / "records.npy", pack({n: array.values for n, array in sourced.items()}))
+        pack({n: array.values for n, array in sourced.items()}, folder / "records.npy")
 
     key: cache.Key = {
         **{f"input {name}": _hash(array.values) for name, array in sourced.items()},

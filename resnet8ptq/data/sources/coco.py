@@ -6,7 +6,7 @@ https://cocodataset.org/#format-data: `images` (id, file_name, width, height), `
 
 import json
 import logging
-import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from resnet8ptq.config.schema import CocoConfig, PreprocessConfig
-from resnet8ptq.core import files
+from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import ConfigError, DataError, errors_as
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.data import boxes, pictures
@@ -28,7 +28,12 @@ from resnet8ptq.data.splitting import split_one
 log = logging.getLogger(__name__)
 
 MAX_JSON_BYTES = 2**30  # COCO 2017 has 448 MB
+SMALL_BYTES = 2**24  # of a file that this process parses: Python takes 25 times the bytes of `{},`
+MAX_ENTRIES = {"images": 2_000_000, "annotations": 10_000_000, "categories": 2000}
 MAX_BOXES = 10_000  # of one picture: the array has room in every picture for the largest number
+MAX_ROOM = 2**26  # boxes in that array: 4 GB
+MAX_NAME, MAX_PART = 2000, 255  # of a picture: characters, and bytes between two `/`
+MAX_NUMBER = 2.0**62  # of pixels, or of their area
 _ORIENTATION = 274  # EXIF's tag
 _ON_ITS_SIDE = (5, 6, 7, 8)
 
@@ -64,19 +69,28 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
         got = "null" if name is None else f"{name} (not there)"
         raise ConfigError(f"data.annotations: got {got}, expected a .json file in COCO's format")
     path, folder = Path(name).expanduser(), Path(str(config.images))
-    annotations = read_annotations(path, config.classes)
+    annotations = _read_large(path, config.classes)
     _check_pictures(annotations, folder, path, config.on_bad)
     names = [name for name, _, _ in annotations.images.values()]
     every = [Picture(str(folder / name), folder / name) for name in names]
     images, kept = decode(every, preprocess, config.on_bad, cache_root)
     ids = np.array(list(annotations.images), np.int64)[kept]
     labels = boxes.pack([annotate(annotations, int(image_id), preprocess) for image_id in ids])
-    whole = Split(images, labels, str(path))
+    shown = np.array([every[index].name for index in kept], np.object_)
+    whole = Split(images, labels, str(path), names=shown)
     if config.test_fraction == 1:
         data = Dataset(path.stem, (), whole.take(np.arange(0)), whole)
     else:
         data = split_one(path.stem, (), whole, path, config)
     return replace(data, class_names=annotations.class_names, class_ids=annotations.class_ids)
+
+
+def _read_large(path: Path, classes: Sequence[str] | None) -> Annotations:
+    """Read an annotation file, a large one in a separate process with limited memory."""
+    if path.stat().st_size <= SMALL_BYTES:
+        return read_annotations(path, classes)
+    crashed = DataError(f"{path}: reading it took too much memory or time")
+    return isolation.call(read_annotations, path, classes, crashed=crashed)
 
 
 def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annotations:
@@ -114,6 +128,12 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
         by_image[image_id].append(box)
         if len(by_image[image_id]) > MAX_BOXES:
             raise DataError(f"{path}: picture {image_id} has more than {MAX_BOXES:,} annotations")
+    most = max(map(len, by_image.values()))
+    if most * len(images) > MAX_ROOM:
+        raise DataError(
+            f"{path}: got {len(images):,} pictures with up to {most:,} annotations, expected at "
+            f"most {MAX_ROOM:,} in the product of the two numbers"
+        )
     return Annotations(images, by_image, class_names, class_ids)
 
 
@@ -124,6 +144,10 @@ def _read_list(path: Path, content: Any, key: str, read: Callable[[Entry], Any])
         raise DataError(
             f"{path}: has no list {key!r}; expected COCO's format, with images, annotations and "
             "categories"
+        )
+    if len(entries) > MAX_ENTRIES[key]:
+        raise DataError(
+            f"{path}: {key}: got {len(entries):,} entries, expected at most {MAX_ENTRIES[key]:,}"
         )
     values = []
     for index, entry in enumerate(entries):
@@ -154,7 +178,7 @@ def _integer(value: Any) -> int:
 def _image(entry: Entry) -> tuple[str, int, int]:
     """Return file name, width and height."""
     name = _text(entry["file_name"])
-    if "\0" in name or len(name) > 4096:
+    if not _is_file_name(name):
         raise ValueError(f"{printable(name)[:40]!r} is not a name of a file")
     width, height = _integer(entry["width"]), _integer(entry["height"])
     if not (0 < width < 2**31 and 0 < height < 2**31):
@@ -162,8 +186,18 @@ def _image(entry: Entry) -> tuple[str, int, int]:
     return name, width, height
 
 
+def _is_file_name(name: str) -> bool:
+    """Return whether the system could have a file of this name."""
+    try:
+        parts = os.fsencode(name).split(b"/")
+    except UnicodeEncodeError:  # half a character, as JSON can have it
+        return False
+    return "\0" not in name and len(name) <= MAX_NAME and max(map(len, parts)) <= MAX_PART
+
+
 def _number(value: Any) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value):
+    # NaN is refused, because no comparison with it is true.
+    if not isinstance(value, int | float) or not -MAX_NUMBER <= value <= MAX_NUMBER:
         raise ValueError(f"{printable(repr(value))[:40]} is not a number")
     return float(value)
 
@@ -197,9 +231,11 @@ def _check_pictures(annotations: Annotations, folder: Path, path: Path, on_bad: 
     """Raise `DataError` for a picture that is missing, outside of the folder or of another size."""
     root = folder.resolve()
     paths = {image_id: folder / name for image_id, (name, _, _) in annotations.images.items()}
-    if outside := [p for p in paths.values() if not p.resolve().is_relative_to(root)]:
-        raise DataError(f"{path}: {outside[0]} is outside of data.images={folder}")
-    missing = [picture for picture in paths.values() if not picture.is_file()]
+    resolved = {picture: _resolve(picture) for picture in paths.values()}
+    for picture, file in resolved.items():
+        if file is not None and not file.is_relative_to(root):
+            raise DataError(f"{path}: {picture} is outside of data.images={folder}")
+    missing = [picture for picture, file in resolved.items() if file is None or not file.is_file()]
     if missing and (on_bad == "error" or len(missing) == len(paths)):
         raise DataError(
             f"{path}: {len(missing)} of {len(paths)} pictures are not in data.images={folder}, the "
@@ -221,6 +257,14 @@ def _check_pictures(annotations: Annotations, folder: Path, path: Path, on_bad: 
         for image_id, wrong in zip(paths, pool.map(differs, paths), strict=True):
             if wrong:
                 raise DataError(f"{paths[image_id]}: {wrong} pixels, width x height")
+
+
+def _resolve(picture: Path) -> Path | None:
+    """Return a picture's path without links; None if its links form a loop."""
+    try:
+        return picture.resolve()
+    except (OSError, RuntimeError):
+        return None
 
 
 def annotate(

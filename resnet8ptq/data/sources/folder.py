@@ -89,8 +89,9 @@ def _decode(
     labels = np.repeat(np.arange(len(paths)), list(map(len, paths)))
     every = [Picture(str(path), path) for members in paths for path in members]
     images, kept = decode(every, preprocess, config.on_bad, cache_root)
-    split = Split(images, labels[kept] if names else None, str(folder))
-    return NamedSplit(split, [every[index].name for index in kept])
+    shown = np.array([every[index].name for index in kept], np.object_)
+    split = Split(images, labels[kept] if names else None, str(folder), names=shown)
+    return NamedSplit(split, shown.tolist())
 
 
 def find_pictures(folder: Path) -> list[Path]:

@@ -109,7 +109,8 @@ def build(
         groups = np.arange(len(table.columns))
     rows, shown = samples.rows, samples.names
     labels, groups = (None if values is None else values[rows] for values in (labels, groups))
-    split = Split(samples.images, labels, str(root), groups=groups)
+    named_rows = np.array(shown, np.object_)
+    split = Split(samples.images, labels, str(root), groups=groups, names=named_rows)
     title = root.name.partition(".")[0] or root.name
     if side_column is None:
         data = split_one(title, names, split, root, config, named)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config import limits
 from resnet8ptq.config.schema import TableConfig
 from resnet8ptq.core import cache, code, files, invocation, isolation
+from resnet8ptq.core.confinement import MAX_SECONDS
 from resnet8ptq.core.errors import ConfigError, DataError, errors_as
 from resnet8ptq.core.records import Array
 from resnet8ptq.data.lazy import AT_ONCE
@@ -82,6 +83,8 @@ def encode(table: Table, names: Sequence[str], config: TableConfig, cache_root: 
             f"try {invocation.install('text')}"
         )
     path = Path(str(config.tokenizer))
+    if path.stat().st_size > MAX_BYTES:  # a file with holes can be larger than the disk
+        raise DataError(f"{path}: larger than {MAX_BYTES:,} bytes; {EXPECTED}")
     texts = [_read(table, name) for name in names]
     apart = config.pairs == "apart"
     if apart and len(names) != 2:
@@ -90,7 +93,7 @@ def encode(table: Table, names: Sequence[str], config: TableConfig, cache_root: 
 
     def make(folder: Path) -> None:
         sources = (str(table.source), texts, apart, config.max_tokens, folder)
-        isolation.call(_write, path, *sources, crashed=crashed)
+        isolation.call(_write, path, *sources, crashed=crashed, seconds=MAX_SECONDS)
 
     key: cache.Key = {
         "sha256": table.sha256,
@@ -125,8 +128,6 @@ def _write(
     import tokenizers
 
     with errors_as(DataError, f"{path}: cannot be read", EXPECTED):
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"larger than {MAX_BYTES:,} bytes")
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
         cut = tokenizer.truncation or {}
         most = most or cut.get("max_length", MAX_TOKENS)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from resnet8ptq.core import cache, code, isolation
+from resnet8ptq.core.confinement import MAX_SECONDS
 from resnet8ptq.core.errors import DataError, errors_as
 from resnet8ptq.data.sources import columns
 from resnet8ptq.data.sources.columns import Limits
@@ -33,7 +34,7 @@ def unpack(path: Path, read: Read, sha256: str, takes: str, cache_root: Path) ->
 
     def make(folder: Path) -> None:
         to = folder / "table.arrow"
-        isolation.call(_write, path, read, takes, limits, to, crashed=crashed)
+        isolation.call(_write, path, read, takes, limits, to, crashed=crashed, seconds=MAX_SECONDS)
 
     module = code.behind(read.__module__)
     key: cache.Key = {"sha256": sha256, "limits": str(limits), "code": module}

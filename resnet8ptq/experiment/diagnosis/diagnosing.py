@@ -10,11 +10,13 @@ from pathlib import Path
 import onnx
 
 from resnet8ptq.backends.contract import refuse_others
+from resnet8ptq.calibration.outliers import Outliers
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
-from resnet8ptq.experiment import preparation, preprocessing_check
+from resnet8ptq.experiment import preparation, preprocessing_check, sample_check
 from resnet8ptq.experiment.diagnosis import diagnosis_table, findings, measuring, outcomes
 from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult, Halves
+from resnet8ptq.experiment.diagnosis.outcomes import Outcome
 from resnet8ptq.experiment.ladder import changes
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples
@@ -25,6 +27,7 @@ from resnet8ptq.graph import qdq
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.contract import Comparison
 
+REMOVE = "remove the named calibration samples"
 _TAKES = "+analysis=diagnose reads the graphs of backend=onnx method=static; set both"
 
 
@@ -59,18 +62,22 @@ def _diagnose(config: RunConfig, variants: "_Variants") -> DiagnosisResult:
     evaluator, samples = variants.evaluator, variants.samples
     quantized, network = variants.quantize(config, samples)
     compared = variants.compare(config, quantized.path)
+    outliers = variants.find_outliers(config, network)
+    others = samples.without(sorted({index for one in outliers for index in one.samples}))
     measured = measuring.measure(
         onnx.load(network.onnx_path),
         onnx.load(quantized.path),
-        samples.calibrating.split,
+        others.calibrating.split,  # the finding names the outliers, not their range
         samples.held_out,
         evaluator.runtime.threads,
     )
-    problems = findings.find(measured, config)
+    calibrating = samples.calibrating.split
+    problems = [findings.outlier_samples(one, calibrating, config.calib) for one in outliers]
+    problems += findings.find(measured, config)
     fp32 = evaluator.reference(config, samples.held_out)
     doubt = preprocessing_check.check(config, evaluator, samples.data, fp32)
     if doubt is not None:
-        problems.insert(0, findings.doubtful_fp32(doubt))
+        problems.insert(len(outliers), findings.doubtful_fp32(doubt))
     halves = variants.halves(config, quantized, network, compared)
     answers = [change for problem in problems for change in problem.changes]
     answers += changes.usual(config, findings.worst_layer(measured))
@@ -80,6 +87,9 @@ def _diagnose(config: RunConfig, variants: "_Variants") -> DiagnosisResult:
     tried = outcomes.attempt(
         config, list(once.values()), compared, evaluator.task, variants.attempt
     )
+    if outliers and config.analysis.try_changes:
+        removal = variants.leave_out(config, others, compared)
+        tried.insert(0 if removal.helps else len(tried), removal)
     return DiagnosisResult(
         "ok",
         measured=measured,
@@ -113,6 +123,18 @@ class _Variants:
         work = Workspace(config, self.evaluator, samples, self.scratch, self.scratch, self.run)
         prepared = preparation.prepare(work)
         return work.quantize(prepared, folder), prepared.network
+
+    def find_outliers(self, config: RunConfig, network: Fp32Model) -> list[Outliers]:
+        """Return the calibration samples that stand out in an input, else in another tensor."""
+        samples, runtime = self.samples.calibrating.split, self.evaluator.runtime
+        graph = onnx.load(network.onnx_path).graph
+        inputs = sample_check.check_inputs(config, graph, samples)
+        return inputs or sample_check.find_inside(config, network.onnx_path, samples, runtime)
+
+    def leave_out(self, config: RunConfig, others: Samples, reference: Comparison) -> Outcome:
+        """Return the outcome of calibrating with the other samples."""
+        compared = self.compare(config, self.quantize(config, others)[0].path)
+        return outcomes.weigh(REMOVE, compared, reference, self.evaluator.task)
 
     def halves(
         self, config: RunConfig, quantized: Quantized, network: Fp32Model, reference: Comparison

@@ -7,8 +7,10 @@ if one of these changes helps.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.calibration.outliers import Outliers
+from resnet8ptq.config.schema import CalibConfig, RunConfig
 from resnet8ptq.core import machine
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.experiment.diagnosis.measuring import Activation, Spread, TensorMeasurements, to_db
 from resnet8ptq.experiment.ladder.changes import (
     PER_CHANNEL,
@@ -17,6 +19,7 @@ from resnet8ptq.experiment.ladder.changes import (
     Change,
     calibrate,
     calibrate_with,
+    change,
     leave_in_float,
 )
 from resnet8ptq.tasks.distortion import KERNELS_DB
@@ -27,6 +30,9 @@ OUTLIER = 8  # the largest value against the octave below which 99% of the value
 JOINED_UNLIKE = 16
 OFF_SHARE = 1e-4  # of the values of a tensor
 OTHER_RANGE = 4
+
+
+OUTLIER_SAMPLE = "outlier among the calibration samples"
 
 
 @dataclass(frozen=True)
@@ -220,6 +226,14 @@ def find(measured: TensorMeasurements, config: RunConfig) -> list[Finding]:
     """Return all findings, without duplicates."""
     findings = (finder(measured, config) for finder in FINDERS)
     return [finding for finding in findings if finding is not None]
+
+
+def outlier_samples(outliers: Outliers, samples: Split, calib: CalibConfig) -> Finding:
+    """Return the finding of calibration samples that stand out."""
+    clip = outliers.clip(calib)
+    meaning = f"{outliers.describe(samples)}; {outliers.mend(calib)}"
+    changes = (change(clip),) if clip else ()
+    return Finding(OUTLIER_SAMPLE, (outliers.tensor,), meaning, changes, certain=True)
 
 
 def doubtful_fp32(doubt: str) -> Finding:

@@ -9,7 +9,7 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.text import printable
 from resnet8ptq.experiment.ladder.changes import Change
-from resnet8ptq.tasks.contract import Comparison, Metric, Task
+from resnet8ptq.tasks.contract import DIGITS, Comparison, Metric, Task
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 
 HELPS_DB = 1.0  # of the output's SQNR: less may be luck
@@ -21,7 +21,7 @@ class Outcome:
 
     Attributes:
         words: the change; empty for the unchanged settings.
-        won: the gain in that metric over the unchanged settings, see `Metric.drop`.
+        won: the loss against FP32 that the change removes, see `Metric.loss`.
         sqnr_db: SQNR of the output; infinite if it equals FP32's.
         won_db: the gain in SQNR over the unchanged settings.
         p_value: p-value of the task's paired test against the unchanged settings; None without such
@@ -54,7 +54,7 @@ class Outcome:
 def weigh(words: str, comparison: Comparison, reference: Comparison, task: Task) -> Outcome:
     """Return the outcome of a variant; `reference` has the unchanged settings."""
     before, value, sqnr_db = unchanged(reference), comparison.model.value, _sqnr_db(comparison)
-    won = task.metric.drop(before.value - value, before.value) + 0.0  # no -0.0
+    won = round(reference.drop - comparison.drop, DIGITS) + 0.0  # no -0.0
     gain = sqnr_db - before.sqnr_db if sqnr_db != before.sqnr_db else 0.0  # both may be inf
     p_value = task.compare(comparison.model, reference.model).p_value
     return Outcome(words, value, won, sqnr_db, gain, p_value)

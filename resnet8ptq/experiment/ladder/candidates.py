@@ -3,7 +3,6 @@
 Each candidate names its source. Figures were measured on the machine of docs/speed.md.
 """
 
-import shlex
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -65,8 +64,8 @@ def sweeps(flags: Collection[str], network: Summary | None = None) -> list[str]:
     if "version.openvino" in machine.versions():
         narrow = " reduce_range=true" if _saturates("int8", flags) else ""
         chosen.append(f"backend=openvino dtype=int8{narrow} {weights}")
-    path = f" model.path={shlex.quote(str(network.path))}" if network else ""
-    return [f"{invocation.command('run', '-m')}{path} {settings}" for settings in chosen]
+    path = [f"model.path={network.path}"] if network else []
+    return [invocation.command("run", "-m", *path, *words.split()) for words in chosen]
 
 
 def _onnx(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:

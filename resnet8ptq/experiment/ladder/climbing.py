@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from resnet8ptq.config import words
 from resnet8ptq.experiment.ladder import changes, rungs
 from resnet8ptq.experiment.ladder.changes import Change
 from resnet8ptq.experiment.ladder.rungs import Proposal, Seen
@@ -136,7 +135,7 @@ class Tried:
         if not self.searches:
             return self.step
         settings = {**self.step.settings, _EXCLUDE: f"{_EXCLUDE}={self.named or '[]'}"}
-        del settings["max_drop"]
+        settings.pop("max_drop", None)  # not the step's if the user has set it
         return replace(self.step, settings=settings)
 
     @property
@@ -257,7 +256,7 @@ def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
         base = best.found.settings
         steps = [_step(asked, base, rung.__name__, proposal) for proposal in proposals]
         if rung is rungs.answers:
-            steps = _diagnose(own, best.found) or steps
+            steps = _diagnose(asked, own, best.found) or steps
         if left := [step for step in steps if not _is_tried(step, own)]:
             return left
     return []
@@ -309,14 +308,15 @@ def _costs_more(diagnosed: Tried) -> str:
     return rungs.WEIGHTS if weights < activations else rungs.ACTIVATIONS
 
 
-def _diagnose(own: Sequence[Tried], best: Step) -> list[Step]:
+def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
     """Return the diagnosis of the best so far; empty if one has run, or for other backends."""
     if best.backend != "onnx" or any(trial.step.rung == DIAGNOSIS for trial in own):
         return []
-    settings = {**best.settings, "format": "format=qdq", "slim": "slim=false"}
+    files = _without_fixed(asked, ("format=qdq", "slim=false"))  # which the analysis needs anyway
+    settings = {**best.settings, **files}
     settings.pop("evaluate.split")  # it measures on training samples
     for word in ("+analysis=diagnose", "analysis.try_changes=false"):
-        settings[word.partition("=")[0]] = word
+        settings[_key(word)] = word
     why = "which tensors lose most, and whether by weights or by activations"
     return [Step("onnx", DIAGNOSIS, settings, why, "+analysis=diagnose", 3)]
 
@@ -324,8 +324,11 @@ def _diagnose(own: Sequence[Tried], best: Step) -> list[Step]:
 def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     """Return a budget of bytes between the smallest model that passes and the largest that fails.
 
-    The budget determines the bits of each layer; rounding is learned.
+    The budget determines the bits of each layer; rounding is learned. Empty if the user has set the
+    bits or the budget.
     """
+    if {"precision.plan", "precision.max_bytes"} & {*asked.fixed}:
+        return []
     eight = [trial for trial in own if trial.passes and trial.step.rung != FEWER_BITS]
     backend = own[0].step.backend
     if backend not in NARROWER or not eight:
@@ -364,15 +367,24 @@ def _base(asked: Asked, backend: str) -> dict[str, str]:
 
 
 def _step(asked: Asked, base: Mapping[str, str], rung: str, proposal: Proposal) -> Step:
-    changed = {words.parse(word).key_or_group: word for word in proposal.change.settings}
-    kept = {key: word for key, word in changed.items() if key not in asked.fixed}
+    kept = _without_fixed(asked, proposal.change.settings)
     backend, said = base["backend"].partition("=")[2], " ".join(kept.values())
     return Step(backend, rung, {**base, **kept}, proposal.why, said, proposal.cost)
 
 
 def _is_fixed(asked: Asked, proposal: Proposal) -> bool:
     """Whether the user has set the first setting of a proposal, its main one."""
-    return words.parse(proposal.change.settings[0]).key_or_group in asked.fixed
+    return _key(proposal.change.settings[0]) in asked.fixed
+
+
+def _without_fixed(asked: Asked, settings: Sequence[str]) -> dict[str, str]:
+    """Return settings by key, without those that the user has set."""
+    return {_key(word): word for word in settings if _key(word) not in asked.fixed}
+
+
+def _key(word: str) -> str:
+    """Return the key of a setting as the ladder writes it, without Hydra's slow parser."""
+    return word.partition("=")[0]
 
 
 def _is_tried(step: Step, own: Sequence[Tried]) -> bool:

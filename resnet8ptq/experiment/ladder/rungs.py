@@ -147,8 +147,10 @@ def learned_rounding(seen: Seen) -> Iterator[Proposal]:
 
 
 def learned_blocks(seen: Seen) -> Iterator[Proposal]:
-    """Rounding and activation ranges, block by block."""
-    yield Proposal(changes.BLOCKS, "rounding and ranges can be learned block by block", 90)
+    """Rounding and activation ranges, block by block, in place of layer by layer."""
+    if seen.settings.get("method", "method=static") == "method=static":
+        words = (*changes.BLOCKS.settings, "corrections.adaround=false")
+        yield Proposal(Change(words), "rounding and ranges can be learned block by block", 90)
 
 
 def weights_alone(seen: Seen) -> Iterator[Proposal]:

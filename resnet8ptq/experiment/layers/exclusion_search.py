@@ -33,7 +33,7 @@ class Trial:
     Attributes:
         nodes: nodes left in float, by ONNX name.
         value: the tie-adjusted metric on the held-out images.
-        drop: its loss against the FP32 network, see `Metric.drop`.
+        drop: its loss against the FP32 network, see `Metric.loss`.
         size_bytes, path: size and path of its file.
         p: one-sided p-value of "the drop is at `max_drop` or above".
         samples: number of scored samples; a trial stops when its test is decided.

@@ -11,6 +11,7 @@ from itertools import count
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from resnet8ptq.core.console import track
 from resnet8ptq.core.records import feed
@@ -19,6 +20,7 @@ from resnet8ptq.graph import qdq
 from resnet8ptq.graph.qdq import RoundedActivation, RoundedWeight
 from resnet8ptq.graph.session import end_at_logits, open_session
 
+Array = NDArray[np.float64]
 SAMPLES = 4
 RUNS = 64  # of the network; each halving takes two
 LEAST = 0.01  # of the whole noise: a smaller group is not halved
@@ -127,7 +129,7 @@ def _measurer(
     names = [value.name for value in fp32.graph.input]
     batches = list(samples.batches(1))
 
-    def run(proto: onnx.ModelProto) -> list[list[np.ndarray]]:
+    def run(proto: onnx.ModelProto) -> list[list[Array]]:
         session = open_session(proto.SerializeToString(), threads, arena=False)
         runs = [session.run(None, feed(batch, names)) for batch in batches]
         return [[np.asarray(output, np.float64) for output in outputs] for outputs in runs]
@@ -145,10 +147,22 @@ def _measurer(
         if joined.activations:
             proto = qdq.with_activations_rounded(proto, joined.activations)
         return sum(
-            float(np.square(a - b).sum()) / scale
+            square_distance(a, b) / scale
             for got, values in zip(run(proto), wanted, strict=True)
             for a, b, scale in zip(got, values, power, strict=True)
-            if a.shape == b.shape  # the number of boxes found may differ
         )
 
     return measure
+
+
+def square_distance(one: Array, other: Array) -> float:
+    """Return the sum of squared differences; values that only one output has count whole.
+
+    The number of boxes that a network returns may differ.
+    """
+    if one.ndim != other.ndim:
+        return float(np.square(one).sum() + np.square(other).sum())
+    joined = np.zeros(tuple(map(max, one.shape, other.shape)))
+    joined[tuple(map(slice, one.shape))] += one
+    joined[tuple(map(slice, other.shape))] -= other
+    return float(np.square(joined).sum())

@@ -5,7 +5,7 @@ ONNX Runtime and onnx's version converter read the file only afterwards.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -82,8 +82,9 @@ def _parse(content: bytes, path: Path) -> onnx.ModelProto:
         proto.ParseFromString(content)
         if not proto.graph.node:
             raise ValueError("holds no graph")
-        if len(proto.graph.node) > MAX_NODES:
-            raise ValueError(f"has {len(proto.graph.node):,} nodes, expected at most {MAX_NODES:,}")
+        count = sum(1 for _ in find_all(proto.graph, onnx.NodeProto))  # inner graphs included
+        if count > MAX_NODES:
+            raise ValueError(f"has {count:,} nodes, expected at most {MAX_NODES:,}")
     return proto
 
 
@@ -91,8 +92,9 @@ def _read_outside(proto: onnx.ModelProto, path: Path) -> bool:
     """Load external data from files beside `path` into the model; return whether it has any."""
     outside = [t for t in find_all(proto, TensorProto) if t.external_data or _is_external(t)]
     contents: dict[str, bytes] = {}  # of the files beside the model
+    hashed = files.find_data_names(path) if outside else set()
     for tensor in outside:
-        _read_inside(tensor, path, contents)
+        _read_inside(tensor, path, hashed, contents)
     with errors_as(ModelError, f"{path}: larger than 2 GiB with its data"):
         if proto.ByteSize() > MAX_BYTES:
             raise ValueError(f"expected at most {MAX_BYTES} bytes, protobuf's limit")
@@ -129,8 +131,10 @@ def _is_external(tensor: TensorProto) -> bool:
     return bool(tensor.data_location == TensorProto.EXTERNAL)
 
 
-def _read_inside(tensor: TensorProto, path: Path, contents: dict[str, bytes]) -> None:
-    """Replace a reference to a file beside `path` by its data."""
+def _read_inside(
+    tensor: TensorProto, path: Path, hashed: Collection[str], contents: dict[str, bytes]
+) -> None:
+    """Replace a reference to a file beside `path` by its data; `hashed`: the names allowed."""
     where = {entry.key: entry.value for entry in tensor.external_data}
     name = where.get("location", "")
     beside = path.parent / name
@@ -138,6 +142,10 @@ def _read_inside(tensor: TensorProto, path: Path, contents: dict[str, bytes]) ->
         raise ModelError(
             f"{path}: tensor {tensor.name!r} lies in {name!r}; expected files beside the model, "
             "named without a folder"
+        )
+    if name not in hashed:
+        raise ModelError(
+            f"{path}: tensor {tensor.name!r} names {name!r} in an encoding that no exporter writes"
         )
     with errors_as(ModelError, f"{path}: the data of {tensor.name!r} cannot be read"):
         if name not in contents:
@@ -246,9 +254,11 @@ def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
             "model.inputs={NAME: ...}"
         )
     if not weights:
+        products = "Einsum" in {node.op_type for node in find_all(proto, onnx.NodeProto)}
+        mend = ", and no backend quantizes Einsum; try an export with MatMul in its place"
         yield (
             f"quantization would find nothing: no {', '.join((*LAYERS, *RECURRENT))} with constant "
-            "weights"
+            f"weights{mend if products else ''}"
         )
     for layer, tensor in weights:
         if tensor.data_type != TensorProto.FLOAT:

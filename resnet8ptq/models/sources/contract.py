@@ -29,12 +29,14 @@ class Network:
         source_opset: opset of an ONNX file, or of the export from another format.
         moved: the original batch axis of each input and output whose batch axis was moved to the
             front.
+        widened: whether the original computes in float16; graph and `predict` compute in float32.
     """
 
     proto: onnx.ModelProto
     predict: Predict
     source_opset: int
     moved: dict[str, int] = field(default_factory=dict)
+    widened: bool = False
 
 
 def prepare_tensorflow() -> None:

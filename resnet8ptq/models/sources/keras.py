@@ -12,10 +12,11 @@ from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed, names_of
+from resnet8ptq.graph.renaming import rename
 from resnet8ptq.models.batch_axis import Outputs
 from resnet8ptq.models.contract import Samples, Tensor, arranged, find_layout
 from resnet8ptq.models.gates import keras as gate
-from resnet8ptq.models.normalization import OPSET, rename
+from resnet8ptq.models.normalization import OPSET
 from resnet8ptq.models.sources.contract import Network, Sample, is_record, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import check_inputs
 

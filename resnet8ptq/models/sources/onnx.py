@@ -11,8 +11,9 @@ from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed
+from resnet8ptq.graph.renaming import name_inner_tensors
 from resnet8ptq.graph.session import Runner, open_session
-from resnet8ptq.models import batch_first, branches, normalization
+from resnet8ptq.models import batch_first, branches, normalization, widening
 from resnet8ptq.models.batch_axis import in_full_batches
 from resnet8ptq.models.contract import (
     INPUT_DTYPES,
@@ -37,34 +38,45 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
     Raises:
         ModelError: see `gates.onnx.read` and `to_supported`, or wrong `inputs`.
     """
-    proto, original, axes = read_graph(source, inputs or {})
+    proto, original, axes, widened = read_graph(source, inputs or {})
     converted = to_supported(proto, source, sample)
     with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
         predict = _open(original, axes)
     fixed = read_contract(converted.graph).batch
-    return Network(converted, in_full_batches(predict, fixed), normalization.opset(proto), axes)
+    return Network(
+        proto=converted,
+        predict=in_full_batches(predict, fixed),
+        source_opset=normalization.opset(proto),
+        moved=axes,
+        widened=widened,
+    )
 
 
 def read_graph(
     source: Path, inputs: Mapping[str, Any]
-) -> tuple[onnx.ModelProto, bytes, dict[str, int]]:
-    """Return a file's graph, the original, and the batch axes of the inputs that were moved.
+) -> tuple[onnx.ModelProto, bytes, dict[str, int], bool]:
+    """Return a file's graph, the original, the batch axes of the inputs that were moved.
 
     In the graph, the batch axis comes first, and every If with a constant condition is resolved.
+    The last value tells whether graph and original were widened from float16.
 
     Raises:
         ModelError: see `gates.onnx.read` and `check_layers`, or wrong `inputs`.
     """
-    proto = gate.read(source)
+    proto = name_inner_tensors(gate.read(source))
     for name, values in inputs.items():
         _fix_input(proto.graph, name, values)
     original, axes = proto.SerializeToString(), batch_first.find_inputs(proto.graph)
     normalization.cast_constants(proto.graph)
+    widened = widening.has_float16_layers(proto)
+    if widened:
+        widening.widen(proto)
+        original = proto.SerializeToString()
     normalization.write_scalers(proto.graph)
     branches.take_branches(proto)
     gate.check_layers(proto, source)
     batch_first.move_inputs(proto.graph, axes)
-    return proto, original, axes
+    return proto, original, axes, widened
 
 
 def _open(original: bytes, axes: Mapping[str, int]) -> Runner:
@@ -134,7 +146,8 @@ def check_inputs(inputs: Sequence[Tensor], source: Path, sample: Sample) -> None
         asked = f", or one, and values for the others: {ask_for_values(inputs[1:])}"
         raise ModelError(
             f"{source}: has {len(inputs)} inputs ({', '.join(map(str, inputs))}), and the samples "
-            "are one array; expected an array for each (data=arrays)"
+            "are one array; expected an array for each (data=arrays), "
+            f"{ask_for_values(inputs, 'data.inputs')}"
             f"{asked if takes_values(source) else ''}"
         )
     for tensor in inputs:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from resnet8ptq.core.records import feed
+from resnet8ptq.graph.renaming import rename
 from resnet8ptq.models.batch_axis import Outputs
 from resnet8ptq.models.contract import Samples
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import saved_model as gate
-from resnet8ptq.models.normalization import OPSET, rename
+from resnet8ptq.models.normalization import OPSET
 from resnet8ptq.models.sources.contract import Network, Sample, prepare_tensorflow
 from resnet8ptq.models.sources.onnx import to_supported
 

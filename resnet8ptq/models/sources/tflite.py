@@ -16,6 +16,8 @@ from resnet8ptq.models.sources.onnx import to_supported
 def read(source: Path, sample: Sample) -> Network:
     """Read a TFLite file; the original runs in LiteRT, one sample at a time.
 
+    Free sizes are those of the samples.
+
     Raises:
         ModelError: damaged, already quantized, with custom operators, or with inputs that samples
             cannot fill.
@@ -32,12 +34,22 @@ def read(source: Path, sample: Sample) -> Network:
     supported = to_supported(proto, source, sample)
     with errors_as(ModelError, f"{source}: LiteRT cannot run it"):
         interpreter = Interpreter(str(source), num_threads=1)
-        interpreter.allocate_tensors()
-    inputs = {detail["name"]: detail for detail in interpreter.get_input_details()}
+        inputs = {detail["name"]: detail for detail in interpreter.get_input_details()}
+        sizes: dict[str, tuple[int, ...]] = {}  # of the inputs, after `allocate_tensors`
+        # The file has a 1 for each free size, which may be too small for the network.
+        if all(-1 not in detail["shape_signature"] for detail in inputs.values()):
+            interpreter.allocate_tensors()
+            sizes = {name: tuple(detail["shape"]) for name, detail in inputs.items()}
     outputs = interpreter.get_output_details()
 
     def predict(samples: Samples) -> Outputs:
-        for name, values in feed(samples, list(inputs)).items():
+        fed = feed(samples, list(inputs))
+        if sizes != (needed := {name: values.shape for name, values in fed.items()}):
+            for name, shape in needed.items():
+                interpreter.resize_tensor_input(inputs[name]["index"], shape, strict=True)
+            interpreter.allocate_tensors()
+            sizes.update(needed)
+        for name, values in fed.items():
             interpreter.set_tensor(inputs[name]["index"], values)
         interpreter.invoke()
         return [interpreter.get_tensor(output["index"]) for output in outputs]

@@ -98,9 +98,13 @@ class DetectionScores(Scores):
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the network's outputs on the first pictures, in dB."""
         ours, theirs = self.outputs.raw, baseline.outputs.raw
-        if not ours or [values.shape for values in ours] != [values.shape for values in theirs]:
-            return None
-        return distortion.sqnr_db(theirs, ours)
+        return distortion.sqnr_db(theirs, ours) if self.is_comparable(baseline) else None
+
+    def is_comparable(self, baseline: Self) -> bool:
+        """Return whether the network's outputs were kept, for the same pictures."""
+        ours, theirs = self.outputs.raw, baseline.outputs.raw
+        shapes = [values.shape for values in ours]
+        return bool(ours) and shapes == [values.shape for values in theirs]
 
     def more(self) -> Metrics:
         """Return COCO's other metrics, and the number of detections."""

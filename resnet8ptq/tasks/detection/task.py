@@ -11,7 +11,9 @@ import numpy as np
 
 from resnet8ptq.config.schema import DetectionConfig
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.bootstrap import BOOTSTRAP
+from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.contract import (
     Comparison,
     Metric,
@@ -39,12 +41,16 @@ CLASSES, CURVES, PICTURES = "classes.png", "precision_recall.png", "detections.p
 
 
 def build(
-    class_names: tuple[str, ...] = (), decoder: Decoder | None = None, resamples: int = 2000
+    class_names: tuple[str, ...] = (),
+    decoder: Decoder | None = None,
+    resamples: int = 2000,
+    outputs: Sequence[str] = (),
 ) -> Task:
     """Return the task.
 
     Args:
         decoder: decodes the outputs; None for a finished run.
+        outputs: the names of the network's outputs.
     """
     return Task(
         "detection",
@@ -61,7 +67,7 @@ def build(
             CURVES: "Precision and recall, mean of the classes, beside FP32",
         },
         figures=partial(_draw, class_names),
-        pair_metrics=_pair_metrics,
+        pair_metrics=partial(_pair_metrics, outputs),
         tables=partial(_tables, class_names),
         documents=_write_results,
         doubt=_doubt,
@@ -76,9 +82,14 @@ def _score(
     return DetectionScores(outputs, targets.labels, decoder.class_ids, resamples, targets.pictures)
 
 
-def _pair_metrics(comparison: Comparison) -> Metrics:
-    lost = ClassChanges.of(comparison.model, comparison.baseline).lost
-    return {"sqnr_db": comparison.sqnr_db, "paired/classes_lost": len(lost)}
+def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
+    model, baseline = comparison.model, comparison.baseline
+    lost = ClassChanges.of(model, baseline).lost
+    metrics: Metrics = {"sqnr_db": comparison.sqnr_db, "paired/classes_lost": len(lost)}
+    if model.is_comparable(baseline):
+        outputs = baseline.outputs.raw, model.outputs.raw
+        metrics |= distortion.sqnr_of_each(metric_names(names), *outputs)
+    return metrics
 
 
 def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
@@ -139,7 +150,7 @@ def _make(config: DetectionConfig, setting: TaskContext) -> Task:
     if not (filled & ~boxes["crowd"]).any():
         raise ConfigError(f"task=detection: the pictures of {setting.data} have no objects")
     decoder = make_decoder(config, setting.input_shape, setting.outputs, setting.class_ids)
-    return build(setting.class_names, decoder, config.resamples)
+    return build(setting.class_names, decoder, config.resamples, tuple(setting.outputs))
 
 
 DETECTION = TaskType(

@@ -1,0 +1,129 @@
+"""Calibration samples whose values are far larger than those of all others, such as damaged ones.
+
+One of them sets the range of a tensor, and 8 bits leave no levels for the other samples.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import CalibConfig
+from resnet8ptq.core.console import warn_once
+from resnet8ptq.core.records import feed
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.data.lazy import AT_ONCE
+
+log = logging.getLogger(__name__)
+
+RATIO = 16.0  # to the largest of the others, which then lose four of eight bits
+MOST = 0.05  # of the samples: more are a kind of sample, such as padded texts
+LEAST = 10  # samples with values, to compare with
+LISTED = 5  # samples that a message names
+_CUT = 3  # of a percentile, in shares of the samples: 2 would cut them exactly, on one side
+_LEAST_PERCENTILE = 99.0  # a smaller one clips the others
+_RESOLVED = 1000.0  # a larger ratio leaves the others in a few bins of a histogram
+
+Peaks = NDArray[np.floating]  # the largest magnitude of each sample, [N]
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """Samples that stand out in a tensor.
+
+    Attributes:
+        tensor: the ONNX name of the first such tensor, in graph order.
+        samples: indices in the calibration samples, the largest value first.
+        ratio: their smallest peak to the largest of the others; infinite for NaN and infinity.
+        total: number of calibration samples.
+    """
+
+    tensor: str
+    samples: Sequence[int]
+    ratio: float
+    total: int
+
+    def describe(self, samples: Split) -> str:
+        """Return which of the calibration samples stand out, in which tensor, and by how much."""
+        named = [samples.name_of(index) for index in self.samples[:LISTED]]
+        more = len(self.samples) - len(named)
+        listed = ", ".join(named) + (f" and {more} more" if more else "")
+        if math.isinf(self.ratio):
+            return f"{self.tensor} is NaN or infinite in {listed}, unlike in the other samples"
+        return (
+            f"{self.tensor} is at least {self.ratio:,.0f} times as large in {listed} as in the "
+            f"{self.total - len(self.samples)} other calibration samples"
+        )
+
+    def clip(self, calib: CalibConfig) -> str:
+        """Return the settings whose range leaves these samples out; empty if there are none."""
+        percentile = 100 - 100 * _CUT * len(self.samples) / self.total
+        clips = calib.name == "percentile" and calib.percentile <= percentile
+        if clips or percentile < _LEAST_PERCENTILE or self.ratio > _RESOLVED:
+            return ""
+        return f"calib=percentile calib.percentile={math.floor(100 * percentile) / 100:g}"
+
+    def mend(self, calib: CalibConfig) -> str:
+        """Return the mend as text: without them, or with a range that leaves them out."""
+        clip = self.clip(calib)
+        which = "this sample" if len(self.samples) == 1 else "these samples"
+        return f"remove {which} if damaged" + (f", or try {clip}" if clip else "")
+
+    def warn(self, samples: Split, calib: CalibConfig) -> None:
+        """Warn about these samples, once a process."""
+        warn_once(log, "calibration: %s; %s", self.describe(samples), self.mend(calib))
+
+
+def find_outliers(tensor: str, peaks: Peaks) -> Outliers | None:
+    """Return the samples that exceed all others by at least `RATIO`; None if there are none.
+
+    Between sorted peaks, it looks for a gap, so a heavy tail, which decreases step by step, has no
+    outliers. Samples of zeros, such as black pictures, are no measure of the others.
+    """
+    sizes = np.where(np.isfinite(peaks), peaks, np.inf).astype(np.float64)
+    order = np.argsort(-sizes, kind="stable")
+    descending = sizes[order]
+    filled = int(np.count_nonzero(descending))  # samples of zeros have no scale
+    most = min(max(1, int(MOST * filled)), filled - 1)
+    if filled < LEAST:
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):  # between infinite ones
+        ratios = descending[:most] / descending[1 : most + 1]
+    gaps = np.flatnonzero(ratios >= RATIO)
+    if not gaps.size:
+        return None
+    count = int(gaps[-1]) + 1
+    samples = tuple(order[:count].tolist())
+    return Outliers(tensor, samples, float(ratios[count - 1]), len(peaks))
+
+
+def find_in_inputs(samples: Split, names: list[str]) -> Iterator[Outliers]:
+    """Yield the samples that stand out in a float input of the network.
+
+    It reads the samples without running a network, so it serves every backend. Pictures of bytes
+    are left out: their values have one scale.
+
+    Args:
+        names: the network's inputs.
+    """
+    if samples.images.dtype == np.uint8:
+        return
+    peaks: dict[str, list[Peaks]] = {}
+    for start in range(0, len(samples), AT_ONCE):
+        batch = samples.inputs(slice(start, start + AT_ONCE))
+        for name, values in feed(batch, names).items():
+            if values.dtype.kind == "f":
+                peaks.setdefault(name, []).append(peak_of_each(values))
+    for name, parts in peaks.items():
+        outliers = find_outliers(name, np.concatenate(parts))
+        if outliers is not None:
+            yield outliers
+
+
+def peak_of_each(values: NDArray[np.floating]) -> Peaks:
+    """Return the largest magnitude of each sample in values [n, ...]; NaN if any is NaN."""
+    rows = values.reshape(len(values), -1)
+    return np.maximum(-rows.min(axis=1, initial=0), rows.max(axis=1, initial=0))

@@ -1,0 +1,76 @@
+"""The links of a graph: the constant or the producer of each tensor, and its readers.
+
+Built once for a pass, so that the pass takes linear time. A node with inner graphs (If, Loop, Scan)
+also reads the tensors that its inner graphs use, and an output of the graph has a reader outside.
+"""
+
+from functools import cached_property
+
+import onnx
+
+from resnet8ptq.graph.pruning import inputs_of
+
+
+class Links:
+    """The links of a graph, valid until a pass changes the inputs or outputs of nodes.
+
+    Attributes:
+        outputs: names of the graph's outputs.
+    """
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.graph = graph
+        self.outputs = {value.name for value in graph.output}
+
+    @cached_property
+    def constants(self) -> dict[str, onnx.TensorProto]:
+        """The initializers, by name."""
+        return {tensor.name: tensor for tensor in self.graph.initializer}
+
+    @cached_property
+    def producers(self) -> dict[str, onnx.NodeProto]:
+        """The node that computes a tensor, by the tensor's name."""
+        return {name: node for node in self.graph.node for name in node.output if name}
+
+    @cached_property
+    def _readers(self) -> dict[str, list[onnx.NodeProto]]:
+        readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.graph.node:
+            for name in dict.fromkeys(inputs_of(node)):
+                readers.setdefault(name, []).append(node)
+        return readers
+
+    @classmethod
+    def of(cls, graph: "onnx.GraphProto | Links") -> "Links":
+        """Return the links of a graph; a caller with many questions passes its own links."""
+        return graph if isinstance(graph, Links) else cls(graph)
+
+    def readers(self, name: str) -> list[onnx.NodeProto]:
+        """Return the nodes that read a tensor, in graph order, each once."""
+        return self._readers.get(name, [])
+
+    def is_shared(self, name: str) -> bool:
+        """Return whether a tensor is an output of the graph, or an input of several nodes.
+
+        A node that reads it twice counts twice.
+        """
+        readers = self.readers(name)
+        places = sum(max(1, list(node.input).count(name)) for node in readers)
+        return name in self.outputs or places > 1
+
+    def only_reader(self, name: str) -> onnx.NodeProto | None:
+        """Return the only reader of a tensor; None if it has several, or is an output."""
+        readers = self.readers(name)
+        return readers[0] if len(readers) == 1 and name not in self.outputs else None
+
+    def replace_input(self, node: onnx.NodeProto, index: int, tensor: onnx.TensorProto) -> None:
+        """Let a node read another constant, which is one of the graph's initializers."""
+        old = node.input[index]
+        node.input[index] = tensor.name
+        self.constants[tensor.name] = tensor
+        self._readers.setdefault(tensor.name, []).append(node)
+        if old and old not in inputs_of(node):
+            self._readers[old] = [other for other in self._readers[old] if other is not node]
+
+
+Linked = onnx.GraphProto | Links

@@ -1,0 +1,83 @@
+"""Decides which artifacts of a store may be reached, before a file or a socket is opened.
+
+A store is untrusted, and each of its runs names the address of its files. MLflow would send its
+user name, password and token to any host there, and read any file. An address is used only if it
+belongs to the store: in a local store a folder below its own artifacts, on a server
+`mlflow-artifacts:`, which the server itself answers.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import url2pathname
+
+from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.core.text import redact
+
+SQLITE = "sqlite:///"
+FOLDER = "artifacts"  # beside the database of a local store
+_SERVERS = ("http://", "https://")
+
+
+def locate(uri: str, store_uri: str, root: str = "") -> Path | None:
+    """Return the folder or file that an artifact's address names; None if a server holds it.
+
+    Args:
+        store_uri: the address of the store; empty: the record is of a folder that the user named.
+        root: a folder that the user has named, which may hold the artifacts of a database.
+
+    Raises:
+        TrackingError: the address does not belong to the store.
+    """
+    if store_uri.startswith(_SERVERS):
+        if _is_of_server(uri, store_uri):
+            return None
+        raise _refuse(uri, "mlflow-artifacts:/ on the server itself")
+    address = _split(uri)
+    path = Path(url2pathname(address.path))
+    homes = list(_homes(store_uri, root)) if store_uri else [path.parent]
+    # MLflow does not cut a plain path at ? and #.
+    is_local = uri.startswith(("/", "file:///")) and not (address.query or address.fragment)
+    if is_local and any(_leads_into(home, path) for home in homes):
+        return path
+    raise _refuse(uri, f"a path below {' or '.join(map(str, homes))}, without links")
+
+
+def _is_of_server(uri: str, server: str) -> bool:
+    address = _split(uri)
+    host = urlsplit(server).netloc.rpartition("@")[2]
+    is_plain = not (address.query or address.fragment) and ".." not in Path(unquote(uri)).parts
+    return address.scheme == "mlflow-artifacts" and address.netloc in ("", host) and is_plain
+
+
+def _split(uri: str) -> SplitResult:
+    try:
+        return urlsplit(uri)
+    except ValueError:  # such as half an IPv6 address
+        raise _refuse(uri, "an address of the store's own artifacts") from None
+
+
+def _homes(store_uri: str, root: str) -> Iterator[Path]:
+    """Return the folders whose content a local store may name."""
+    if store_uri.startswith(SQLITE):
+        yield Path(store_uri.removeprefix(SQLITE)).absolute().parent / FOLDER
+    if root:
+        yield Path(root)
+
+
+def _leads_into(home: Path, path: Path) -> bool:
+    """Return whether a path leads into a folder without `..` and without links.
+
+    Links above the folder are the user's. Decided by names before the disk is asked, because to
+    look at a path such as /net/host may already reach that host.
+    """
+    for above in (home.parent, home.parent.resolve()):
+        if path.is_relative_to(above / home.name) and ".." not in path.parts:
+            names = path.relative_to(above).parts
+            steps = [above.joinpath(*names[: count + 1]) for count in range(len(names))]
+            return not any(step.is_symlink() for step in steps)
+    return False
+
+
+def _refuse(uri: str, takes: str) -> TrackingError:
+    return TrackingError(f"artifact_uri: got {redact(uri)[:200]}, expected {takes}")

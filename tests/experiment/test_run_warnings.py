@@ -1,0 +1,44 @@
+"""Warnings of a run that follow from its network and its file."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+from resnet8ptq.experiment.run_warnings import warn_of_size
+from tests.helpers.configs import make_config
+
+
+def dense(inputs: int, outputs: int, shared: bool = False) -> onnx.GraphProto:
+    second = "y = MatMul(h, w)" if shared else "y = Relu(h)"
+    graph = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        network (float[N, {inputs}] x) => (float[N, {outputs}] y) {{
+            h = MatMul(x, w)  {second}
+        }}"""
+    ).graph
+    values = np.ones((inputs, outputs), np.float32)
+    graph.initializer.append(onnx.numpy_helper.from_array(values, "w"))
+    for index, node in enumerate(graph.node):
+        node.name = f"node{index}"
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("graph", "words", "reason"),
+    [
+        (dense(4, 4), (), "0.1 kB only"),
+        (dense(100, 100, shared=True), (), "several layers share"),
+        (dense(4, 2000), ("per_channel=true",), "per_channel=false"),
+        (dense(100, 100), (), "FP32's (3.0 kB, 2.0 kB)"),
+    ],
+)
+def test_file_larger_than_fp32_has_one_line(caplog, graph, words, reason):
+    warn_of_size(make_config("data=shapes", *words), graph, 3000, 2000)
+    [record] = caplog.records
+    assert reason in record.getMessage()
+
+
+def test_smaller_file_has_no_line(caplog):
+    warn_of_size(make_config("data=shapes"), dense(4, 4), 2000, 3000)
+    assert not caplog.records

@@ -1,0 +1,53 @@
+"""The readers of a tensor: nodes, inner graphs, and the outside of the graph."""
+
+import onnx
+from onnx import parser
+
+from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.pruning import prune
+from resnet8ptq.graph.renaming import compute_outputs, name_inner_tensors
+
+NETWORK = """<ir_version: 8, opset_import: ["" : 17]>
+network (float[1] x, bool q) => (float[1] y, float[1] w, float[1] seen) <float[1] w = {3.0}> {
+    seen = Abs(x)
+    alone = Neg(seen)
+    unread = Exp(alone)
+    y = If(q) <
+        then_branch = a () => (float[1] o) { later = Exp(alone) o = Add(later, w) },
+        else_branch = b () => (float[1] o) <float[1] alone = {5.0}> { o = Identity(alone) }>
+}"""
+
+
+def test_inner_graphs_and_outputs_are_readers():
+    links = Links(parser.parse_model(NETWORK).graph)
+    assert [node.op_type for node in links.readers("alone")] == ["Exp", "If"]
+    assert links.only_reader("alone") is None
+    assert links.only_reader("seen") is None  # an output
+    assert links.readers("later") == []  # of the inner graph
+    assert [links.is_shared(name) for name in ("w", "x", "seen")] == [True, False, True]
+
+
+def test_pruning_keeps_what_inner_graphs_read():
+    proto = parser.parse_model(NETWORK)
+    prune(proto.graph)
+    assert [node.op_type for node in proto.graph.node] == ["Abs", "Neg", "If"]
+
+
+def test_inner_tensors_get_names_apart():
+    proto = parser.parse_model(NETWORK)
+    before = proto.SerializeToString()
+    named = name_inner_tensors(proto)
+    onnx.checker.check_model(named, full_check=True)
+    links = Links(named.graph)
+    [then, other] = [item.g for node in named.graph.node for item in node.attribute]
+    assert other.initializer[0].name == other.node[0].input[0] != "alone"
+    assert then.node[0].input[0] == "alone"
+    assert "alone" in links.producers
+    assert proto.SerializeToString() == before
+
+
+def test_constant_output_is_computed_by_a_node():
+    proto = parser.parse_model(NETWORK)
+    compute_outputs(proto.graph)
+    onnx.checker.check_model(proto, full_check=True)
+    assert Links(proto.graph).producers["w"].op_type == "Identity"
