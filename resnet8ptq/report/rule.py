@@ -24,7 +24,6 @@ SAME_SIZE = 0.005  # names and padding change file sizes by this much
 SAME_SPEED = 0.05  # latencies of one file differ by this much between two loadings
 PREFERENCES = ("speed", "size", "accuracy")
 
-Preference = Literal["speed", "size", "accuracy"]
 Advice = Literal["deploy", "test", "keep"]
 
 
@@ -90,12 +89,13 @@ class Headline:
 
 
 def choose(
-    measured: Sequence[Candidate], prefer: Preference = "speed", loss_error: float = 0.0
+    measured: Sequence[Candidate], prefer: str = "speed", loss_error: float = 0.0
 ) -> Headline | None:
     """Return the model to deploy; None without a candidate.
 
     Args:
         measured: the models that pass, and the undecided ones within the limit.
+        prefer: one of `PREFERENCES`.
         loss_error: the loss by which equally good models may differ.
     """
     candidates = [one for one in measured if one.passes] or list(measured)
@@ -106,7 +106,7 @@ def choose(
     timed = any(one.speed is not None for one in candidates)
     if prefer == "accuracy":
         kept = [one for one in candidates if not one.is_slower] or candidates
-        chosen = min(kept, key=lambda one: one.rank)
+        chosen = min(kept, key=_rank)
         reason = "the most accurate"
     elif prefer == "speed" and faster:
         fastest = min(_latency(one) for one in faster)
@@ -158,7 +158,11 @@ def _first(
     equal = [one for one in equal if one.size_bytes <= smallest]
     fastest = min(map(_latency, equal)) * (1 + SAME_SPEED)
     equal = [one for one in equal if _latency(one) <= fastest]
-    return min(equal, key=lambda one: one.rank)
+    return min(equal, key=_rank)
+
+
+def _rank(one: Candidate) -> tuple[int, str]:
+    return one.rank, one.key
 
 
 def _latency(one: Candidate) -> float:
@@ -177,4 +181,4 @@ def _costs(chosen: Candidate) -> str:
         texts.append(f"{abs(saved):.0%} {'smaller' if saved > 0 else 'larger'}")
     if chosen.speed is not None:
         texts.append(f"{chosen.speed.value:.2f} times as fast as FP32")
-    return f": {', '.join(texts)}" if texts else ""
+    return f"; {', '.join(texts)}" if texts else ""
