@@ -77,12 +77,12 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
     )
     if first.key != RECOMMENDED or selected.headline is None:
         return answer
-    headline = selected.headline
+    chosen = selected.headline
     return replace(
         answer,
-        advice=_ADVICE[headline.advice].format(first.label),
-        reason=headline.reason,
-        hint=say_nothing_faster(selected) if headline.nothing_faster else "",
+        advice=_ADVICE[chosen.headline.advice].format(first.label),
+        reason=chosen.reason,
+        hint=say_nothing_faster(selected) if chosen.headline.nothing_faster else "",
     )
 
 
@@ -136,8 +136,10 @@ def say_verdict(selected: ModelSelection, cell: Cell, verdict: Verdict) -> str:
         return f"{fault}{limit[:1].upper()}{limit[1:]}, shown with 95% confidence on {total}."
     if verdict.loss == FAIL:
         return f"{fault}Fails the limit ({limit}), shown with 95% confidence on {total}."
-    needed = f"; deciding with 80% power takes {verdict.sizes}" if verdict.sizes else ""
-    return f"{fault}Undecided: {total} neither prove nor disprove the limit ({limit}){needed}."
+    text = f"{fault}Undecided: {total} neither prove nor disprove the limit ({limit})."
+    if verdict.samples is not None:
+        text += f" About {verdict.samples:,} samples would, with 80% power at this loss."
+    return text
 
 
 def say_chance(selected: ModelSelection, best: Cell) -> str:

@@ -28,10 +28,8 @@ OUTCOME_NOTES = {
         "fails for the reason named. "
     ),
     UNDECIDED: (
-        "undecided: these samples are too few for either proof. In brackets: the sample sizes that "
-        "decide with 80% power if the true loss is one standard error below or above the measured "
-        "one (without a changed prediction, the smaller is the size that lets such a model pass); "
-        "sizes above a million are not shown. "
+        "undecided: these samples are too few for either proof. In brackets: the sample size that "
+        "decides with 80% power if the true loss is the measured one. "
     ),
 }
 LOOKS_NOTE = (

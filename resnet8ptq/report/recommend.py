@@ -89,6 +89,28 @@ class Recommendation:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """The headline of a family.
+
+    Attributes:
+        verdict: the verdict that the advice follows.
+        alone: whether the model was judged by itself, and not corrected for all models.
+    """
+
+    headline: rule.Headline
+    cell: Cell
+    verdict: Verdict
+    alone: bool = False
+
+    @property
+    def reason(self) -> str:
+        """The reason in about ten words."""
+        if not self.alone:
+            return self.headline.reason
+        return f"{self.headline.reason}; passes by itself, not corrected for the other models"
+
+
+@dataclass(frozen=True)
 class ModelSelection:
     """The deployable models of a family, and the criteria of the choice."""
 
@@ -142,31 +164,59 @@ class ModelSelection:
         return [cell for cell in self.candidates if cell.metric(name) <= most]
 
     @cached_property
-    def options(self) -> dict[str, rule.Candidate]:
-        """The models among which the headline is chosen, by run id.
+    def headline(self) -> "Choice | None":
+        """The model that `rule` chooses; None if no model passes or may pass.
 
-        These keep the limit on the selection samples, and do not fail on the reported ones. If the
-        sweep was timed in turns, only the timed models.
+        Of the models that keep the limit on the selection samples, it chooses among those that pass
+        on the reported ones, where verdicts are corrected for all models. If none passes, the rule
+        chooses by the selection samples alone, and the chosen model is judged by itself.
         """
-        kept = [cell for cell in self.within if self.outcome(cell) in (PASS, UNDECIDED)]
+        passing = [cell for cell in self.within if self.outcome(cell) == PASS]
+        if passing:
+            return self._choose(passing, self.judged)
+        undecided = [cell for cell in self.within if self.outcome(cell) == UNDECIDED]
+        chosen = self._choose(undecided, self.judged)
+        if chosen is None or not self.apart:
+            return chosen
+        alone = verdicts.judge(Family((chosen.cell,)), self.limits)
+        if alone[chosen.cell.record.run_id].outcome != PASS:
+            return chosen
+        return self._choose([chosen.cell], alone)
+
+    def _choose(self, cells: Sequence[Cell], judged: Mapping[str, Verdict]) -> "Choice | None":
         timed = {} if self.timing is None else self.timing.single
-        kept = [cell for cell in kept if cell.record.run_id in timed] or kept
+        kept = [cell for cell in cells if cell.record.run_id in timed] or list(cells)
         fp32_ms = min(map(_baseline_latency, _timed(kept)), default=math.nan)
         ranked = self._rank(kept)
-        return {cell.record.run_id: self._option(cell, ranked, fp32_ms) for cell in kept}
+        options = [self._option(cell, ranked, judged, fp32_ms) for cell in kept]
+        error = verdicts.margin_of(self.family.metric, self.limits)
+        headline = rule.choose(options, self.limits.prefer, error)
+        if headline is None:
+            return None
+        [cell] = [cell for cell in kept if cell.record.run_id == headline.candidate.key]
+        return Choice(headline, cell, judged[cell.record.run_id], judged is not self.judged)
 
-    def _option(self, cell: Cell, ranked: Sequence[Cell], fp32_ms: float) -> rule.Candidate:
+    def _option(
+        self,
+        cell: Cell,
+        ranked: Sequence[Cell],
+        judged: Mapping[str, Verdict],
+        fp32_ms: float,
+    ) -> rule.Candidate:
         record, ms = cell.record, _finite(cell.record.latency_ms)
+        passes = judged[record.run_id].outcome == PASS
         speed = None
         if self.timing is not None:
             speed = timing.speed(record, self.timing, len(ranked))
         elif ms is not None:  # of separate runs, whose latencies differ by chance
             value = fp32_ms / ms
             speed = Ratio(value, value * (1 - SAME_SPEED), value * (1 + SAME_SPEED))
+        # The reported loss may not choose a model that is then judged by itself.
+        by_selection = self.apart and not passes
         return rule.Candidate(
             key=record.run_id,
-            passes=self.outcome(cell) == PASS,
-            loss=_or_worst(cell.metric("drop")),
+            passes=passes,
+            loss=_or_worst(cell.metric(f"{CHOICE}drop" if by_selection else "drop")),
             rank=ranked.index(cell),
             size_bytes=_or_worst(_bytes(cell)),
             fp32_bytes=cell.metric(f"{BASELINE}size_bytes"),
@@ -181,12 +231,6 @@ class ModelSelection:
             ranked.append(self.best(left))
             left.remove(ranked[-1])
         return ranked
-
-    @cached_property
-    def headline(self) -> rule.Headline | None:
-        """The choice of `rule`; None if no model passes or may pass."""
-        error = verdicts.margin_of(self.family.metric, self.limits)
-        return rule.choose(list(self.options.values()), self.limits.prefer, error)
 
     @cached_property
     def recommendations(self) -> "list[Recommendation]":
@@ -299,9 +343,8 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
     title = selected.family.metric.title
     best = _best(selected, f"best {title}", candidates)
     uses = {BEST: best}
-    if headline := selected.headline:
-        [cell] = [c for c in selected.within if c.record.run_id == headline.candidate.key]
-        uses = {RECOMMENDED: _of("recommended", cell, headline.reason, (), ""), BEST: best}
+    if chosen := selected.headline:
+        uses = {RECOMMENDED: _of("recommended", chosen.cell, chosen.reason, (), ""), BEST: best}
     if selected.within:
         if balanced := _balanced(selected, best):
             uses[BALANCED] = balanced
@@ -360,9 +403,9 @@ def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Fa
 def _judge(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[Recommendation]:
     """Add the verdicts on the reported samples.
 
-    Models of `own_family` are judged together. The recommended and the balanced model are chosen
-    on the reported samples, so their verdicts are corrected for all models, unless they are another
-    use's model too.
+    Models of `own_family` are judged together. The balanced model is chosen on the reported
+    samples, so its verdict is corrected for all models, unless it is another use's model too. The
+    headline has a verdict already.
     """
     own = own_family(selected, chosen)
     judged = {**selected.judged, **verdicts.judge(own, selected.limits)}
@@ -371,6 +414,8 @@ def _judge(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[R
     for recommended in chosen:
         if (cell := recommended.choice) is not None:
             verdict = judged[cell.record.run_id]
+            if recommended.key == RECOMMENDED and selected.headline is not None:
+                verdict = selected.headline.verdict
             text = verdicts.say(cell, verdict)
             recommended = replace(recommended, judged=verdict, verdict=text)
         result.append(recommended)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from resnet8ptq.backends.advice import TRY
 from resnet8ptq.core import invocation, machine
 from resnet8ptq.experiment.ladder import candidates
 from resnet8ptq.tracking import origin
@@ -24,7 +25,7 @@ def find_untried(records: Sequence[RunRecord]) -> str:
         return ""
     for candidate in candidates.advise(flags):
         wanted = dict(word.split("=", 1) for word in candidate.settings.split())
-        is_fast = candidate.verdict == candidates.TRY and wanted.get("backend") in _FAST
+        is_fast = candidate.verdict == TRY and wanted.get("backend") in _FAST
         if is_fast and not any(_has(record, wanted) for record in measured):
             kept = [word for word in repeated if not _is_left_out(word, wanted)]
             return invocation.command("run", *kept, *candidate.settings.split())

@@ -25,7 +25,7 @@ from resnet8ptq.report.recommend import (
     own_family,
     why_none,
 )
-from resnet8ptq.report.verdicts import MOST_NEEDED, Verdict
+from resnet8ptq.report.verdicts import Verdict
 from resnet8ptq.results.bounds import Bounds, measure
 from resnet8ptq.tasks.contract import BASELINE, Metric
 from resnet8ptq.tracking import origin
@@ -421,12 +421,11 @@ def _judge(cell: Cell, judged: Verdict | None) -> dict[str, Any]:
             "verdict_text": "",
             "samples_needed": None,
         }
-    decides = 0 < judged.needed <= MOST_NEEDED  # 0: decided; NaN: samples do not vary
     return {
         "verdict": judged.outcome,
         "loss_verdict": judged.loss,
         "verdict_text": verdicts.say(cell, judged),
-        "samples_needed": math.ceil(judged.needed) if decides else None,
+        "samples_needed": judged.samples,
     }
 
 

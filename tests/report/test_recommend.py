@@ -20,6 +20,7 @@ from resnet8ptq.report.recommend import (
     recommend,
     why_none,
 )
+from resnet8ptq.report.verdicts import UNDECIDED
 from resnet8ptq.tasks.contract import Paired
 from resnet8ptq.tasks.hits import Hits
 from tests.helpers.cells import predictions, sweep
@@ -560,3 +561,32 @@ def test_runs_with_other_samples_to_choose_by_are_compared_unpaired():
         fewer = (Hits(v.predictions[:-10], v.labels[:-10]) for v in (model, baseline))
         others.append(replace(cell, choice=Paired(*fewer)))
     assert chosen(recommend(select(Family(tuple(others))))[0]) == "near"
+
+
+def test_a_model_that_no_correction_lets_pass_may_pass_by_itself():
+    """Four lost images of 1,000 prove a point for one model, and not for one of twenty."""
+    near = predictions(lost=4)
+    cells = [(str(n), near, {"seed": str(n), "artifact_sha256": str(n)}) for n in range(20)]
+    apart = select(sweep(*cells, choices=[predictions()] * 20))
+    assert {apart.outcome(cell) for cell in apart.family.measured} == {UNDECIDED}
+    assert apart.headline.headline.advice == "deploy"
+    assert apart.headline.reason.endswith("not corrected for the other models")
+    together = select(sweep(*cells))
+    assert together.headline.headline.advice == "test"
+
+
+def test_the_headline_of_the_turns_is_the_fastest_that_passes():
+    cells = (
+        ("slow", predictions(won=5), {**TIMED, "size_bytes": 50_000.0}),
+        ("quick", predictions(), {**TIMED, "calib": "mse", "size_bytes": 90_000.0}),
+        ("fails", predictions(lost=60), {**TIMED, "calib": "entropy"}),
+    )
+    found = select(sweep(*cells), race(slow=0.3, quick=0.1, fails=0.01, onnx_fp32=0.2))
+    assert (found.headline.cell.record.run_id, found.headline.headline.advice) == (
+        "quick",
+        "deploy",
+    )
+    slow = select(sweep(*cells), race(slow=0.3, quick=0.25, fails=0.01, onnx_fp32=0.2))
+    assert slow.headline.cell.record.run_id == "slow"  # the smallest
+    assert slow.headline.headline.nothing_faster
+    assert "0.67 times as fast as FP32" in slow.headline.reason
