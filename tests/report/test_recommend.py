@@ -566,7 +566,7 @@ def test_runs_with_other_samples_to_choose_by_are_compared_unpaired():
 def test_a_model_that_no_correction_lets_pass_may_pass_by_itself():
     """Four lost images of 1,000 prove a point for one model, and not for one of twenty."""
     near = predictions(lost=4)
-    cells = [(str(n), near, {"seed": str(n), "artifact_sha256": str(n)}) for n in range(20)]
+    cells = [(str(n), near, {"seed": str(n), "size_bytes": 1e5 + n * 1e4}) for n in range(20)]
     apart = select(sweep(*cells, choices=[predictions()] * 20))
     assert {apart.outcome(cell) for cell in apart.family.measured} == {UNDECIDED}
     assert apart.headline.headline.advice == "deploy"
