@@ -567,11 +567,12 @@ def test_a_model_that_no_correction_lets_pass_may_pass_by_itself():
     """Four lost images of 1,000 prove a point for one model, and not for one of twenty."""
     near = predictions(lost=4)
     cells = [(str(n), near, {"seed": str(n), "size_bytes": 1e5 + n * 1e4}) for n in range(20)]
-    apart = select(sweep(*cells, choices=[predictions()] * 20))
+    limits = ReportConfig()
+    apart = select(sweep(*cells, choices=[predictions()] * 20), limits=limits)
     assert {apart.outcome(cell) for cell in apart.family.measured} == {UNDECIDED}
     assert apart.headline.headline.advice == "deploy"
     assert apart.headline.reason.endswith("not corrected for the other models")
-    together = select(sweep(*cells))
+    together = select(sweep(*cells), limits=limits)
     assert together.headline.headline.advice == "test"
 
 
