@@ -61,7 +61,8 @@ def _print_family(
     if unknown := {*more} - {*table.columns(records), ALL}:
         known = ", ".join(head for head in table.columns(records) if head not in heads)
         say(console, f"report.columns: got {', '.join(sorted(unknown))}, expected {ALL} or {known}")
-    for note in notes.collect(records, judged, whole):
+    collect = notes.collect if whole else notes.collect_warnings
+    for note in collect(records, judged):
         say(console, note)
 
 
