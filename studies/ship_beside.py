@@ -25,8 +25,8 @@ from benchmarks.setting import REPO
 from benchmarks.tables import table
 from resnet8ptq.core import command
 from resnet8ptq.report import verdicts
-from resnet8ptq.tasks.contract import Paired
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.values import Paired
 from resnet8ptq.tracking import sync
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord

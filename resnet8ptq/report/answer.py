@@ -17,7 +17,7 @@ from resnet8ptq.report.recommend import (
 )
 from resnet8ptq.report.table import VOID, say_size
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, Verdict
-from resnet8ptq.tasks.contract import BASELINE, TOTAL
+from resnet8ptq.tasks.metric import BASELINE, TOTAL
 
 UNKNOWN_SPEED = "for an NPU: its speed was not measured, because this CPU computes it in float"
 

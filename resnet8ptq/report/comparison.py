@@ -23,8 +23,11 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import TrackingError, errors_as
 from resnet8ptq.report import facts
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.contract import CHOICE, Array, Metric, Paired, PairedTest, Task
+from resnet8ptq.tasks.metric import CHOICE, Metric
+from resnet8ptq.tasks.outputs import Array
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
+from resnet8ptq.tasks.task import Task
+from resnet8ptq.tasks.values import Paired, PairedTest
 from resnet8ptq.tracking import history, ledger
 from resnet8ptq.tracking.ledger import NO_LOOKS, Looks
 from resnet8ptq.tracking.record import RunRecord

@@ -11,7 +11,7 @@ from resnet8ptq.core.text import escape_markdown, printable
 from resnet8ptq.report import table, verdicts
 from resnet8ptq.report.table import VOID
 from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.metric import Metric
 
 SCHEMA = 1  # raised when a field is removed or changes its meaning
 EXIT_CODES = {**verdicts.EXIT_CODES, UNSUPPORTED: 4}

@@ -21,7 +21,7 @@ from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection, Recommendation, own_family, why_none
 from resnet8ptq.report.verdicts import MOST_NEEDED, Verdict
 from resnet8ptq.results.bounds import Bounds, measure
-from resnet8ptq.tasks.contract import BASELINE, Metric
+from resnet8ptq.tasks.metric import BASELINE, Metric
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 

@@ -21,7 +21,7 @@ from resnet8ptq.experiment.ladder import climbing
 from resnet8ptq.experiment.ladder.climbing import Asked, Step, Tried
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.verdicts import find_fault
-from resnet8ptq.tasks.contract import BASELINE, Metric
+from resnet8ptq.tasks.metric import BASELINE, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.journal import NOTE_TAG
 from resnet8ptq.tracking.record import RunRecord
@@ -301,7 +301,7 @@ def _error(record: RunRecord, metric: Metric) -> float:
         ends = record.interval("value")
     if ends is None:
         return 0.0
-    return abs(metric.drop(ends[1] - ends[0], baseline or 0.0)) / 2
+    return abs(metric.loss_of(ends[1] - ends[0], baseline or 0.0)) / 2
 
 
 def _say(line: str) -> None:

@@ -49,23 +49,17 @@ from resnet8ptq.tasks import (
     statistics,
 )
 from resnet8ptq.tasks.bootstrap import Replicates
-from resnet8ptq.tasks.contract import (
-    LOGITS,
-    PROBABILITIES,
-    VALUES,
-    Comparison,
-    Outputs,
-    Paired,
-    Targets,
-    Task,
-    TaskContext,
-)
+from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.detection import task as detection
 from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder
 from resnet8ptq.tasks.detection.heads import Frame
 from resnet8ptq.tasks.deviation import DeviationValues
+from resnet8ptq.tasks.metric import UNDEFINED
+from resnet8ptq.tasks.outputs import LOGITS, PROBABILITIES, VALUES, Outputs, Targets, TaskContext
 from resnet8ptq.tasks.ranking import AUC, Ranking
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.task import Task
+from resnet8ptq.tasks.values import Paired
 from resnet8ptq.tracking.record import RunRecord
 
 ITEMS = 120
@@ -353,7 +347,7 @@ def test_every_consumer_has_the_loss_in_the_unit_of_the_limit(case, consumer):
 @every
 def test_noisier_outputs_lose_more(case):
     pairs = [compare(case, noise) for noise in (0.0, 0.3, 1.0, 4.0)]
-    losses = [pair.drop for pair in pairs]
+    losses = [pair.loss() for pair in pairs]
     assert losses == [case.task.metrics(pair)["drop"] for pair in pairs] == sorted(losses)
     assert losses[0] == 0 < losses[-1]
 
@@ -362,7 +356,7 @@ def test_noisier_outputs_lose_more(case):
 def test_an_output_that_answers_nothing_is_named(case):
     exact, noisy = case.outputs(0.0), case.outputs(1.0)
     names = [f"output {number}" for number, _ in enumerate(exact.values)]
-    find = case.task.find_silent
+    find = case.task.scope.find_silent
     assert find(names, exact, exact) == find(names, noisy, exact) == ""
     zero = replace(exact, values=tuple(np.zeros_like(values) for values in exact.values))
     assert "zero for every sample" in find(names, zero, exact)
@@ -380,8 +374,8 @@ def test_few_samples_with_most_of_the_signal_do_not_hide_a_network_that_answers_
     comparison = compare(case, 1.0)
     [cell] = family_of(case, comparison).cells
     loss = verdicts.judge(Family((cell,)), ReportConfig())["run"]
-    assert (loss.outcome, comparison.drop) == (UNDECIDED, 1.0)
-    cell.record.params["silent"] = case.task.find_silent(("scores",), zero, exact)
+    assert (loss.outcome, comparison.loss()) == (UNDECIDED, 1.0)
+    cell.record.params["silent"] = case.task.scope.find_silent(("scores",), zero, exact)
     verdict = verdicts.judge(Family((cell,)), ReportConfig())["run"]
     assert str(verdict) == "fail, output scores is zero for every sample"
 
@@ -416,7 +410,7 @@ def test_kept_values_read_back(case, tmp_path):
     kept = []
     for number, comparison in enumerate(runs):
         path = tmp_path / f"{number}.npz"
-        np.savez_compressed(path, **case.task.arrays(comparison))
+        np.savez_compressed(path, **case.task.files.arrays(comparison))
         with np.load(path, allow_pickle=False) as arrays:
             kept.append(case.task.test.read(arrays))
     model, other = (run.paired.model for run in runs)
@@ -447,9 +441,9 @@ def test_a_report_recalls_the_task_from_the_params(case):
 @every
 def test_every_task_draws_its_figures_and_fills_its_tables(case):
     comparison = compare(case, 0.5)
-    figures = case.task.figures(comparison, "title $ with \\frac{")
-    assert list(figures) == list(case.task.figure_files)
-    for rows in case.task.tables(comparison).values():
+    figures = case.task.files.figures(comparison, "title $ with \\frac{")
+    assert list(figures) == list(case.task.files.captions)
+    for rows in case.task.files.tables(comparison).values():
         assert len({len(row) for row in rows}) == 1
     assert case.task.metric.show(comparison.model.value) in case.task.summary(comparison)
 
@@ -885,7 +879,8 @@ def test_interval_test_and_verdict_leave_out_the_same_samples(undefined, level):
     else:
         assert np.isnan([*interval, *delta]).all()
         assert (p_value, margin) == (1.0, statistics.UNKNOWN)
-    assert model.undefined_share(fp32) == undefined / 1000
+    share = undefined / 1000
+    assert model.metrics(fp32) == ({UNDEFINED: share} if share else {})
 
 
 def test_samples_without_a_value_are_at_most_a_hundredth():
@@ -1069,8 +1064,8 @@ def test_a_thousand_classes_stay_readable():
     comparison = task.compare(*pair)
     assert len(task.metrics(comparison)) < 40
     assert task.few_names == ()
-    assert len(task.tables(comparison)["per_class.csv"]) == 1001
-    for figure in task.figures(comparison, "many").values():
+    assert len(task.files.tables(comparison)["per_class.csv"]) == 1001
+    for figure in task.files.figures(comparison, "many").values():
         assert len(figure.axes[0].get_xticks()) == 20
         assert "the 20 of 1000 classes" in (
             figure.axes[0].get_title() + getattr(figure, "get_suptitle", str)()

@@ -16,7 +16,7 @@ from resnet8ptq.core.text import plain, printable, show
 from resnet8ptq.experiment.diagnosis.conclusion import DiagnosisResult
 from resnet8ptq.experiment.diagnosis.measuring import Activation, TensorMeasurements, Weight
 from resnet8ptq.experiment.diagnosis.outcomes import Outcome
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.metric import Metric
 
 SHOWN = 8  # tensors of each kind in the terminal; diagnosis.csv has all of them
 Rows = Sequence[Sequence[str]]

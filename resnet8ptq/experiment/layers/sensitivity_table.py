@@ -13,7 +13,7 @@ from resnet8ptq.core import console as consoles
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.text import plain
 from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.metric import Metric
 
 
 def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
