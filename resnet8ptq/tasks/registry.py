@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 AUTO = "auto"
 TASKS = {
     "classification": "resnet8ptq.tasks.classification:CLASSIFICATION",
+    "top5": "resnet8ptq.tasks.top5:TOP5",
     "binary": "resnet8ptq.tasks.binary:BINARY",
     "anomaly": "resnet8ptq.tasks.anomaly:ANOMALY",
     "detection": "resnet8ptq.tasks.detection.task:DETECTION",

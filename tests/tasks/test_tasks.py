@@ -47,6 +47,7 @@ from resnet8ptq.tasks import (
     regression,
     similarity,
     statistics,
+    top5,
 )
 from resnet8ptq.tasks.bootstrap import Replicates
 from resnet8ptq.tasks.comparison import Comparison
@@ -101,6 +102,11 @@ class Scaled:
 def noisy_classes(noise: float, seed: int = 1) -> Outputs:
     logits = 4 * np.eye(7)[CLASSES] + drawn(seed).normal(size=(ITEMS, 7)) * (1 + noise)
     return Outputs((logits.astype(np.float32),), None, LOGITS)
+
+
+def noisy_ranks(noise: float, seed: int = 1) -> Outputs:
+    """Most labels stay among the 5 largest of 7 outputs until the noise is far above the signal."""
+    return noisy_classes(5 * noise**2, seed)
 
 
 def drawn(seed: int) -> np.random.Generator:
@@ -194,6 +200,7 @@ def own(metric: Any) -> Task:
 
 CASES = {
     "classification": Case(classification.build(NAMES), Targets(CLASSES), noisy_classes),
+    "top5": Case(top5.build(NAMES), Targets(CLASSES), noisy_ranks),
     "binary": Case(binary.build(("no", "yes")), Targets(TWO), noisy_two),
     "anomaly": Case(anomaly.build(), Targets(CLIPS % 2, None, windows), noisy_windows),
     "clips": Case(anomaly.build(), Targets(CLIPS % 2, CLIPS, windows), noisy_windows),
@@ -496,6 +503,7 @@ def test_every_task_that_auto_takes_has_its_reason():
 NOISE = RANDOM.normal(size=(ITEMS, 7)).astype(np.float32)
 BROKEN = {  # outputs of a broken network by task
     "classification": Outputs((np.eye(7, dtype=np.float32)[np.zeros(ITEMS, int)],)),
+    "top5": Outputs((drawn(4).random((ITEMS, 7)).astype(np.float32),)),
     "binary": Outputs((drawn(4).random((ITEMS, 1)).astype(np.float32),), None, PROBABILITIES),
     "anomaly": Outputs((WINDOWS + NOISE[:, :4],), None, VALUES),
     "regression": Outputs((TARGETS[::-1].copy(),), None, VALUES),
