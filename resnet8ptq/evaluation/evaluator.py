@@ -30,11 +30,11 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import evaluation_cache, inference
 from resnet8ptq.evaluation.batching import Batching, Load, find_batching
 from resnet8ptq.evaluation.inference import Evaluation
+from resnet8ptq.evaluation.sequential import FAIL, PASS, StoppingPlan
+from resnet8ptq.evaluation.stopped_hits import find_outcome, stop
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.comparison import Comparison, Scores
 from resnet8ptq.tasks.outputs import Outputs
-from resnet8ptq.tasks.sequential import FAIL, PASS, StoppingPlan
-from resnet8ptq.tasks.stopped_hits import find_outcome, stop
 from resnet8ptq.tasks.task import Task
 
 DYNAMIC_BATCH_SIZE = 256

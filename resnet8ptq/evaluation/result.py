@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from resnet8ptq.evaluation.stopped_hits import StoppedHits, find_outcome
 from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.metric import BASELINE, CHOICE, TOTAL, Metrics
-from resnet8ptq.tasks.stopped_hits import StoppedHits, find_outcome
 from resnet8ptq.tasks.task import Task
 
 

@@ -11,11 +11,11 @@ from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32, loader
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement
+from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.experiment.samples import Samples, has_groups
 from resnet8ptq.experiment.workspace import Preparation
 from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.metric import BASELINE, Metrics
-from resnet8ptq.tasks.sequential import StoppingPlan
 from resnet8ptq.tasks.task import Task
 
 

@@ -8,10 +8,10 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluator import Evaluator
+from resnet8ptq.evaluation.sequential import StoppingPlan
+from resnet8ptq.evaluation.stopped_hits import STOPPED_LOSS
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.tasks.comparison import Comparison
-from resnet8ptq.tasks.metric import STOPPED_LOSS
-from resnet8ptq.tasks.sequential import StoppingPlan
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tasks.task import Task
 

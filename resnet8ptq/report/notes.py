@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Sequence
 
+from resnet8ptq.evaluation.sequential import ANALYSES
 from resnet8ptq.report.facts import adjusted_p, count_models, labels, task_of, varied
 from resnet8ptq.report.table import NOTHING_JUDGED, VOID, Judged
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.tasks.metric import UNDEFINED
-from resnet8ptq.tasks.sequential import ANALYSES
 from resnet8ptq.tasks.statistics import KNOWN
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.ledger import NO_LOOKS

@@ -13,7 +13,6 @@ from resnet8ptq.tasks.deviation import NOTE, SQNR, summarize
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.metric import Metric, Metrics
 from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, describe
-from resnet8ptq.tasks.stopped_hits import stoppable
 from resnet8ptq.tasks.task import Reference, Task, TaskFiles, TaskType
 from resnet8ptq.tasks.values import PairedTest
 
@@ -22,6 +21,7 @@ TEST = PairedTest(
     "exact McNemar test of the samples that agree with FP32, between two runs",
     "95% Wilson score intervals",
     partial(Hits.read, labels="baseline_predictions"),
+    sequential=True,
 )
 
 
@@ -56,9 +56,7 @@ def _pair_metrics(comparison: Comparison) -> Metrics:
 
 
 def _keep(comparison: Comparison) -> dict[str, Array]:
-    arrays = comparison.paired.arrays()
-    kept = ("predictions", "baseline_predictions", "plan")
-    return {name: arrays[name] for name in kept if name in arrays}
+    return {name: array for name, array in comparison.paired.arrays().items() if name != "labels"}
 
 
 def _make(setting: TaskContext) -> Task:
@@ -76,7 +74,7 @@ def build() -> Task:
         "agreement",
         AGREEMENT_RATE,
         _score,
-        stoppable(TEST),
+        TEST,
         criterion=KL,
         beside=(KL, SQNR),
         pair_metrics=_pair_metrics,

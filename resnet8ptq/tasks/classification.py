@@ -25,7 +25,6 @@ from resnet8ptq.tasks.outputs import (
     describe,
 )
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, above_chance, flips
-from resnet8ptq.tasks.stopped_hits import stoppable
 from resnet8ptq.tasks.task import Table, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
@@ -262,7 +261,7 @@ def build(class_names: tuple[str, ...] = ()) -> Task:
         "classification",
         ACCURACY,
         score,
-        stoppable(MCNEMAR),
+        MCNEMAR,
         criterion=KL,
         class_names=class_names,
         files=TaskFiles(

@@ -93,4 +93,5 @@ MCNEMAR = PairedTest(
     "95% Wilson score intervals; for differences, Tango's score intervals (1998), corrected for "
     "continuity",
     Hits.read,
+    sequential=True,
 )

@@ -15,8 +15,6 @@ DIGITS = 9  # of a loss, after the point
 BASELINE = "baseline/"  # of FP32
 CHOICE = "choice/"  # on the selection samples
 TOTAL = "counts/total"  # scored samples
-PLANNED = "stopping/planned"  # samples that evaluate.stop=decided might have scored
-STOPPED_LOSS = "stopping/loss"  # against FP32, corrected for the interim analyses
 UNDEFINED = "ci95/undefined_share"  # of the bootstrap samples
 GROUPED = "grouped"  # param of runs that scored grouped samples one by one
 

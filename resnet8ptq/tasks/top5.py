@@ -11,7 +11,6 @@ from resnet8ptq.tasks.comparison import OutputScores, doubt_below
 from resnet8ptq.tasks.hits import MCNEMAR, Hits, Labels
 from resnet8ptq.tasks.metric import Metric
 from resnet8ptq.tasks.outputs import Outputs, Targets, TaskContext
-from resnet8ptq.tasks.stopped_hits import stoppable
 from resnet8ptq.tasks.task import Task, TaskType
 
 TOP = 5
@@ -52,8 +51,7 @@ def _doubt(baseline: Top5Scores, expected: float | None) -> str | None:
 
 def build(class_names: tuple[str, ...] = ()) -> Task:
     """Return the task for these classes."""
-    test = stoppable(MCNEMAR)
-    return Task("top5", TOP5_ACCURACY, _score, test, class_names=class_names, doubt=_doubt)
+    return Task("top5", TOP5_ACCURACY, _score, MCNEMAR, class_names=class_names, doubt=_doubt)
 
 
 def _make(setting: TaskContext) -> Task:

@@ -131,7 +131,7 @@ class PairedTest:
         intervals: the name of the interval method in texts.
         read_values: reads the values of a model (prefix "") or its baseline ("baseline_") from
             the arrays of `Paired.arrays`; raises KeyError or ValueError on other arrays.
-        sequential: whether `evaluate.stop=decided` can stop it early, see `stopped_hits.stoppable`.
+        sequential: whether `evaluate.stop=decided` can stop it early; its values are `Hits`.
     """
 
     name: str
@@ -140,7 +140,7 @@ class PairedTest:
     sequential: bool = False
 
     def read(self, arrays: Arrays) -> Paired:
-        """Return the values that `predictions.npz` keeps."""
+        """Return the values that `predictions.npz` keeps; see `stopped_hits.read_pair`."""
         samples = arrays.get(SAMPLES)
         if samples is not None:
             check_columns([samples], "u")

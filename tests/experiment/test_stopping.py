@@ -8,10 +8,10 @@ import pytest
 
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.sampling import shuffle
+from resnet8ptq.evaluation.sequential import PASS, StoppingPlan
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.experiment.stopping import make_plan, try_choice
 from resnet8ptq.tasks import binary, classification
-from resnet8ptq.tasks.sequential import PASS, StoppingPlan
 from tests.helpers.configs import make_config
 from tests.helpers.factories import evaluator_of
 

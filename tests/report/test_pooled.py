@@ -10,14 +10,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.evaluation.sequential import StoppingPlan
+from resnet8ptq.evaluation.stopped_hits import StoppedHits
 from resnet8ptq.report import page, pooled, terminal, verdicts
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.pooled import Stratum
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.sequential import StoppingPlan
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, invert, tango, tango_interval
-from resnet8ptq.tasks.stopped_hits import StoppedHits
 from tests.helpers.cells import predictions, sweep
 from tests.helpers.pages import to_page
 

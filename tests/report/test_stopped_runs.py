@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.evaluation.sequential import StoppingPlan
+from resnet8ptq.evaluation.stopped_hits import StoppedHits
 from resnet8ptq.report import facts, notes, page, table, verdicts
 from resnet8ptq.report.comparison import Cell, Family, compare
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.sequential import StoppingPlan
-from resnet8ptq.tasks.statistics import flips
-from resnet8ptq.tasks.stopped_hits import StoppedHits
 from resnet8ptq.tasks.values import Paired
 from resnet8ptq.tracking.ledger import Looks
 from tests.helpers.cells import BASELINE, LABELS, predictions, sweep
@@ -69,7 +68,7 @@ def test_runs_are_ranked_by_the_samples_that_choose_and_no_class_is_judged(stopp
 def test_the_verdicts_are_those_of_the_corrected_p_values(stopped):
     for max_drop in (0.004, 0.01, 0.03):  # also other limits than that of the stop
         margins = [
-            PLAN.margin(*flips(cell.paired.baseline.right, cell.paired.model.right), seen, max_drop)
+            PLAN.margin(*cell.paired.model.hits.changes(cell.paired.baseline), max_drop)
             for cell, seen in zip(stopped.cells, STOPS, strict=True)
         ]
         expected = verdicts.decide(list(zip(margins, STOPS, strict=True)))

@@ -28,6 +28,8 @@ from resnet8ptq.config.schema import (
 from resnet8ptq.core import console
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
 from resnet8ptq.data.boxes import Annotated, pack
+from resnet8ptq.evaluation.sequential import StoppingPlan
+from resnet8ptq.evaluation.stopped_hits import read_pair, stop
 from resnet8ptq.experiment import file_check
 from resnet8ptq.experiment.ladder.climbing import Step
 from resnet8ptq.experiment.stopping import try_choice
@@ -425,6 +427,19 @@ def test_kept_values_read_back(case, tmp_path):
     assert kept[0].by_class(2) == runs[0].paired.by_class(2)
     with pytest.raises((KeyError, ValueError)):
         case.task.test.read({"predictions": np.zeros((2, 2)), "scores": np.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES.values() if case.task.test.sequential],
+    ids=lambda c: c.task.name,
+)
+def test_a_run_that_stopped_early_is_read_back_with_its_plan(case):
+    stopped = stop(compare(case, 0.5), StoppingPlan(2 * ITEMS, 0.05, 0.05))
+    pair = read_pair(case.task.test, case.task.files.arrays(stopped))
+    assert pair.metrics() == stopped.paired.metrics() != {}
+    assert pair.margin(case.task.metric, 0.02, ITEMS).p_within == stopped.p_within(0.02)
+    assert case.task.metrics(stopped).keys() > case.task.metrics(compare(case, 0.5)).keys()
 
 
 def params_of(case: Case) -> dict[str, str]:

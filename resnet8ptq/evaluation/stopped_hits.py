@@ -1,25 +1,24 @@
 """Hits of a run that stopped early (`evaluate.stop=decided`), beside the plan of its test.
 
-A task whose values are hits declares that it can stop by `stoppable`. Scores, comparisons and the
-other values know nothing of plans.
+A task declares that its test is `sequential`, and knows nothing else of plans.
 """
 
-from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
+from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.metric import PLANNED, STOPPED_LOSS, Metric, Metrics, name_ends
+from resnet8ptq.tasks.metric import Metric, Metrics, name_ends
 from resnet8ptq.tasks.outputs import Array
-from resnet8ptq.tasks.sequential import StoppingPlan
 from resnet8ptq.tasks.statistics import UNKNOWN, Interval, Margin, Values
-from resnet8ptq.tasks.values import Arrays, PairedTest, SampleValues
+from resnet8ptq.tasks.values import Arrays, Paired, PairedTest, SampleValues
 
 PLAN = "plan"  # array of `predictions.npz`
+PLANNED = "stopping/planned"  # samples that might have been scored
+STOPPED_LOSS = "stopping/loss"  # against FP32, corrected for the interim analyses
 MOST, LEAST = 2**40, 1e-9  # samples and level of a plan that is read back
 
 
@@ -93,19 +92,18 @@ def find_outcome(comparison: Comparison) -> str:
     return stopped.plan.outcome(*stopped.hits.changes(comparison.baseline.per_sample))
 
 
-def stoppable(test: PairedTest) -> PairedTest:
-    """Return a test of `Hits` that can stop early."""
-    return replace(test, read_values=partial(_read, test.read_values), sequential=True)
+def read_pair(test: PairedTest, arrays: Arrays) -> Paired:
+    """Return the values that `predictions.npz` keeps, also of a run that stopped early.
 
-
-def _read(
-    read_values: Callable[[Arrays, str], SampleValues], arrays: Arrays, prefix: str
-) -> SampleValues:
-    hits = read_values(arrays, prefix)
-    if prefix or PLAN not in arrays:
-        return hits
-    assert isinstance(hits, Hits)  # as `stoppable` expects
-    return StoppedHits(hits, _read_plan(arrays[PLAN], len(hits.labels)))
+    Raises:
+        KeyError, ValueError: the arrays are those of another task, or damaged.
+    """
+    pair = test.read(arrays)
+    if not test.sequential or PLAN not in arrays:
+        return pair
+    assert isinstance(pair.model, Hits)  # as a sequential test requires
+    plan = _read_plan(arrays[PLAN], len(pair.model.labels))
+    return replace(pair, model=StoppedHits(pair.model, plan))
 
 
 def _read_plan(array: Array, seen: int) -> StoppingPlan:
