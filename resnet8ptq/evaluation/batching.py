@@ -112,7 +112,7 @@ def find_batching(
         return Batching(sizes[0], *widest)
     key: cache.Key = {
         **about,
-        "image_shape": str(split.input_shape or split.images.dtype),
+        "shape": str(split.input_shape or split.images.dtype),
         "sizes": str(sizes),
         "ways": str(sorted(ways)),
         **cache.made_with(__name__),

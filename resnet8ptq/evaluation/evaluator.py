@@ -273,7 +273,7 @@ class Evaluator:
         """Return an evaluation's cache key without the file: framework, samples and code."""
         reduction = self.task.scope.reduction
         kind = f"{reduction} {code.behind(type(reduction).__module__)}" if reduction else ""
-        about = {"backend": _backend(config), "images": samples.digest, "reduction": kind}
+        about = {"backend": _backend(config), "samples": samples.digest, "reduction": kind}
         return {**about, **cache.made_with(__name__)}
 
     def _open(

@@ -180,7 +180,7 @@ def _say_bounds(run: RunSummary) -> str:
 
 def _say_loss(metric: Metric, loss: float) -> str:
     """Return a loss for a sentence: in points, in the metric's unit, or in percent of FP32's."""
-    return metric.say_change(loss) if metric.bounded else metric.show_lost(loss)
+    return metric.say_change(loss) if metric.bounded else metric.show_loss(loss)
 
 
 def _rows(run: RunSummary) -> list[list[str]]:

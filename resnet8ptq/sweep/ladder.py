@@ -251,7 +251,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
         seconds=max(seconds, spent_s),
         doubt=record.doubt,
         loss=record.drop,
-        show_loss=metric.show_drop,
+        show_loss=metric.say_loss,
         error=_error(record, metric),
         within=record.p_within is not None and record.p_within <= level,
         noise=noise(record),

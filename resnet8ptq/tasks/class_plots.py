@@ -60,7 +60,7 @@ def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: st
     shares = counts / np.maximum(whole[shown].sum(axis=1, keepdims=True), 1)
     show_matrix(left, shares, cmap="Blues", vmin=0, vmax=1)
     _label_cells(left, counts, shares > 0.5, names, "{}")
-    left.set(title="images")
+    left.set(title="samples")
     change = (whole - baseline.confusion(len(class_names)))[np.ix_(shown, shown)]
     limit = max(1, int(np.abs(change).max()))
     show_matrix(right, change, cmap="PuOr", norm=TwoSlopeNorm(0, -limit, limit))

@@ -94,11 +94,11 @@ class Metric:
 
     def say_limit(self, limits: ReportConfig) -> str:
         """Return the limit as text."""
-        return f"at most {self.show_drop(limits.max_drop)} worse than FP32"
+        return f"at most {self.say_loss(limits.max_drop)} worse than FP32"
 
     def say_margin(self, margin: float) -> str:
         """Return the margin against the best model as text."""
-        return f"at most {self.show_drop(margin)} worse than the best"
+        return f"at most {self.say_loss(margin)} worse than the best"
 
     def show_limit(self, limits: ReportConfig) -> str:
         """Return the limit as an override."""
@@ -126,11 +126,11 @@ class Metric:
         """Return a difference as text for a sentence."""
         return self.show_change(change) + (" points" if self.percent else "")
 
-    def show_lost(self, loss: float) -> str:
+    def show_loss(self, loss: float) -> str:
         """Return a loss as text for a table."""
         return f"{loss:+z.4f}" if self.bounded and not self.percent else f"{loss:+z.2%}"
 
-    def show_drop(self, loss: float) -> str:
+    def say_loss(self, loss: float) -> str:
         """Return a loss as text: in points, in percent of the baseline's value, or as a number."""
         if self.percent:
             return f"{100 * loss:g} point{'' if loss == 0.01 else 's'}"

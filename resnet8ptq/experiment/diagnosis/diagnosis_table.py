@@ -116,7 +116,7 @@ def _changes(result: DiagnosisResult) -> list[list[str]]:
 def _change(outcome: Outcome, metric: Metric) -> list[str]:
     if outcome.reason:
         return [f"not tried: {outcome.reason}", "", "", ""]
-    won = metric.show_lost(outcome.won)
+    won = metric.show_loss(outcome.won)
     return [metric.show(outcome.value), won, f"{outcome.sqnr_db:.1f}", f"{outcome.won_db:+.1f}"]
 
 

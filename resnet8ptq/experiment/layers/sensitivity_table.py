@@ -50,7 +50,7 @@ def _cells(metric: Metric, layer: Layer) -> tuple[str, ...]:
     return (
         layer.name,
         f"{layer.sqnr_db:.1f}",
-        metric.show_lost(layer.lost),
+        metric.show_loss(layer.lost),
         metric.show(layer.value),
         f"{layer.saved_bytes / 1000:.1f}",
     )
