@@ -14,6 +14,7 @@ from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, command, invocation
+from resnet8ptq.core.descriptor import FILE
 from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
@@ -88,7 +89,7 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     sweep = begun if isinstance(begun, Sweep) else callback.open_current()
     try:
         # A sweep over backend.path repeats the jobs of other backends, which do not read it.
-        repeated = bool(cfg.backend.name != "file" and cfg.backend.path)
+        repeated = bool(cfg.backend.name != FILE and cfg.backend.path)
         if finished := resume.find_finished(sweep, number, tags.get("identity"), repeated):
             log.info("%s: skipped, finished as run %s", folder.name, finished.run_id)
             return finished

@@ -1,25 +1,20 @@
-"""The quantizers by backend name. A framework is imported only when a run needs it."""
+"""The backends by name. A framework is imported only when a run needs it."""
 
 from pkgutil import resolve_name
+from typing import Final
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.config.schema import QuantizationConfig
+from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.core.machine import Runtime
-from resnet8ptq.core.registry import look_up
 
-BACKENDS = {
-    "onnx": "resnet8ptq.backends.onnx.quantizer:OnnxQuantizer",
-    "torch": "resnet8ptq.backends.torch.quantizer:TorchQuantizer",
-    "openvino": "resnet8ptq.backends.openvino.quantizer:OpenvinoQuantizer",
-    "openvino_nncf": "resnet8ptq.backends.openvino.nncf_quantizer:NncfQuantizer",
-    "tflite": "resnet8ptq.backends.tflite.quantizer:TfliteQuantizer",
-    "file": "resnet8ptq.backends.file.quantizer:FileQuantizer",
-    "executorch": "resnet8ptq.backends.executorch.quantizer:ExecutorchQuantizer",
-}
+# Cache keys of whatever imports this module depend on the code of every backend (`core.code`).
+FOLDERS: Final = "resnet8ptq.backends.*:BACKEND"
+BACKENDS = find_backends()
 
 
 def make_quantizer(config: QuantizationConfig, runtime: Runtime) -> Quantizer:
     """Return the quantizer that `backend` names; raise `ConfigError` for an unknown name."""
-    make = resolve_name(look_up("backend.name", config.backend.name, BACKENDS))
+    make = resolve_name(config.backend.descriptor.quantizer)
     quantizer: Quantizer = make(config, runtime)
     return quantizer

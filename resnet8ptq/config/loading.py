@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from resnet8ptq.config import limits, schema
 from resnet8ptq.config.limits import require
 from resnet8ptq.config.naming import name_network
-from resnet8ptq.config.schema import DTYPES, AnalysisConfig, RunConfig, TorchConfig
+from resnet8ptq.config.schema import DTYPES, AnalysisConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import safe_name
@@ -22,12 +22,6 @@ from resnet8ptq.core.text import safe_name
 T = TypeVar("T")
 
 _BASES = {"backend": schema.BackendConfig, "data": schema.DataConfig, "task": schema.TaskConfig}
-_WITH_OPTIONS = [
-    kind
-    for base in _BASES.values()
-    for kind in schema.with_subclasses(base)
-    if kind is not base and kind.name != MISSING
-]
 
 CONFIG_FILE = "config.yaml"  # in a run's folder
 MAX_BYTES = 2**20  # of such a file
@@ -45,8 +39,15 @@ def register_schemas() -> None:
     """
     store = ConfigStore.instance()
     store.store(name="schema", node=RunConfig)
-    for node in _WITH_OPTIONS:
-        store.store(group="hydra/schema", name=node.name, node=node)
+    for base in _BASES.values():
+        for node in _with_options(base):
+            store.store(group="hydra/schema", name=node.name, node=node)
+
+
+def _with_options(base: type) -> list[Any]:
+    """Return the dataclasses of the backends, data sets or tasks with their own options."""
+    kinds = schema.with_subclasses(base)
+    return [kind for kind in kinds if kind is not base and kind.name != MISSING]
 
 
 def parse_config(cfg: DictConfig) -> RunConfig:
@@ -116,7 +117,7 @@ def type_config(names: Mapping[str, str | None]) -> DictConfig:
     typed = OmegaConf.structured(RunConfig)
     for group, name in names.items():
         base = _BASES[group]
-        own = [node for node in _WITH_OPTIONS if node.name == name and issubclass(node, base)]
+        own = [node for node in _with_options(base) if node.name == name]
         typed[group] = [base, *own][-1]
     assert isinstance(typed, DictConfig)
     return typed
@@ -199,8 +200,9 @@ _IN_A_STORE = (
 
 def _check_together(config: RunConfig) -> None:
     """Refuse settings that conflict, or that another setting disables."""
-    if config.backend.name == "torch" and not isinstance(config.backend, TorchConfig):
-        raise ConfigError("backend.name: got 'torch' alone; try backend=torch")
+    backend = config.backend
+    if not isinstance(backend, backend.descriptor.schema):
+        raise ConfigError(f"backend.name: got {backend.name!r} alone; try backend={backend.name}")
     bins, levels = config.calib.num_bins, config.calib.num_quantized_bins
     takes = f"an even number > 2 * calib.num_quantized_bins = {2 * levels}"
     require("calib.num_bins", bins, bins % 2 == 0 and bins > 2 * levels, takes)
@@ -236,7 +238,7 @@ def _check_analysis(config: RunConfig, named: bool) -> None:
     analysis, with_it = config.analysis.name, f"with analysis={config.analysis.name}"
     if analysis in ("sensitivity", "diagnose", "profile"):
         takes = f"a backend that quantizes {with_it}; +analysis=inspect takes a file"
-        require("backend.name", "file", config.backend.quantizes, takes)
+        require("backend.name", config.backend.name, config.backend.quantizes, takes)
         plan = config.precision.plan
         require("precision.plan", plan, plan != "auto", f"null | bits by layer {with_it}")
         dtypes = " | ".join(name for name in DTYPES if name != "fp32")

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from resnet8ptq.config.schema import (
     DTYPES,
-    FILE_ENGINES,
-    FileConfig,
     ModelConfig,
     QuantizationConfig,
 )
+from resnet8ptq.core.descriptor import FILE, find_readers
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Combination:
         """Return the combination of a config, which need not be checked yet."""
         backend = config.backend
         names = (config.dtype.name, config.method, config.calib.name, config.per_channel)
-        if backend.name == FileConfig.name:  # its dtype is known when it is read
+        if backend.name == FILE:  # its dtype is known when it is read
             return cls(backend.name, None, "", *names[1:], backend.path or "")
         return cls(backend.name, getattr(backend, "flow", None), *names)
 
@@ -45,7 +44,7 @@ class Combination:
         """Return the combination of a logged run."""
         backend, dtype, calib = (params.get(key, "?") for key in ("backend", "dtype", "calib"))
         method, per_channel = params.get("method", "static"), params.get("per_channel") == "true"
-        if backend == FileConfig.name:
+        if backend == FILE:
             path, fp32 = (params.get(key, "") for key in ("backend.path", "fp32_framework"))
             named = method, calib, per_channel, "" if path == "null" else path, fp32
             return cls(backend, None, _dtype_of_file(params), *named)
@@ -54,8 +53,9 @@ class Combination:
     @property
     def framework(self) -> str:
         """The framework, with its flow if it is not the default (pt2e, onnx2tf); or `file`."""
-        if self.backend == FileConfig.name:
-            return f"{FILE_ENGINES.get(Path(self.path).suffix.lower(), '')} file".lstrip()
+        if self.backend == FILE:
+            reader = find_readers().get(Path(self.path).suffix.lower())
+            return f"{reader.name} file" if reader else "file"
         others = ("pt2e", "onnx2tf")
         return f"{self.backend} {self.flow}" if self.flow in others else self.backend
 
@@ -67,7 +67,7 @@ class Combination:
     @property
     def cells(self) -> list[str]:
         """Framework, dtype, calibration, granularity; the last two are empty for fp32 and files."""
-        if self.backend == FileConfig.name:
+        if self.backend == FILE:
             return [f"{self.framework} {Path(self.path).name}".rstrip(), self.dtype, "", ""]
         if self.dtype == "fp32":
             return [self.framework, self.dtype, "", ""]

@@ -4,12 +4,14 @@ Hydra checks names and types against these classes, `limits.check` the values.
 """
 
 from dataclasses import Field, dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, get_type_hints
 
 from omegaconf import MISSING
 
 from resnet8ptq.config import limits
 from resnet8ptq.config.limits import Limit, at_least, at_most, limited, one_of
+from resnet8ptq.core.descriptor import FILE, Backend, find_backends
+from resnet8ptq.core.registry import look_up
 
 # dtype -> (activations, weights) in ONNX Runtime; other backends differ, see their `resolve()`.
 DTYPES = {
@@ -49,76 +51,35 @@ _RECONSTRUCTION = {"corrections.reconstruction": limits.TRUE}
 _WEIGHT_ONLY = {**_QUANTIZED, **_with("method", "weight_only")}
 
 
-# By the suffix of a file for backend=file: the framework that runs it.
-FILE_ENGINES = {
-    ".onnx": "onnx",
-    ".tflite": "tflite",
-    ".xml": "openvino",
-    ".zip": "openvino",  # both files in one
-    ".pte": "executorch",
-    ".pt2": "torch",
-}
-
-
 @dataclass
 class BackendConfig:
-    """The framework that quantizes; base class of the options of each backend."""
+    """The framework that quantizes; base class of the options of each backend.
 
-    quantizes: ClassVar[bool] = True  # False: another program has made the artifact
+    A backend with more options has them in its folder, see `core.descriptor`.
+    """
 
     name: str = MISSING
-    path: str | None = limited(None, only=_with("backend.name", "file"), is_path=True)
+    path: str | None = limited(None, only=_with("backend.name", FILE), is_path=True)
 
+    @property
+    def descriptor(self) -> Backend:
+        """The backend's descriptor; raises `ConfigError` for an unknown name."""
+        return look_up("backend.name", self.name, find_backends())
 
-@dataclass
-class TorchConfig(BackendConfig):
-    """PyTorch: FX graph mode, or PT2E (torch.export), simulated."""
+    @property
+    def quantizes(self) -> bool:
+        """Whether the backend quantizes; else another program has made the artifact."""
+        return self.descriptor.quantizes
 
-    name: str = "torch"
-    flow: str = limited("fx", one_of("fx", "pt2e"))
-    engine: str = limited("auto", one_of("auto", "fbgemm", "x86", "onednn", "qnnpack"))
-    reduced: str = limited("auto", one_of("auto", "activations", "weights"))
-    freeze: bool = True
-    debug_records: bool = False
+    @property
+    def framework(self) -> str:
+        """The backend that runs the FP32 network."""
+        return self.name
 
-
-@dataclass
-class TfliteConfig(BackendConfig):
-    """TensorFlow Lite: TensorFlow's converter, or onnx2tf's."""
-
-    name: str = "tflite"
-    flow: str | None = limited(None, one_of("convert", "onnx2tf"))
-    integer_io: bool | None = None
-
-
-@dataclass
-class FileConfig(BackendConfig):
-    """A file that another program has quantized."""
-
-    quantizes: ClassVar[bool] = False
-
-    name: str = "file"
-    inputs: Any = None  # a dict, untyped: Hydra adds no keys to typed dicts
-    outputs: Any = None
-    fp32: str | None = limited(None, one_of(*dict.fromkeys(FILE_ENGINES.values())))
-
-
-@dataclass
-class ExecutorchConfig(BackendConfig):
-    """ExecuTorch, with XNNPACK's kernels."""
-
-    name: str = "executorch"
-
-
-@dataclass
-class NncfConfig(BackendConfig):
-    """NNCF's own quantizer, run by OpenVINO."""
-
-    name: str = "openvino_nncf"
-    preset: str | None = limited(None, one_of("performance", "mixed"))
-    model_type: str | None = limited(None, one_of("transformer"))
-    smooth_quant: bool = limited(True, only=_with("backend.model_type", "transformer"))
-    bias_correction: str = limited("fast", one_of("fast", "accurate", "none"))
+    @property
+    def takes_every_operator(self) -> bool:
+        """Whether its converter quantizes every operator, whatever the settings."""
+        return False
 
 
 @dataclass
@@ -517,6 +478,11 @@ def find_fields(key: str) -> list[list[Field[Any]]]:
 
 
 def with_subclasses(kind: Any) -> list[Any]:
-    """Return a type, and for a dataclass also its direct and indirect subclasses."""
+    """Return a type, and for a dataclass also its direct and indirect subclasses.
+
+    The options of a backend are imported for this.
+    """
+    if kind is BackendConfig:
+        return [*dict.fromkeys([kind, *(backend.schema for backend in find_backends().values())])]
     below = kind.__subclasses__() if isinstance(kind, type) and is_dataclass(kind) else []
     return [kind, *(child for direct in below for child in with_subclasses(direct))]

@@ -3,15 +3,17 @@
 import functools
 import hashlib
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = __name__.partition(".")[0]
 _ROOT = Path(__file__).parents[2]
 # `from a.b import c, d`, also over several lines; `import a.b`; and "a.b:name" for
-# `pkgutil.resolve_name`. Imports inside functions count.
+# `pkgutil.resolve_name`, in which "a.*:name" stands for every folder of `a`. Imports inside
+# functions count.
 _FROM = re.compile(rf"^ *from ({PACKAGE}[\w.]*) import (\([^)]*\)|.+)$", re.MULTILINE)
 _IMPORT = re.compile(rf"^ *import ({PACKAGE}[\w.]*)", re.MULTILINE)
-_NAMED = re.compile(rf'"({PACKAGE}(?:\.\w+)+):\w+"')
+_NAMED = re.compile(rf'"({PACKAGE}(?:\.\w+)+(?:\.\*)?):\w+"')
 _NAME = re.compile(r"(\w+)(?: as \w+)?")
 
 
@@ -48,6 +50,9 @@ def imports(module: str) -> frozenset[str]:
     """Return the modules of this package that a module imports or names."""
     text = _file(module).read_text("utf-8")
     names = {*_IMPORT.findall(text), *_NAMED.findall(text)}
+    for package in [name.removesuffix(".*") for name in names if name.endswith(".*")]:
+        folders = _file(package).parent.glob("*/__init__.py")
+        names |= {f"{package}.{path.parent.name}" for path in folders}
     for package, listed in _FROM.findall(text):
         names.add(package)
         names |= {f"{package}.{name}" for name in _NAME.findall(listed.partition("#")[0])}
@@ -55,5 +60,7 @@ def imports(module: str) -> frozenset[str]:
 
 
 def _file(module: str) -> Path:
+    if module.partition(".")[0] != PACKAGE:  # a backend of another package
+        return Path(getattr(find_spec(module), "origin", None) or module)
     path = _ROOT.joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

@@ -12,11 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from resnet8ptq.core.deadline import Deadline
+from resnet8ptq.core.descriptor import find_backends
 
+# The packages that read, correct and calibrate networks; each backend names its own.
 PACKAGES = (
     *("resnet8ptq", "numpy", "onnx", "onnxruntime", "tf2onnx", "tensorflow-cpu", "tensorflow"),
-    *("keras", "torch", "torchao", "onnx2torch", "onnxscript", "ai-edge-litert", "executorch"),
-    *("openvino", "nncf", "ai-edge-quantizer"),
+    *("keras", "torch", "onnx2torch", "onnxscript", "ai-edge-litert"),
 )
 VNNI = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})  # flags of Linux and py-cpuinfo
 
@@ -92,7 +93,8 @@ def versions() -> dict[str, str]:
     It reads the versions without importing the packages.
     """
     installed = {"version.python": platform.python_version()}
-    for package in PACKAGES:
+    of_backends = [name for backend in find_backends().values() for name in backend.packages]
+    for package in dict.fromkeys([*PACKAGES, *of_backends]):
         with suppress(PackageNotFoundError):
             installed[f"version.{package}"] = version(package)
     return installed

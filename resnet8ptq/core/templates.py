@@ -8,16 +8,21 @@ import html
 import re
 from functools import cache
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 
 from resnet8ptq.core.text import code_span, escape_markdown, printable
 
 
 @cache
-def load(package: str, name: str) -> Template:
-    """Return a template from the folder `templates` of a package."""
+def load(package: str, name: str, extends: str | None = None) -> Template:
+    """Return a template from the folder `templates` of a package.
+
+    Args:
+        extends: the package of the template that it extends, if not its own.
+    """
+    packages = [package, *([extends] if extends else [])]
     environment = Environment(
-        loader=PackageLoader(package),
+        loader=ChoiceLoader([PackageLoader(name) for name in packages]),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,

@@ -61,8 +61,7 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         header=_header(source, task, name, names),
         name=name,
         file=model.name,
-        library=example.library_of(model.suffix, record.backend),
-        served_by=example.library_of(source.artifact.suffix, record.backend),
+        library=source.backend.runtime,
         summary=_summary(source, task),
         cautions=source.cautions,
         verified=[printable(line) for line in facts.verified.splitlines()],
@@ -148,7 +147,7 @@ def _header(source: Source, task: Task, name: str, inputs: Sequence[str]) -> str
     dataset = {"name": source.config.data.name, "type": source.config.data.name}
     results = [{"task": {"type": kind}, "dataset": dataset, "metrics": values}]
     known: dict[str, Any] = {
-        "library_name": example.library_of(source.artifact.suffix, record.backend),
+        "library_name": source.backend.runtime,
         "tags": ["quantization", "post-training-quantization", record.dtype],
         "metrics": [metric.name],
         "model-index": [{"name": name, "results": results}],

@@ -162,12 +162,11 @@ def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[st
     tested.save(folder / vectors.FILE)
     tensors = run.call(interface.read, model, tested, names)
     facts = card.Facts(tensors, tested, again.summary, microcontroller=figures, change=change)
-    library = example.library_of(model.suffix, run.record.backend)
     others = ["pillow"] if example.reads_pictures(run, tested) else []
     if example.reads_texts(run):
         others.append("tokenizers")
         shutil.copyfile(run.folder / TOKENIZER, folder / TOKENIZER)
-    needs = example.requirements(library, *others)
+    needs = example.requirements(run.backend.runtime, *others)
     if version is not None:
         needs = [*older_runtime.requirements(older_runtime.check_version(version)), *needs[2:]]
     (folder / example.REQUIREMENTS).write_text("".join(f"{line}\n" for line in needs))
@@ -197,8 +196,8 @@ def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str]:
     path = folder / run.artifact.name
     if asked is None:
         return Path(shutil.copyfile(run.artifact, path)), ""
-    library = example.library_of(path.suffix, run.record.backend)
-    if library != "onnxruntime":
+    library = run.backend.runtime
+    if (path.suffix, library) != (".onnx", "onnxruntime"):
         raise ConfigError(
             f"target.{asked}: got {path.name} of {library}, expected a file of ONNX Runtime"
         )

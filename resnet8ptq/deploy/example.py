@@ -24,17 +24,6 @@ _OF_PICTURES = ("folder", "coco")
 FILE, REQUIREMENTS = "example.py", "requirements.txt"
 
 ENGINES = ("fbgemm", "x86", "onednn", "qnnpack")  # torch's
-_LIBRARIES = {
-    ".onnx": "onnxruntime",
-    ".ort": "onnxruntime",
-    ".tflite": "ai-edge-litert",
-    ".pte": "executorch",
-}
-
-
-def library_of(suffix: str, backend: str) -> str:
-    """Return the package that runs a backend's files with this suffix."""
-    return "openvino" if backend.startswith("openvino") else _LIBRARIES.get(suffix, "torch")
 
 
 def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) -> str:
@@ -53,10 +42,11 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
     if first is not None and first.shape != vectors.samples.dtype[names[0]].shape:
         most = first.shape[0]  # the network has a fixed length; samples are padded to it
     # The result is code, so every value is a number, a checked name, or a text through `repr`.
-    return templates.load("resnet8ptq.deploy", "example.py.j2").render(
+    runner = templates.load(source.backend.example, "runner.py.j2", extends="resnet8ptq.deploy")
+    return runner.render(
         file=file,
         suffix=suffix,
-        library=library_of(suffix, source.record.backend),
+        library=source.backend.runtime,
         engine=check_engine(source.record.engine) if suffix == ".pt" else "",
         mode=mode,
         resizing=resizing(preprocess, mode) if mode else [],

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.loading import CONFIG_FILE, find_paths, load_config, without_paths
-from resnet8ptq.config.schema import FileConfig, RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import files, isolation
+from resnet8ptq.core.descriptor import Backend
 from resnet8ptq.core.errors import ConfigError, QuantizationError, TrackingError, errors_as
+from resnet8ptq.core.registry import look_up
 from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.experiment.outputs import TOKENIZER
 from resnet8ptq.report import comparison, facts, page, verdicts
@@ -19,8 +22,8 @@ from resnet8ptq.tracking.mlflow_model import EXAMPLE
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
-SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2", ".pte", ".zip")
-TORCH = (".pt", ".pt2")  # such a file can run code when torch loads it
+# Suffixes of files that can run code when they are loaded.
+RUN_CODE = {end for backend in BACKENDS.values() if backend.runs_code for end in backend.suffixes}
 T = TypeVar("T")
 Asked = Mapping[str, float | None]
 _COPIED = (EXAMPLE, "predictions.npz", "detections.json", TOKENIZER)
@@ -41,17 +44,22 @@ class Source:
     def call(self, function: Callable[..., T], *args: object) -> T:
         """Call a function that loads the artifact, in a separate process unless it is trusted.
 
-        torch files always run in that process, because they may hold code.
+        Files that may hold code, such as torch's, always run in that process.
 
         Raises:
             QuantizationError: the artifact does not run, or needs more memory than is free.
         """
-        if self.trusted and self.artifact.suffix not in TORCH:
+        if self.trusted and self.artifact.suffix not in RUN_CODE:
             return function(*args)
         name = f"run {self.record.run_id}: {self.artifact.name}"
         crashed = QuantizationError(f"{name} ended the process that ran it")
         with errors_as(QuantizationError, f"{name} cannot be run"):
             return isolation.call(function, *args, crashed=crashed)
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that wrote the artifact."""
+        return self.config.backend.descriptor
 
     @property
     def cautions(self) -> list[str]:
@@ -79,6 +87,7 @@ def find(
 
     Raises:
         ConfigError: the run or sweep does not exist, or no run is recommended for the use.
+        TrackingError: nothing is recommended, and the predictions of a run cannot be read.
     """
     if run_id is not None:
         record = history.load_named(store, "run_id", run_id)
@@ -95,6 +104,9 @@ def find(
         raise ConfigError(f"sweep: {parent.run_id} has no runs; expected a sweep's parent run")
     selections = page.load_selections(store, parent, children, facts.limits_of(children, asked))
     recommended = [r for selected in selections for r in selected.recommendations]
+    lost = [c for selected in selections for c in selected.family.cells if c.lost]
+    if lost and not recommended:
+        raise TrackingError(f"sweep {parent.run_id}: {printable(lost[0].record.reason)}")
     doubt = next(filter(None, (child.doubt for child in children)), "")
     nothing = f"nothing: {f'void: {printable(doubt)}' if doubt else 'no run passes'}"
     options = [(r.key, r.label, r if r.choice else None) for r in recommended]
@@ -156,13 +168,14 @@ def fetch(
         )
     if record.doubt:
         raise ConfigError(f"run_id: run {record.run_id} is void: {printable(record.doubt)}")
-    if record.backend == FileConfig.name:
+    backend = look_up("backend.name", record.backend, BACKENDS)
+    if not backend.quantizes:
         raise ConfigError(
             f"run_id: run {record.run_id} has judged a file that another program has made; "
             "expected a run that quantized a network"
         )
     names = history.list_artifacts(store, record)
-    models = sorted(name for name in names if name in {f"model{end}" for end in SUFFIXES})
+    models = sorted(name for name in names if name in {f"model{end}" for end in backend.suffixes})
     if len(models) != 1 or CONFIG_FILE not in names:
         raise TrackingError(
             f"run {record.run_id}: has no artifact to deploy; expected a run that quantized a "
@@ -178,13 +191,18 @@ def fetch(
             f"{digest}, the run has logged {record.artifact_sha256})"
         )
     trusted = trust or origin.made_here(record, [artifact, folder / CONFIG_FILE])
-    if artifact.suffix in TORCH and not trusted:
+    if artifact.suffix in RUN_CODE and not trusted:
         raise ConfigError(
-            f"run_id: run {record.run_id} has {models[0]}, which can run code when torch loads it, "
+            f"run_id: run {record.run_id} has {models[0]}, which can run code when it is loaded, "
             f"and was not made below {origin.RUNS.absolute()}; expected a run that was made there; "
             "if you trust its author, add trust=true"
         )
     config = load_config(folder / CONFIG_FILE, trusted)
+    if config.backend.name != backend.name:  # what loads the file depends on it
+        raise TrackingError(
+            f"run {record.run_id}: {CONFIG_FILE} has backend={config.backend.name}, the run has "
+            f"logged {backend.name}"
+        )
     if trusted:
         return Source(record, config, artifact, use, verdict, trusted)
     unread = _forbid_data(record, config)

@@ -12,16 +12,11 @@ from typing import TypeVar
 import numpy as np
 
 from resnet8ptq.backends.contract import Artifact, Predictor
-from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.backends.registry import BACKENDS, make_quantizer
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import (
-    BackendConfig,
     DtypeConfig,
-    ExecutorchConfig,
-    FileConfig,
     QuantizationConfig,
-    TfliteConfig,
-    TorchConfig,
 )
 from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.console import waiting
@@ -42,15 +37,11 @@ DYNAMIC_BATCH_SIZE = 256
 Config = TypeVar("Config", bound=QuantizationConfig)
 
 
-# The options of the frameworks that have some, by name.
-_OPTIONS = {kind.name: kind for kind in (TorchConfig, TfliteConfig, ExecutorchConfig)}
-
-
 def as_fp32(config: Config) -> Config:
     """Return the settings of the FP32 network in the same framework."""
     backend = config.backend
-    if isinstance(backend, FileConfig) and backend.fp32 is not None:
-        backend = _OPTIONS.get(backend.fp32, BackendConfig)(backend.fp32)
+    if backend.framework != backend.name:
+        backend = BACKENDS[backend.framework].schema(backend.framework)
     return replace(config, backend=backend, dtype=DtypeConfig("fp32"), method="static")
 
 

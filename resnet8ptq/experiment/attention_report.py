@@ -5,7 +5,7 @@ from collections import Counter
 
 import onnx
 
-from resnet8ptq.config.schema import NncfConfig, QuantizationConfig, TfliteConfig
+from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.graph.attention import find_attention, stretched_by_masks
 from resnet8ptq.precision.plan import Selection, find_float_nodes, find_left_by_attention
 
@@ -20,14 +20,16 @@ def report(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
     if config.dtype.name == "fp32" or not find_attention(graph):
         return
     backend = config.backend
-    if isinstance(backend, NncfConfig):
-        log.info("attention=%s: has no effect; NNCF chooses the operators", config.attention)
+    if not backend.descriptor.operators:
+        framework = f"backend={backend.name}"
+        log.info("attention=%s: has no effect; %s chooses operators", config.attention, framework)
         return
-    if isinstance(backend, TfliteConfig) and backend.flow != "onnx2tf":
+    if backend.takes_every_operator:
         if config.attention != "all":
             log.warning(
-                "attention=%s: TensorFlow's converter quantizes every operator, attention's too",
-                config.attention,
+                "attention=%s: the converter of backend=%s quantizes every operator, attention's "
+                "too",
+                *(config.attention, backend.name),
             )
         return
     selection = Selection.of(config)

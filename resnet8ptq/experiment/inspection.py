@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from resnet8ptq.backends.file import reading
-from resnet8ptq.config.schema import FileConfig, RunConfig
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ModelError, PtqError
 from resnet8ptq.core.records import names_of
@@ -38,7 +38,7 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
     """
     config = settle_suite(config)
     cache_root = cache.folder(config.cache_dir)
-    if isinstance(config.backend, FileConfig):
+    if not config.backend.quantizes:
         return file_inspection.run_inspection(reading.find_path(config.backend), cache_root)
     path = network_path.locate(config.model, config.data.name)
     samples = _find_samples(config, path, cache_root)
@@ -50,7 +50,8 @@ def run_inspection(config: RunConfig, data_given: bool) -> None:
         lines = [samples]
     else:
         lines = _compare(config, summary.contract, samples)
-    if config.backend.name not in summary.quantized:
+    known = config.backend.descriptor.operators
+    if known and config.backend.name not in summary.quantized:
         lines.append(f"backend={config.backend.name}: unsupported: it takes one input of float32")
     print_summary(summary, lines)
 

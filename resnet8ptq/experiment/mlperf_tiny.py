@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pooch
 
-from resnet8ptq.config.schema import BenchmarkConfig, FileConfig, RunConfig
+from resnet8ptq.config.schema import BenchmarkConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.cache import downloads_folder
 from resnet8ptq.core.errors import UnsupportedError
@@ -121,7 +121,7 @@ def settle(config: RunConfig) -> RunConfig:
     if task.network is not None and config.model.path is None:
         config = replace(config, model=replace(config.model, path=_find(task.network, suite)))
     backend = config.backend
-    if isinstance(backend, FileConfig) and backend.path is None:
+    if not backend.quantizes and backend.path is None:
         config = replace(config, backend=replace(backend, path=_find(task.official, suite)))
     return config
 

@@ -38,7 +38,6 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import make_plan
 from resnet8ptq.experiment.workspace import Preparation, Workspace
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.models.summary import quantized_operators
 from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks.metric import BASELINE, GROUPED
 from resnet8ptq.tasks.task import Task
@@ -94,7 +93,7 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
         params["cut_short"] = "; ".join(cut_short)
     result = RunResult("ok", measurement=measurement, resolved=params)
     outputs.write(folder, config, result, artifact, samples, network)
-    if config.backend.quantizes:  # the inputs of others' files are their own
+    if config.backend.descriptor.serving:
         run.log_model(quantized.path, _shapes(network), resolved.engine)
     return result
 
@@ -186,11 +185,11 @@ def _float_operators(prepared: Preparation) -> dict[str, str]:
     """
     config = prepared.config
     without = config.dtype.name == "fp32" or config.method in ("dynamic", "weight_only")
-    if not config.float_tail or without or not config.backend.quantizes:
+    if not config.float_tail or without or not config.backend.descriptor.operators:
         return {}
     graph = onnx.load(prepared.network.onnx_path).graph
     left = {*find_float_nodes(graph, Selection.of(config))}
-    known = quantized_operators(config.backend.name)
+    known = config.backend.descriptor.find_operators()
     count = Counter(n.op_type for n in graph.node if n.name in left or n.op_type not in known)
     listed = ", ".join(f"{name} {number}" for name, number in sorted(count.items()))
     return {"float_operators": listed}

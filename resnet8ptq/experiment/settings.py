@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
@@ -15,7 +16,6 @@ from resnet8ptq.config.schema import (
     DataConfig,
     PreprocessConfig,
     RunConfig,
-    TfliteConfig,
 )
 from resnet8ptq.core import cache, memory
 from resnet8ptq.core.errors import PtqError, SizesDifferError
@@ -25,7 +25,6 @@ from resnet8ptq.data import locate, registry
 from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models import network_path, summary
-from resnet8ptq.models.sources.formats import format_name, is_tflites
 from resnet8ptq.tasks.registry import AUTO, TASKS
 
 log = logging.getLogger(__name__)
@@ -153,14 +152,11 @@ def settle_size(config: RunConfig, source: Path, cache_root: Path) -> Preprocess
 
 
 def _settle_backend(config: RunConfig, source: Path) -> BackendConfig:
-    """Return the backend's settings; for TFLite, with the converter for this network."""
+    """Return the backend's settings, with its own defaults for this network."""
     backend = config.backend
     if not backend.quantizes:
         return backend
     backend = replace(backend, path=None)  # it is of a sweep that has both
-    if not isinstance(backend, TfliteConfig) or backend.flow is not None:
-        return backend
-    name = format_name(source, config.model.module is not None)
-    # TensorFlow converts the whole file.
-    by_tensorflow = is_tflites(name, config.dtype.name == "fp32") and not config.model.outputs
-    return replace(backend, flow="convert" if by_tensorflow else "onnx2tf")
+    settle = backend.descriptor.settle
+    settled: BackendConfig = resolve_name(settle)(backend, config, source) if settle else backend
+    return settled

@@ -16,6 +16,7 @@ from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, isolation, machine
 from resnet8ptq.core.confinement import MAX_SECONDS
 from resnet8ptq.core.console import print_table, say, stdout, waiting
+from resnet8ptq.core.descriptor import Backend, find_backends
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.attention import left_by_attention
 from resnet8ptq.graph.layers import RECURRENT, is_grouped
@@ -30,25 +31,7 @@ from resnet8ptq.models.sources import formats, read
 from resnet8ptq.models.sources.contract import Sample
 from resnet8ptq.models.sources.onnx import read_graph
 
-# Operators with integer kernels in torch's FX quantization and TFLite's converter, by ONNX name.
-_SHARED = {
-    *("Conv", "Gemm", "Add", "Mul", "Relu", "Clip", "Sigmoid", "LeakyRelu", "Concat", "Flatten"),
-    *("MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean", "Reshape", "Transpose"),
-    *("Squeeze", "Unsqueeze"),
-}
-_TORCH = _SHARED | {"MatMul", "HardSwish", "Elu"}
-_TFLITE = _SHARED | {
-    *("MatMul", "ConvTranspose", "Sub", "Softmax", "LogSoftmax", "Tanh", "HardSwish", "PRelu"),
-    *("Slice", "Split", "Gather", "Pad", "Resize", "ReduceMax", "ReduceSum", "ArgMax"),
-    *("DepthToSpace", "SpaceToDepth", "Minimum", "Maximum"),
-}
-# The operators that PT2E quantizes and XNNPACK has 8-bit kernels for.
-_EXECUTORCH = {
-    *("Conv", "Gemm", "MatMul", "Add", "Mul", "Relu", "Clip", "MaxPool", "GlobalAveragePool"),
-    *("Transpose", "Reshape", "Flatten"),
-}
 FOLDED = {"BatchNormalization", "Identity", "Dropout"}  # gone before quantization
-BACKENDS = ("onnx", "torch", "tflite", "executorch", "openvino")
 
 
 @dataclass(frozen=True)
@@ -64,9 +47,9 @@ class Summary:
         quantized: the operators that each backend quantizes by default. Operators in `FOLDED` are
             folded, all others stay in float. Backends that cannot take the network's inputs are
             missing.
-        by_tensorflow: whether TensorFlow's converter makes the TFLite file; otherwise onnx2tf does.
-        left: number of nodes by operator that stay in float by default because of attention;
-            TensorFlow's converter quantizes them.
+        converted: the backends whose own converter quantizes the whole network.
+        left: number of nodes by operator that stay in float by default because of attention; such
+            a converter quantizes them.
         inner_layers: number of layers inside If or Loop, by that operator; no backend quantizes
             them.
     """
@@ -81,7 +64,7 @@ class Summary:
     parameters: int
     quantized: dict[str, frozenset[str]]
     final: str
-    by_tensorflow: bool = False
+    converted: tuple[str, ...] = ()
     left: dict[str, int] = field(default_factory=dict)
     inner_layers: dict[str, int] = field(default_factory=dict)
 
@@ -95,12 +78,12 @@ class Summary:
             return "-"
         if operator in FOLDED:
             return "folded"
-        if backend == "onnx" and operator in RECURRENT:
+        if operator in find_backends()[backend].dynamic_operators:
             return "dynamic"
         if operator not in self.quantized[backend]:
             return "float"
         count, left = self.operators.get(operator, 0), self.left.get(operator, 0)
-        if not left or (backend == "tflite" and self.by_tensorflow):
+        if not left or backend in self.converted:
             return "8 bits"
         return f"8 bits: {count - left} of {count}" if left < count else "float"
 
@@ -126,10 +109,10 @@ def summarize(
     graph, static = proto.graph, static_tensors(proto.graph)
     computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
     contract = read_contract(graph)
-    by_tensorflow = file_format is not None and file_format.name in formats.TFLITE_FORMATS
+    format_name = file_format.name if file_format else ""
+    known = with_known_operators()
+    converted = tuple(one.name for one in known if format_name in one.converts)
     dtypes = [tensor.dtype for tensor in contract.inputs]
-    to_tflite = dtypes == ["float32"] or (by_tensorflow and len(dtypes) == 1)
-    backends = [backend for backend in BACKENDS if backend != "tflite" or to_tflite]
     makers = {output: node.op_type for node in graph.node for output in node.output}
     left = [n.op_type for n in left_by_attention(graph) if not static.issuperset(n.output)]
     return Summary(
@@ -141,9 +124,13 @@ def summarize(
         layers=sum(1 for _ in gate.find_weights(graph)),
         depthwise=sum(map(is_grouped, graph.node)),
         parameters=sum(math.prod(t.dims) for t in find_all(graph, onnx.TensorProto)),
-        quantized={backend: quantized_operators(backend) for backend in backends},
+        quantized={
+            one.name: one.find_operators()
+            for one in known
+            if _takes(dtypes, one, one.name in converted)
+        },
         final=makers.get(graph.output[0].name, ""),
-        by_tensorflow=by_tensorflow,
+        converted=converted,
         left=dict(Counter(left)),
         inner_layers=dict(Counter(gate.find_inner_layers(graph))),
     )
@@ -211,16 +198,15 @@ def _read(path: Path, name: str, sample: Sample, config: ModelConfig) -> bytes:
         return bytes(onnx.shape_inference.infer_shapes(proto).SerializeToString())
 
 
-def quantized_operators(backend: str) -> frozenset[str]:
-    """Return the ONNX names of the operators for which a backend has integer kernels."""
-    others = {"torch": _TORCH, "tflite": _TFLITE, "executorch": _EXECUTORCH}
-    if backend in others:
-        return frozenset(others[backend])
-    from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
+def with_known_operators() -> list[Backend]:
+    """Return the backends whose operators are known, in the order of tables."""
+    return [backend for backend in find_backends().values() if backend.operators]
 
-    if backend == "openvino":  # it reads QDQ files
-        return frozenset(QDQRegistry)
-    return frozenset({*QDQRegistry, *QLinearOpsRegistry})
+
+def _takes(dtypes: Sequence[str], backend: Backend, converted: bool) -> bool:
+    """Return whether a backend takes inputs of these dtypes; its own converter takes any dtype."""
+    single = dtypes == ["float32"] or (converted and len(dtypes) == 1)
+    return single or not backend.single_input
 
 
 def requirements(summary: Summary) -> list[str]:
@@ -249,7 +235,8 @@ def requirements(summary: Summary) -> list[str]:
         lines.append(f"an export without {name}, to quantize the {count} layers inside it")
     if contract.batch is not None:
         lines.append(f"batches of {contract.batch}, if this fixed size cannot be freed")
-    if missing := [backend for backend in BACKENDS if backend not in summary.quantized]:
+    names = [backend.name for backend in with_known_operators()]
+    if missing := [name for name in names if name not in summary.quantized]:
         lines.append(f"another backend than {missing[0]}, which takes one input of float32")
     return lines
 
@@ -287,11 +274,12 @@ def print_summary(summary: Summary, settings: Sequence[str] = ()) -> None:
         for tensor in getattr(summary.contract, kind)
     ]
     print_table(console, ("", "name", "shape (without batch)", "dtype"), tensors)
+    backends = [backend.name for backend in with_known_operators()]
     operators = [
-        (name, count, *(summary.treatment(name, backend) for backend in BACKENDS))
+        (name, count, *(summary.treatment(name, backend) for backend in backends))
         for name, count in summary.operators.items()
     ]
-    print_table(console, ("operator", "nodes", *BACKENDS), operators)
+    print_table(console, ("operator", "nodes", *backends), operators)
     for title, lines in (("It takes:", requirements(summary)), ("With these settings:", settings)):
         if lines:
             say(console, title)

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from resnet8ptq.config import limits, words
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import console
+from resnet8ptq.core.descriptor import FILE
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import printable, unescape_markdown
 from resnet8ptq.experiment.ladder import climbing
@@ -210,8 +211,8 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
         key, several = override.key_or_group, override.is_sweep_override()
         if several and key != "backend":
             raise ConfigError(f"{key}: got several values, expected one with experiment=auto")
-        if key == "backend" and "file" in words.values(override):
-            raise ConfigError("backend: got file, which quantizes nothing; try resnet8ptq judge")
+        if key == "backend" and FILE in words.values(override):
+            raise ConfigError(f"backend: got {FILE}, which quantizes nothing; try resnet8ptq judge")
         value = override.value()
         if isinstance(value, str) and (mend := _REFUSED.get((key, value))):
             raise ConfigError(f"{key}: got {value} with experiment=auto; {mend}")

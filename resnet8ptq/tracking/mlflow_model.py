@@ -1,12 +1,13 @@
 """A run's artifact as an MLflow model: signature, input example, pinned requirements.
 
-ONNX files use MLflow's onnx flavor. Files of TFLite, torch, ExecuTorch and OpenVINO use a small
-pyfunc. MLflow copies its code (`served_model`) beside the file, so a server needs only the
-framework, not this package.
+ONNX Runtime's files use MLflow's onnx flavor, other files a small pyfunc. MLflow copies its code
+(`served_model` and the backend's `serving`) beside the file, so a server needs only the framework,
+not this package.
 """
 
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.core import interrupts, machine
+from resnet8ptq.core.descriptor import Backend, find_backends
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.records import feed, names_of
 from resnet8ptq.data.fields import find_masked
@@ -26,15 +28,7 @@ if TYPE_CHECKING:  # most commands do without MLflow
 EXAMPLE = "example.npz"  # in the run's folder: `inputs` [1, ...], as the network takes them
 _REFUSED = re.compile("[/:.%\"']")  # by MLflow, in the name of a model
 _CODE = Path(__file__).with_name("served_model.py")
-# The packages that serve a file, by its engine or its suffix.
-_PACKAGES = {
-    ".onnx": ("onnx", "onnxruntime", "numpy"),
-    "openvino": ("openvino", "numpy"),
-    ".tflite": ("ai-edge-litert", "numpy"),
-    ".pt": ("torch", "numpy"),
-    ".pt2": ("torch", "numpy"),
-    ".pte": ("executorch", "numpy"),
-}
+_ONNX = "mlflow.onnx"  # the flavor
 
 
 @dataclass(frozen=True)
@@ -94,21 +88,23 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     for file in (path, folder / EXAMPLE):
         if file.is_symlink() or not file.is_file():  # in a folder of others, of any file
             raise TrackingError(f"{file}: is missing or a link, expected the run's own file")
-    engine = described.get("engine")
-    server = engine if engine in _PACKAGES else path.suffix
+    backend = _find_backend(journal, path)
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
         example = arrays["inputs"]
-    if server != ".onnx":
+    if backend.serving != _ONNX:
         shapes, outputs = _shapes(example), described["outputs"]
         values = feed(example, list(shapes))
         dtypes = [[name, array.dtype.name] for name, array in values.items()]  # MLflow sorts a dict
-        settings = _pyfunc(path, {**described, "outputs": list(outputs), "inputs": dtypes})
+        settings = _pyfunc(
+            path, backend.serving, {**described, "outputs": list(outputs), "inputs": dtypes}
+        )
     else:
         shapes, outputs, settings = _onnx(path)
         values = feed(example, list(shapes))
     takes = [TensorSpec(values[name].dtype, shape, name) for name, shape in shapes.items()]
     gives = [TensorSpec(np.dtype(np.float32), (-1, *s), key) for key, s in outputs.items()]
     versions = machine.versions()
+    needed = [*(["onnx"] if backend.serving == _ONNX else []), backend.runtime, "numpy"]
     experiment = store.client.get_experiment(store.experiment_id)
     store.locate(f"{experiment.artifact_location}/models")  # MLflow's folder for them
     with in_one_line(store):
@@ -124,7 +120,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
             # Without the name of a torch build: the registry of pip's default has no `+cpu`.
             pip_requirements=[
                 f"{package}=={versions[f'version.{package}'].partition('+')[0]}"
-                for package in _PACKAGES[server]
+                for package in needed
             ],
             flavor_name=settings["flavor"].__name__,
             validate_serving_input=False,
@@ -132,14 +128,23 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
         )
 
 
-def _pyfunc(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Model.log` for a file that `served_model` runs."""
+def _find_backend(journal: Journal, path: Path) -> Backend:
+    """Return the backend of a run, or for lack of its name the first that writes such files."""
+    writers = [one for one in find_backends().values() if path.suffix in one.suffixes]
+    named = [one for one in writers if one.name == journal.params.get("backend")]
+    return (named or writers)[0]
+
+
+def _pyfunc(path: Path, serving: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Model.log` for a file that `served_model` runs by `serving`."""
     import mlflow.pyfunc
 
+    spec = find_spec(serving)
+    assert spec is not None and spec.origin is not None  # a module of a backend's descriptor
     return {
         "flavor": mlflow.pyfunc,
         "python_model": str(_CODE),
-        "artifacts": {"model": str(path)},
+        "artifacts": {"model": str(path), "serving": spec.origin},
         "model_config": {key: config[key] for key in ("outputs", "engine", "inputs")},
     }
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from resnet8ptq.backends.openvino import library, nncf_quantizer
+from resnet8ptq.backends.openvino import library
+from resnet8ptq.backends.openvino_nncf import quantizer as nncf_quantizer
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY
 from resnet8ptq.core.errors import UnsupportedError

@@ -16,8 +16,10 @@ from resnet8ptq.backends.file.contents import Contents, Port, rounded
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.openvino import archive
 from resnet8ptq.backends.openvino.library import core, is_installed, library
-from resnet8ptq.config.schema import BackendConfig, TfliteConfig
+from resnet8ptq.backends.tflite.options import TfliteConfig
+from resnet8ptq.config.schema import BackendConfig
 from resnet8ptq.core import code, files
+from resnet8ptq.core.descriptor import find_readers
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.evaluator import as_fp32
 from resnet8ptq.graph.qdq import rounded_activations
@@ -210,7 +212,7 @@ def test_a_float_network_is_no_quantized_file(shapes_model, cache_root):
     ("name", "says"),
     [
         ("own.pt", r"TorchScript and pickles are code.*expected \.onnx"),
-        ("own.txt", r"expected \.onnx \| \.tflite"),
+        ("own.txt", r"expected \.onnx \| .*\.tflite"),
         ("gone.onnx", r"not there"),
         ("damaged.onnx", r"not an ONNX model"),
         ("damaged.tflite", r"not a TFLite model"),
@@ -225,11 +227,16 @@ def test_other_files_are_refused_in_one_line(tmp_path, cache_root, name, says):
     assert "\n" not in str(caught.value)
 
 
-def test_a_changed_gate_admits_files_anew():
-    behind = code.closure("resnet8ptq.backends.file.reading")
-    readers = {name.rpartition(".")[2] for name in behind if name.endswith("_file")}
-    assert {"onnx_file", "tflite_file", "openvino_file", "executorch_file"} <= readers
-    assert {f"resnet8ptq.models.gates.{gate}" for gate in ("onnx", "exported_program")} <= behind
+def test_a_changed_reader_or_gate_admits_files_anew(quantize, tmp_path, monkeypatch):
+    reader = find_readers()[".onnx"].reader
+    gates = {"onnx", "exported_program"}
+    behind = {name for one in find_readers().values() for name in code.closure(one.reader)}
+    assert {f"resnet8ptq.models.gates.{gate}" for gate in gates} <= behind
+    path = quantize("backend=onnx").artifact.path
+    before = reading.admit(path, tmp_path).path
+    unchanged = code.behind
+    monkeypatch.setattr(code, "behind", lambda name: f"{unchanged(name)} {name == reader}")
+    assert reading.admit(path, tmp_path).path != before
 
 
 def test_data_beside_a_file_are_read_once_and_part_of_its_hash(tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ from onnx import parser
 from resnet8ptq.backends.openvino import (
     archive,
     library,
-    nncf_quantizer,
     predictor,
     profiler,
 )
@@ -23,6 +22,7 @@ from resnet8ptq.backends.openvino.predictor import make_network
 from resnet8ptq.backends.openvino.profiler import count_kernels
 from resnet8ptq.backends.openvino.quantizer import OpenvinoQuantizer
 from resnet8ptq.backends.openvino.rewriting import rewrite
+from resnet8ptq.backends.openvino_nncf import quantizer as nncf_quantizer
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from resnet8ptq.backends.openvino import nncf_quantizer
+from resnet8ptq.backends.openvino_nncf import quantizer as nncf_quantizer
 from resnet8ptq.core.errors import UnsupportedError
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of

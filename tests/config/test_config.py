@@ -8,8 +8,8 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
+from resnet8ptq.backends.torch.options import TorchConfig
 from resnet8ptq.config.loading import parse_config
-from resnet8ptq.config.schema import TorchConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
 from tests.helpers.calling import REPO

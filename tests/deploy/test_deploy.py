@@ -27,8 +27,8 @@ from PIL import Image
 from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 
-from resnet8ptq.backends.openvino import nncf_quantizer
 from resnet8ptq.backends.openvino.library import is_installed
+from resnet8ptq.backends.openvino_nncf import quantizer as nncf_quantizer
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.data import pictures
 from resnet8ptq.data.preprocessing import Preprocessing, arrange

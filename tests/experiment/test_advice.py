@@ -142,7 +142,7 @@ def test_a_network_narrows_it(network):
     assert any("tflite" in other for other in others)
     two = replace(network, quantized={"onnx": frozenset()})  # of two inputs
     assert verdicts(AVX2, two)["backend=tflite"] == CANNOT
-    assert f"model.path='{network.path}'" in command and command.endswith("per_channel=true")
+    assert f"'model.path={network.path}'" in command and command.endswith("per_channel=true")
     products = replace(network, operators={"MatMul": 2})
     assert verdicts(AVX2, products)["backend=onnx method=dynamic dtype=uint8"] == TRY
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import parser
 
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config import limits, words
 from resnet8ptq.experiment.ladder import changes, climbing, properties, rungs
 from resnet8ptq.experiment.ladder.changes import Change
@@ -20,6 +21,7 @@ from resnet8ptq.sweep import ladder as sweep_ladder
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
 
+NARROWER = [name for name, one in BACKENDS.items() if one.search.fewer_bits is not None]
 ASKED = Asked("fastest", ("onnx",), limit=0.01)
 LOST = Tried(step=None, loss=0.1, error=0.002, noise=1.0, size_bytes=100_000, seconds=1.0)
 PASSED = replace(LOST, loss=0.001, within=True, noise=0.1)
@@ -234,7 +236,7 @@ def test_every_ladder_ends_and_tries_nothing_twice(goal, results):
 
 
 @pytest.mark.parametrize("goal", climbing.GOALS)
-@pytest.mark.parametrize("backend", ["onnx", "torch", "tflite", "executorch", "openvino"])
+@pytest.mark.parametrize("backend", [name for name, one in BACKENDS.items() if one.quantizes])
 def test_every_step_is_a_valid_configuration(goal, backend):
     known = (properties.ATTENTION, properties.DEPTHWISE, properties.POOLS)
     asked = replace(ASKED, goal=goal, backends=(backend,))
@@ -276,7 +278,7 @@ def climbs():
         lambda: Improving(properties=known, findings=json.dumps(reported)),
         lambda: narrowing,
     )
-    backends = ("onnx", "torch", "tflite", "executorch", "openvino")
+    backends = [name for name, one in BACKENDS.items() if one.quantizes]
     for goal, backend, job in product(climbing.GOALS, backends, jobs):
         yield replace(ASKED, goal=goal, backends=(backend,)), job()
 
@@ -313,7 +315,7 @@ def test_steps_that_build_on_each_other_are_valid_configurations():
         make_config(*words_of_step)
 
 
-@pytest.mark.parametrize("backend", climbing.NARROWER)
+@pytest.mark.parametrize("backend", NARROWER)
 def test_every_budget_of_bytes_is_a_valid_configuration(backend):
     asked = replace(ASKED, goal="smallest", backends=(backend,))
     tried = climb(asked, lambda step: LOST if step.rung == FEWER_BITS else PASSED)

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -118,6 +118,12 @@ def test_no_image_calibrates_chooses_and_is_scored(store, tmp_path, monkeypatch,
     assert len(seen[2]) == 300
 
 
+def swap_quantizer(monkeypatch, kind: type[OnnxQuantizer]) -> None:
+    """Let another class quantize for backend=onnx."""
+    descriptor = replace(BACKENDS["onnx"], quantizer=f"{__name__}:{kind.__name__}")
+    monkeypatch.setitem(BACKENDS, "onnx", descriptor)
+
+
 @dataclass(frozen=True)
 class Swapping(OnnxQuantizer):
     """Leaves the FP32 network on disk in place of what it quantized."""
@@ -132,7 +138,7 @@ class Swapping(OnnxQuantizer):
 
 @pytest.mark.slow
 def test_what_is_evaluated_is_the_file_on_disk(store, tmp_path, monkeypatch):
-    monkeypatch.setitem(BACKENDS, "onnx", f"{__name__}:Swapping")
+    swap_quantizer(monkeypatch, Swapping)
     result, record = run(store, tmp_path)
     assert result.measurement is not None
     comparison = result.measurement.comparison
@@ -157,7 +163,7 @@ class Counting(OnnxQuantizer):
 def test_the_fp32_network_is_converted_once_for_all_samples(
     shapes, shapes_model, tmp_path, monkeypatch
 ):
-    monkeypatch.setitem(BACKENDS, "onnx", f"{__name__}:Counting")
+    swap_quantizer(monkeypatch, Counting)
     config = make_config("data=shapes", "dtype=fp32", f"cache_dir={tmp_path}")
     evaluator = evaluator_of(config, shapes_model)
     few, more = (shapes.test.take(np.arange(count)) for count in (20, 30))
@@ -182,10 +188,10 @@ class Truncating(OnnxQuantizer):
 
 
 def test_damaged_artifact_fails_the_run(store, tmp_path, monkeypatch):
-    monkeypatch.setitem(BACKENDS, "onnx", f"{__name__}:Truncating")
+    swap_quantizer(monkeypatch, Truncating)
     config = make_config("data=shapes", *FEW)
     with (
-        pytest.raises(Exception, match=r"(?i)protobuf|parse|load"),
+        pytest.raises(Exception, match=r"model\.onnx: .*invalid file"),
         start_run(store, "name", {}, tmp_path) as opened,
     ):
         running.run(settle(config), tmp_path, opened)

@@ -484,7 +484,7 @@ def test_a_log_file_holds_one_record_a_message_and_nothing_that_steers_a_termina
 
 
 def test_a_traceback_steers_no_terminal(capsys):
-    command.report(RuntimeError(NASTY))
+    command.print_error(RuntimeError(NASTY))
     shown = capsys.readouterr().err
     assert "RuntimeError" in shown
     assert all(line.isprintable() for line in shown.splitlines())

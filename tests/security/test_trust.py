@@ -12,6 +12,7 @@ import onnx
 import pytest
 import torch
 import yaml
+from markdown_it import MarkdownIt
 from onnx import helper, numpy_helper
 
 from resnet8ptq.backends.torch.torchscript import known_warnings
@@ -79,6 +80,16 @@ def test_an_artifact_of_others_that_asks_for_all_memory_is_refused_in_one_line(f
     assert not (foreign.called.folder / "out").exists()
 
 
+def test_a_config_cannot_let_another_framework_load_the_file(foreign):
+    run_id, paths = foreign.run("onnx")  # its .onnx file could be TorchScript
+    text = paths["config.yaml"].read_text()
+    paths["config.yaml"].write_text(text.replace("name: onnx", "name: torch", 1))
+    done = foreign.deploy(run_id)
+    assert (done.code, len(done.errors)) == (1, 1), done.err
+    assert "config.yaml has backend=torch, the run has logged onnx" in done.errors[0]
+    assert not (foreign.called.folder / "out").exists()
+
+
 def test_a_pipe_in_the_place_of_a_file_is_not_read(foreign):
     run_id, paths = foreign.run("onnx")
     paths["predictions.npz"].unlink()
@@ -107,8 +118,10 @@ def test_params_of_others_add_nothing_to_the_model_card(foreign):
     body = card.split("---\n", 2)[2]
     assert "\x1b" not in card
     assert not re.search(r"^(# head|<img|```)", body, re.M)
-    (settings,) = re.findall(r"^- Settings: (.*)$", body, re.M)
-    assert settings.count("`") == 4  # around the settings, and around the run's id
+    (line,) = re.findall(r"^- Settings: .*$", body, re.M)
+    [inline] = [token for token in MarkdownIt().parse(line) if token.type == "inline"]
+    kinds = [token.type for token in inline.children or ()]
+    assert kinds == ["text", "code_inline", "text", "code_inline"]  # settings, and the run's id
 
 
 def hostile_settings(mark: Path) -> dict[str, dict[str, object]]:

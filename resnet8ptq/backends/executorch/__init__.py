@@ -1,1 +1,24 @@
 """ExecuTorch: PT2E's program, lowered to XNNPACK's kernels and run by ExecuTorch's runtime."""
+
+from resnet8ptq.core.descriptor import Backend
+
+# PT2E quantizes them, and XNNPACK has 8-bit kernels for them.
+OPERATORS = {
+    *("Conv", "Gemm", "MatMul", "Add", "Mul", "Relu", "Clip", "MaxPool", "GlobalAveragePool"),
+    *("Transpose", "Reshape", "Flatten"),
+}
+
+BACKEND = Backend(
+    name="executorch",
+    rank=4,
+    quantizer="resnet8ptq.backends.executorch.quantizer:ExecutorchQuantizer",
+    runtime="executorch",
+    packages=("executorch", "torch", "torchao"),
+    suffixes=(".pte",),
+    operators="resnet8ptq.backends.executorch:OPERATORS",
+    advice="resnet8ptq.backends.executorch.advice",
+    reads=(".pte",),
+    reader="resnet8ptq.backends.file.executorch_file",
+    example="resnet8ptq.backends.executorch",
+    serving="resnet8ptq.backends.executorch.serving",
+)

@@ -1,1 +1,12 @@
 """Files quantized by other programs: checked, matched to the FP32 network, scored."""
+
+from resnet8ptq.core.descriptor import FILE, Backend
+
+BACKEND = Backend(
+    name=FILE,
+    rank=7,
+    quantizer="resnet8ptq.backends.file.quantizer:FileQuantizer",
+    options="resnet8ptq.backends.file.options:FileConfig",
+    quantizes=False,
+    not_served="the inputs of such a file are its own, not those of the network",
+)

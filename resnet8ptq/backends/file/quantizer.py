@@ -23,10 +23,12 @@ from resnet8ptq.backends.contract import (
 )
 from resnet8ptq.backends.file import predictor, reading
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
+from resnet8ptq.backends.file.options import FileConfig
 from resnet8ptq.backends.file.reading import Admitted, find_suffix
 from resnet8ptq.calibration.statistics import Ranges
-from resnet8ptq.config.schema import CORRECTIONS, FILE_ENGINES, FileConfig, QuantizationConfig
+from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig
 from resnet8ptq.core import files
+from resnet8ptq.core.descriptor import find_readers
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
@@ -135,7 +137,7 @@ class FileQuantizer(Quantizer):
 
     @property
     def _engine(self) -> str:
-        return FILE_ENGINES[find_suffix(self._path)]
+        return find_readers()[find_suffix(self._path)].name
 
     @cached_property
     def _admitted(self) -> Admitted:

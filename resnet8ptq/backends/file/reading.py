@@ -14,23 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.file.contents import Contents, Port, RawRun
-from resnet8ptq.config.schema import FILE_ENGINES, FileConfig
-from resnet8ptq.core import cache, files, isolation
+from resnet8ptq.config.schema import BackendConfig
+from resnet8ptq.core import cache, code, files, isolation
 from resnet8ptq.core.confinement import MAX_SECONDS
 from resnet8ptq.core.console import waiting
+from resnet8ptq.core.descriptor import find_readers
 from resnet8ptq.core.errors import ConfigError, ModelError, errors_as
 
-# By suffix: what reads a file; its module runs it too.
-_READERS = {
-    ".onnx": "resnet8ptq.backends.file.onnx_file:fetch",
-    ".tflite": "resnet8ptq.backends.file.tflite_file:fetch",
-    ".xml": "resnet8ptq.backends.file.openvino_file:fetch",
-    ".zip": "resnet8ptq.backends.file.openvino_file:fetch",
-    ".pte": "resnet8ptq.backends.file.executorch_file:fetch",
-    ".pt2": "resnet8ptq.backends.file.program_file:fetch",
-}
 _FREE = 8  # tried where a file leaves a size free
-_SUFFIXES = " | ".join(FILE_ENGINES)
 _CODE = (".pt", ".pth", ".jit", ".ptl")
 
 
@@ -52,14 +43,15 @@ class Admitted:
         return run
 
 
-def find_path(options: FileConfig) -> Path:
+def find_path(options: BackendConfig) -> Path:
     """Return the file that the settings name.
 
     Raises:
         ConfigError: they name no file.
     """
     if options.path is None:
-        raise ConfigError(f"backend.path: got null, expected a quantized file: {_SUFFIXES}")
+        suffixes = " | ".join(find_readers())
+        raise ConfigError(f"backend.path: got null, expected a quantized file: {suffixes}")
     return Path(options.path).expanduser()
 
 
@@ -70,13 +62,13 @@ def find_suffix(path: Path) -> str:
         ConfigError: its format is unknown, or holds code.
     """
     suffix = path.suffix.lower()
-    takes = f"expected {_SUFFIXES}"
+    takes = f"expected {' | '.join(find_readers())}"
     if suffix in _CODE:
         raise ConfigError(
             f"backend.path: got {path}: TorchScript and pickles are code, which no check makes "
-            f"safe; {takes}; torch.export.save writes the last"
+            f"safe; {takes}; torch.export.save writes .pt2"
         )
-    if suffix not in _READERS:
+    if suffix not in find_readers():
         raise ConfigError(f"backend.path: got {path}, {takes}")
     return suffix
 
@@ -90,12 +82,16 @@ def admit(path: Path, cache_root: Path) -> Admitted:
     """
     suffix = find_suffix(path)
     name = f"model{'.zip' if suffix == '.xml' else suffix}"  # of the single file
-    key: cache.Key = {"files": digest(path), "suffix": suffix, **cache.made_with(__name__)}
+    module = find_readers()[suffix].reader
+    about = {"suffix": suffix, "reader": code.behind(module)}
+    key: cache.Key = {"files": digest(path), **about, **cache.made_with(__name__)}
 
     def make(folder: Path) -> None:
         crashed = ModelError(f"{path}: reading it crashed, or took too much memory or time")
         with waiting("Reading the file"):
-            content, facts = isolation.call(_read, path, crashed=crashed, seconds=MAX_SECONDS)
+            content, facts = isolation.call(
+                _read, path, module, crashed=crashed, seconds=MAX_SECONDS
+            )
         (folder / name).write_bytes(content)
         (folder / "contents.json").write_text(json.dumps(facts))
 
@@ -121,12 +117,12 @@ def digest(path: Path) -> str:
 
 
 def _reader(path: Path) -> Any:
-    return import_module(_READERS[path.suffix.lower()].partition(":")[0])
+    return import_module(find_readers()[path.suffix.lower()].reader)
 
 
-def _read(path: Path) -> tuple[bytes, dict[str, Any]]:
+def _read(path: Path, module: str) -> tuple[bytes, dict[str, Any]]:
     """Return the content as a single file, and its description; runs in its own process."""
-    reader = _reader(path)
+    reader = import_module(module)
     with errors_as(ModelError, f"{path}: cannot be read"):
         content: bytes = reader.fetch(path)
         contents: Contents = reader.read(content, path)

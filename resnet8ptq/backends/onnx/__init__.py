@@ -1,1 +1,30 @@
 """ONNX Runtime: quantizer, predictor, and rewriting of its files."""
+
+from resnet8ptq.core.descriptor import Backend, Search
+
+BACKEND = Backend(
+    name="onnx",
+    rank=1,
+    quantizer="resnet8ptq.backends.onnx.quantizer:OnnxQuantizer",
+    runtime="onnxruntime",
+    packages=("onnx", "onnxruntime"),
+    suffixes=(".onnx",),
+    operators="resnet8ptq.backends.onnx.operators:find_quantized",
+    dynamic_operators=frozenset({"LSTM"}),
+    search=Search(
+        start=(
+            *("dtype=u8s8", "calib=minmax", "per_channel=true"),
+            *("format=auto", "float_output=true", "slim=true"),
+        ),
+        sums_in_16_bits=True,
+        fewer_bits=("reduce_range=true",),
+        chooses_operators=True,
+        diagnoses=True,
+        weights_alone=True,
+    ),
+    advice="resnet8ptq.backends.onnx.advice",
+    reads=(".onnx",),
+    reader="resnet8ptq.backends.file.onnx_file",
+    example="resnet8ptq.backends.onnx",
+    serving="mlflow.onnx",
+)

@@ -1,1 +1,19 @@
 """OpenVINO: runs the QDQ files of `backends.onnx` with OpenVINO's fusions and kernels."""
+
+from resnet8ptq.core.descriptor import Backend, Search
+
+BACKEND = Backend(
+    name="openvino",
+    rank=5,
+    quantizer="resnet8ptq.backends.openvino.quantizer:OpenvinoQuantizer",
+    runtime="openvino",
+    packages=("openvino", "onnx", "onnxruntime"),
+    suffixes=(".onnx",),
+    operators="resnet8ptq.backends.onnx.operators:find_in_qdq",
+    search=Search(sums_in_16_bits=True, chooses_operators=True),
+    advice="resnet8ptq.backends.openvino.advice",
+    reads=(".xml", ".zip"),  # .zip: both files in one
+    reader="resnet8ptq.backends.file.openvino_file",
+    example="resnet8ptq.backends.openvino",
+    serving="resnet8ptq.backends.openvino.serving",
+)

@@ -1,1 +1,30 @@
 """TensorFlow Lite: TensorFlow's converter, and LiteRT's interpreter."""
+
+from resnet8ptq.backends.operators import SHARED
+from resnet8ptq.core.descriptor import Backend, Search
+
+OPERATORS = SHARED | {  # of TensorFlow's converter
+    *("MatMul", "ConvTranspose", "Sub", "Softmax", "LogSoftmax", "Tanh", "HardSwish", "PRelu"),
+    *("Slice", "Split", "Gather", "Pad", "Resize", "ReduceMax", "ReduceSum", "ArgMax"),
+    *("DepthToSpace", "SpaceToDepth", "Minimum", "Maximum"),
+}
+
+BACKEND = Backend(
+    name="tflite",
+    rank=3,
+    quantizer="resnet8ptq.backends.tflite.quantizer:TfliteQuantizer",
+    options="resnet8ptq.backends.tflite.options:TfliteConfig",
+    settle="resnet8ptq.backends.tflite.options:choose_flow",
+    runtime="ai-edge-litert",
+    packages=("ai-edge-litert", "ai-edge-quantizer", "tensorflow-cpu", "tensorflow"),
+    suffixes=(".tflite",),
+    operators="resnet8ptq.backends.tflite:OPERATORS",
+    single_input=True,
+    converts=("keras", "saved_model"),
+    search=Search(fewer_bits=(), wide_activations=True),
+    advice="resnet8ptq.backends.tflite.advice",
+    reads=(".tflite",),
+    reader="resnet8ptq.backends.file.tflite_file",
+    example="resnet8ptq.backends.tflite",
+    serving="resnet8ptq.backends.tflite.serving",
+)

@@ -45,11 +45,12 @@ from resnet8ptq.backends.tflite import (
     rewriting,
     slim,
 )
+from resnet8ptq.backends.tflite.options import TfliteConfig
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.config.limits import FLOAT_BITS
-from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig, TfliteConfig
+from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split

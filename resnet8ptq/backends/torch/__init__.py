@@ -1,1 +1,29 @@
 """PyTorch: FX graph mode and PT2E, and the checks of the files that are loaded."""
+
+from resnet8ptq.backends.operators import SHARED
+from resnet8ptq.core.descriptor import Backend, Search
+
+OPERATORS = SHARED | {"MatMul", "HardSwish", "Elu"}  # of FX graph mode
+
+BACKEND = Backend(
+    name="torch",
+    rank=2,
+    quantizer="resnet8ptq.backends.torch.quantizer:TorchQuantizer",
+    options="resnet8ptq.backends.torch.options:TorchConfig",
+    runtime="torch",
+    packages=("torch", "torchao"),
+    suffixes=(".pt", ".pt2"),
+    runs_code=True,
+    operators="resnet8ptq.backends.torch:OPERATORS",
+    search=Search(
+        start=(
+            *("dtype=int8", "calib=minmax", "per_channel=true"),
+            "op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPool]",  # pools in float
+        )
+    ),
+    advice="resnet8ptq.backends.torch.advice",
+    reads=(".pt2",),
+    reader="resnet8ptq.backends.file.program_file",
+    example="resnet8ptq.backends.torch",
+    serving="resnet8ptq.backends.torch.serving",
+)

@@ -26,10 +26,11 @@ from resnet8ptq.backends.contract import (
     refuse_others,
 )
 from resnet8ptq.backends.torch import dynamic, fx, profiler, torchscript
+from resnet8ptq.backends.torch.options import TorchConfig
 from resnet8ptq.backends.torch.preparation import prepare
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range, Ranges
-from resnet8ptq.config.schema import DTYPES, TorchConfig
+from resnet8ptq.config.schema import DTYPES
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split

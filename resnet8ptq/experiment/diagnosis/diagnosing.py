@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 
 from resnet8ptq.backends.contract import refuse_others
+from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration.outliers import Outliers
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
@@ -28,7 +29,11 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.comparison import Comparison
 
 REMOVE = "remove the named calibration samples"
-_TAKES = "+analysis=diagnose reads the graphs of backend=onnx method=static; set both"
+_DIAGNOSED = [name for name, backend in BACKENDS.items() if backend.search.diagnoses]
+_TAKES = (
+    f"+analysis=diagnose reads the graphs of backend={' | '.join(_DIAGNOSED)} method=static; set "
+    "both"
+)
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
@@ -40,7 +45,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
         UnsupportedError: the backend's or the method's files hold no QDQ graph.
     """
     config = settings.config
-    refuse_others(config, {"backend.name": (["onnx"], _TAKES), "method": (["static"], _TAKES)})
+    refuse_others(config, {"backend.name": (_DIAGNOSED, _TAKES), "method": (["static"], _TAKES)})
     resolved = settings.quantizer.resolve()
     notes = []
     if config.format in ("qoperator", "auto"):

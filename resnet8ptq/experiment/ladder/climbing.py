@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from resnet8ptq.core.descriptor import find_search
 from resnet8ptq.experiment.ladder import changes, rungs
 from resnet8ptq.experiment.ladder.changes import Change
 from resnet8ptq.experiment.ladder.rungs import Proposal, Seen
@@ -27,7 +28,6 @@ FEWEST = 0.35  # of the bytes of 8 bits: 2 or 3 bits a weight
 # Steps whose models have the bytes and the speed of the first one.
 COST_NOTHING = ("equalization", "calibrations", "quick_corrections", "learned_rounding")
 _EXCLUDE = "nodes_to_exclude"
-NARROWER = ("onnx", "tflite")  # backends that store weights below 8 bits
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,8 @@ def _costs_more(diagnosed: Tried) -> str:
 
 def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
     """Return the diagnosis of the best so far; empty if one has run, or for other backends."""
-    if best.backend != "onnx" or any(trial.step.rung == DIAGNOSIS for trial in own):
+    tried = any(trial.step.rung == DIAGNOSIS for trial in own)
+    if tried or not find_search(best.backend).diagnoses:
         return []
     files = _without_fixed(asked, ("format=qdq", "slim=false"))  # which the analysis needs anyway
     settings = {**best.settings, **files}
@@ -318,7 +319,7 @@ def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
     for word in ("+analysis=diagnose", "analysis.try_changes=false"):
         settings[_key(word)] = word
     why = "which tensors lose most, and whether by weights or by activations"
-    return [Step("onnx", DIAGNOSIS, settings, why, "+analysis=diagnose", 3)]
+    return [Step(best.backend, DIAGNOSIS, settings, why, "+analysis=diagnose", 3)]
 
 
 def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
@@ -331,7 +332,8 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
         return []
     eight = [trial for trial in own if trial.passes and trial.step.rung != FEWER_BITS]
     backend = own[0].step.backend
-    if backend not in NARROWER or not eight:
+    more = find_search(backend).fewer_bits
+    if more is None or not eight:
         return []
     best = min(eight, key=lambda trial: trial.size_bytes)
     below = [trial for trial in own if trial.step.rung == FEWER_BITS]
@@ -345,8 +347,8 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
         f"dtype=w4a8 precision.plan=auto precision.max_bytes={budget:.0f} "
         f"{changes.LEARN.words} corrections.reconstruction=false"
     )
-    if backend == "onnx" and not _see(asked, own, own).is_wide:
-        words += " reduce_range=true"
+    if not _see(asked, own, own).is_wide:
+        words = " ".join([words, *more])
     why = f"8 bits pass: fewer bits, {budget / best.size_bytes:.0%} of the bytes"
     proposal = Proposal(changes.change(words), why, 30)
     step = _step(asked, best.found.settings, FEWER_BITS, proposal)

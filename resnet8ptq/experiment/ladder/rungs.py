@@ -8,13 +8,13 @@ run: studies/ship.md.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from resnet8ptq.core.descriptor import Search, find_search
 from resnet8ptq.experiment.ladder import changes
 from resnet8ptq.experiment.ladder.changes import Change, change
 from resnet8ptq.experiment.ladder.properties import ATTENTION, DEPTHWISE, POOLS, SILU, UNEQUAL
 
 WEIGHTS, ACTIVATIONS = "weights", "activations"
 _CALIBRATIONS = ("minmax", "percentile", "mse")
-ONNX_GRAPHS = ("onnx", "openvino")  # backends whose operators in float are ours to choose
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Seen:
     findings: tuple[tuple[str, Change], ...] = ()
     costs_more: str = ""
     classifies: bool = True
+
+    @property
+    def search(self) -> Search:
+        """The steps that the backend can take."""
+        return find_search(self.backend)
 
     @property
     def is_wide(self) -> bool:
@@ -73,17 +78,10 @@ def start(seen: Seen) -> Change:
     It is `experiment=flagship_quick`, with 8-bit weights if their sums do not saturate; with
     `dtype=w8a16`, `experiment=npu`.
     """
-    narrow = () if seen.exact_sums else ("reduce_range=true",)
-    plain = ("calib=minmax", "per_channel=true")
     if seen.is_wide:
-        return Change(plain)
-    if seen.backend == "onnx":
-        small = ("format=auto", "float_output=true", "slim=true")
-        return Change(("dtype=u8s8", *plain, *small, *narrow))
-    if seen.backend == "openvino":
-        return Change(("dtype=int8", *plain, *narrow))
-    pools = changes.POOLS_IN_FLOAT.settings if seen.backend == "torch" else ()
-    return Change(("dtype=int8", *plain, *pools))
+        return Change(("calib=minmax", "per_channel=true"))
+    saturates = seen.search.sums_in_16_bits and not seen.exact_sums
+    return Change((*seen.search.start, *(changes.REDUCE_RANGE.settings if saturates else ())))
 
 
 def equalization(seen: Seen) -> Iterator[Proposal]:
@@ -107,7 +105,7 @@ def calibrations(seen: Seen) -> Iterator[Proposal]:
 
 def operators(seen: Seen) -> Iterator[Proposal]:
     """Operators in float, for networks with certain properties."""
-    if seen.backend in ONNX_GRAPHS and seen.has(POOLS) and not seen.is_wide:
+    if seen.search.chooses_operators and seen.has(POOLS) and not seen.is_wide:
         why = "an average pool takes the range of its input, which is too large for its output"
         yield Proposal(changes.POOLS_IN_FLOAT, why)
 
@@ -155,7 +153,7 @@ def learned_blocks(seen: Seen) -> Iterator[Proposal]:
 
 def weights_alone(seen: Seen) -> Iterator[Proposal]:
     """Weights in blocks, activations in float, for matrix products."""
-    if seen.backend == "onnx" and seen.has(ATTENTION):
+    if seen.search.weights_alone and seen.has(ATTENTION):
         for dtype in ("w4", "w8"):
             words = f"method=weight_only dtype={dtype} format=null"
             why = "transformers: weights in blocks, activations in float"
@@ -168,7 +166,7 @@ def wide_activations(seen: Seen) -> Iterator[Proposal]:
     In ONNX files this CPU computes them in float, so they are a step only if the user sets
     `dtype=w8a16` for an NPU.
     """
-    if seen.backend == "tflite" and not seen.is_wide:
+    if seen.search.wide_activations and not seen.is_wide:
         words = ("dtype=w8a16", "calib=minmax", *_without_corrections(seen))
         why = "8 bits do not suffice for the activations: 16, which are slow on a CPU"
         yield Proposal(Change(words), why, 100)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from resnet8ptq.backends.onnx import BACKEND as ONNX
 from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.calibration.methods import find_method
 from resnet8ptq.calibration.statistics import Ranges
@@ -45,6 +46,7 @@ from resnet8ptq.tasks.task import Task
 log = logging.getLogger(__name__)
 
 FILE = "exclusion.csv"
+NOISE_FROM = ONNX.name  # its QDQ files show the rounding of each tensor
 _STATIC = ("static", "qat")  # methods whose files round activations to fixed ranges
 LEVEL = SIGNIFICANCE / TESTS  # each test has its share
 Correct = Callable[[RunConfig, Path], Fp32Model]  # writes the corrected network into a folder
@@ -224,10 +226,10 @@ class _Variants:
     def _by_noise(self) -> Groups:
         """Rank by the noise of each tensor in a QDQ file of ONNX Runtime, for any backend."""
         config, runtime = self.config, self.evaluator.runtime
-        if config.backend.name != "onnx":
+        if config.backend.name != NOISE_FROM:
             calib = find_method(config.calib.name).choose and config.calib
             calib = calib or replace(config.calib, name="minmax")
-            config = replace(config, backend=BackendConfig("onnx"), calib=calib)
+            config = replace(config, backend=BackendConfig(NOISE_FROM), calib=calib)
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         quantized = self.evaluator.quantize(
             replace(config, format="qdq", slim=False),

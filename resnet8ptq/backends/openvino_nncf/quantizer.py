@@ -29,8 +29,9 @@ from resnet8ptq.backends.contract import (
 from resnet8ptq.backends.openvino import archive, checking, predictor, profiler
 from resnet8ptq.backends.openvino.library import library, read
 from resnet8ptq.backends.openvino.quantizer import ENGINE, OpenvinoQuantizer
+from resnet8ptq.backends.openvino_nncf.options import NncfConfig
 from resnet8ptq.calibration.statistics import Ranges
-from resnet8ptq.config.schema import CORRECTIONS, NncfConfig, QuantizationConfig
+from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.core.records import feed

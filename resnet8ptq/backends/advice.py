@@ -1,0 +1,77 @@
+"""Advice on a backend's settings, from the flags of a CPU and the operators of a network alone.
+
+A backend's own module of advice has two functions of the flags and the network (None: any):
+`advise` yields `Candidate`s, and `sweep` returns the settings of a sweep that measures those to
+try, or None. Each candidate names its source. Figures were measured on the machine of
+docs/speed.md.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from resnet8ptq.backends.contract import Resolved
+from resnet8ptq.backends.kernels import is_arm, saturates
+from resnet8ptq.config.schema import DTYPES
+from resnet8ptq.core.descriptor import Backend
+from resnet8ptq.models.summary import Summary
+
+TRY, SLOW, WRONG, CANNOT = "try", "slow here", "may be wrong here", "cannot"
+
+DOCS = "ONNX Runtime's docs (Quantize ONNX models)"
+TRIED = "largest integers tried elsewhere: docs/speed.md"
+MEASURED = "measured elsewhere: docs/speed.md"
+FRAMEWORKS = "measured elsewhere: studies/frameworks.md"
+OUT_OF_16_BITS = "vpmaddubsw sums two products in 16 bits, which saturate without VNNI"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration with its verdict, the reason and the source.
+
+    Attributes:
+        settings: the settings, as typed.
+        verdict: `TRY`, `SLOW`, `WRONG` or `CANNOT`.
+    """
+
+    settings: str
+    verdict: str
+    why: str
+    source: str
+
+
+def advise_start(backend: Backend, network: Summary | None) -> Iterator[Candidate]:
+    """Yield the plain 8-bit configuration of a backend without advice of its own."""
+    if backend.quantizes:
+        settings = " ".join([f"backend={backend.name}", *backend.search.start])
+        why = f"the plain 8-bit configuration{in_float(backend.name, network)}"
+        yield Candidate(settings, TRY, why, "nothing is known: measure")
+
+
+def granularity(network: Summary | None) -> str:
+    """Return the settings of `per_channel` to sweep."""
+    return "per_channel=true" if network and network.depthwise else "per_channel=false,true"
+
+
+def may_saturate(dtype: str, flags: Collection[str]) -> bool:
+    """Return whether sums of a QDQ file with this dtype may saturate."""
+    activations, weights = DTYPES[dtype]
+    return saturates(Resolved(weights, activations, "integer", 8, file_format="QDQ"), (), flags)
+
+
+def beyond_x86(flags: Collection[str]) -> str:
+    """Return the facts about the kernels of a CPU that is not x86."""
+    if not is_arm(flags):
+        return "nothing is known of this CPU's kernels: measure"
+    if "asimddp" in flags:
+        return "ARM's dot product sums four products in one exact 32-bit sum"
+    return "ARM without dot product widens to 16 bits first: exact, and less is gained"
+
+
+def in_float(backend: str, network: Summary | None) -> str:
+    """Return the operators that stay in float, by their names, as text."""
+    left = [
+        f"{name} {count}"
+        for name, count in (network.operators.items() if network else ())
+        if network and network.treatment(name, backend) == "float"
+    ]
+    return f"; in float between conversions: {', '.join(left)}" if left else ""

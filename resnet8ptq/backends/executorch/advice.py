@@ -1,0 +1,19 @@
+"""Advice on ExecuTorch; see `backends.advice`."""
+
+from collections.abc import Collection, Iterator
+
+from resnet8ptq.backends.advice import FRAMEWORKS, TRY, Candidate, in_float
+from resnet8ptq.models.summary import Summary
+
+
+def sweep(flags: Collection[str], network: Summary | None) -> str | None:
+    """Return None: lowering takes long."""
+    return None
+
+
+def advise(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
+    """Yield the candidate."""
+    rest = in_float("executorch", network)
+    why = f"XNNPACK's kernels take s8 activations; runs on phones too{rest}"
+    settings = "backend=executorch dtype=int8 per_channel=true"
+    yield Candidate(settings, TRY, why, FRAMEWORKS)

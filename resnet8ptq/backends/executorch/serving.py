@@ -1,0 +1,33 @@
+"""Serves ExecuTorch files.
+
+MLflow copies this module beside the file, for `tracking.served_model`. It does not import this
+package.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Batch = dict[str, Array]  # network inputs [n, ...] by name
+Run = Callable[[Batch], list[Array]]  # returns the outputs [n, ...]
+PARALLEL = False
+
+
+def load(path: Path, engine: str | None) -> Run:
+    """Load a program; it runs one sample at a time."""
+    import torch
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(path.read_bytes())
+    method = program.load_method("forward")
+
+    def run(batch: Batch, kept: Any = program) -> list[Array]:  # the method does not keep it
+        samples = zip(*(torch.from_numpy(v).split(1) for v in batch.values()), strict=True)
+        rows = [method.execute(sample) for sample in samples]
+        return [np.concatenate([v.numpy() for v in part]) for part in zip(*rows, strict=True)]
+
+    return run

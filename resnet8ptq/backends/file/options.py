@@ -1,0 +1,25 @@
+"""The settings of `backend=file`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from resnet8ptq.config.limits import limited, one_of
+from resnet8ptq.config.schema import BackendConfig
+from resnet8ptq.core.descriptor import FILE, find_readers
+
+
+@dataclass
+class FileConfig(BackendConfig):
+    """A file that another program has quantized."""
+
+    name: str = FILE
+    inputs: Any = None  # a dict, untyped: Hydra adds no keys to typed dicts
+    outputs: Any = None
+    fp32: str | None = limited(
+        None, one_of(*dict.fromkeys(backend.name for backend in find_readers().values()))
+    )
+
+    @property
+    def framework(self) -> str:
+        """The backend that runs the FP32 network, once it is known."""
+        return self.fp32 or self.name

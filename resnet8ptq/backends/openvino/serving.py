@@ -1,0 +1,41 @@
+"""Serves OpenVINO files.
+
+MLflow copies this module beside the file, for `tracking.served_model`. It does not import this
+package.
+"""
+
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Batch = dict[str, Array]  # network inputs [n, ...] by name
+Run = Callable[[Batch], list[Array]]  # returns the outputs [n, ...]
+PARALLEL = False
+
+
+def load(path: Path, engine: str | None) -> Run:
+    """Compile a file without OpenVINO's telemetry and without bfloat16, as it was measured."""
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    import openvino
+
+    core = openvino.Core()
+    if path.suffix == ".zip":  # OpenVINO's two files
+        with zipfile.ZipFile(path) as files:
+            graph = core.read_model(files.read("model.xml"), files.read("model.bin"))
+    else:
+        graph = core.read_model(path)
+    network = core.compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    taken = [value.get_any_name() for value in network.inputs]
+
+    def run(batch: Batch) -> list[Array]:
+        if len(batch) == 1:  # the signature's name of a single input is not the file's
+            batch = dict(zip(taken, batch.values(), strict=True))
+        results = network({name: batch[name] for name in taken})
+        return [results[number].copy() for number in range(len(network.outputs))]
+
+    return run

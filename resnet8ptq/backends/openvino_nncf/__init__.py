@@ -1,0 +1,16 @@
+"""NNCF's own quantizer, run by OpenVINO: a reference for `backends.openvino`."""
+
+from resnet8ptq.core.descriptor import Backend
+
+BACKEND = Backend(
+    name="openvino_nncf",
+    rank=6,
+    quantizer="resnet8ptq.backends.openvino_nncf.quantizer:NncfQuantizer",
+    options="resnet8ptq.backends.openvino_nncf.options:NncfConfig",
+    runtime="openvino",
+    packages=("openvino", "nncf"),
+    suffixes=(".zip",),
+    advice="resnet8ptq.backends.openvino_nncf.advice",
+    example="resnet8ptq.backends.openvino",
+    serving="resnet8ptq.backends.openvino.serving",
+)

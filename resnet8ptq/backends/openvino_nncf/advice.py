@@ -1,0 +1,17 @@
+"""Advice on NNCF; see `backends.advice`."""
+
+from collections.abc import Collection, Iterator
+
+from resnet8ptq.backends.advice import FRAMEWORKS, TRY, Candidate
+from resnet8ptq.models.summary import Summary
+
+
+def sweep(flags: Collection[str], network: Summary | None) -> str | None:
+    """Return None: NNCF is a reference."""
+    return None
+
+
+def advise(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
+    """Yield the candidate."""
+    why = "NNCF's own quantizer, a reference for backend=openvino (extra nncf)"
+    yield Candidate("backend=openvino_nncf dtype=int8 per_channel=true", TRY, why, FRAMEWORKS)

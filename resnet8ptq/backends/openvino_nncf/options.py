@@ -1,0 +1,17 @@
+"""The settings of `backend=openvino_nncf`."""
+
+from dataclasses import dataclass
+
+from resnet8ptq.config.limits import limited, one_of
+from resnet8ptq.config.schema import BackendConfig
+
+
+@dataclass
+class NncfConfig(BackendConfig):
+    """NNCF's own quantizer, run by OpenVINO."""
+
+    name: str = "openvino_nncf"
+    preset: str | None = limited(None, one_of("performance", "mixed"))
+    model_type: str | None = limited(None, one_of("transformer"))
+    smooth_quant: bool = limited(True, only={"backend.model_type": one_of("transformer")})
+    bias_correction: str = limited("fast", one_of("fast", "accurate", "none"))

@@ -1,0 +1,39 @@
+"""Advice on PyTorch; see `backends.advice`."""
+
+from collections.abc import Collection, Iterator
+
+from resnet8ptq.backends.advice import (
+    CANNOT,
+    OUT_OF_16_BITS,
+    SLOW,
+    TRIED,
+    TRY,
+    WRONG,
+    Candidate,
+    beyond_x86,
+    in_float,
+)
+from resnet8ptq.backends.contract import Resolved
+from resnet8ptq.backends.kernels import saturates
+from resnet8ptq.backends.onnx.advice import sweep as sweep  # the same kernels' dtypes
+from resnet8ptq.core.machine import is_x86
+from resnet8ptq.models.summary import Summary
+
+
+def advise(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
+    """Yield the candidates."""
+    wide = Resolved("int8", "uint8", "integer", activation_bits=8, engine="onednn")
+    if saturates(wide, (), flags):
+        why = "its default engine takes activations of 7 bits, which keep 16-bit sums exact"
+        wrong = f"{OUT_OF_16_BITS}; so with backend.engine=onednn"
+        yield Candidate("backend=torch reduce_range=false", WRONG, wrong, TRIED)
+    elif is_x86(flags):
+        why = "oneDNN sums u8 by s8 products in 32 bits by VNNI"
+    else:
+        why = beyond_x86(flags)
+    settings = "backend=torch dtype=int8 per_channel=true"
+    yield Candidate(settings, TRY, f"{why}{in_float('torch', network)}", "torch's engines")
+    why = "integer kernels take s8 weights only"
+    yield Candidate("backend=torch dtype=uint8", CANNOT, why, "FBGEMM, oneDNN: docs/settings.md")
+    why = "simulates in float what integer kernels would compute: never faster than FP32"
+    yield Candidate("backend=torch_pt2e", SLOW, why, "docs/settings.md")

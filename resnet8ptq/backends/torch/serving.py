@@ -1,0 +1,39 @@
+"""Serves PyTorch files.
+
+MLflow copies this module beside the file, for `tracking.served_model`. It does not import this
+package.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Batch = dict[str, Array]  # network inputs [n, ...] by name
+Run = Callable[[Batch], list[Array]]  # returns the outputs [n, ...]
+PARALLEL = True  # requests may run at the same time
+_OPERATORS = "torch.ao.quantization.fx._decomposed"  # importing it registers a program's
+
+
+def load(path: Path, engine: str | None) -> Run:
+    """Load a file, with the weights packed for the engine on which it was measured."""
+    import torch
+
+    if engine is not None:
+        torch.backends.quantized.engine = engine
+    if path.suffix == ".pt2":
+        import_module(_OPERATORS)
+        module = torch.export.load(path).module()
+    else:
+        module = torch.jit.load(path, map_location="cpu")
+
+    def run(batch: Batch) -> list[Array]:
+        with torch.inference_mode():
+            returned = module(*map(torch.from_numpy, batch.values()))
+        outputs = returned if isinstance(returned, list | tuple) else [returned]
+        return [(o.dequantize() if o.is_quantized else o).numpy() for o in outputs]
+
+    return run

@@ -1,0 +1,125 @@
+"""The descriptor of a backend: everything that the rest of the program knows of it.
+
+Each folder of `resnet8ptq/backends` holds one, `BACKEND`, whose import costs nothing: functions,
+classes and modules are named, as `module:name`, and imported when they are needed.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules, resolve_name
+from typing import Any
+
+_PACKAGE = __name__.partition(".")[0]
+FILE = "file"  # the backend that quantizes nothing: it scores files of other programs
+
+
+@dataclass(frozen=True)
+class Search:
+    """The steps that `experiment=auto` takes with a backend.
+
+    Attributes:
+        start: the plain 8-bit configuration.
+        sums_in_16_bits: whether its kernels need `reduce_range` on a CPU whose sums saturate.
+        fewer_bits: settings beside `dtype=w4a8`; None: its files hold no weights below 8 bits.
+        chooses_operators: whether `op_types` is a step of its own, to leave pools in float.
+        diagnoses: whether `+analysis=diagnose` reads its files.
+        weights_alone: whether `method=weight_only` takes matrix products.
+        wide_activations: whether integer kernels take 16-bit activations.
+    """
+
+    start: tuple[str, ...] = ("dtype=int8", "calib=minmax", "per_channel=true")
+    sums_in_16_bits: bool = False
+    fewer_bits: tuple[str, ...] | None = None
+    chooses_operators: bool = False
+    diagnoses: bool = False
+    weights_alone: bool = False
+    wide_activations: bool = False
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A framework that quantizes and runs its own files.
+
+    Attributes:
+        name: the value of `backend=`.
+        rank: its place in lists and tables.
+        quantizer: the class of `backends.contract.Quantizer`.
+        options: the dataclass of its settings, below `schema.BackendConfig`.
+        settle: a function of the options and the `RunConfig`, the source being located, that
+            returns the options with defaults for this network; empty: they have none.
+        quantizes: False: it scores files of other programs.
+        runtime: the package that runs its files; its name on PyPI.
+        packages: all packages that its results depend on, for cache keys and tags.
+        suffixes: suffixes of its files.
+        runs_code: whether loading its files can run code.
+        operators: a set of the operators with integer kernels, by ONNX name, or a function that
+            returns it; empty: the framework chooses them itself, network by network.
+        dynamic_operators: operators that only `method=dynamic` quantizes.
+        single_input: whether it takes one input of float32 only.
+        converts: formats of networks that its own converter quantizes as a whole.
+        search: where `experiment=auto` starts, and its steps.
+        advice: a module with `advise` and `sweep`, see `backends.advice`; empty: `search.start`.
+        reads: suffixes of the files of other programs that `reader` reads.
+        reader: a module as `backends.file.reading` needs it.
+        example: the package whose `templates/runner.py.j2` loads and runs a deployed file.
+        serving: a flavor of MLflow, or a module for `tracking.served_model`; empty: `not_served`.
+        not_served: the reason why its files are not served.
+    """
+
+    name: str
+    quantizer: str
+    rank: int = 100
+    options: str = f"{_PACKAGE}.config.schema:BackendConfig"
+    settle: str = ""
+    quantizes: bool = True
+    runtime: str = ""
+    packages: tuple[str, ...] = ()
+    suffixes: tuple[str, ...] = ()
+    runs_code: bool = False
+    operators: str = ""
+    dynamic_operators: frozenset[str] = frozenset()
+    single_input: bool = False
+    converts: tuple[str, ...] = ()
+    search: Search = Search()
+    advice: str = ""
+    reads: tuple[str, ...] = ()
+    reader: str = ""
+    example: str = ""
+    serving: str = ""
+    not_served: str = ""
+
+    @property
+    def schema(self) -> type[Any]:
+        """The dataclass of its settings."""
+        kind: type[Any] = resolve_name(self.options)
+        return kind
+
+    def find_operators(self) -> frozenset[str]:
+        """Return the operators with integer kernels, by ONNX name."""
+        named = resolve_name(self.operators)
+        return frozenset(named() if callable(named) else named)
+
+
+@cache
+def find_backends() -> dict[str, Backend]:
+    """Return the backends by name, in the order of lists and tables.
+
+    The name of the package is put together: a cache key depends on each module that its code names
+    (`core.code`), and most keys do not depend on the backends.
+    """
+    package = import_module(f"{_PACKAGE}.backends")
+    folders = [item.name for item in iter_modules(package.__path__) if item.ispkg]
+    backends = [import_module(f"{package.__name__}.{name}").BACKEND for name in folders]
+    return {one.name: one for one in sorted(backends, key=lambda one: (one.rank, one.name))}
+
+
+def find_search(option: str) -> Search:
+    """Return the search of an option of `backend=`; plain 8 bits for an option of the user."""
+    backend = find_backends().get(option)
+    return backend.search if backend else Search()
+
+
+def find_readers() -> dict[str, Backend]:
+    """Return the backend that reads files of other programs, by suffix."""
+    return {suffix: backend for backend in find_backends().values() for suffix in backend.reads}

@@ -1,0 +1,17 @@
+"""A backend of one folder, as a contributor would add it: 8-bit weights, run by ONNX Runtime."""
+
+from resnet8ptq.core.descriptor import Backend
+
+BACKEND = Backend(
+    name="toy",
+    quantizer="tests.helpers.toy_backend.quantizer:ToyQuantizer",
+    options="tests.helpers.toy_backend.options:ToyConfig",
+    runtime="onnxruntime",
+    packages=("onnxruntime", "filelock"),
+    suffixes=(".toy",),
+    operators="tests.helpers.toy_backend.files:OPERATORS",
+    reads=(".toy",),
+    reader="tests.helpers.toy_backend.files",
+    example="tests.helpers.toy_backend",
+    serving="tests.helpers.toy_backend.serving",
+)
