@@ -14,7 +14,7 @@ from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.metric import Metric, Metrics, name_ends
 from resnet8ptq.tasks.outputs import Array
 from resnet8ptq.tasks.statistics import UNKNOWN, Interval, Margin, Values
-from resnet8ptq.tasks.values import Arrays, Paired, PairedTest, SampleValues
+from resnet8ptq.tasks.values import SAMPLES, Arrays, Paired, PairedTest, SampleValues, check_columns
 
 PLAN = "plan"  # array of `predictions.npz`
 PLANNED = "stopping/planned"  # samples that might have been scored
@@ -98,12 +98,14 @@ def read_pair(test: PairedTest, arrays: Arrays) -> Paired:
     Raises:
         KeyError, ValueError: the arrays are those of another task, or damaged.
     """
-    pair = test.read(arrays)
-    if not test.sequential or PLAN not in arrays:
-        return pair
-    assert isinstance(pair.model, Hits)  # as a sequential test requires
-    plan = _read_plan(arrays[PLAN], len(pair.model.labels))
-    return replace(pair, model=StoppedHits(pair.model, plan))
+    model, baseline = (test.read_values(arrays, prefix) for prefix in ("", "baseline_"))
+    samples = arrays.get(SAMPLES)
+    if samples is not None:
+        check_columns([samples], "u")
+    if test.sequential and PLAN in arrays:
+        assert isinstance(model, Hits)  # as a sequential test requires
+        model = StoppedHits(model, _read_plan(arrays[PLAN], len(model.labels)))
+    return Paired(model, baseline, samples)
 
 
 def _read_plan(array: Array, seen: int) -> StoppingPlan:

@@ -139,13 +139,6 @@ class PairedTest:
     read_values: Callable[[Arrays, str], SampleValues]
     sequential: bool = False
 
-    def read(self, arrays: Arrays) -> Paired:
-        """Return the values that `predictions.npz` keeps; see `stopped_hits.read_pair`."""
-        samples = arrays.get(SAMPLES)
-        if samples is not None:
-            check_columns([samples], "u")
-        return Paired(self.read_values(arrays, ""), self.read_values(arrays, "baseline_"), samples)
-
 
 def check_columns(columns: Sequence[Array], kind: str) -> None:
     """Raise `ValueError` unless all arrays are 1-d, of equal length and of this NumPy kind."""

@@ -421,12 +421,12 @@ def test_kept_values_read_back(case, tmp_path):
         path = tmp_path / f"{number}.npz"
         np.savez_compressed(path, **case.task.files.arrays(comparison))
         with np.load(path, allow_pickle=False) as arrays:
-            kept.append(case.task.test.read(arrays))
+            kept.append(read_pair(case.task.test, arrays))
     model, other = (run.paired.model for run in runs)
     assert kept[0].model.against(kept[1].model) == model.against(other)
     assert kept[0].by_class(2) == runs[0].paired.by_class(2)
     with pytest.raises((KeyError, ValueError)):
-        case.task.test.read({"predictions": np.zeros((2, 2)), "scores": np.zeros(1)})
+        read_pair(case.task.test, {"predictions": np.zeros((2, 2)), "scores": np.zeros(1)})
 
 
 @pytest.mark.parametrize(
@@ -571,7 +571,7 @@ def compared_at(db: float, items: int = 300) -> tuple[Task, Comparison]:
 def test_without_labels_the_limit_is_an_sqnr(db, outcome):
     task, comparison = compared_at(db)
     assert comparison.sqnr_db == pytest.approx(db)
-    kept = task.test.read(comparison.paired.arrays())
+    kept = read_pair(task.test, comparison.paired.arrays())
     limit = task.metric.limit(ReportConfig())
     [verdict] = decide([(kept.margin(task.metric, limit, 300), 300)])
     assert verdict.outcome == outcome
