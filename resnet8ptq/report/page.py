@@ -36,6 +36,7 @@ from resnet8ptq.report import (
     reference,
     spread,
     table,
+    timing,
     trade_off,
     verdicts,
     web_page,
@@ -121,10 +122,12 @@ def select(
     limits: ReportConfig,
     timings: Sequence[PairedLatency | None] | None = None,
 ) -> list[ModelSelection]:
-    """Judge the models of each family."""
-    judged = [verdicts.judge(family, limits) for family in families]
-    parts = zip(families, judged, timings or [None] * len(families), strict=True)
-    return [ModelSelection(family, limits, verdict, timing) for family, verdict, timing in parts]
+    """Judge the models of each family, whose latencies become those of its timing."""
+    result = []
+    for family, timed in zip(families, timings or [None] * len(families), strict=True):
+        judged = verdicts.judge(family, limits)
+        result.append(ModelSelection(timing.put_in(family, timed), limits, judged, timed))
+    return result
 
 
 def load_selections(

@@ -164,8 +164,8 @@ def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
     text = f"{begin}: {show(name)} is {loss}{_say_bounds(run)}; the limit is {limit}."
     if fault := run.verdict_text.partition(", ")[2]:
         text += f" It fails: {show(fault)}."
-    if needed := run.verdict_text.partition("(")[2].partition(")")[0]:
-        text += f" Sample size for 80% power near this loss: {needed}."
+    if run.samples_needed is not None:
+        text += f" Sample size for 80% power at this loss: {run.samples_needed:,}."
     return text
 
 

@@ -102,28 +102,17 @@ class Margin:
     def items_needed(self, items: int, level: float) -> float:
         """Return the sample size at which the test decides with `POWER`, at the measured loss.
 
-        NaN without spread.
+        If no item has changed, the size at which such a model passes. NaN without spread.
 
         Args:
             level: the level of the one-sided test.
         """
         if math.isinf(self.correction):
             return math.nan
+        if self.no_change:
+            return self._items_of_no_change(items, level)
         needed = float(ndtri(1 - level) + ndtri(POWER))
         return items * (needed / self.z) ** 2 if self.z else math.inf
-
-    def items_range(self, items: int, level: float) -> Interval:
-        """Return the sample sizes of `items_needed` for losses one standard error lower and higher.
-
-        The larger one is infinite if the limit lies within that standard error. If no item has
-        changed, the smaller one is the one at which such a model passes.
-        """
-        nearer, farther = abs(self.z) - 1, abs(self.z) + 1
-        low, high = (
-            Margin(max(z, 0.0), self.correction).items_needed(items, level)
-            for z in (farther, nearer)
-        )
-        return (self._items_of_no_change(items, level) if self.no_change else low), high
 
     def _items_of_no_change(self, items: int, level: float) -> float:
         """Return the sample size at which the test decides if no item changes."""

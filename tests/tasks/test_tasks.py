@@ -868,7 +868,7 @@ def test_as_many_items_as_needed_tell_four_times_in_five():
 def test_fewer_items_than_named_do_not_pass_a_model_without_changes(level):
     """The named size suffices; otherwise 2 samples would name 9, and 9 would name 30."""
     for items in (2, 50, 300):
-        fewest, _ = statistics.tango(0, 0, items, 0.01).items_range(items, level)
+        fewest = statistics.tango(0, 0, items, 0.01).items_needed(items, level)
         passes, fails = (math.ceil(fewest), math.floor(fewest))
         assert statistics.tango(0, 0, passes, 0.01).p_within <= level
         assert statistics.tango(0, 0, fails, 0.01).p_within > level
