@@ -96,7 +96,7 @@ _ADVICE = {
 def say_nothing_faster(selected: ModelSelection) -> str:
     """Return that no model is faster than FP32, and the command of an untried setting, if any."""
     untried = find_untried(selected.family.records)
-    text = "Nothing here is shown to be faster than FP32 on this CPU."
+    text = "One sample at a time, nothing here is shown to be faster than FP32 on this CPU."
     return f"{text} Known to be fast here, and untried: {untried}" if untried else text
 
 
