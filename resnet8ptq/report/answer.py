@@ -17,7 +17,7 @@ from resnet8ptq.report.rule import SAME_SIZE
 from resnet8ptq.report.table import VOID, say_size
 from resnet8ptq.report.untried import find_untried
 from resnet8ptq.report.verdicts import FAIL, PASS, Verdict
-from resnet8ptq.tasks.contract import BASELINE, TOTAL
+from resnet8ptq.tasks.metric import BASELINE, TOTAL
 from resnet8ptq.tracking.record import RunRecord
 
 UNKNOWN_SPEED = "for an NPU: its speed was not measured, because this CPU computes it in float"

@@ -2,12 +2,13 @@
 
 from collections.abc import Collection, Sequence
 
+from resnet8ptq.evaluation.sequential import ANALYSES
 from resnet8ptq.report.facts import adjusted_p, count_models, labels, task_of, varied
 from resnet8ptq.report.table import NOTHING_JUDGED, VOID, Judged
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
-from resnet8ptq.tasks.contract import UNDEFINED, Task
-from resnet8ptq.tasks.sequential import LOOKS
+from resnet8ptq.tasks.metric import UNDEFINED
 from resnet8ptq.tasks.statistics import KNOWN
+from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.ledger import NO_LOOKS
 from resnet8ptq.tracking.record import RunRecord
 
@@ -86,8 +87,8 @@ def collect(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> li
     lines = _reasons(named, hidden)
     lines += _on_tests(task, records)
     lines += _on_limits(task, records, judged) + _on_stops(task, named)
-    if task.note and any(record.value(task.metric) is not None for record in records):
-        lines.append(task.note)
+    if task.reference and any(record.value(task.metric) is not None for record in records):
+        lines.append(task.reference.note)
     lines += _on_batches(task, named) + _on_undefined(task, named)
     return lines + _on_speed(records)
 
@@ -195,7 +196,7 @@ def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
         lines.append(
             f"The same for {len(stopped) - NAMED:,} more runs (stopping/loss in runs.csv)."
         )
-    return [STOP_NOTE.format(looks=LOOKS), *lines] if stopped else []
+    return [STOP_NOTE.format(looks=ANALYSES), *lines] if stopped else []
 
 
 def _on_undefined(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:

@@ -54,7 +54,7 @@ from resnet8ptq.report.recommend import (
 from resnet8ptq.report.terminal import REPORT
 from resnet8ptq.report.trade_off import Panel
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.metric import Metric
 from resnet8ptq.tracking import history, upload
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
@@ -84,7 +84,7 @@ def write(
         if over:
             own["trade_offs.svg"] = trade_off.to_svg(over).encode()
         if (best := selected.recommendations) and best[0].choice is not None:
-            own |= _load_figures(store, best[0].choice.record, selected.family.task.figure_files)
+            own |= _load_figures(store, best[0].choice.record, selected.family.task.files.captions)
         drawn |= {prefix + name: content for name, content in own.items()}
     page, runs = to_html(chosen, panels, drawn), [r for family in families for r in family.records]
     texts = {"report.md": to_markdown(chosen, drawn), REPORT: page, "runs.csv": table.to_csv(runs)}
@@ -232,7 +232,7 @@ def _render(
         },
         drawn={
             f"{prefix}{name}": caption
-            for name, caption in family.task.figure_files.items()
+            for name, caption in family.task.files.captions.items()
             if f"{prefix}{name}" in figures
         },
         ranges=[name for name in figures if name.startswith(f"{prefix}ranges_")],
@@ -300,7 +300,8 @@ def summarize(selected: ModelSelection) -> list[str]:
     lines = [", ".join(counts) + "."]
     if not measured:
         return [*lines, "No quantized model was measured, so nothing can be recommended."]
-    lines += [family.task.note] * bool(family.task.note)
+    if (reference := family.task.reference) is not None:
+        lines.append(reference.note)
     lines += dict.fromkeys(cell.record.doubt for cell in measured if cell.record.doubt)
     outcomes = Counter(verdict.outcome for verdict in selected.judged.values())
     numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)

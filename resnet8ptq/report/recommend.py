@@ -21,7 +21,7 @@ from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.rule import SAME_SIZE, SAME_SPEED
 from resnet8ptq.report.table import VOID, say_size, show_interval
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, Verdict, least_of
-from resnet8ptq.tasks.contract import BASELINE, CHOICE, Metric
+from resnet8ptq.tasks.metric import BASELINE, CHOICE, Metric
 from resnet8ptq.tasks.statistics import ROUNDING
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.facts import by_model
 from resnet8ptq.report.table import VOID, Judged
-from resnet8ptq.tasks.contract import CHOICE, TOTAL, Metric
+from resnet8ptq.tasks.metric import CHOICE, TOTAL, Metric
 from resnet8ptq.tasks.statistics import (
     SIGNIFICANCE,
     UNKNOWN,

@@ -27,7 +27,7 @@ from resnet8ptq.report.recommend import (
 )
 from resnet8ptq.report.verdicts import Verdict
 from resnet8ptq.results.bounds import Bounds, measure
-from resnet8ptq.tasks.contract import BASELINE, Metric
+from resnet8ptq.tasks.metric import BASELINE, Metric
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 

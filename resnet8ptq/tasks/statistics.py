@@ -45,7 +45,7 @@ def wilson(correct: int, total: int) -> Interval:
 def mcnemar(ours: int, theirs: int) -> float:
     """Return the p-value of the exact two-sided McNemar test (McNemar, 1947); 1 without flips.
 
-    If two models are equally accurate, an image that only one of them gets right (`flips`) belongs
+    If two models are equally accurate, a sample that only one of them gets right (`flips`) belongs
     to either with probability 1/2. Both tails of that binomial distribution are P(X <= k) =
     I_1/2(flips - k, k + 1) (Abramowitz and Stegun, 1964, 26.5.24).
     """
@@ -70,7 +70,7 @@ def least_found(flips: int, total: int, level: float) -> float:
 
 
 def flips(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> tuple[int, int]:
-    """Return the numbers of images [n] that only the first or only the second model gets right."""
+    """Return the numbers of samples [n] that only the first or only the second model gets right."""
     return int((hits & ~other_hits).sum()), int((other_hits & ~hits).sum())
 
 
@@ -206,7 +206,7 @@ def find_edge(above: Callable[[float], bool]) -> float:
 
 @dataclass(frozen=True)
 class CrossedMean:
-    """The mean of values by sample and draw, such as losses by image and calibration draw.
+    """The mean of values by sample and draw, such as losses by sample and calibration draw.
 
     Attributes:
         error: standard error over samples and draws.

@@ -10,8 +10,8 @@ from resnet8ptq.report import facts, notes, page, table, verdicts
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID, Verdict
 from resnet8ptq.tasks.classification import ACCURACY
-from resnet8ptq.tasks.contract import Paired
 from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.values import Paired
 from tests.helpers.cells import predictions, record, sweep
 
 
