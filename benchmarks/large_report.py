@@ -22,8 +22,8 @@ from resnet8ptq.report import comparison, page, trade_off
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.facts import labels
 from resnet8ptq.report.terminal import REPORT
-from resnet8ptq.tasks.contract import Paired
 from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.values import Paired
 from resnet8ptq.tracking import sync
 from resnet8ptq.tracking.store import Store
 

@@ -198,7 +198,7 @@ def score(config: RunConfig) -> Record:
         measured: Record = {"bytes": quantized.size_bytes, "seconds": round(seconds, 1)}
         for side, split in {"held_out": held_out, "test": data.test}.items():
             compared = evaluator.compare(config, quantized.path, split).comparison
-            drop = task.metric.drop(compared.fair_delta, compared.baseline.fair)
+            drop = compared.loss(fair=True)
             measured[f"{side}_samples"] = len(split)
             measured[f"{side}_fp32"] = round(float(compared.baseline.fair), 6)
             measured[f"{side}_drop"] = round(float(drop), 6)

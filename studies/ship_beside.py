@@ -24,9 +24,10 @@ import numpy as np
 from benchmarks.setting import REPO
 from benchmarks.tables import table
 from resnet8ptq.core import command
+from resnet8ptq.evaluation.stopped_hits import read_pair
 from resnet8ptq.report import verdicts
-from resnet8ptq.tasks.contract import Paired
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.values import Paired
 from resnet8ptq.tracking import sync
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
@@ -96,7 +97,7 @@ def read_values(record: RunRecord) -> Paired:
     with np.load(
         Path(url2pathname(urlparse(record.artifact_uri).path)) / "predictions.npz"
     ) as kept:
-        return record.task.test.read(dict(kept))
+        return read_pair(record.task.test, dict(kept))
 
 
 def describe(

@@ -23,8 +23,8 @@ from benchmarks import process
 from benchmarks.setting import REPO
 from resnet8ptq.core import files
 from resnet8ptq.core.console import track
+from resnet8ptq.evaluation.sequential import ANALYSES, FAIL, FUTILE, PASS, StoppingPlan
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.sequential import FAIL, FUTILE, LOOKS, PASS, StoppingPlan
 from resnet8ptq.tasks.statistics import PART, SIGNIFICANCE, flips, tango
 from studies.decisions import Images, draw
 from studies.recipes import NETWORKS, SHARED
@@ -217,7 +217,7 @@ def main() -> int:
     for name, total in product(("resnet8", "vit", "ic02"), TOTALS[1:]):
         share = simulate_single_runs(images[name], total, 1000, asked.seed)
         print(f"{RUNS} single runs, {name}, {total:,} samples: some wrong pass in {share:.1%}")
-    print(f"{LOOKS} looks")
+    print(f"{ANALYSES} looks")
     return 0
 
 

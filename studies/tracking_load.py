@@ -31,7 +31,7 @@ from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.server import server
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
-from resnet8ptq.tasks.contract import Metrics
+from resnet8ptq.tasks.metric import Metrics
 from resnet8ptq.tracking.run import start_parent, start_run
 from resnet8ptq.tracking.store import Store, open_store
 

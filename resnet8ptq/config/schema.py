@@ -317,6 +317,7 @@ class ReportConfig:
     max_drop: float = limited(0.01, limits.LOSS)
     min_sqnr_db: float = limited(25.0, limits.FINITE)
     min_accuracy: float | None = limited(None, limits.FRACTION)
+    prefer: str = limited("speed", one_of("speed", "size", "accuracy"))
     reference: str | None = None
     columns: list[str] = field(default_factory=list)
     expected_accuracy: float | None = limited(None, limits.FRACTION)

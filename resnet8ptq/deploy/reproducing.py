@@ -23,7 +23,9 @@ from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.compatibility import load, make_task
 from resnet8ptq.experiment.samples import draw
 from resnet8ptq.experiment.settings import resolve
-from resnet8ptq.tasks.contract import Array, Comparison, Task
+from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.outputs import Array
+from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.mlflow_model import EXAMPLE
 
 log = logging.getLogger(__name__)
@@ -116,7 +118,10 @@ def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
     """
     metric, value = task.metric, again.model.value
     logged = source.record.value(metric)
-    different = _count_different(source.folder, task.arrays(again), task.documents(again), samples)
+    files = task.files
+    different = _count_different(
+        source.folder, files.arrays(again), files.documents(again), samples
+    )
     if different is None:
         same = logged is not None and abs(value - logged) <= ROUNDING
         summary = f"{metric.title} {metric.show(value)} on {samples} samples"

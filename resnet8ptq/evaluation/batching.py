@@ -112,7 +112,7 @@ def find_batching(
         return Batching(sizes[0], *widest)
     key: cache.Key = {
         **about,
-        "image_shape": str(split.input_shape or split.images.dtype),
+        "shape": str(split.input_shape or split.images.dtype),
         "sizes": str(sizes),
         "ways": str(sorted(ways)),
         **cache.made_with(__name__),
@@ -149,7 +149,7 @@ def _find_fastest(
 
 
 def measure(load: Load, split: Split, batching: Batching) -> float:
-    """Return the seconds per image, measured on the first images."""
+    """Return the seconds per sample, measured on the first samples."""
     copies = [load(batching.threads).predict for _ in range(batching.at_once)]
     most = max(TRIAL_IMAGES, 4 * batching.at_once * batching.batch_size)
     batches = split.take(np.arange(min(most, len(split)))).batches(batching.batch_size)

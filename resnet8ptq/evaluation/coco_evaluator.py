@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from resnet8ptq.calibration.coco_reader import IMAGE_ID, CocoReader
 from resnet8ptq.config.schema import DetectionConfig
 from resnet8ptq.graph.session import open_session
-from resnet8ptq.tasks.contract import Outputs
 from resnet8ptq.tasks.detection import average_precision
 from resnet8ptq.tasks.detection.decoding import Decoder, make_decoder
 from resnet8ptq.tasks.detection.scores import DetectionScores
+from resnet8ptq.tasks.outputs import Outputs
 
 
 class CocoEvaluator:

@@ -25,9 +25,12 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import evaluation_cache, inference
 from resnet8ptq.evaluation.batching import Batching, Load, find_batching
 from resnet8ptq.evaluation.inference import Evaluation
+from resnet8ptq.evaluation.sequential import FAIL, PASS, StoppingPlan
+from resnet8ptq.evaluation.stopped_hits import find_outcome, stop
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.contract import Comparison, Outputs, Scores, Task
-from resnet8ptq.tasks.sequential import FAIL, PASS, StoppingPlan
+from resnet8ptq.tasks.comparison import Comparison, Scores
+from resnet8ptq.tasks.outputs import Outputs
+from resnet8ptq.tasks.task import Task
 
 DYNAMIC_BATCH_SIZE = 256
 
@@ -197,17 +200,18 @@ class Evaluator:
             block, seen = (samples.take(np.arange(*ends)) for ends in ((start, end), (end,)))
             label = f"Evaluating, to {end:,} of {plan.total:,}"
             part = inference.infer(
-                copies, block, batching, label, self.network.final, self.task.reduction
+                copies, block, batching, label, self.network.final, self.task.scope.reduction
             )
             evaluation, start = inference.extend(evaluation, part), end
             reference = self._score(fp32.first(end), seen)
-            comparison = self.task.compare(self._score(evaluation.outputs, seen), reference, plan)
-            if comparison.outcome in (PASS, FAIL) or (comparison.outcome and not search):
+            scores = self._score(evaluation.outputs, seen)
+            outcome = find_outcome(stop(self.task.compare(scores, reference), plan))
+            if outcome in (PASS, FAIL) or (outcome and not search):
                 break
-        assert evaluation is not None  # a plan has a look
+        assert evaluation is not None  # a plan has an analysis
         evaluation = evaluation if search else inference.with_logits(evaluation, copies, seen)
         scores = self._score(evaluation.outputs, seen)
-        return Compared(evaluation, self.task.compare(scores, reference, plan))
+        return Compared(evaluation, stop(self.task.compare(scores, reference), plan))
 
     def reference(self, config: QuantizationConfig, samples: Split) -> Scores:
         """Return the scores of the FP32 network in the framework of `config`, computed once."""
@@ -251,15 +255,15 @@ class Evaluator:
     ) -> Evaluation:
         copies, batching = self._open(config, path, samples, batch_size)
         run = inference.infer(
-            copies, samples, batching, label, self.network.final, self.task.reduction
+            copies, samples, batching, label, self.network.final, self.task.scope.reduction
         )
         return inference.with_logits(run, copies, samples) if logits else run
 
     def _evaluation_key(self, config: QuantizationConfig, samples: Split) -> cache.Key:
         """Return an evaluation's cache key without the file: framework, samples and code."""
-        reduction = self.task.reduction
+        reduction = self.task.scope.reduction
         kind = f"{reduction} {code.behind(type(reduction).__module__)}" if reduction else ""
-        about = {"backend": _backend(config), "images": samples.digest, "reduction": kind}
+        about = {"backend": _backend(config), "samples": samples.digest, "reduction": kind}
         return {**about, **cache.made_with(__name__)}
 
     def _open(

@@ -12,9 +12,9 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.batching import Batching, run_all
-from resnet8ptq.tasks.contract import PROBABILITIES, Array, Outputs, Reduction, Targets
+from resnet8ptq.tasks.outputs import PROBABILITIES, Array, Outputs, Reduction, Targets
 
-LOGIT_IMAGES = 1000
+LOGIT_SAMPLES = 1000
 RAW_BYTES = 2**25  # of raw outputs kept beside the reduced ones
 
 
@@ -23,7 +23,7 @@ class Evaluation:
     """The outputs of an artifact, loaded from disk and run on a split.
 
     Attributes:
-        seconds: the time for all images, without loading.
+        seconds: the time for all samples, without loading.
         cached: whether the cache had the outputs; `seconds` is then the time of the earlier run.
     """
 
@@ -97,13 +97,13 @@ def with_logits(evaluation: Evaluation, copies: Sequence[Predictor], split: Spli
 def collect_logits(
     copies: Sequence[Predictor], split: Split, batch_size: int
 ) -> NDArray[np.float32] | None:
-    """Return the logits [m, classes] of the first m = `LOGIT_IMAGES` images.
+    """Return the logits [m, classes] of the first m = `LOGIT_SAMPLES` samples.
 
-    None if the model does not end in a softmax. The first images are enough for the SQNR, which
-    sums over every class of each image. A pass over all images would double the evaluation's time.
+    None if the model does not end in a softmax. The first samples are enough for the SQNR,
+    which sums over every class of each sample. A pass over all would double the evaluation's time.
     """
-    images = split.take(np.arange(min(LOGIT_IMAGES, len(split))))
-    batches = images.batches(batch_size)
+    first = split.take(np.arange(min(LOGIT_SAMPLES, len(split))))
+    batches = first.batches(batch_size)
     outputs = run_all([copy.logits for copy in copies], batches)
     arrays = [logits for logits in outputs if logits is not None]
     return batches.restore(np.concatenate(arrays)) if arrays else None

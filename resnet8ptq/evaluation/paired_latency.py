@@ -49,8 +49,8 @@ class PairedLatency:
     """The median latencies of each model in each block of turns, in milliseconds.
 
     Attributes:
-        single: latency of one image, by model name.
-        batch: latency of `batch_size` images, by model name; without networks of batch size 1.
+        single: latency of one sample, by model name.
+        batch: latency of `batch_size` samples, by model name; without networks of batch size 1.
     """
 
     single: dict[str, Blocks]

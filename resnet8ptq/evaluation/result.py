@@ -2,17 +2,20 @@
 
 from dataclasses import dataclass, field
 
-from resnet8ptq.tasks.contract import BASELINE, CHOICE, TOTAL, Comparison, Metrics, Task
+from resnet8ptq.evaluation.stopped_hits import StoppedHits, find_outcome
+from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.metric import BASELINE, CHOICE, TOTAL, Metrics
+from resnet8ptq.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """An artifact, reloaded from disk and run over the test images.
+    """An artifact, reloaded from disk and run over the test samples.
 
     Attributes:
         metrics: metrics besides the comparison's, by MLflow name; None: not measured.
         choice: the comparison on the selection samples; None without them.
-        silent: the output that does not depend on the sample, see `Task.find_silent`.
+        silent: the output that does not depend on the sample, see `Scope.find_silent`.
         evaluation_cached: whether the outputs and `system/evaluate_s` are those of an earlier run.
     """
 
@@ -44,9 +47,10 @@ class RunResult:
             return f"{self.status}: {self.reason}"
         measured = self.measurement
         scored = measured.task.summary(measured.comparison)
-        if (plan := measured.comparison.plan) is not None:
-            total, outcome = measured.comparison.model.total, measured.comparison.outcome
-            scored += f", {outcome} after {total:,} of {plan.total:,} samples"
+        stopped = measured.comparison.stopped
+        if isinstance(stopped, StoppedHits):
+            outcome, total = find_outcome(measured.comparison), measured.comparison.model.total
+            scored += f", {outcome} after {total:,} of {stopped.plan.total:,} samples"
         return f"{scored}, {measured.size_bytes / 1000:.1f} kB"
 
     def to_metrics(self) -> dict[str, float]:

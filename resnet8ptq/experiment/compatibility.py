@@ -16,7 +16,8 @@ from resnet8ptq.models.contract import match
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks import registry as tasks
-from resnet8ptq.tasks.contract import Task, TaskContext
+from resnet8ptq.tasks.outputs import TaskContext
+from resnet8ptq.tasks.task import Task
 
 
 def fit(dataset: Dataset, fp32: Fp32Model) -> Dataset:

@@ -24,7 +24,7 @@ from resnet8ptq.evaluation.evaluator import Evaluator, loader
 from resnet8ptq.experiment.preprocessing_check import run_all, usual
 from resnet8ptq.graph.qdq import rounded_activations
 from resnet8ptq.graph.session import expose, fit, group, open_runner
-from resnet8ptq.tasks.contract import Comparison
+from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.distortion import sqnr_db
 
 log = logging.getLogger(__name__)
@@ -47,14 +47,14 @@ def check(
     """
     sqnr = comparison.sqnr_db
     near = sqnr is None or sqnr >= FAR_DB
-    within = comparison.drop <= comparison.metric.limit(config.report)
+    within = comparison.loss() <= comparison.metric.limit(config.report)
     if not len(data.train) or (near and within):
         return {}
     tried = _Trial(config, evaluator, data.train.spaced(SAMPLES), path)
     causes = [*tried.input_ranges(), *tried.preprocessing(config), *tried.class_order()]
     causes = causes or [*tried.tensor_ranges()]
     shown = "" if sqnr is None else f", SQNR {sqnr:.1f} dB"
-    what = f"the file is far from FP32 (loss {comparison.drop:.4g}{shown})"
+    what = f"the file is far from FP32 (loss {comparison.loss():.4g}{shown})"
     if not causes:
         log.warning("%s: no cause found by its inputs, class order and ranges", what)
         return {}

@@ -14,11 +14,13 @@ from resnet8ptq.evaluation.batching import Load
 from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32, loader
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement
+from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.experiment.samples import has_groups
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.workspace import Decisions, Workspace
-from resnet8ptq.tasks.contract import BASELINE, Comparison, Metrics, Task
-from resnet8ptq.tasks.sequential import StoppingPlan
+from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.metric import BASELINE, Metrics
+from resnet8ptq.tasks.task import Task
 
 
 def measure(
@@ -66,7 +68,7 @@ def measure(
     metrics[f"{BASELINE}size_bytes"] = baseline.size_bytes
     fp32 = baseline.outputs.first(len(evaluation.outputs))
     of_network = [output.name for output in evaluator.network.contract.outputs]
-    silent = task.find_silent(of_network, evaluation.outputs, fp32)
+    silent = task.scope.find_silent(of_network, evaluation.outputs, fp32)
     metrics["paired/p_within"] = _test_limit(config, task, comparison, reported)
     metrics |= _time(evaluator, settings, path, reported)
     size_bytes, cached = quantized.size_bytes, evaluation.cached

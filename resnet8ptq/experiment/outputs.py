@@ -36,7 +36,9 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.graph import layers
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.contract import SAMPLES, Comparison, Task
+from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.task import Task
+from resnet8ptq.tasks.values import SAMPLES
 
 TOKENIZER = "tokenizer.json"
 
@@ -54,17 +56,17 @@ def write(
     assert measured is not None  # only measured runs come here
     task, comparison = measured.task, measured.comparison
     save_config(config, folder / CONFIG_FILE)
-    for name, rows in task.tables(comparison).items():
+    for name, rows in task.files.tables(comparison).items():
         _write_csv(folder / name, rows)
-    for name, text in task.documents(comparison).items():
+    for name, text in task.files.documents(comparison).items():
         files.write_text(folder / name, text)
     title = _title(config, task.metric.show(comparison.model.value))
     background.put(_draw, folder, task, comparison, title)
     example = samples.reported.inputs(slice(1))
-    arrays = task.arrays(comparison) | {SAMPLES: _scored_ids(samples, comparison)}
+    arrays = task.files.arrays(comparison) | {SAMPLES: _scored_ids(samples, comparison)}
     kept = {"example.npz": {"inputs": example}, "predictions.npz": arrays}
     if measured.choice is not None:
-        kept["choice.npz"] = task.arrays(measured.choice)
+        kept["choice.npz"] = task.files.arrays(measured.choice)
     for name, arrays in kept.items():
         with files.atomic(folder / name) as temporary:
             np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
@@ -82,13 +84,13 @@ def write(
 def _scored_ids(samples: Samples, comparison: Comparison) -> NDArray[np.uint64]:
     """Return the ids of the scored samples; a run that stopped early has scored the first ones."""
     ids = samples.reported.sample_ids
-    return ids if comparison.plan is None else ids[: comparison.model.total]
+    return ids if comparison.stopped is None else ids[: comparison.model.total]
 
 
 def _draw(folder: Path, task: Task, comparison: Comparison, title: str) -> None:
     from resnet8ptq.core import figures  # only the process that draws imports matplotlib
 
-    for name, figure in task.figures(comparison, title).items():
+    for name, figure in task.files.figures(comparison, title).items():
         figures.save(figure, folder / name)
 
 

@@ -23,7 +23,7 @@ from resnet8ptq.experiment.compatibility import load, make_task
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import draw
 from resnet8ptq.experiment.settings import Settings
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.metric import Metric
 from resnet8ptq.tasks.statistics import POWER, SIGNIFICANCE, find_edge, round_size, tango
 
 CHANGED = (0.005, 0.02, 0.05, 0.1)  # shares of predictions where none is measured
@@ -157,13 +157,13 @@ def _print(result: PowerAnalysis, data: str) -> None:
     rows = [
         (
             f"{row.changed:.1%}",
-            metric.show_drop(round(row.passes, 4)) if row.passes >= 0 else "none",
-            metric.show_drop(round(row.fails, 4)),
+            metric.say_loss(round(row.passes, 4)) if row.passes >= 0 else "none",
+            metric.say_loss(round(row.fails, 4)),
             f"about {round_size(row.needed):,}" if row.needed <= MOST else f"more than {MOST:,}",
         )
         for row in result.rows
     ]
-    title = f"{data}: {result.total:,} test samples, limit {metric.show_drop(result.limit)}"
+    title = f"{data}: {result.total:,} test samples, limit {metric.say_loss(result.limit)}"
     consoles.print_table(console, HEADS, rows, title=title, right=range(len(HEADS)))
     for note in NOTES:
         consoles.say(console, note)

@@ -14,7 +14,8 @@ from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.evaluation.inference import targets_of
 from resnet8ptq.graph.session import open_runner
-from resnet8ptq.tasks.contract import Outputs, Scores
+from resnet8ptq.tasks.comparison import Scores
+from resnet8ptq.tasks.outputs import Outputs
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def check(
     if reason is None:
         return None
     split, metric = dataset.train.spaced(SAMPLES), task.metric
-    runner, reduction = open_runner(str(fp32.onnx_path), threads), task.reduction
+    runner, reduction = open_runner(str(fp32.onnx_path), threads), task.scope.reduction
 
     def run(batch: Any) -> Sequence[NDArray[Any]]:
         return runner(batch) if reduction is None else reduction(runner(batch))

@@ -17,7 +17,7 @@ from resnet8ptq.data.sampling import (
     halve,
     shuffle,
 )
-from resnet8ptq.tasks.contract import Task
+from resnet8ptq.tasks.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -196,4 +196,6 @@ def _passes(check: Check, split: Split) -> bool:
 def has_groups(samples: Split, task: Task) -> bool:
     """Return whether samples of one group count one by one, so that they are not independent."""
     groups = samples.groups
-    return groups is not None and not task.joins_groups and len(np.unique(groups)) < len(groups)
+    if groups is None or task.scope.joins_groups:
+        return False
+    return len(np.unique(groups)) < len(groups)

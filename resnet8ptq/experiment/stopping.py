@@ -8,10 +8,12 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluator import Evaluator
+from resnet8ptq.evaluation.sequential import StoppingPlan
+from resnet8ptq.evaluation.stopped_hits import STOPPED_LOSS
 from resnet8ptq.experiment.samples import Samples
-from resnet8ptq.tasks.contract import STOPPED_LOSS, Comparison, Task
-from resnet8ptq.tasks.sequential import StoppingPlan
+from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class Tried:
 
     Attributes:
         value: the tie-adjusted metric.
-        drop: loss against FP32; corrected for the interim looks if scoring stopped.
+        drop: loss against FP32; corrected for the interim analyses if scoring stopped.
         p: one-sided p-value of "the drop is at the limit or above".
     """
 
@@ -89,16 +91,16 @@ def try_choice(
     """
     if level is None or not evaluator.task.test.sequential or samples.groups is not None:
         whole = evaluator.compare(config, path, samples, logits=False).comparison
-        return Tried(whole.model.fair, whole.fair_drop, p_of(whole, limit), whole.model.total)
+        return Tried(whole.model.fair, whole.loss(fair=True), p_of(whole, limit), whole.model.total)
     plan = StoppingPlan(len(samples), limit, level)
     seen = evaluator.compare_until(config, path, samples, plan, search=True).comparison
     stopped = seen.model.total < plan.total
-    drop = seen.stopping[STOPPED_LOSS] if stopped else seen.fair_drop
+    drop = seen.paired.metrics()[STOPPED_LOSS] if stopped else seen.loss(fair=True)
     return Tried(seen.model.fair, drop or 0.0, seen.p_within(limit), seen.model.total)
 
 
 def p_of(comparison: Comparison, limit: float) -> float:
     """Return the one-sided p-value of "the drop is at the limit or above"."""
-    if comparison.fair_drop > limit:
+    if comparison.loss(fair=True) > limit:
         return 1.0  # without a bootstrap
     return comparison.p_within(limit)

@@ -36,7 +36,7 @@ from resnet8ptq.models.contract import Contract, Samples, is_scalar, match, read
 from resnet8ptq.models.folding import Preprocessing, preprocess
 from resnet8ptq.models.sources import read, select_outputs
 from resnet8ptq.models.sources.contract import Network
-from resnet8ptq.tasks.contract import LOGITS, PROBABILITIES, VALUES
+from resnet8ptq.tasks.outputs import LOGITS, PROBABILITIES, VALUES
 
 log = logging.getLogger(__name__)
 

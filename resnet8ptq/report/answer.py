@@ -2,22 +2,23 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from resnet8ptq.core.text import escape_markdown
-from resnet8ptq.evaluation.paired_latency import typical
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import (
     BALANCED,
     BEST,
-    SAME_SIZE,
+    RECOMMENDED,
     ModelSelection,
     Recommendation,
-    fp32_name,
 )
+from resnet8ptq.report.rule import SAME_SIZE
 from resnet8ptq.report.table import VOID, say_size
-from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, Verdict
-from resnet8ptq.tasks.contract import BASELINE, TOTAL
+from resnet8ptq.report.untried import find_untried
+from resnet8ptq.report.verdicts import FAIL, PASS, Verdict
+from resnet8ptq.tasks.metric import BASELINE, TOTAL
+from resnet8ptq.tracking.record import RunRecord
 
 UNKNOWN_SPEED = "for an NPU: its speed was not measured, because this CPU computes it in float"
 
@@ -28,6 +29,8 @@ class Answer:
 
     Attributes:
         advice: such as `Deploy onnx int8 minmax per tensor`.
+        reason: of the headline, in about ten words; empty for other models.
+        hint: that no model is faster than FP32, with a command to try; empty otherwise.
         outcome: the outcome of the verdict; empty for FP32.
         verdict: the verdict as a sentence.
         facts: the metric with its 95% interval, size and latency.
@@ -41,10 +44,12 @@ class Answer:
     verdict: str
     facts: tuple[str, ...]
     command: str
+    reason: str = ""
+    hint: str = ""
 
 
 def explain(selected: ModelSelection) -> list[Answer]:
-    """Return an answer for each recommended model; empty without a recommendation."""
+    """Return an answer for each recommended model, the headline first; empty without any."""
     models: dict[str, list[Recommendation]] = {}
     for recommended in selected.recommendations:
         models.setdefault(recommended.label, []).append(recommended)
@@ -59,20 +64,45 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
         return Answer(uses, first.label, f"Keep {first.label}", "", verdict, times, "")
     assert first.judged is not None  # of every quantized model
     verdict = say_verdict(selected, first.choice, first.judged)
-    if first.key == BEST:
+    if any(choice.key == BEST for choice in choices):
         verdict += say_chance(selected, first.choice) + say_balanced(selected, first.choice)
-    no_gain = say_no_gain(selected, first.choice)
-    outcome, facts = first.judged.outcome, say_facts(selected, first.choice)
-    advice = say_advice(first.label, outcome, bool(no_gain))
-    return Answer(uses, first.label, advice, outcome, verdict + no_gain, facts, first.command)
+    answer = Answer(
+        uses=uses,
+        label=first.label,
+        advice=f"Do not deploy {first.label}",
+        outcome=first.judged.outcome,
+        verdict=verdict,
+        facts=say_facts(selected, first.choice),
+        command=first.command,
+    )
+    if first.key != RECOMMENDED or selected.headline is None:
+        return answer
+    chosen = selected.headline
+    return replace(
+        answer,
+        advice=_ADVICE[chosen.headline.advice].format(first.label),
+        reason=chosen.reason,
+        hint=say_nothing_faster(selected) if chosen.headline.nothing_faster else "",
+    )
 
 
-def say_advice(label: str, outcome: str, no_gain: bool) -> str:
-    """Return the advice, such as `Deploy onnx int8 minmax per tensor`."""
-    if no_gain:
-        return f"Keep FP32 instead of {label}"
-    texts = {PASS: f"Deploy {label}", UNDECIDED: f"Test {label} on more samples"}
-    return texts.get(outcome, f"Do not deploy {label}")
+_ADVICE = {
+    "deploy": "Deploy {}",
+    "test": "Test {} on more samples",
+    "keep": "Keep FP32 instead of {}",
+}
+
+
+def say_nothing_faster(selected: ModelSelection) -> str:
+    """Return that no model is faster than FP32, and the command of an untried setting, if any."""
+    untried = find_untried(selected.family.records)
+    text = "One sample at a time, nothing here is shown to be faster than FP32 on this CPU."
+    return f"{text} Known to be fast here, and untried: {untried}" if untried else text
+
+
+def say_reason(answer: Answer) -> str:
+    """Return the reason of a headline, to follow its advice."""
+    return f": {answer.reason}" if answer.reason else ""
 
 
 def to_markdown(answers: Sequence[Answer]) -> str:
@@ -81,7 +111,8 @@ def to_markdown(answers: Sequence[Answer]) -> str:
         return ""
     best = answers[0]
     lines = [
-        f"**{escape_markdown(best.advice)}.** {escape_markdown(best.verdict)}",
+        f"**{escape_markdown(best.advice)}{say_reason(best)}.** {escape_markdown(best.verdict)}",
+        *([escape_markdown(best.hint)] if best.hint else []),
         "",
         "| for | model | verdict | measured | command |",
         "|---|---|---|---|---|",
@@ -105,8 +136,10 @@ def say_verdict(selected: ModelSelection, cell: Cell, verdict: Verdict) -> str:
         return f"{fault}{limit[:1].upper()}{limit[1:]}, shown with 95% confidence on {total}."
     if verdict.loss == FAIL:
         return f"{fault}Fails the limit ({limit}), shown with 95% confidence on {total}."
-    needed = f"; deciding with 80% power takes {verdict.sizes}" if verdict.sizes else ""
-    return f"{fault}Undecided: {total} neither prove nor disprove the limit ({limit}){needed}."
+    text = f"{fault}Undecided: {total} neither prove nor disprove the limit ({limit})."
+    if verdict.samples is not None:
+        text += f" About {verdict.samples:,} samples would, with 80% power at this loss."
+    return text
 
 
 def say_chance(selected: ModelSelection, best: Cell) -> str:
@@ -144,34 +177,15 @@ def say_facts(selected: ModelSelection, cell: Cell) -> tuple[str, ...]:
         lines.append(text)
     if record.size_bytes is not None:
         lines.append(say_size(record.size_bytes, record.size_reduction))
-    if speed := _say_speed(selected, cell):
+    if speed := _say_speed(record):
         lines.append(speed)
     if record.is_for_npu:
         lines.append(UNKNOWN_SPEED)
     return tuple(lines)
 
 
-def say_no_gain(selected: ModelSelection, cell: Cell) -> str:
-    """Return a warning about a model that costs accuracy and gains nothing; empty for others."""
-    reduction, (_, speedup, _) = cell.record.size_reduction, _find_speed(selected, cell)
-    if reduction is None or speedup is None or reduction > 0 or speedup > 1:
+def _say_speed(record: RunRecord) -> str:
+    if record.latency_ms is None:
         return ""
-    return " It is neither smaller than FP32 nor, on this machine, faster."
-
-
-def _say_speed(selected: ModelSelection, cell: Cell) -> str:
-    ms, speedup, in_turns = _find_speed(selected, cell)
-    if ms is None:
-        return ""
-    times = "" if speedup is None else f", {speedup:.2f} times as fast as FP32"
-    return f"{ms:.3f} ms{times}{', timed in turns' if in_turns else ''}"
-
-
-def _find_speed(selected: ModelSelection, cell: Cell) -> tuple[float | None, float | None, bool]:
-    """Return latency in ms, speedup, and whether both were timed in turns."""
-    record, timing = cell.record, selected.timing
-    times = {} if timing is None else timing.single
-    if record.run_id in times and fp32_name(cell) in times:
-        ms, fp32 = typical(times[record.run_id]), typical(times[fp32_name(cell)])
-        return ms, fp32 / ms, True
-    return record.latency_ms, record.speedup, False
+    times = "" if record.speedup is None else f", {record.speedup:.2f} times as fast as FP32"
+    return f"{record.latency_ms:.3f} ms{times}"

@@ -21,10 +21,14 @@ from numpy.typing import NDArray
 from resnet8ptq.core import background, files
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import TrackingError, errors_as
+from resnet8ptq.evaluation.stopped_hits import read_pair
 from resnet8ptq.report import facts
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.contract import CHOICE, Array, Metric, Paired, PairedTest, Task
+from resnet8ptq.tasks.metric import CHOICE, Metric
+from resnet8ptq.tasks.outputs import Array
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
+from resnet8ptq.tasks.task import Task
+from resnet8ptq.tasks.values import Paired, PairedTest
 from resnet8ptq.tracking import history, ledger
 from resnet8ptq.tracking.ledger import NO_LOOKS, Looks
 from resnet8ptq.tracking.record import RunRecord
@@ -249,7 +253,7 @@ def _read_predictions(test: PairedTest, path: Path, kept: dict[bytes, Array]) ->
         if sum(info.file_size for info in archive.infolist()) > MAX_BYTES:
             raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
     with np.load(path, allow_pickle=False) as arrays:
-        return test.read({name: _keep(arrays[name], kept) for name in arrays})
+        return read_pair(test, {name: _keep(arrays[name], kept) for name in arrays})
 
 
 def _keep(array: Array, kept: dict[bytes, Array]) -> Array:

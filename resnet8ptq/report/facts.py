@@ -9,14 +9,16 @@ from resnet8ptq.config.limits import check
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tasks import registry
-from resnet8ptq.tasks.contract import CHOICE, Task
+from resnet8ptq.tasks.metric import CHOICE
 from resnet8ptq.tasks.statistics import holm
+from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.record import RunRecord
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 LIMITS = ("max_drop", "min_sqnr_db", "min_accuracy")  # keys of `report`
+PREFER = "prefer"  # the same
 _SCORED_BY = ("scored_as", "metric", "task.metric._target_")
 _VARY = (  # settings beyond the four of every table
     *("seed", "threads", "nodes_to_quantize", "nodes_to_exclude", "op_types", "data.name"),
@@ -196,8 +198,14 @@ def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
     return dict(zip(tested, by_model(list(tested.values()), p_values, holm), strict=True))
 
 
+def _find_preferred(records: Sequence[RunRecord]) -> str | None:
+    """Return the preference that the runs have logged; None if they have not."""
+    values = (record.settings(f"report.{PREFER}")[0] for record in records)
+    return next(filter(None, values), None)
+
+
 def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -> ReportConfig:
-    """Return the limits that the runs have logged.
+    """Return the limits that the runs have logged, and their preference.
 
     Args:
         asked: requested limits, by the key of `report`; None: the logged limit.
@@ -212,6 +220,7 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
     typed = {name: value for name, value in asked.items() if value is not None}
     try:
         own = {name: json.loads(text) for name, text in named.items()}
+        own |= {PREFER: preferred} if (preferred := _find_preferred(records)) else {}
         config = ReportConfig(**own | typed)
         check(config)
     except (ValueError, TypeError, OverflowError, RecursionError):

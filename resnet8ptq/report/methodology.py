@@ -37,7 +37,7 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
     scored = f"{_join(f'{record.total:,.0f}' for record in runs)} {kind} samples"
     versions = sorted({key for run in runs for key in run.tags if key.startswith("version.")})
     flags = [flag for flag in tag("cpu_flags").split() if flag in FLAGS]
-    against = "" if task.note else BASELINE
+    against = "" if task.reference else BASELINE
     chosen = "on the reported samples, so the results of the best are probably too good"
     if any(run.chosen_by for run in runs):
         chosen = f"on {param('chosen_by')}, used neither for calibration nor for reported results"

@@ -2,12 +2,13 @@
 
 from collections.abc import Collection, Sequence
 
+from resnet8ptq.evaluation.sequential import ANALYSES
 from resnet8ptq.report.facts import adjusted_p, count_models, labels, task_of, varied
 from resnet8ptq.report.table import NOTHING_JUDGED, VOID, Judged
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
-from resnet8ptq.tasks.contract import UNDEFINED, Task
-from resnet8ptq.tasks.sequential import LOOKS
+from resnet8ptq.tasks.metric import UNDEFINED
 from resnet8ptq.tasks.statistics import KNOWN
+from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.ledger import NO_LOOKS
 from resnet8ptq.tracking.record import RunRecord
 
@@ -28,10 +29,8 @@ OUTCOME_NOTES = {
         "fails for the reason named. "
     ),
     UNDECIDED: (
-        "undecided: these samples are too few for either proof. In brackets: the sample sizes that "
-        "decide with 80% power if the true loss is one standard error below or above the measured "
-        "one (without a changed prediction, the smaller is the size that lets such a model pass); "
-        "sizes above a million are not shown. "
+        "undecided: these samples are too few for either proof. In brackets: the sample size that "
+        "decides with 80% power if the true loss is the measured one. "
     ),
 }
 LOOKS_NOTE = (
@@ -80,24 +79,30 @@ FAMILIES_NOTE = (
 )
 
 
-def collect(
-    records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED, whole: bool = True
-) -> list[str]:
-    """Return the notes on the runs of one family.
+def collect(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[str]:
+    """Return the notes on the runs of one family, for a table of all columns."""
+    task, named = task_of(records), list(zip(records, labels(records), strict=True))
+    hidden = {"execution"}  # a column
+    hidden |= {"planned_bits"} if "planned_bits" in varied(records) else set()
+    lines = _reasons(named, hidden)
+    lines += _on_tests(task, records)
+    lines += _on_limits(task, records, judged) + _on_stops(task, named)
+    if task.reference and any(record.value(task.metric) is not None for record in records):
+        lines.append(task.reference.note)
+    lines += _on_batches(task, named) + _on_undefined(task, named)
+    return lines + _on_speed(records)
 
-    Args:
-        whole: whether the table has all columns, instead of six.
+
+def collect_warnings(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[str]:
+    """Return what a reader of the short table must know about single runs.
+
+    The columns and the verdicts are explained in the report and in docs/decisions.md.
     """
     task, named = task_of(records), list(zip(records, labels(records), strict=True))
-    hidden = {"planned_bits"} if "planned_bits" in varied(records) else set()
-    hidden |= {"execution"} if whole else set()  # a column
-    lines = _reasons(named, hidden)
-    lines += _on_tests(task, records) if whole else []
-    lines += _on_limits(task, records, judged) + _on_stops(task, named)
-    if task.note and any(record.value(task.metric) is not None for record in records):
-        lines.append(task.note)
-    lines += _on_batches(task, named) + _on_undefined(task, named)
-    return lines + _on_speed(records) if whole else lines
+    lines = _reasons(named, hidden={"execution", "planned_bits", "float_operators"})
+    lines += [VOID_NOTE] * (VOID in {judged.texts.get(record.run_id) for record in records})
+    lines += [GROUPED_NOTE] * any(record.grouped for record in records)
+    return lines + _on_batches(task, named) + _on_undefined(task, named)
 
 
 def _on_speed(records: Sequence[RunRecord]) -> list[str]:
@@ -112,7 +117,7 @@ def _reasons(named: Sequence[tuple[RunRecord, str]], hidden: Collection[str]) ->
     """Return the notes of individual runs; each text once, with the labels of its runs.
 
     Args:
-        hidden: `planned_bits` and `execution`, if columns show them.
+        hidden: those of `planned_bits`, `execution` and `float_operators` that are left out.
     """
     reasons: dict[str, list[str]] = {}
     for record, label in named:
@@ -122,7 +127,7 @@ def _reasons(named: Sequence[tuple[RunRecord, str]], hidden: Collection[str]) ->
             (f"{record.status}: ", record.reason),
             ("", record.doubt),
             ("far from FP32: ", record.cause),
-            ("in float: ", record.float_operators),
+            ("in float: ", "" if "float_operators" in hidden else record.float_operators),
             ("weight bits (dtype sets the rest): ", bits),
             ("execution: ", "" if "execution" in hidden else execution),
         ):
@@ -191,7 +196,7 @@ def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
         lines.append(
             f"The same for {len(stopped) - NAMED:,} more runs (stopping/loss in runs.csv)."
         )
-    return [STOP_NOTE.format(looks=LOOKS), *lines] if stopped else []
+    return [STOP_NOTE.format(looks=ANALYSES), *lines] if stopped else []
 
 
 def _on_undefined(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:

@@ -36,6 +36,7 @@ from resnet8ptq.report import (
     reference,
     spread,
     table,
+    timing,
     trade_off,
     verdicts,
     web_page,
@@ -53,7 +54,7 @@ from resnet8ptq.report.recommend import (
 from resnet8ptq.report.terminal import REPORT
 from resnet8ptq.report.trade_off import Panel
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.metric import Metric
 from resnet8ptq.tracking import history, upload
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
@@ -83,7 +84,7 @@ def write(
         if over:
             own["trade_offs.svg"] = trade_off.to_svg(over).encode()
         if (best := selected.recommendations) and best[0].choice is not None:
-            own |= _load_figures(store, best[0].choice.record, selected.family.task.figure_files)
+            own |= _load_figures(store, best[0].choice.record, selected.family.task.files.captions)
         drawn |= {prefix + name: content for name, content in own.items()}
     page, runs = to_html(chosen, panels, drawn), [r for family in families for r in family.records]
     texts = {"report.md": to_markdown(chosen, drawn), REPORT: page, "runs.csv": table.to_csv(runs)}
@@ -121,10 +122,12 @@ def select(
     limits: ReportConfig,
     timings: Sequence[PairedLatency | None] | None = None,
 ) -> list[ModelSelection]:
-    """Judge the models of each family."""
-    judged = [verdicts.judge(family, limits) for family in families]
-    parts = zip(families, judged, timings or [None] * len(families), strict=True)
-    return [ModelSelection(family, limits, verdict, timing) for family, verdict, timing in parts]
+    """Judge the models of each family, whose latencies become those of its timing."""
+    result = []
+    for family, timed in zip(families, timings or [None] * len(families), strict=True):
+        judged = verdicts.judge(family, limits)
+        result.append(ModelSelection(timing.put_in(family, timed), limits, judged, timed))
+    return result
 
 
 def load_selections(
@@ -229,7 +232,7 @@ def _render(
         },
         drawn={
             f"{prefix}{name}": caption
-            for name, caption in family.task.figure_files.items()
+            for name, caption in family.task.files.captions.items()
             if f"{prefix}{name}" in figures
         },
         ranges=[name for name in figures if name.startswith(f"{prefix}ranges_")],
@@ -297,7 +300,8 @@ def summarize(selected: ModelSelection) -> list[str]:
     lines = [", ".join(counts) + "."]
     if not measured:
         return [*lines, "No quantized model was measured, so nothing can be recommended."]
-    lines += [family.task.note] * bool(family.task.note)
+    if (reference := family.task.reference) is not None:
+        lines.append(reference.note)
     lines += dict.fromkeys(cell.record.doubt for cell in measured if cell.record.doubt)
     outcomes = Counter(verdict.outcome for verdict in selected.judged.values())
     numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)

@@ -25,8 +25,8 @@ from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.facts import asked, varied
 from resnet8ptq.report.table import VOID
-from resnet8ptq.tasks.contract import Metric
 from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.metric import Metric
 from resnet8ptq.tasks.statistics import UNKNOWN, Interval, Margin, holm, invert, tango
 from resnet8ptq.tracking.record import RunRecord
 
@@ -69,7 +69,7 @@ class Part:
         if paired is None or all(record.params.get(key, "null") == "null" for key in _NETWORKS):
             return None
         model, baseline = paired.model, paired.baseline
-        if not isinstance(model, Hits) or not isinstance(baseline, Hits) or model.plan is not None:
+        if not isinstance(model, Hits) or not isinstance(baseline, Hits):
             return None
         source = record.settings("data", "dataset", "data.root")
         return cls(source, cell, Stratum(*model.changes(baseline)))

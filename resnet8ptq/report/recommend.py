@@ -1,4 +1,4 @@
-"""Recommends a sweep's models by use, each with its verdict.
+"""Recommends a sweep's models by use, each with its verdict; `rule` chooses the first of them.
 
 Models are chosen on samples that the reported figures do not use (`experiment.samples`), because
 the best of many models looks too good on the samples that chose it. The chosen models are judged as
@@ -15,25 +15,25 @@ from typing import TypeVar
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, ratio, typical
-from resnet8ptq.report import verdicts
+from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, Ratio, ratio, typical
+from resnet8ptq.report import rule, timing, verdicts
 from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.rule import SAME_SIZE, SAME_SPEED
 from resnet8ptq.report.table import VOID, say_size, show_interval
-from resnet8ptq.report.verdicts import FAIL, Verdict, least_of
-from resnet8ptq.tasks.contract import BASELINE, CHOICE, Metric
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, Verdict, least_of
+from resnet8ptq.tasks.metric import BASELINE, CHOICE, Metric
 from resnet8ptq.tasks.statistics import ROUNDING
 
 T = TypeVar("T")
 
 # Settings whose values the run tunes on the selection samples.
 TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
-SAME_SIZE = 0.005  # names and padding change file sizes by this much
-SAME_SPEED = 0.05  # latencies of one file differ by this much between runs
 CLOSE = 0.05  # sizes within 5% count as close, and so do the values of a criterion
 NEAR = 2.0  # paired standard errors: among models so near to the best the criterion chooses
 FAMILIAR = 0.02  # FP32 was probably trained on samples if it is better on them by this much
 FINALISTS = 3  # the fastest models of each use that are timed against each other
-BEST, BALANCED = "best", "balanced"
+ALL_TIMED = 8  # up to so many models within the limit are all timed against each other
+RECOMMENDED, BEST, BALANCED = "recommended", "best", "balanced"
 SINGLE = "fastest, one sample at a time"
 # Settings of `deploy` that name the store -> the run's param and its default.
 _STORE = {
@@ -48,8 +48,8 @@ class Recommendation:
     """The choice for one use, and its alternatives.
 
     Attributes:
-        key: the use as typed: best, balanced, smallest, fastest, fastest_batch, or best_NAME for a
-            backend.
+        key: the use as typed: recommended, best, balanced, smallest, fastest, fastest_batch, or
+            best_NAME for a backend.
         judged: the verdict on the reported samples, see `_judge`; None for FP32.
         verdict: the same as text; empty for FP32.
         equals: the alternatives; `equals_mean` names the property in which they are equal.
@@ -86,6 +86,28 @@ class Recommendation:
                 if value != default:
                     words.append(f"{name}={value}")
         return words
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The headline of a family.
+
+    Attributes:
+        verdict: the verdict that the advice follows.
+        alone: whether the model was judged by itself, and not corrected for all models.
+    """
+
+    headline: rule.Headline
+    cell: Cell
+    verdict: Verdict
+    alone: bool = False
+
+    @property
+    def reason(self) -> str:
+        """The reason in about ten words."""
+        if not self.alone:
+            return self.headline.reason
+        return f"{self.headline.reason}; passes by itself, not corrected for the other models"
 
 
 @dataclass(frozen=True)
@@ -142,6 +164,75 @@ class ModelSelection:
         return [cell for cell in self.candidates if cell.metric(name) <= most]
 
     @cached_property
+    def headline(self) -> "Choice | None":
+        """The model that `rule` chooses; None if no model passes or may pass.
+
+        Of the models that keep the limit on the selection samples, it chooses among those that pass
+        on the reported ones, where verdicts are corrected for all models. If none passes, the rule
+        chooses by the selection samples alone, and the chosen model is judged by itself.
+        """
+        passing = [cell for cell in self.within if self.outcome(cell) == PASS]
+        if passing:
+            return self._choose(passing, self.judged)
+        undecided = [cell for cell in self.within if self.outcome(cell) == UNDECIDED]
+        chosen = self._choose(undecided, self.judged)
+        if chosen is None or not self.apart:
+            return chosen
+        alone = verdicts.judge(Family((chosen.cell,)), self.limits)
+        if alone[chosen.cell.record.run_id].outcome != PASS:
+            return chosen
+        return self._choose([chosen.cell], alone)
+
+    def _choose(self, cells: Sequence[Cell], judged: Mapping[str, Verdict]) -> "Choice | None":
+        timed = {} if self.timing is None else self.timing.single
+        kept = [cell for cell in cells if cell.record.run_id in timed] or list(cells)
+        fp32_ms = min(map(_baseline_latency, _timed(kept)), default=math.nan)
+        ranked = self._rank(kept)
+        options = [self._option(cell, ranked, judged, fp32_ms) for cell in kept]
+        error = verdicts.margin_of(self.family.metric, self.limits)
+        headline = rule.choose(options, self.limits.prefer, error)
+        if headline is None:
+            return None
+        [cell] = [cell for cell in kept if cell.record.run_id == headline.candidate.key]
+        return Choice(headline, cell, judged[cell.record.run_id], judged is not self.judged)
+
+    def _option(
+        self,
+        cell: Cell,
+        ranked: Sequence[Cell],
+        judged: Mapping[str, Verdict],
+        fp32_ms: float,
+    ) -> rule.Candidate:
+        record, ms = cell.record, _finite(cell.record.latency_ms)
+        passes = judged[record.run_id].outcome == PASS
+        speed = None
+        if self.timing is not None:
+            speed = timing.speed(record, self.timing, len(ranked))
+        elif ms is not None:  # of separate runs, whose latencies differ by chance
+            value = fp32_ms / ms
+            speed = Ratio(value, value * (1 - SAME_SPEED), value * (1 + SAME_SPEED))
+        # The reported loss may not choose a model that is then judged by itself.
+        by_selection = self.apart and not passes
+        return rule.Candidate(
+            key=record.run_id,
+            passes=passes,
+            loss=_or_worst(cell.metric(f"{CHOICE}drop" if by_selection else "drop")),
+            rank=ranked.index(cell),
+            size_bytes=_or_worst(_bytes(cell)),
+            fp32_bytes=cell.metric(f"{BASELINE}size_bytes"),
+            latency_ms=ms,
+            speed=speed,
+        )
+
+    def _rank(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return the cells by accuracy on the samples that choose, the best first."""
+        left, ranked = list(cells), []
+        while left:
+            ranked.append(self.best(left))
+            left.remove(ranked[-1])
+        return ranked
+
+    @cached_property
     def recommendations(self) -> "list[Recommendation]":
         """The recommended models by use, see `recommend`."""
         return recommend(self)
@@ -185,21 +276,20 @@ class ModelSelection:
         return min((cell for cell in equals if not _latency(cell) > slowest), key=_bytes)
 
 
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
 def _or_worst(cost: float) -> float:
     """Return a cost; infinite for NaN, the cost of a network with outputs that are not finite."""
     return math.inf if math.isnan(cost) else cost
 
 
-def fp32_name(cell: Cell) -> str:
-    """Return the name, in a timing, of the FP32 network in a run's framework."""
-    return f"{cell.record.combination.baseline} fp32"
-
-
 def finalists(selected: ModelSelection) -> list[Cell]:
     """Return the models to time against each other and FP32; empty without measured latencies."""
     timed = _timed(selected.within)
-    if not timed:
-        return []
+    if len(timed) <= ALL_TIMED:
+        return timed
     fastest = chain.from_iterable(
         sorted(timed, key=lambda cell: cell.metric(name))[:FINALISTS]
         for name in ("latency_p50_ms", "latency_batch_p50_ms")
@@ -253,6 +343,8 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
     title = selected.family.metric.title
     best = _best(selected, f"best {title}", candidates)
     uses = {BEST: best}
+    if chosen := selected.headline:
+        uses = {RECOMMENDED: _of("recommended", chosen.cell, chosen.reason, (), ""), BEST: best}
     if selected.within:
         if balanced := _balanced(selected, best):
             uses[BALANCED] = balanced
@@ -303,7 +395,8 @@ def find_use(
 
 def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Family:
     """Return the recommended models chosen on the selection samples, see `ModelSelection.own`."""
-    apart = [r.choice for r in chosen if r.choice and r.key != BALANCED and selected.apart]
+    reported = (RECOMMENDED, BALANCED)  # chosen on the reported samples
+    apart = [r.choice for r in chosen if r.choice and r.key not in reported and selected.apart]
     return Family(tuple({cell.record.run_id: cell for cell in apart}.values()))
 
 
@@ -311,7 +404,8 @@ def _judge(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[R
     """Add the verdicts on the reported samples.
 
     Models of `own_family` are judged together. The balanced model is chosen on the reported
-    samples, so its verdict is corrected for all models, unless it is another use's model too.
+    samples, so its verdict is corrected for all models, unless it is another use's model too. The
+    headline has a verdict already.
     """
     own = own_family(selected, chosen)
     judged = {**selected.judged, **verdicts.judge(own, selected.limits)}
@@ -320,6 +414,8 @@ def _judge(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[R
     for recommended in chosen:
         if (cell := recommended.choice) is not None:
             verdict = judged[cell.record.run_id]
+            if recommended.key == RECOMMENDED and selected.headline is not None:
+                verdict = selected.headline.verdict
             text = verdicts.say(cell, verdict)
             recommended = replace(recommended, judged=verdict, verdict=text)
         result.append(recommended)
@@ -474,9 +570,10 @@ def _fastest_of_runs(selected: ModelSelection) -> Recommendation:
     apart = "measured in different runs, at different times"
     if _baseline_latency(fp32) <= _latency(best):
         why = f"{_baseline_latency(fp32):.3f} ms; no model within the limit is faster; {_to_try()}"
-        return Recommendation(SINGLE, fp32_name(fp32), f"{why} ({apart})")
+        return Recommendation(SINGLE, timing.fp32_name(fp32.record), f"{why} ({apart})")
     times = _baseline_latency(fp32) / _latency(best)
-    why = f"{_latency(best):.3f} ms, {times:.2f} times as fast as {fp32_name(fp32)} ({apart})"
+    name = timing.fp32_name(fp32.record)
+    why = f"{_latency(best):.3f} ms, {times:.2f} times as fast as {name} ({apart})"
     close = [c for c in timed if c is not best and _latency(c) <= _latency(best) * (1 + CLOSE)]
     return _of(SINGLE, best, why, close, f"latency within {CLOSE:.0%}")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.spread import group_by_configuration, without_seed
-from resnet8ptq.tasks.contract import TOTAL
+from resnet8ptq.tasks.metric import TOTAL
 
 COLUMNS = ("tool", "configuration", "correct", "expected_correct", "total", "size_bytes")
 HEADINGS = ("tool", "configuration", "draws", "correct", "with ties at random", "size bytes")

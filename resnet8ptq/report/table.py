@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import files
 from resnet8ptq.report.facts import adjusted_p, best_first, is_stopped, task_of, varied
-from resnet8ptq.tasks.contract import BASELINE, Metric, Task
+from resnet8ptq.tasks.metric import BASELINE, Metric
+from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.ledger import Looks
 from resnet8ptq.tracking.record import RunRecord
 

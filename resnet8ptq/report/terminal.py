@@ -7,7 +7,7 @@ from rich.console import Console
 
 from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.report import notes, table
-from resnet8ptq.report.answer import explain
+from resnet8ptq.report.answer import explain, say_reason
 from resnet8ptq.report.facts import group, headings
 from resnet8ptq.report.pooled import HEADS, Pool
 from resnet8ptq.report.recommend import ModelSelection, why_none
@@ -61,7 +61,8 @@ def _print_family(
     if unknown := {*more} - {*table.columns(records), ALL}:
         known = ", ".join(head for head in table.columns(records) if head not in heads)
         say(console, f"report.columns: got {', '.join(sorted(unknown))}, expected {ALL} or {known}")
-    for note in notes.collect(records, judged, whole):
+    collect = notes.collect if whole else notes.collect_warnings
+    for note in collect(records, judged):
         say(console, note)
 
 
@@ -100,7 +101,10 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
             say(console, " ".join(["No model is recommended.", *why_none(selected)]))
             continue
         best = answers[0]
-        say(console, f"{best.advice} ({'; '.join(best.uses)}). {best.verdict}")
+        say(console, f"{best.advice}{say_reason(best)}.")
+        say(console, f"  {best.verdict}")
         say(console, f"  {'; '.join(best.facts)}")
+        if best.hint:
+            say(console, f"  {best.hint}")
         if best.command:
             say(console, f"  {best.command}")

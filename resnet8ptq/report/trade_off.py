@@ -17,7 +17,7 @@ from resnet8ptq.core import templates
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.reference import Entry
-from resnet8ptq.tasks.contract import BASELINE, Metric
+from resnet8ptq.tasks.metric import BASELINE, Metric
 
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 62, 18, 14, 46  # margins, in units of the drawing

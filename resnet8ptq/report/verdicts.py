@@ -19,12 +19,11 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.facts import by_model
 from resnet8ptq.report.table import VOID, Judged
-from resnet8ptq.tasks.contract import CHOICE, TOTAL, Metric
+from resnet8ptq.tasks.metric import CHOICE, TOTAL, Metric
 from resnet8ptq.tasks.statistics import (
     SIGNIFICANCE,
     UNKNOWN,
     Z95,
-    Interval,
     Margin,
     holm,
     round_size,
@@ -50,7 +49,6 @@ class Verdict:
     loss: str  # on the loss alone: `PASS`, `FAIL`, `UNDECIDED` or `VOID`
     # If undecided, the sample size for 80% power at the measured loss; NaN if samples do not vary.
     needed: float = 0.0
-    between: Interval = (0.0, 0.0)  # the same at losses one standard error off
     fault: str = ""  # why the model fails whatever its loss, see `find_fault`
 
     def __str__(self) -> str:
@@ -63,18 +61,16 @@ class Verdict:
 
     def say(self, after: str = "") -> str:
         """Return the verdict as text; `after` says how many samples decided it."""
-        sizes = f" ({self.sizes})" if self.sizes else ""
+        samples = "" if self.samples is None else f" ({self.samples:,} samples)"
         fault = f", {self.fault}" if self.fault and self.loss != VOID else ""
-        return f"{self.outcome}{sizes}{after}{fault}"
+        return f"{self.outcome}{samples}{after}{fault}"
 
     @property
-    def sizes(self) -> str:
-        """The range of needed sample sizes as text; empty if decided, or beyond `MOST_NEEDED`."""
-        low, high = self.between
-        if self.outcome != UNDECIDED or not 0 < low <= MOST_NEEDED:
-            return ""
-        begin = f"{round_size(low):,}"
-        return f"{begin} or more" if high > MOST_NEEDED else f"{begin} to {round_size(high):,}"
+    def samples(self) -> int | None:
+        """The rounded sample size that would decide; None if decided, or beyond `MOST_NEEDED`."""
+        if self.outcome != UNDECIDED or not 0 < self.needed <= MOST_NEEDED:
+            return None
+        return round_size(self.needed)
 
 
 def in_words(
@@ -270,7 +266,6 @@ def passes_to_choose(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
 
 
 def _undecided(margin: Margin, total: int, level: float) -> Verdict:
-    sizes = margin.items_needed(total, level), *margin.items_range(total, level)
-    # No size is within the present one, which has not decided.
-    needed, low, high = (total + 1.0 if size <= total else size for size in sizes)
-    return Verdict(UNDECIDED, needed, (low, high))
+    needed = margin.items_needed(total, level)
+    # The present size has not decided.
+    return Verdict(UNDECIDED, total + 1.0 if needed <= total else needed)

@@ -16,7 +16,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.facts import by_model
 from resnet8ptq.report.verdicts import margin_at
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.metric import Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 
 FARTHEST = 2.0**20  # the largest loss that is looked at, as a fraction of FP32's value

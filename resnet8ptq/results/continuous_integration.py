@@ -1,7 +1,7 @@
 """The verdict on a run or a sweep, for continuous integration: JSON and an exit code.
 
     resnet8ptq verdict                         the newest sweep's recommendation
-    resnet8ptq verdict use=smallest            or balanced, fastest, best_onnx, ...
+    resnet8ptq verdict use=smallest            or best, balanced, fastest, best_onnx, ...
     resnet8ptq verdict sweep=ID use=smallest   of the sweep with that parent run
     resnet8ptq verdict run_id=ID               of a run
     resnet8ptq verdict folder=PATH             of the run or the sweep in that folder
@@ -24,7 +24,7 @@ from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import no_such_name
 from resnet8ptq.report.facts import LIMITS
-from resnet8ptq.report.recommend import find_use
+from resnet8ptq.report.recommend import RECOMMENDED, find_use
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.results.document import Answer, to_json, to_markdown
@@ -43,7 +43,7 @@ class Arguments:
     run_id: str | None = None
     sweep: str | None = None
     folder: str | None = None
-    use: str = "best"
+    use: str = RECOMMENDED
     format: str = "json"
     max_drop: float | None = None
     min_sqnr_db: float | None = None
@@ -96,7 +96,7 @@ def judge_run(run: RunSummary) -> Answer:
     raise TrackingError(f"run {run.run_id} is {run.status} and has no verdict ({run.reason})")
 
 
-def judge_sweep(sweep: SweepSummary, use: str = "best") -> Answer:
+def judge_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
     """Return the verdict on the run that a sweep recommends for a use.
 
     Raises:
@@ -109,7 +109,7 @@ def judge_sweep(sweep: SweepSummary, use: str = "best") -> Answer:
     if chosen is not None and (run := chosen.run) is not None:
         return Answer(run.verdict or UNDECIDED, run, sweep, use, chosen.because)
     has_within = any(choice.use == "smallest" for choice in sweep.choices)
-    if sweep.choices and (use not in _WITHIN or has_within):
+    if use != RECOMMENDED and sweep.choices and (use not in _WITHIN or has_within):
         raise ConfigError(
             f"use: got {use!r}, for which sweep {sweep.run_id} recommends no run; try {uses}"
         )

@@ -11,7 +11,7 @@ from resnet8ptq.core.text import escape_markdown, printable
 from resnet8ptq.report import table, verdicts
 from resnet8ptq.report.table import VOID
 from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.metric import Metric
 
 SCHEMA = 1  # raised when a field is removed or changes its meaning
 EXIT_CODES = {**verdicts.EXIT_CODES, UNSUPPORTED: 4}
@@ -164,8 +164,8 @@ def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
     text = f"{begin}: {show(name)} is {loss}{_say_bounds(run)}; the limit is {limit}."
     if fault := run.verdict_text.partition(", ")[2]:
         text += f" It fails: {show(fault)}."
-    if needed := run.verdict_text.partition("(")[2].partition(")")[0]:
-        text += f" Sample size for 80% power near this loss: {needed}."
+    if run.samples_needed is not None:
+        text += f" Sample size for 80% power at this loss: {run.samples_needed:,}."
     return text
 
 
@@ -180,7 +180,7 @@ def _say_bounds(run: RunSummary) -> str:
 
 def _say_loss(metric: Metric, loss: float) -> str:
     """Return a loss for a sentence: in points, in the metric's unit, or in percent of FP32's."""
-    return metric.say_change(loss) if metric.bounded else metric.show_lost(loss)
+    return metric.say_change(loss) if metric.bounded else metric.show_loss(loss)
 
 
 def _rows(run: RunSummary) -> list[list[str]]:

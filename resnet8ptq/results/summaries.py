@@ -18,10 +18,16 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import printable
 from resnet8ptq.report import facts, verdicts
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.recommend import ModelSelection, Recommendation, own_family, why_none
-from resnet8ptq.report.verdicts import MOST_NEEDED, Verdict
+from resnet8ptq.report.recommend import (
+    RECOMMENDED,
+    ModelSelection,
+    Recommendation,
+    own_family,
+    why_none,
+)
+from resnet8ptq.report.verdicts import Verdict
 from resnet8ptq.results.bounds import Bounds, measure
-from resnet8ptq.tasks.contract import BASELINE, Metric
+from resnet8ptq.tasks.metric import BASELINE, Metric
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 
@@ -144,7 +150,8 @@ class Choice:
     """The run that a sweep recommends for a use, see `report.recommend`.
 
     Attributes:
-        use: best, balanced, smallest, fastest, fastest_batch, or best_NAME for a backend.
+        use: recommended, best, balanced, smallest, fastest, fastest_batch, or best_NAME for a
+            backend.
         run_id: None for FP32 itself, which only the uses for speed recommend.
         equals: ids of the alternatives: for best and balanced, the runs proven to be within the
             margin of the best; for other uses, runs close in size or speed.
@@ -187,7 +194,7 @@ class SweepSummary:
         """Return the run with this id; raise KeyError if the sweep has no such run."""
         return {run.run_id: run for run in self.runs}[run_id]
 
-    def choice(self, use: str = "best") -> RunSummary | None:
+    def choice(self, use: str = RECOMMENDED) -> RunSummary | None:
         """Return the recommended run for a use; None if there is none, or for FP32 itself.
 
         See `Choice.run` for its verdict. With several sets of scored samples, the first set counts.
@@ -196,7 +203,7 @@ class SweepSummary:
 
     recommended = choice
 
-    def deploy(self, folder: str | Path, use: str = "best", **settings: object) -> Path:
+    def deploy(self, folder: str | Path, use: str = RECOMMENDED, **settings: object) -> Path:
         """Export the recommended model into a new folder, see `RunSummary.deploy`.
 
         Raises:
@@ -414,12 +421,11 @@ def _judge(cell: Cell, judged: Verdict | None) -> dict[str, Any]:
             "verdict_text": "",
             "samples_needed": None,
         }
-    decides = 0 < judged.needed <= MOST_NEEDED  # 0: decided; NaN: samples do not vary
     return {
         "verdict": judged.outcome,
         "loss_verdict": judged.loss,
         "verdict_text": verdicts.say(cell, judged),
-        "samples_needed": math.ceil(judged.needed) if decides else None,
+        "samples_needed": judged.samples,
     }
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,7 +164,12 @@ class RunningSweep:
                 raise
             with console.waiting("Comparing the runs"):
                 chosen = page.select(families, self.limits)
-                judged = verdicts.in_words(families, self.limits, [s.judged for s in chosen])
+            if timed:  # before the table, which shows these latencies
+                timings = final_timing.run(chosen, folder)
+                chosen = page.select(families, self.limits, timings)
+                families = [selected.family for selected in chosen]
+                background.put(final_timing.log_latencies, store, families, timings)
+            judged = verdicts.in_words(families, self.limits, [s.judged for s in chosen])
             # A ladder has said what each step came to.
             judged_runs = [record for family in families for record in family.records]
             shown = [r for r in judged_runs if not (self.is_ladder and r.held_out)]
@@ -173,8 +178,6 @@ class RunningSweep:
             terminal.print_pools(pooled.judge(families, self.limits))
             if mlperf_tiny.is_suite(shown):
                 mlperf_tiny.print_suite(shown)
-            timings = final_timing.run(chosen, folder) if timed else [None] * len(families)
-            chosen = [replace(s, timing=t) for s, t in zip(chosen, timings, strict=True)]
             with console.waiting("Drawing the report"):
                 page.write(store, parent_id, chosen, folder)
         if self.sweep.resume:

@@ -3,6 +3,7 @@
 import json
 import logging
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -19,9 +20,11 @@ from resnet8ptq.evaluation.evaluator import as_fp32, loader
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.experiment.compatibility import load
 from resnet8ptq.experiment.settings import resolve
-from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.recommend import ModelSelection, finalists, fp32_name
-from resnet8ptq.tracking import origin
+from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.recommend import ModelSelection, finalists
+from resnet8ptq.report.timing import SINGLE, SPEEDUP, fp32_name
+from resnet8ptq.tracking import origin, upload
+from resnet8ptq.tracking.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,20 @@ def run(chosen: Sequence[ModelSelection], folder: Path) -> list[PairedLatency | 
     return timings
 
 
+def log_latencies(
+    store: Store, families: Sequence[Family], timings: Sequence[PairedLatency | None]
+) -> None:
+    """Log the latencies of the turns as the last values of the runs' own metrics."""
+    now = int(1000 * time.time())
+    for family, timed in zip(families, timings, strict=True):
+        if timed is None:
+            continue
+        for record in family.records:
+            if record.run_id in timed.single:
+                points = [(name, record.metrics[name], now, 0) for name in (SINGLE, SPEEDUP)]
+                upload.log_batch(store, record.run_id, points)
+
+
 def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
     models = finalists(selected)
     timed = [cell for cell in selected.family.measured if cell.record.speedup is not None]
@@ -49,7 +66,7 @@ def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
         log.warning("the best models ran on other machines, and are not timed against each other")
         return None
     try:
-        baselines = {fp32_name(cell): _folder(cell, folder) for cell in timed}
+        baselines = {fp32_name(cell.record): _folder(cell, folder) for cell in timed}
         return _run({cell.record.run_id: _folder(cell, folder) for cell in models}, baselines)
     except Exception as error:  # the runs are complete without it
         log.warning("the best models could not be timed against each other: %s", one_line(error))

@@ -22,7 +22,7 @@ from resnet8ptq.experiment.ladder import climbing
 from resnet8ptq.experiment.ladder.climbing import Asked, Step, Tried
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.verdicts import find_fault
-from resnet8ptq.tasks.contract import BASELINE, Metric
+from resnet8ptq.tasks.metric import BASELINE, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.journal import NOTE_TAG
 from resnet8ptq.tracking.record import RunRecord
@@ -252,7 +252,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
         seconds=max(seconds, spent_s),
         doubt=record.doubt,
         loss=record.drop,
-        show_loss=metric.show_drop,
+        show_loss=metric.say_loss,
         error=_error(record, metric),
         within=record.p_within is not None and record.p_within <= level,
         noise=noise(record),
@@ -302,7 +302,7 @@ def _error(record: RunRecord, metric: Metric) -> float:
         ends = record.interval("value")
     if ends is None:
         return 0.0
-    return abs(metric.drop(ends[1] - ends[0], baseline or 0.0)) / 2
+    return abs(metric.loss_of(ends[1] - ends[0], baseline or 0.0)) / 2
 
 
 def _say(line: str) -> None:

@@ -8,21 +8,13 @@ import numpy as np
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import KL, OfClasses
-from resnet8ptq.tasks.contract import (
-    Array,
-    Comparison,
-    Metric,
-    Metrics,
-    Outputs,
-    PairedTest,
-    Targets,
-    Task,
-    TaskContext,
-    TaskType,
-    describe,
-)
+from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.deviation import NOTE, SQNR, summarize
 from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.metric import Metric, Metrics
+from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, describe
+from resnet8ptq.tasks.task import Reference, Task, TaskFiles, TaskType
+from resnet8ptq.tasks.values import PairedTest
 
 AGREEMENT_RATE = Metric("agreement", "agreement", percent=True)
 TEST = PairedTest(
@@ -49,12 +41,12 @@ class AgreementScores(OfClasses):
 
 
 def _score(outputs: Outputs, targets: Targets) -> AgreementScores:
-    """Use the classes as their own labels; `_relate` replaces the labels by FP32's classes."""
+    """Use the classes as their own labels; `_rescore` replaces the labels by FP32's classes."""
     classes = classification.score(outputs, Targets(np.zeros(len(outputs), np.int64)))
     return AgreementScores(replace(classes, labels=classes.per_sample.predictions))
 
 
-def _relate(model: AgreementScores, baseline: AgreementScores) -> AgreementScores:
+def _rescore(model: AgreementScores, baseline: AgreementScores) -> AgreementScores:
     return AgreementScores(replace(model.classes, labels=baseline.classes.per_sample.predictions))
 
 
@@ -64,9 +56,7 @@ def _pair_metrics(comparison: Comparison) -> Metrics:
 
 
 def _keep(comparison: Comparison) -> dict[str, Array]:
-    arrays = comparison.paired.arrays()
-    kept = ("predictions", "baseline_predictions", "plan")
-    return {name: arrays[name] for name in kept if name in arrays}
+    return {name: array for name, array in comparison.paired.arrays().items() if name != "labels"}
 
 
 def _make(setting: TaskContext) -> Task:
@@ -87,10 +77,9 @@ def build() -> Task:
         TEST,
         criterion=KL,
         beside=(KL, SQNR),
-        note=NOTE.format(measure="top-1 agreement"),
-        relate=_relate,
         pair_metrics=_pair_metrics,
-        arrays=_keep,
+        reference=Reference(_rescore, NOTE.format(measure="top-1 agreement")),
+        files=TaskFiles(arrays=_keep),
         summary=summarize,
     )
 

@@ -7,7 +7,7 @@ error. The metric is the AUC of ranking anomalies above normal clips.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,27 +15,18 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import AnomalyConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.tasks import distortion
-from resnet8ptq.tasks.contract import (
-    Array,
-    Comparison,
-    Metric,
-    Metrics,
-    Outputs,
-    Scores,
-    Targets,
-    Task,
-    TaskContext,
-    TaskType,
-    describe,
-)
+from resnet8ptq.tasks.comparison import Comparison, OutputScores
+from resnet8ptq.tasks.metric import Metric, Metrics
+from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, describe
 from resnet8ptq.tasks.ranking import AUC, DELONG, ROC_CAPTION, ROC_FILE, Ranking, doubt_auc
+from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class AnomalyScores(Scores):
+class AnomalyScores(OutputScores):
     """The anomaly score of each clip [n], and labels [n], where 1 is an anomaly.
 
     Attributes:
@@ -44,7 +35,6 @@ class AnomalyScores(Scores):
 
     scores: NDArray[np.float64]
     labels: NDArray[np.int64]
-    outputs: Outputs
     max_fpr: float
 
     @cached_property
@@ -62,10 +52,6 @@ class AnomalyScores(Scores):
         """The AUC."""
         return self.per_sample.auc.value
 
-    def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the outputs in dB."""
-        return distortion.sqnr_db(baseline.outputs.values, self.outputs.values)
-
     def more(self) -> Metrics:
         """Return the partial AUC, standardized (McClish, 1989): 0.5 is chance, 1 the best."""
         from sklearn.metrics import roc_auc_score  # takes a second to import
@@ -81,9 +67,8 @@ def build(max_fpr: float = 0.1) -> Task:
         partial(_score, max_fpr),
         DELONG,
         beside=(Metric("pauc", f"pAUC({max_fpr:g})"),),
-        joins_groups=True,
-        figure_files={ROC_FILE: ROC_CAPTION},
-        figures=_draw,
+        scope=Scope(joins_groups=True),
+        files=TaskFiles(figures=_draw, captions={ROC_FILE: ROC_CAPTION}),
         doubt=doubt_auc,
     )
 
@@ -100,7 +85,7 @@ def _score(max_fpr: float, outputs: Outputs, targets: Targets) -> AnomalyScores:
             raise DataError("data.groups: a group has samples of both labels; expected one label")
         errors = np.bincount(clips, errors) / np.bincount(clips)
         labels = labels[first]
-    return AnomalyScores(errors, labels, outputs, max_fpr)
+    return AnomalyScores(outputs, errors, labels, max_fpr)
 
 
 def _errors(values: Array, inputs: Callable[[slice], NDArray[np.float32]]) -> NDArray[np.float64]:

@@ -16,22 +16,13 @@ from resnet8ptq.tasks.classification import (
     CONFUSION_FILE,
     OfClasses,
 )
-from resnet8ptq.tasks.contract import (
-    LOGITS,
-    Arrays,
-    Comparison,
-    Metric,
-    Metrics,
-    Outputs,
-    Targets,
-    Task,
-    TaskContext,
-    TaskType,
-    check_labels,
-    summarize,
-)
+from resnet8ptq.tasks.comparison import Comparison, summarize
 from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.metric import Metric, Metrics
+from resnet8ptq.tasks.outputs import LOGITS, Outputs, Targets, TaskContext, check_labels
 from resnet8ptq.tasks.ranking import AUC, DELONG, ROC_CAPTION, ROC_FILE, Ranking, doubt_auc
+from resnet8ptq.tasks.task import Task, TaskFiles, TaskType
+from resnet8ptq.tasks.values import Arrays
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,11 +57,13 @@ def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
         replace(DELONG, read_values=_read),
         beside=(Metric(ACCURACY.name, ACCURACY.title, percent=True),),
         class_names=class_names,
-        figure_files={ROC_FILE: ROC_CAPTION, CONFUSION_FILE: CONFUSION_CAPTION},
-        figures=partial(_draw, class_names),
         pair_metrics=partial(_pair_metrics, class_names),
-        arrays=classification.keep_probabilities,
-        tables=partial(classification.class_tables, class_names),
+        files=TaskFiles(
+            arrays=classification.keep_probabilities,
+            tables=partial(classification.class_tables, class_names),
+            figures=partial(_draw, class_names),
+            captions={ROC_FILE: ROC_CAPTION, CONFUSION_FILE: CONFUSION_CAPTION},
+        ),
         doubt=doubt_auc,
         summary=partial(_summarize, threshold),
     )

@@ -12,19 +12,12 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks import distortion, statistics
-from resnet8ptq.tasks.contract import (
-    Array,
-    Arrays,
-    Metric,
-    Metrics,
-    Outputs,
-    PairedTest,
-    SampleValues,
-    Scores,
-    check_columns,
-)
+from resnet8ptq.tasks import statistics
+from resnet8ptq.tasks.comparison import OutputScores
+from resnet8ptq.tasks.metric import UNDEFINED, Metric, Metrics
+from resnet8ptq.tasks.outputs import Array
 from resnet8ptq.tasks.statistics import Interval, Margin, Values
+from resnet8ptq.tasks.values import Arrays, PairedTest, SampleValues, check_columns
 
 
 @dataclass(frozen=True)
@@ -59,18 +52,19 @@ class Replicates(SampleValues):
         differences = self.replicates - other.replicates
         return statistics.bootstrap_interval(differences), statistics.bootstrap_p(differences)
 
-    def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
+    def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin, from the spread of the replicates."""
         before = baseline.replicates
         # A limit that is a fraction of the baseline's value is as uncertain as that value.
-        limits = drop if metric.bounded else drop * np.abs(before)
+        limits = limit if metric.bounded else limit * np.abs(before)
         return statistics.bootstrap_margin(
             metric.cost(1.0) * (self.replicates - before) - limits, items
         )
 
-    def undefined_share(self, baseline: Self) -> float:
-        """Return the share of bootstrap samples on which one of both has no value."""
-        return float((~np.isfinite(self.replicates - baseline.replicates)).mean())
+    def metrics(self, baseline: Self) -> Metrics:
+        """Return the share of bootstrap samples on which one of both has no value, if any."""
+        share = float((~np.isfinite(self.replicates - baseline.replicates)).mean())
+        return {UNDEFINED: share} if share else {}
 
     def arrays(self) -> dict[str, Array]:
         """Return all arrays by name."""
@@ -81,7 +75,7 @@ BOOTSTRAP = PairedTest("paired bootstrap", "95% percentile bootstrap intervals",
 
 
 @dataclass(frozen=True)
-class BootstrapScores(Scores):
+class BootstrapScores(OutputScores):
     """A metric that is computed on all items and on bootstrap samples of them.
 
     Attributes:
@@ -92,7 +86,6 @@ class BootstrapScores(Scores):
         items: number of items; None: one for each sample.
     """
 
-    outputs: Outputs
     statistic: Callable[[NDArray[np.int64]], float]
     resamples: int
     per_item: Values | None = None
@@ -116,10 +109,6 @@ class BootstrapScores(Scores):
         return Replicates(
             statistics.bootstrap(self.statistic, self.total, self.resamples), self.per_item
         )
-
-    def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the outputs in dB."""
-        return distortion.sqnr_db(baseline.outputs.values, self.outputs.values)
 
     def more(self) -> Metrics:
         """Return the metrics besides the primary one."""

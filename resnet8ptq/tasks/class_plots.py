@@ -21,7 +21,7 @@ def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str)
     figure = Figure(figsize=(10, 4.6), layout="constrained")
     axes = figure.subplots()
     shown = _changed_most(model, baseline, len(class_names))
-    positions = np.flatnonzero(np.isin(shown, model.labels))  # of classes with images
+    positions = np.flatnonzero(np.isin(shown, model.labels))  # of classes with samples
     labels = shown[positions]
     totals = [int((model.labels == label).sum()) for label in labels]
     series = (("FP32", baseline, "0.65", -0.2), ("quantized", model, "C0", 0.2))
@@ -50,7 +50,7 @@ def classes(model: Hits, baseline: Hits, class_names: Sequence[str], title: str)
 
 
 def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: str) -> Figure:
-    """Draw the counts of images by true and predicted class, and their change from FP32."""
+    """Draw the counts of samples by true and predicted class, and their change from FP32."""
     figure = Figure(figsize=(14.5, 7.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     shown = _changed_most(model, baseline, len(class_names))
@@ -60,7 +60,7 @@ def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: st
     shares = counts / np.maximum(whole[shown].sum(axis=1, keepdims=True), 1)
     show_matrix(left, shares, cmap="Blues", vmin=0, vmax=1)
     _label_cells(left, counts, shares > 0.5, names, "{}")
-    left.set(title="images")
+    left.set(title="samples")
     change = (whole - baseline.confusion(len(class_names)))[np.ix_(shown, shown)]
     limit = max(1, int(np.abs(change).max()))
     show_matrix(right, change, cmap="PuOr", norm=TwoSlopeNorm(0, -limit, limit))
@@ -71,7 +71,7 @@ def confusion(model: Hits, baseline: Hits, class_names: Sequence[str], title: st
 
 
 def _changed_most(model: Hits, baseline: Hits, classes: int) -> NDArray[np.int64]:
-    """Return the classes to show, in order; of many classes, those with most changed images."""
+    """Return the classes to show, in order; of many classes, those with most changed samples."""
     if classes <= SHOWN:
         return np.arange(classes)
     moved = model.predictions != baseline.predictions

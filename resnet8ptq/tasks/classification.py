@@ -12,26 +12,20 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.tasks import distortion
-from resnet8ptq.tasks.contract import (
-    DIGITS,
+from resnet8ptq.tasks.comparison import Comparison, Scores, doubt_below
+from resnet8ptq.tasks.hits import MCNEMAR, Hits, Labels
+from resnet8ptq.tasks.metric import DIGITS, Metric, Metrics
+from resnet8ptq.tasks.outputs import (
     LOGITS,
     Array,
-    Comparison,
-    Metric,
-    Metrics,
     Outputs,
-    Scores,
-    Table,
     Targets,
-    Task,
     TaskContext,
-    TaskType,
     check_labels,
     describe,
-    doubt_below,
 )
-from resnet8ptq.tasks.hits import MCNEMAR, Hits, Labels
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, above_chance, flips
+from resnet8ptq.tasks.task import Table, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,8 +66,8 @@ class ClassScores(Scores):
     """Probabilities [n, classes] of one model, and labels [n].
 
     Attributes:
-        logits: the input of the final softmax for the first m <= n images [m, classes]; None if the
-            model does not end in a softmax.
+        logits: the input of the final softmax for the first m <= n samples [m, classes]; None if
+            the model does not end in a softmax.
         threshold: with two classes, the second is predicted above it; None: the largest probability
             decides.
     """
@@ -90,7 +84,7 @@ class ClassScores(Scores):
 
     @cached_property
     def per_sample(self) -> Hits:
-        """The class of each image; of tied classes the first, as in argmax."""
+        """The class of each sample; of tied classes the first, as in argmax."""
         if self.threshold is None:
             predictions = self.probabilities.argmax(axis=1)
         else:
@@ -99,12 +93,12 @@ class ClassScores(Scores):
 
     @property
     def total(self) -> int:
-        """Number of images."""
+        """Number of samples."""
         return len(self.labels)
 
     @property
     def correct(self) -> int:
-        """Number of images whose class is right."""
+        """Number of samples whose class is right."""
         return int(self.per_sample.right.sum())
 
     @property
@@ -145,12 +139,12 @@ class ClassScores(Scores):
 
     @property
     def tied(self) -> int:
-        """Number of images where several classes share the top score."""
+        """Number of samples where several classes share the top score."""
         return int((self._at_top.sum(axis=1) > 1).sum())
 
     @property
     def expected_correct(self) -> float:
-        """Expected number of right images with random tie-breaking.
+        """Expected number of right samples with random tie-breaking.
 
         An 8-bit softmax often has ties, and argmax then favours low class indices.
         """
@@ -158,16 +152,16 @@ class ClassScores(Scores):
         return float((label_at_top / self._at_top.sum(axis=1)).sum())
 
     def class_accuracy(self, label: int) -> float | None:
-        """Return the accuracy on the images of one class; None without images."""
+        """Return the accuracy on the samples of one class; None without samples."""
         members = self.labels == label
         return float(self.per_sample.right[members].mean()) if members.any() else None
 
     def confusion(self) -> NDArray[np.int64]:
-        """Count images by [true class, predicted class]."""
+        """Count samples by [true class, predicted class]."""
         return self.per_sample.confusion(self.probabilities.shape[1])
 
     def agreement(self, baseline: Self) -> float:
-        """Return the fraction of images on which both predict the same class."""
+        """Return the fraction of samples on which both predict the same class."""
         return float((self.per_sample.predictions == baseline.per_sample.predictions).mean())
 
     def kl_divergence(self, baseline: Self) -> float:
@@ -179,7 +173,7 @@ class ClassScores(Scores):
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the logits in dB; None without logits on both sides.
 
-        It covers all images and classes. The logits of each image are centred first, because a
+        It covers all samples and classes. The logits of each sample are centred first, because a
         softmax ignores a constant.
         """
         if self.logits is None or baseline.logits is None:
@@ -187,7 +181,7 @@ class ClassScores(Scores):
         return distortion.to_db(distortion.noise_ratio(baseline.logits, self.logits, _centre))
 
     def class_change(self, baseline: Self, label: int) -> float | None:
-        """Return the accuracy on one class minus the baseline's; None without images."""
+        """Return the accuracy on one class minus the baseline's; None without samples."""
         ours, theirs = self.class_accuracy(label), baseline.class_accuracy(label)
         return None if ours is None or theirs is None else ours - theirs
 
@@ -226,7 +220,7 @@ def _classes(comparison: Comparison) -> tuple[ClassScores, ClassScores]:
 
 
 def changes(comparison: Comparison) -> Metrics:
-    """Return the images that changed, and the distance of the outputs."""
+    """Return the samples that changed, and the distance of the outputs."""
     model, baseline = _classes(comparison)
     lost, won = flips(baseline.per_sample.right, model.per_sample.right)
     return {
@@ -270,13 +264,15 @@ def build(class_names: tuple[str, ...] = ()) -> Task:
         MCNEMAR,
         criterion=KL,
         class_names=class_names,
-        figure_files={
-            "classes.png": "Accuracy by class, beside FP32",
-            CONFUSION_FILE: CONFUSION_CAPTION,
-        },
-        figures=partial(_draw, class_names),
-        arrays=keep_probabilities,
-        tables=partial(class_tables, class_names),
+        files=TaskFiles(
+            arrays=keep_probabilities,
+            tables=partial(class_tables, class_names),
+            figures=partial(_draw, class_names),
+            captions={
+                "classes.png": "Accuracy by class, beside FP32",
+                CONFUSION_FILE: CONFUSION_CAPTION,
+            },
+        ),
         doubt=_doubt,
         summary=_summarize,
     )

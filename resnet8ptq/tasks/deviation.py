@@ -12,22 +12,12 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.bootstrap import BOOTSTRAP, Replicates, mean_of
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.contract import (
-    Array,
-    Arrays,
-    Comparison,
-    Metric,
-    Metrics,
-    Outputs,
-    PairedTest,
-    Scores,
-    Table,
-    Targets,
-    Task,
-    TaskType,
-    check_columns,
-)
+from resnet8ptq.tasks.comparison import Comparison, OutputScores, Scores
+from resnet8ptq.tasks.metric import Metric, Metrics
+from resnet8ptq.tasks.outputs import Array, Outputs, Targets
 from resnet8ptq.tasks.statistics import Interval, Margin, Values, bootstrap, ratio_interval
+from resnet8ptq.tasks.task import Reference, Table, Task, TaskFiles, TaskType
+from resnet8ptq.tasks.values import Arrays, PairedTest, check_columns
 
 NOTE = (
     "No labels: {measure} is measured against FP32 in the same framework. The quality of FP32 "
@@ -53,7 +43,7 @@ def powers(values: Array, reference: Array) -> tuple[Values, Values]:
 
 @dataclass(frozen=True)
 class RelativeError(Metric):
-    """The metric of this task. Its limit is an SQNR; its drop is the noise over the signal."""
+    """The metric of this task. Its limit is an SQNR; its loss is the noise over the signal."""
 
     limit_key: str = "min_sqnr_db"
 
@@ -76,7 +66,7 @@ class RelativeError(Metric):
 
     @property
     def loss_title(self) -> str:
-        """The name of the drop in figures."""
+        """The name of the loss in figures."""
         return "noise over signal of the outputs, %"
 
 
@@ -101,27 +91,26 @@ class DeviationValues(Replicates):
         replicates = Replicates.read(arrays, prefix)
         return cls(**vars(replicates), noise=columns[0], signal=columns[1])
 
-    def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
+    def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin of noise over signal: the mean excess of the samples over the limit.
 
         FP32's outputs are the reference, so each sample's share of the signal has no error.
         """
-        return Margin.of_mean(self.noise - drop * self.signal)
+        return Margin.of_mean(self.noise - limit * self.signal)
 
-    def margin_over(self, other: Self, metric: Metric, drop: float, items: int) -> Margin:
+    def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin of this model's noise minus the other's."""
-        return Margin.of_mean(self.noise - other.noise - drop * self.signal)
+        return Margin.of_mean(self.noise - other.noise - limit * self.signal)
 
 
 @dataclass(frozen=True)
-class DeviationScores(Scores):
+class DeviationScores(OutputScores):
     """Outputs of one model, compared with reference outputs.
 
     A sample's error is the norm of its noise divided by the root mean square norm of the reference;
     with several outputs, the mean of these errors. The limit applies to the worst output.
     """
 
-    outputs: Outputs
     reference: Outputs
 
     @cached_property
@@ -135,11 +124,6 @@ class DeviationScores(Scores):
     def worst(self) -> int:
         """The index of the output that the limit applies to, see `distortion.worst_output`."""
         return distortion.worst_output(self.reference.values, self.ratios)
-
-    @property
-    def total(self) -> int:
-        """Number of samples."""
-        return len(self.outputs)
 
     @property
     def value(self) -> float:
@@ -166,10 +150,6 @@ class DeviationScores(Scores):
         """95% interval of `noise_ratio`; None for a single sample."""
         _, noise, signal = self._powers
         return ratio_interval(noise, signal)
-
-    def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the outputs in dB."""
-        return distortion.sqnr_db(baseline.outputs.values, self.outputs.values)
 
     @cached_property
     def ratios(self) -> list[float]:
@@ -211,7 +191,7 @@ def _score(outputs: Outputs, targets: Targets) -> DeviationScores:
     return DeviationScores(outputs, outputs)
 
 
-def _relate(model: DeviationScores, baseline: DeviationScores) -> DeviationScores:
+def _rescore(model: DeviationScores, baseline: DeviationScores) -> DeviationScores:
     return DeviationScores(model.outputs, baseline.outputs)
 
 
@@ -223,10 +203,9 @@ def build(outputs: Sequence[str] = ()) -> Task:
         _score,
         TEST,
         beside=(SQNR,),
-        note=NOTE.format(measure="the relative error of the outputs"),
-        relate=_relate,
         pair_metrics=partial(_pair_metrics, outputs),
-        tables=partial(_tables, outputs),
+        reference=Reference(_rescore, NOTE.format(measure="the relative error of the outputs")),
+        files=TaskFiles(tables=partial(_tables, outputs)),
         summary=summarize,
     )
 

@@ -83,7 +83,7 @@ def has_fractions(output: Array) -> bool:
 
 
 def worst_output(signal: Sequence[Array], ratios: Sequence[float]) -> int:
-    """Return the index of the output that a run is judged by: the one with the most noise.
+    """Return the index of the output that the limit applies to: the one with the most noise.
 
     An exact output, such as an input that is passed through, has no noise and so hides none. Whole
     numbers count only if no output has fractions. An output that is not finite is the worst.
@@ -95,8 +95,8 @@ def worst_output(signal: Sequence[Array], ratios: Sequence[float]) -> int:
     if len(ratios) == 1:
         return 0
     every = range(len(ratios))
-    judged = [index for index in every if has_fractions(signal[index])] or every
-    return max(judged, key=lambda index: (math.isnan(ratios[index]), ratios[index]))
+    candidates = [index for index in every if has_fractions(signal[index])] or every
+    return max(candidates, key=lambda index: (math.isnan(ratios[index]), ratios[index]))
 
 
 def sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float | None:

@@ -7,18 +7,12 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks.contract import (
-    Array,
-    Arrays,
-    Metric,
-    PairedTest,
-    SampleValues,
-    Scores,
-    check_columns,
-    doubt_below,
-)
+from resnet8ptq.tasks.comparison import Scores, doubt_below
 from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tasks.outputs import Array
 from resnet8ptq.tasks.statistics import Auc, Interval, Margin, auc, delong, delong_error
+from resnet8ptq.tasks.values import Arrays, PairedTest, SampleValues, check_columns
 
 AUC = Metric("auc", "AUC")
 ROC_FILE = "roc.png"
@@ -64,17 +58,17 @@ class Ranking(SampleValues):
         """Return the interval of the difference in AUC, and the p-value of DeLong's test."""
         return delong(self.auc, other.auc)
 
-    def margin(self, baseline: Self, metric: Metric, drop: float, items: int) -> Margin:
+    def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
         """Return the margin of the AUC, from DeLong's covariance.
 
         The variance is 0 if every positive is above the same negatives as before. Then the
         disjoint pairs of a positive and a negative count, as many as the rarer label has.
         """
-        excess = baseline.auc.value - self.auc.value - drop
+        excess = baseline.auc.value - self.auc.value - limit
         rarer = min(len(self.auc.of_positives), len(self.auc.of_negatives))
         error = delong_error(self.auc, baseline.auc)
         unchanged = error == 0 and self.auc.value == baseline.auc.value
-        return Margin.unchanged(drop, rarer) if unchanged else Margin.student(excess, error, rarer)
+        return Margin.unchanged(limit, rarer) if unchanged else Margin.student(excess, error, rarer)
 
     def select(self, rows: NDArray[np.bool_]) -> Self | None:
         """Return the scores of some samples; None unless both labels are among them."""

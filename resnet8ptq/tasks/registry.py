@@ -12,13 +12,15 @@ from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.console import log_once
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.registry import look_up
-from resnet8ptq.tasks.contract import PROBABILITIES, Task, TaskContext, TaskType
+from resnet8ptq.tasks.outputs import PROBABILITIES, TaskContext
+from resnet8ptq.tasks.task import Task, TaskType
 
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
 TASKS = {
     "classification": "resnet8ptq.tasks.classification:CLASSIFICATION",
+    "top5": "resnet8ptq.tasks.top5:TOP5",
     "binary": "resnet8ptq.tasks.binary:BINARY",
     "anomaly": "resnet8ptq.tasks.anomaly:ANOMALY",
     "detection": "resnet8ptq.tasks.detection.task:DETECTION",

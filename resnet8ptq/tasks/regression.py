@@ -9,20 +9,11 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import RegressionConfig
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.tasks.bootstrap import BOOTSTRAP, BootstrapScores, mean_of
-from resnet8ptq.tasks.contract import (
-    Array,
-    Comparison,
-    Metric,
-    Metrics,
-    Outputs,
-    Targets,
-    Task,
-    TaskContext,
-    TaskType,
-    check_labels,
-    describe,
-)
+from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.metric import Metric, Metrics
+from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, check_labels, describe
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin
+from resnet8ptq.tasks.task import Task, TaskFiles, TaskType
 
 
 def build(primary: str = "mae", resamples: int = 9999) -> Task:
@@ -37,7 +28,7 @@ def build(primary: str = "mae", resamples: int = 9999) -> Task:
         partial(_score, primary, resamples),
         BOOTSTRAP,
         beside=(_error_metric("rmse" if primary == "mae" else "mae"),),
-        arrays=_keep_predictions,
+        files=TaskFiles(arrays=_keep_predictions),
         doubt=partial(_doubt, primary),
     )
 

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure  # no pyplot: figures need no screen and no
 from numpy.typing import NDArray
 
 from resnet8ptq.core.text import plain
-from resnet8ptq.tasks.contract import Array
+from resnet8ptq.tasks.outputs import Array
 from resnet8ptq.tasks.ranking import Ranking
 
 

@@ -14,21 +14,11 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import SimilarityConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.tasks.bootstrap import BOOTSTRAP, BootstrapScores
-from resnet8ptq.tasks.contract import (
-    Array,
-    Comparison,
-    Metric,
-    Outputs,
-    Scores,
-    Targets,
-    Task,
-    TaskContext,
-    TaskType,
-    check_labels,
-    describe,
-    doubt_below,
-)
+from resnet8ptq.tasks.comparison import Comparison, Scores, doubt_below
+from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, check_labels, describe
 from resnet8ptq.tasks.statistics import Values
+from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
 
 SPEARMAN = Metric("spearman", "Spearman")
 
@@ -46,9 +36,8 @@ def build(resamples: int = 9999, output: int = 0, embeds: bool = False) -> Task:
         partial(_score, resamples, output, embeds),
         BOOTSTRAP,
         beside=(Metric("pearson", "Pearson"),),
-        joins_groups=embeds,
-        scored_output=output,
-        arrays=_keep_predictions,
+        scope=Scope(output=output, joins_groups=embeds),
+        files=TaskFiles(arrays=_keep_predictions),
         doubt=_doubt,
     )
 

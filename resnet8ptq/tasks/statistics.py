@@ -45,7 +45,7 @@ def wilson(correct: int, total: int) -> Interval:
 def mcnemar(ours: int, theirs: int) -> float:
     """Return the p-value of the exact two-sided McNemar test (McNemar, 1947); 1 without flips.
 
-    If two models are equally accurate, an image that only one of them gets right (`flips`) belongs
+    If two models are equally accurate, a sample that only one of them gets right (`flips`) belongs
     to either with probability 1/2. Both tails of that binomial distribution are P(X <= k) =
     I_1/2(flips - k, k + 1) (Abramowitz and Stegun, 1964, 26.5.24).
     """
@@ -70,7 +70,7 @@ def least_found(flips: int, total: int, level: float) -> float:
 
 
 def flips(hits: NDArray[np.bool_], other_hits: NDArray[np.bool_]) -> tuple[int, int]:
-    """Return the numbers of images [n] that only the first or only the second model gets right."""
+    """Return the numbers of samples [n] that only the first or only the second model gets right."""
     return int((hits & ~other_hits).sum()), int((other_hits & ~hits).sum())
 
 
@@ -102,28 +102,17 @@ class Margin:
     def items_needed(self, items: int, level: float) -> float:
         """Return the sample size at which the test decides with `POWER`, at the measured loss.
 
-        NaN without spread.
+        If no item has changed, the size at which such a model passes. NaN without spread.
 
         Args:
             level: the level of the one-sided test.
         """
         if math.isinf(self.correction):
             return math.nan
+        if self.no_change:
+            return self._items_of_no_change(items, level)
         needed = float(ndtri(1 - level) + ndtri(POWER))
         return items * (needed / self.z) ** 2 if self.z else math.inf
-
-    def items_range(self, items: int, level: float) -> Interval:
-        """Return the sample sizes of `items_needed` for losses one standard error lower and higher.
-
-        The larger one is infinite if the limit lies within that standard error. If no item has
-        changed, the smaller one is the one at which such a model passes.
-        """
-        nearer, farther = abs(self.z) - 1, abs(self.z) + 1
-        low, high = (
-            Margin(max(z, 0.0), self.correction).items_needed(items, level)
-            for z in (farther, nearer)
-        )
-        return (self._items_of_no_change(items, level) if self.no_change else low), high
 
     def _items_of_no_change(self, items: int, level: float) -> float:
         """Return the sample size at which the test decides if no item changes."""
@@ -217,7 +206,7 @@ def find_edge(above: Callable[[float], bool]) -> float:
 
 @dataclass(frozen=True)
 class CrossedMean:
-    """The mean of values by sample and draw, such as losses by image and calibration draw.
+    """The mean of values by sample and draw, such as losses by sample and calibration draw.
 
     Attributes:
         error: standard error over samples and draws.

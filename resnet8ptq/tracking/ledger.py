@@ -59,7 +59,7 @@ def read_sketch(tag: str) -> Ids:
 
 
 def count_earlier(store: Store, records: Sequence[RunRecord], ids: Ids | None = None) -> Looks:
-    """Count the quantized runs that were scored on the samples of `records` before their sweep.
+    """Count the quantized runs of the same network, scored on these samples before their sweep.
 
     Deleted runs count, because somebody has seen their results; analyses and FP32 do not. If the
     store is unavailable, it warns and counts none.
@@ -81,15 +81,20 @@ def count_earlier(store: Store, records: Sequence[RunRecord], ids: Ids | None = 
         log.warning("earlier runs on these samples are not counted: %s", one_line(error))
         return NO_LOOKS
     own = {record.key for record in records}
-    counted = [record for record in same if _counts(record) and record.key not in own]
+    network = _network_of(scored)
+    counted = [r for r in same if _counts(r) and r.key not in own and _network_of(r) == network]
     shared = tuple(
         record
         for record in others
-        if _counts(record) and ids is not None
+        if _counts(record) and ids is not None and _network_of(record) == network
         if np.isin(read_sketch(record.sample_sketch), ids).any()
     )
     more = MOST in (len(same), len(others))
     return Looks(len(counted) + len(shared), more and bool(counted or shared), shared)
+
+
+def _network_of(record: RunRecord) -> tuple[str | None, ...]:
+    return (record.model, *record.settings("model.path", "model.module", "model.state_dict"))
 
 
 def _counts(record: RunRecord) -> bool:

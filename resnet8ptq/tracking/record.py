@@ -8,8 +8,10 @@ from typing import Any, Generic, TypeVar
 
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.evaluation.stopped_hits import PLANNED, STOPPED_LOSS
 from resnet8ptq.tasks import registry
-from resnet8ptq.tasks.contract import BASELINE, GROUPED, PLANNED, STOPPED_LOSS, TOTAL, Metric, Task
+from resnet8ptq.tasks.metric import BASELINE, GROUPED, TOTAL, Metric
+from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal, check_id
 from resnet8ptq.tracking.params import complete
 

@@ -546,6 +546,19 @@ def test_the_only_input_is_the_array_of_its_name(tmp_path, name, sided):
     assert all((image == INPUTS).all(axis=(1, 2)).any() for image in images)
 
 
+@pytest.mark.parametrize("sided", [False, True])
+def test_arrays_that_are_all_inputs_need_no_word_about_labels(tmp_path, sided):
+    """Such as a feature and a state, in a file without labels."""
+    held = {"feat": IDS, "h0": MASK}
+    if sided:
+        held = {f"{n}_{side}": array for n, array in held.items() for side in ("train", "test")}
+    np.savez(tmp_path / "a.npz", **held)
+    inputs = arrays.name_inputs(tmp_path / "a.npz", lambda: ["feat", "h0"])
+    data = read(tmp_path / "a.npz", inputs=inputs)
+    assert set(data.test.images.dtype.names) == {"feat", "h0"}
+    assert data.test.labels is None
+
+
 def test_plain_files_and_other_names_are_no_reason_to_read_the_network(tmp_path):
     def find_takes():
         raise AssertionError

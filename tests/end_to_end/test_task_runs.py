@@ -8,10 +8,11 @@ import onnx
 import pytest
 from onnx import helper
 
+from resnet8ptq.ship import to_run
 from resnet8ptq.tasks import registry
 from tests.helpers import detectors
 from tests.helpers.assembling import assemble
-from tests.helpers.calling import Called, call
+from tests.helpers.calling import Called, call, call_beside
 
 QUICK = (*("latency.enabled=false", "threads=1", "evaluate.batch_size=100"), "report.columns=[all]")
 FEATURES, SAMPLES = 8, 600
@@ -95,6 +96,7 @@ SCORED = ("task.direction=minimize", "task.resamples=199")
 # Task: data, network, overrides, title of the column, further metrics.
 RUNS = {
     "classification": ("seven", "classes", (), "accuracy", ("top5_accuracy", "macro_f1", "drop")),
+    "top5": ("seven", "classes", ("task=top5",), "top-5 accuracy", ("sqnr_db", "drop")),
     "binary": (
         *("two", "pair", ("task=binary", "task.threshold=0.4"), "AUC"),
         ("accuracy", "baseline/auc", "paired/accuracy_p_value", "ci95/delta_low"),
@@ -164,7 +166,7 @@ def test_a_sweep_of_each_task(files, tmp_path, task):
     labels = task not in ("agreement", "deviation")
     assert [bool(row.get("p")) for row in measured] == [labels] * 2
     words = ("accuracy", "McNemar test against") if task != "binary" else ()
-    if task != "classification":
+    if task not in ("classification", "top5"):
         kept = report.replace("no accuracy is known", "")
         assert not [
             word for word in words if word in kept or word in done.out.replace("no acc", "")
@@ -173,6 +175,35 @@ def test_a_sweep_of_each_task(files, tmp_path, task):
     assert f"best {title}" in report or "No deployable model is within the limits" in report
     again = run(tmp_path, files, task, "-m", "backend=onnx,torch", "sweep.resume=true")
     assert "Skipped: 2 of 2 runs had finished before" in again.out
+
+
+@pytest.mark.slow
+def test_the_example_of_a_new_task_is_reported_judged_and_deployed(files, tmp_path):
+    """docs/tasks.md shows its file; besides the registry, no module of the package names it."""
+    done = run(tmp_path, files, "top5", "-m", "backend=onnx,torch", "report.max_drop=0.1")
+    sweep = done.parent.info.run_id
+    report = call_beside(tmp_path, "report", f"run_id={sweep}", "folder=again")
+    assert report.code == 0, report.err
+    assert "best top-5 accuracy" in (tmp_path / "again" / "report.md").read_text()
+    verdict = call_beside(tmp_path, "verdict", f"sweep={sweep}", "format=json")
+    assert verdict.code == 0, verdict.err
+    answer = json.loads(verdict.out)
+    assert answer["verdict"] == "pass"
+    assert answer["metric"]["name"] == "top5_accuracy"
+    run_id = f"run_id={answer['choice']['run_id']}"
+    deployed = call_beside(tmp_path, "deploy", run_id, "folder=out", "verify=false")
+    assert deployed.code == 0, deployed.err
+    assert "top-5 accuracy" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_ladder_climbs_by_the_example_of_a_new_task(files, tmp_path):
+    words = [f"data.root={files['seven']}", f"model.path={files['classes']}"]
+    limits = ("report.max_drop=0.2", "task=top5", "threads=1", "latency.repeats=3")
+    done = call(tmp_path, *to_run(["data=arrays", *words, *limits]))
+    assert done.code == 0, done.err
+    assert {run.data.params["scored_as"] for run in done.children} == {"top5"}
+    assert "Winner: " in done.out
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
-from resnet8ptq.tasks.contract import Outputs
+from resnet8ptq.tasks.outputs import Outputs
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_run

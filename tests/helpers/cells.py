@@ -8,9 +8,9 @@ import numpy as np
 
 from resnet8ptq.report import facts
 from resnet8ptq.report.comparison import Cell, Family, compare
-from resnet8ptq.tasks.contract import Paired
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.statistics import flips, mcnemar
+from resnet8ptq.tasks.values import Paired
 from resnet8ptq.tracking.record import RunRecord
 
 NAMES = ("cat", "dog")

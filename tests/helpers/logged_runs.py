@@ -64,9 +64,9 @@ def record_measured(
         run.log_params(task.describe())
         data = Dataset("shapes", cells.NAMES, split, split)
         run.log_datasets(data, CalibrationSet(split, np.arange(1)), cells.NAMES)
-        background.put(draw, folder, task.figure_files)
+        background.put(draw, folder, task.files.captions)
         with files.atomic(folder / "predictions.npz") as temporary:
-            np.savez(temporary, **task.arrays(comparison))
+            np.savez(temporary, **task.files.arrays(comparison))
         files.write_text(folder / "ranges.json", '{"activations": {"x": [0, 1]}, "weights": {}}')
         run.log_result(make_result(task, comparison))
     return run.run_id

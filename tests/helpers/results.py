@@ -1,7 +1,9 @@
 """Results of runs, made by hand."""
 
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.tasks.contract import Comparison, Metrics, Task
+from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.metric import Metrics
+from resnet8ptq.tasks.task import Task
 
 
 def make_result(task: Task, comparison: Comparison, **more: float | None) -> RunResult:

@@ -49,7 +49,7 @@ def test_a_smaller_model_that_is_as_good_is_named(size, named):
     )
     family = sweep(*cells, choices=[predictions(won=9), predictions()])
     (selected,) = page.select([family], LIMITS)
-    best = answer.explain(selected)[0]
+    (best,) = [one for one in answer.explain(selected) if "best accuracy" in one.uses]
     sentence = (
         " onnx int8 mse per tensor is smaller, and shown to be at most 0.5 points worse than the "
         "best."
@@ -63,7 +63,7 @@ def test_finalists_have_the_latencies_of_the_timing_in_turns():
     family = sweep(("a", predictions(won=2), {"latency_p50_ms": 9.0}))
     (selected,) = page.select([family], LIMITS, [timing])
     facts = answer.explain(selected)[0].facts
-    assert "1.000 ms, 2.00 times as fast as FP32, timed in turns" in facts
+    assert "1.000 ms, 2.00 times as fast as FP32" in facts
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_model_that_is_neither_smaller_nor_faster_is_told(size, ms, gains):
     family = sweep(("a", predictions(won=2), {"size_bytes": float(size)}))
     (selected,) = page.select([family], LIMITS, [timing])
     best = answer.explain(selected)[0]
-    assert ("It is neither smaller than FP32 nor" in best.verdict) != gains
+    assert ("neither smaller nor faster than FP32" in best.reason) != gains
     assert best.advice.startswith("Deploy ") == gains
 
 
@@ -87,8 +87,9 @@ def test_a_model_that_is_neither_smaller_nor_faster_is_told(size, ms, gains):
     ],
 )
 def test_a_model_that_does_not_pass_is_not_to_be_deployed(lost, least, begins):
-    cells = (("a", predictions(lost=lost), {}), ("b", predictions(), {"calib": "mse"}))
-    kept = sweep(*cells, choices=[predictions(won=9), predictions()])
+    """The other model does not keep the limit on the selection samples."""
+    cells = (("a", predictions(lost=lost), {}), ("b", predictions(lost=8, won=9), {"calib": "mse"}))
+    kept = sweep(*cells, choices=[predictions(won=9), predictions(lost=90)])
     limits = ReportConfig(min_accuracy=least)
     [selected] = page.select([kept], limits)
     assert answer.explain(selected)[0].advice.startswith(begins)
@@ -137,11 +138,7 @@ def test_an_undecided_model_names_the_sample_size_that_would_decide():
     undecided = predictions(lost=20, won=15)
     (best, *_) = answers_of(("a", undecided, {}))
     assert best.outcome == "undecided"
-    assert re.search(
-        r"^Undecided: 1,000 samples neither prove nor disprove the limit \(at most 1 point worse "
-        r"than FP32\); deciding with 80% power takes [\d,]+ or more\.$",
-        best.verdict,
-    )
+    assert re.search(r"^Undecided: 1,000 samples .* About [\d,]+ samples would", best.verdict)
 
 
 def test_the_description_in_mlflow_escapes_text():

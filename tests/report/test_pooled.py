@@ -10,12 +10,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.evaluation.sequential import StoppingPlan
+from resnet8ptq.evaluation.stopped_hits import StoppedHits
 from resnet8ptq.report import page, pooled, terminal, verdicts
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.pooled import Stratum
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.sequential import StoppingPlan
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, invert, tango, tango_interval
 from tests.helpers.cells import predictions, sweep
 from tests.helpers.pages import to_page
@@ -144,7 +145,7 @@ def test_data_sets_of_one_name_are_told_apart_and_stopped_runs_left_out():
     (cell,) = there.cells
     assert cell.paired is not None and isinstance(cell.paired.model, Hits)
     early = replace(
-        cell.paired, model=replace(cell.paired.model, plan=StoppingPlan(2000, 0.01, 0.05))
+        cell.paired, model=StoppedHits(cell.paired.model, StoppingPlan(2000, 0.01, 0.05))
     )
     assert pooled.judge([here, Family((replace(cell, paired=early),))], LIMITS) == []
 

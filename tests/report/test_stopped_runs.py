@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.evaluation.sequential import StoppingPlan
+from resnet8ptq.evaluation.stopped_hits import StoppedHits
 from resnet8ptq.report import facts, notes, page, table, verdicts
 from resnet8ptq.report.comparison import Cell, Family, compare
-from resnet8ptq.tasks.contract import Paired
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.sequential import StoppingPlan
-from resnet8ptq.tasks.statistics import flips
+from resnet8ptq.tasks.values import Paired
 from resnet8ptq.tracking.ledger import Looks
 from tests.helpers.cells import BASELINE, LABELS, predictions, sweep
 
@@ -41,7 +41,7 @@ def _stop(cell: Cell, seen: int) -> Cell:
     low_high = {"stopping/loss_low": -0.009, "stopping/loss_high": 0.004}
     record.metrics.update({"stopping/planned": 1000.0, "stopping/loss": -0.002, **low_high})
     record.metrics["counts/total"] = float(seen)
-    return replace(cell, paired=Paired(replace(model, plan=PLAN), baseline))
+    return replace(cell, paired=Paired(StoppedHits(model, PLAN), baseline))
 
 
 def test_the_place_of_the_stop_and_the_corrected_loss_are_shown(stopped):
@@ -68,7 +68,7 @@ def test_runs_are_ranked_by_the_samples_that_choose_and_no_class_is_judged(stopp
 def test_the_verdicts_are_those_of_the_corrected_p_values(stopped):
     for max_drop in (0.004, 0.01, 0.03):  # also other limits than that of the stop
         margins = [
-            PLAN.margin(*flips(cell.paired.baseline.right, cell.paired.model.right), seen, max_drop)
+            PLAN.margin(*cell.paired.model.hits.changes(cell.paired.baseline), max_drop)
             for cell, seen in zip(stopped.cells, STOPS, strict=True)
         ]
         expected = verdicts.decide(list(zip(margins, STOPS, strict=True)))
@@ -101,7 +101,7 @@ def test_added_samples_are_judged_alone():
     lines = notes.collect(family.records, verdicts.in_words([family], limits))
     [line] = [line for line in lines if line.startswith("900 of these 1,000 samples")]
     assert "100 added samples alone" in line and line.endswith(f"{cell.label}: fail.")
-    stopped = Paired(replace(pair.model, plan=StoppingPlan(1000, 0.05, 0.05)), pair.baseline)
+    stopped = Paired(StoppedHits(pair.model, StoppingPlan(1000, 0.05, 0.05)), pair.baseline)
     family = replace(family, cells=(replace(cell, paired=stopped),))
     assert verdicts.judge_added(family, limits) == []  # the plan has looked at all of them
 

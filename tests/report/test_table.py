@@ -65,6 +65,13 @@ def printed(records: list[RunRecord], *more: str, **options: object) -> str:
     return console.file.getvalue()
 
 
+def test_the_short_table_explains_nothing_below_but_what_is_wrong():
+    lines = printed([OK, CHANNEL], width=200).splitlines()
+    assert lines[-1].startswith("└")
+    (note,) = printed([OK, UNSUPPORTED], width=200).splitlines()[-1:]
+    assert note.startswith("unsupported: ")
+
+
 def test_row_of_a_measured_run():
     assert table.columns([OK]) == COLUMNS
     assert table.rows([OK])[-1] == [

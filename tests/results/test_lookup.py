@@ -113,7 +113,7 @@ def test_a_resumed_sweep_has_the_runs_that_it_took_over(resumed):
 
 def test_command_and_exit_codes(sweep):
     code, answered = verdict(sweep, "max_drop=0.5")
-    assert (code, answered["verdict"], answered["use"]) == (0, "pass", "best")
+    assert (code, answered["verdict"], answered["use"]) == (0, "pass", "recommended")
     assert answered["sweep"]["run_id"] == sweep.parent.info.run_id
     assert answered["sweep"]["runs"] == {"ok": 3, "unsupported": 1}
     run_id = answered["choice"]["run_id"]

@@ -24,7 +24,7 @@ from resnet8ptq.report import plots as sweep_plots
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.tasks import class_plots
 from resnet8ptq.tasks.classification import ACCURACY
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.metric import Metric
 from tests.helpers.cells import predictions, sweep, unmeasured
 from tests.helpers.pages import to_page
 

@@ -17,8 +17,10 @@ from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.evaluation import inference
 from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.classification import KL_EPSILON, ClassScores
-from resnet8ptq.tasks.contract import Comparison, Metric, Outputs
+from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.detection.scores import DetectionScores
+from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tasks.outputs import Outputs
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, evaluator_of, quantizer_of
 
@@ -168,11 +170,11 @@ def test_kl_divergence_is_zero_for_equals_and_has_a_direction():
 @pytest.mark.parametrize("backend", [b for b in BACKENDS if b not in ("executorch", "file")])
 def test_softmax_of_the_logits_is_the_probabilities(backend, fitted, shapes_model):
     config = make_config("data=shapes", f"backend={backend}")
-    images = fitted.test.take(np.arange(inference.LOGIT_IMAGES + 50))
+    images = fitted.test.take(np.arange(inference.LOGIT_SAMPLES + 50))
     baseline = evaluator_of(config, shapes_model).baseline(config, images)
     logits = baseline.outputs.logits
     assert logits is not None
-    assert logits.shape == (inference.LOGIT_IMAGES, 10)
+    assert logits.shape == (inference.LOGIT_SAMPLES, 10)
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
     softmax = powers / powers.sum(axis=1, keepdims=True)
     expected = baseline.outputs.values[0][: len(logits)]

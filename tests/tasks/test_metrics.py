@@ -17,7 +17,7 @@ from statsmodels.stats.multitest import multipletests
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores, metric_names
-from resnet8ptq.tasks.contract import Comparison
+from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.statistics import above_chance, binomial_tail, holm, mcnemar, wilson
 from tests.helpers.results import make_result
@@ -130,7 +130,7 @@ def test_a_comparison_turned_round(comparison):
     turned = compare(comparison.baseline, comparison.model)
     assert turned.p_value == pytest.approx(comparison.p_value)
     assert turned.delta == pytest.approx(-comparison.delta)
-    assert turned.fair_delta == pytest.approx(-comparison.fair_delta)
+    assert turned.loss(fair=True) == pytest.approx(-comparison.loss(fair=True))
     lost, won = changed(comparison)
     assert changed(turned) == (won, lost)
     ours, theirs = comparison.model, comparison.baseline
@@ -142,7 +142,8 @@ def test_a_comparison_turned_round(comparison):
 def test_a_model_compared_with_itself():
     scores = scores_for([0, 1, 2, 2], [0, 1, 2, 0])
     same = compare(scores, scores)
-    assert (same.delta, same.fair_delta, same.p_value, scores.agreement(scores)) == (0, 0, 1, 1)
+    assert (same.delta, same.loss(fair=True), same.p_value) == (0, 0, 1)
+    assert scores.agreement(scores) == 1
     assert changed(same) == (0, 0)
 
 
@@ -152,13 +153,13 @@ def test_agreement_counts_predictions_and_not_hits():
     assert ours.agreement(theirs) == 0.5
 
 
-def test_fair_delta_takes_luck_out_on_both_sides():
+def test_the_fair_loss_takes_luck_out_on_both_sides():
     labels = [0, 0]
     lucky = scores_of([[0.5, 0.5], [0.5, 0.5]], labels)
     sure = scores_of([[0.9, 0.1], [0.1, 0.9]], labels)
     comparison = compare(lucky, sure)
     assert comparison.delta == 0.5
-    assert comparison.fair_delta == 0.0
+    assert comparison.loss(fair=True) == 0.0
 
 
 def test_class_change_by_hand():

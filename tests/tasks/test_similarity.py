@@ -9,7 +9,7 @@ from scipy import stats
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.tasks import registry, similarity
-from resnet8ptq.tasks.contract import VALUES, Outputs, Targets, TaskContext
+from resnet8ptq.tasks.outputs import VALUES, Outputs, Targets, TaskContext
 
 SCORES = np.array([0.0, 2.5, 5.0, 1.0])
 small = st.integers(0, 4).map(float)  # with ties
@@ -70,9 +70,9 @@ def test_samples_that_are_no_pairs_are_refused(groups, labels, kind, message):
 
 def test_the_outputs_decide_the_form():
     for shape in ((), (1,)):
-        assert not make(setting(SCORES, score=shape)).joins_groups
+        assert not make(setting(SCORES, score=shape)).scope.joins_groups
     task = make(setting(SCORES, tokens=(None, 8), embedding=(8,)))
-    assert task.joins_groups
+    assert task.scope.joins_groups
     values = np.random.default_rng(0).normal(size=(4, 8))
     outputs = Outputs((np.zeros((4, 5, 8)), values))
     scores = task.score(outputs, Targets(np.array([1, 1, 3, 3]), np.array([0, 0, 1, 1])))

@@ -28,6 +28,8 @@ from resnet8ptq.config.schema import (
 from resnet8ptq.core import console
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingError
 from resnet8ptq.data.boxes import Annotated, pack
+from resnet8ptq.evaluation.sequential import StoppingPlan
+from resnet8ptq.evaluation.stopped_hits import read_pair, stop
 from resnet8ptq.experiment import file_check
 from resnet8ptq.experiment.ladder.climbing import Step
 from resnet8ptq.experiment.stopping import try_choice
@@ -47,25 +49,20 @@ from resnet8ptq.tasks import (
     regression,
     similarity,
     statistics,
+    top5,
 )
 from resnet8ptq.tasks.bootstrap import Replicates
-from resnet8ptq.tasks.contract import (
-    LOGITS,
-    PROBABILITIES,
-    VALUES,
-    Comparison,
-    Outputs,
-    Paired,
-    Targets,
-    Task,
-    TaskContext,
-)
+from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.detection import task as detection
 from resnet8ptq.tasks.detection.decoding import NOTHING, Decoder
 from resnet8ptq.tasks.detection.heads import Frame
 from resnet8ptq.tasks.deviation import DeviationValues
+from resnet8ptq.tasks.metric import UNDEFINED
+from resnet8ptq.tasks.outputs import LOGITS, PROBABILITIES, VALUES, Outputs, Targets, TaskContext
 from resnet8ptq.tasks.ranking import AUC, Ranking
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.task import Task
+from resnet8ptq.tasks.values import Paired
 from resnet8ptq.tracking.record import RunRecord
 
 ITEMS = 120
@@ -107,6 +104,11 @@ class Scaled:
 def noisy_classes(noise: float, seed: int = 1) -> Outputs:
     logits = 4 * np.eye(7)[CLASSES] + drawn(seed).normal(size=(ITEMS, 7)) * (1 + noise)
     return Outputs((logits.astype(np.float32),), None, LOGITS)
+
+
+def noisy_ranks(noise: float, seed: int = 1) -> Outputs:
+    """Most labels stay among the 5 largest of 7 outputs until the noise is far above the signal."""
+    return noisy_classes(5 * noise**2, seed)
 
 
 def drawn(seed: int) -> np.random.Generator:
@@ -200,6 +202,7 @@ def own(metric: Any) -> Task:
 
 CASES = {
     "classification": Case(classification.build(NAMES), Targets(CLASSES), noisy_classes),
+    "top5": Case(top5.build(NAMES), Targets(CLASSES), noisy_ranks),
     "binary": Case(binary.build(("no", "yes")), Targets(TWO), noisy_two),
     "anomaly": Case(anomaly.build(), Targets(CLIPS % 2, None, windows), noisy_windows),
     "clips": Case(anomaly.build(), Targets(CLIPS % 2, CLIPS, windows), noisy_windows),
@@ -353,7 +356,7 @@ def test_every_consumer_has_the_loss_in_the_unit_of_the_limit(case, consumer):
 @every
 def test_noisier_outputs_lose_more(case):
     pairs = [compare(case, noise) for noise in (0.0, 0.3, 1.0, 4.0)]
-    losses = [pair.drop for pair in pairs]
+    losses = [pair.loss() for pair in pairs]
     assert losses == [case.task.metrics(pair)["drop"] for pair in pairs] == sorted(losses)
     assert losses[0] == 0 < losses[-1]
 
@@ -362,7 +365,7 @@ def test_noisier_outputs_lose_more(case):
 def test_an_output_that_answers_nothing_is_named(case):
     exact, noisy = case.outputs(0.0), case.outputs(1.0)
     names = [f"output {number}" for number, _ in enumerate(exact.values)]
-    find = case.task.find_silent
+    find = case.task.scope.find_silent
     assert find(names, exact, exact) == find(names, noisy, exact) == ""
     zero = replace(exact, values=tuple(np.zeros_like(values) for values in exact.values))
     assert "zero for every sample" in find(names, zero, exact)
@@ -380,8 +383,8 @@ def test_few_samples_with_most_of_the_signal_do_not_hide_a_network_that_answers_
     comparison = compare(case, 1.0)
     [cell] = family_of(case, comparison).cells
     loss = verdicts.judge(Family((cell,)), ReportConfig())["run"]
-    assert (loss.outcome, comparison.drop) == (UNDECIDED, 1.0)
-    cell.record.params["silent"] = case.task.find_silent(("scores",), zero, exact)
+    assert (loss.outcome, comparison.loss()) == (UNDECIDED, 1.0)
+    cell.record.params["silent"] = case.task.scope.find_silent(("scores",), zero, exact)
     verdict = verdicts.judge(Family((cell,)), ReportConfig())["run"]
     assert str(verdict) == "fail, output scores is zero for every sample"
 
@@ -416,14 +419,27 @@ def test_kept_values_read_back(case, tmp_path):
     kept = []
     for number, comparison in enumerate(runs):
         path = tmp_path / f"{number}.npz"
-        np.savez_compressed(path, **case.task.arrays(comparison))
+        np.savez_compressed(path, **case.task.files.arrays(comparison))
         with np.load(path, allow_pickle=False) as arrays:
-            kept.append(case.task.test.read(arrays))
+            kept.append(read_pair(case.task.test, arrays))
     model, other = (run.paired.model for run in runs)
     assert kept[0].model.against(kept[1].model) == model.against(other)
     assert kept[0].by_class(2) == runs[0].paired.by_class(2)
     with pytest.raises((KeyError, ValueError)):
-        case.task.test.read({"predictions": np.zeros((2, 2)), "scores": np.zeros(1)})
+        read_pair(case.task.test, {"predictions": np.zeros((2, 2)), "scores": np.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES.values() if case.task.test.sequential],
+    ids=lambda c: c.task.name,
+)
+def test_a_run_that_stopped_early_is_read_back_with_its_plan(case):
+    stopped = stop(compare(case, 0.5), StoppingPlan(2 * ITEMS, 0.05, 0.05))
+    pair = read_pair(case.task.test, case.task.files.arrays(stopped))
+    assert pair.metrics() == stopped.paired.metrics() != {}
+    assert pair.margin(case.task.metric, 0.02, ITEMS).p_within == stopped.p_within(0.02)
+    assert case.task.metrics(stopped).keys() > case.task.metrics(compare(case, 0.5)).keys()
 
 
 def params_of(case: Case) -> dict[str, str]:
@@ -447,9 +463,9 @@ def test_a_report_recalls_the_task_from_the_params(case):
 @every
 def test_every_task_draws_its_figures_and_fills_its_tables(case):
     comparison = compare(case, 0.5)
-    figures = case.task.figures(comparison, "title $ with \\frac{")
-    assert list(figures) == list(case.task.figure_files)
-    for rows in case.task.tables(comparison).values():
+    figures = case.task.files.figures(comparison, "title $ with \\frac{")
+    assert list(figures) == list(case.task.files.captions)
+    for rows in case.task.files.tables(comparison).values():
         assert len({len(row) for row in rows}) == 1
     assert case.task.metric.show(comparison.model.value) in case.task.summary(comparison)
 
@@ -493,7 +509,9 @@ def test_the_task_that_fits(data, name, caplog):
 
 
 def test_every_task_that_auto_takes_has_its_reason():
-    assert set(registry.BECAUSE) == set(registry.TASKS) - {*("anomaly", "custom", "similarity")}
+    assert set(registry.BECAUSE) == set(registry.TASKS) - {
+        *("anomaly", "custom", "similarity", "top5")
+    }
 
 
 # FP32 no better than chance
@@ -502,6 +520,7 @@ def test_every_task_that_auto_takes_has_its_reason():
 NOISE = RANDOM.normal(size=(ITEMS, 7)).astype(np.float32)
 BROKEN = {  # outputs of a broken network by task
     "classification": Outputs((np.eye(7, dtype=np.float32)[np.zeros(ITEMS, int)],)),
+    "top5": Outputs((drawn(4).random((ITEMS, 7)).astype(np.float32),)),
     "binary": Outputs((drawn(4).random((ITEMS, 1)).astype(np.float32),), None, PROBABILITIES),
     "anomaly": Outputs((WINDOWS + NOISE[:, :4],), None, VALUES),
     "regression": Outputs((TARGETS[::-1].copy(),), None, VALUES),
@@ -552,7 +571,7 @@ def compared_at(db: float, items: int = 300) -> tuple[Task, Comparison]:
 def test_without_labels_the_limit_is_an_sqnr(db, outcome):
     task, comparison = compared_at(db)
     assert comparison.sqnr_db == pytest.approx(db)
-    kept = task.test.read(comparison.paired.arrays())
+    kept = read_pair(task.test, comparison.paired.arrays())
     limit = task.metric.limit(ReportConfig())
     [verdict] = decide([(kept.margin(task.metric, limit, 300), 300)])
     assert verdict.outcome == outcome
@@ -849,7 +868,7 @@ def test_as_many_items_as_needed_tell_four_times_in_five():
 def test_fewer_items_than_named_do_not_pass_a_model_without_changes(level):
     """The named size suffices; otherwise 2 samples would name 9, and 9 would name 30."""
     for items in (2, 50, 300):
-        fewest, _ = statistics.tango(0, 0, items, 0.01).items_range(items, level)
+        fewest = statistics.tango(0, 0, items, 0.01).items_needed(items, level)
         passes, fails = (math.ceil(fewest), math.floor(fewest))
         assert statistics.tango(0, 0, passes, 0.01).p_within <= level
         assert statistics.tango(0, 0, fails, 0.01).p_within > level
@@ -885,7 +904,8 @@ def test_interval_test_and_verdict_leave_out_the_same_samples(undefined, level):
     else:
         assert np.isnan([*interval, *delta]).all()
         assert (p_value, margin) == (1.0, statistics.UNKNOWN)
-    assert model.undefined_share(fp32) == undefined / 1000
+    share = undefined / 1000
+    assert model.metrics(fp32) == ({UNDEFINED: share} if share else {})
 
 
 def test_samples_without_a_value_are_at_most_a_hundredth():
@@ -1069,8 +1089,8 @@ def test_a_thousand_classes_stay_readable():
     comparison = task.compare(*pair)
     assert len(task.metrics(comparison)) < 40
     assert task.few_names == ()
-    assert len(task.tables(comparison)["per_class.csv"]) == 1001
-    for figure in task.figures(comparison, "many").values():
+    assert len(task.files.tables(comparison)["per_class.csv"]) == 1001
+    for figure in task.files.figures(comparison, "many").values():
         assert len(figure.axes[0].get_xticks()) == 20
         assert "the 20 of 1000 classes" in (
             figure.axes[0].get_title() + getattr(figure, "get_suptitle", str)()

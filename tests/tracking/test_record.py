@@ -10,7 +10,8 @@ from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.deploy.registering import register
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tasks.contract import BASELINE, CHOICE, PLANNED, TOTAL
+from resnet8ptq.evaluation.stopped_hits import PLANNED
+from resnet8ptq.tasks.metric import BASELINE, CHOICE, TOTAL
 from resnet8ptq.tracking import history, sync
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_parent, start_run

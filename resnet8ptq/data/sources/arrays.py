@@ -139,7 +139,8 @@ def _find_members(root: Path) -> list[str]:
 def name_inputs(root: Path, find_takes: Callable[[], Sequence[str]]) -> Any:
     """Return `data.inputs` if the names of the network's inputs decide; else None.
 
-    They decide if an array has a usual name of inputs, but others may be inputs too.
+    They decide if an array has a usual name of inputs, but others may be inputs too, and if no
+    array has a usual name of labels, so that each may be an input.
 
     Args:
         find_takes: returns the names of the network's inputs, which takes a second.
@@ -150,8 +151,10 @@ def name_inputs(root: Path, find_takes: Callable[[], Sequence[str]]) -> Any:
     elif root.suffix.lower() == ".npz":
         names = [name.removesuffix(".npy") for name in _find_members(root)]
     others = {*LABELS, *GROUPS, *CLASSES, *STEPS}
-    candidates = {_without_side(_simple(name)) for name in names} - others
-    if len(candidates) < 2 or candidates.isdisjoint(INPUTS):
+    simple = {_without_side(_simple(name)) for name in names}
+    candidates = simple - others
+    is_clear = candidates.isdisjoint(INPUTS) and not simple.isdisjoint(LABELS)
+    if len(candidates) < 2 or is_clear:
         return None
     takes = sorted(find_takes())
     train, test = (_of_own_names(names, side, ()) for side in SIDES)

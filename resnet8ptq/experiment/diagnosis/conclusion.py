@@ -8,7 +8,7 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.diagnosis.findings import Finding
 from resnet8ptq.experiment.diagnosis.measuring import TensorMeasurements
 from resnet8ptq.experiment.diagnosis.outcomes import Outcome
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.metric import Metric
 
 WEIGHTS, ACTIVATIONS = "weights", "activations"
 MORE_DB = 3.0  # twice the noise

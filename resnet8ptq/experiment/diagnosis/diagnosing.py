@@ -26,7 +26,7 @@ from resnet8ptq.experiment.subject import open_subject
 from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.graph import qdq
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.contract import Comparison
+from resnet8ptq.tasks.comparison import Comparison
 
 REMOVE = "remove the named calibration samples"
 _DIAGNOSED = [name for name, backend in BACKENDS.items() if backend.search.diagnoses]

@@ -16,7 +16,7 @@ from resnet8ptq.core.text import plain, printable, show
 from resnet8ptq.experiment.diagnosis.conclusion import DiagnosisResult
 from resnet8ptq.experiment.diagnosis.measuring import Activation, TensorMeasurements, Weight
 from resnet8ptq.experiment.diagnosis.outcomes import Outcome
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.metric import Metric
 
 SHOWN = 8  # tensors of each kind in the terminal; diagnosis.csv has all of them
 Rows = Sequence[Sequence[str]]
@@ -116,7 +116,7 @@ def _changes(result: DiagnosisResult) -> list[list[str]]:
 def _change(outcome: Outcome, metric: Metric) -> list[str]:
     if outcome.reason:
         return [f"not tried: {outcome.reason}", "", "", ""]
-    won = metric.show_lost(outcome.won)
+    won = metric.show_loss(outcome.won)
     return [metric.show(outcome.value), won, f"{outcome.sqnr_db:.1f}", f"{outcome.won_db:+.1f}"]
 
 

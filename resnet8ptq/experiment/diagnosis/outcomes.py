@@ -9,8 +9,10 @@ from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.text import printable
 from resnet8ptq.experiment.ladder.changes import Change
-from resnet8ptq.tasks.contract import DIGITS, Comparison, Metric, Task
+from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.metric import DIGITS, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.task import Task
 
 HELPS_DB = 1.0  # of the output's SQNR: less may be luck
 
@@ -54,7 +56,7 @@ class Outcome:
 def weigh(words: str, comparison: Comparison, reference: Comparison, task: Task) -> Outcome:
     """Return the outcome of a variant; `reference` has the unchanged settings."""
     before, value, sqnr_db = unchanged(reference), comparison.model.value, _sqnr_db(comparison)
-    won = round(reference.drop - comparison.drop, DIGITS) + 0.0  # no -0.0
+    won = round(reference.loss() - comparison.loss(), DIGITS) + 0.0  # no -0.0
     gain = sqnr_db - before.sqnr_db if sqnr_db != before.sqnr_db else 0.0  # both may be inf
     p_value = task.compare(comparison.model, reference.model).p_value
     return Outcome(words, value, won, sqnr_db, gain, p_value)

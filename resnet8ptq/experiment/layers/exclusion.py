@@ -36,8 +36,9 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import try_choice
 from resnet8ptq.experiment.workspace import Decisions, Step, Workspace
 from resnet8ptq.precision.plan import Selection, find_float_nodes, find_quantized_layers
-from resnet8ptq.tasks.contract import Scores, Task
+from resnet8ptq.tasks.comparison import Scores
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.task import Task
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from resnet8ptq.experiment.workspace import Decisions, Workspace
 from resnet8ptq.graph.session import end_at_logits
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_quantized_layers, find_quantized_products
-from resnet8ptq.tasks.contract import LOGITS
+from resnet8ptq.tasks.outputs import LOGITS
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResult:
@@ -147,7 +147,7 @@ class Layers:
             node=node,
             sqnr_db=math.inf if sqnr_db is None else sqnr_db,
             value=comparison.model.value,
-            lost=comparison.drop,
+            lost=comparison.loss(),
             size_bytes=quantized.size_bytes,
             saved_bytes=self.fp32_size_bytes - quantized.size_bytes,
         )

@@ -13,7 +13,7 @@ from resnet8ptq.core import console as consoles
 from resnet8ptq.core import figures, files
 from resnet8ptq.core.text import plain
 from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
-from resnet8ptq.tasks.contract import Metric
+from resnet8ptq.tasks.metric import Metric
 
 
 def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
@@ -50,7 +50,7 @@ def _cells(metric: Metric, layer: Layer) -> tuple[str, ...]:
     return (
         layer.name,
         f"{layer.sqnr_db:.1f}",
-        metric.show_lost(layer.lost),
+        metric.show_loss(layer.lost),
         metric.show(layer.value),
         f"{layer.saved_bytes / 1000:.1f}",
     )

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import DetectionConfig
-from resnet8ptq.tasks.contract import Array
 from resnet8ptq.tasks.detection.heads import (
     HEADS,
     Candidates,
@@ -18,6 +17,7 @@ from resnet8ptq.tasks.detection.heads import (
     find_head,
 )
 from resnet8ptq.tasks.detection.suppression import suppress
+from resnet8ptq.tasks.outputs import Array
 
 NOTHING = -1.0  # the class of a row that holds no detection
 

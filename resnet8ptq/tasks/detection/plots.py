@@ -10,10 +10,10 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from resnet8ptq.core.text import plain
-from resnet8ptq.tasks.contract import Array
 from resnet8ptq.tasks.detection import decoding
 from resnet8ptq.tasks.detection.ap_bootstrap import RECALLS
 from resnet8ptq.tasks.detection.scores import ClassChanges, DetectionScores
+from resnet8ptq.tasks.outputs import Array
 
 CLASSES = 20  # at most: those that changed most
 PICTURES = 6  # likewise

@@ -13,8 +13,10 @@ from scipy.special import ndtr  # scipy.stats takes a second to import
 from resnet8ptq.core.console import waiting
 from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.bootstrap import Replicates
-from resnet8ptq.tasks.contract import Array, Metrics, Outputs, Scores
+from resnet8ptq.tasks.comparison import Scores
 from resnet8ptq.tasks.detection import ap_bootstrap, average_precision, decoding
+from resnet8ptq.tasks.metric import Metrics
+from resnet8ptq.tasks.outputs import Array, Outputs
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, Values, holm
 
 ENOUGH = 10  # pictures with a class, at least, for a test of the class

@@ -14,21 +14,12 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.bootstrap import BOOTSTRAP
 from resnet8ptq.tasks.classification import metric_names
-from resnet8ptq.tasks.contract import (
-    Comparison,
-    Metric,
-    Metrics,
-    Outputs,
-    Table,
-    Targets,
-    Task,
-    TaskContext,
-    TaskType,
-    doubt_below,
-    summarize,
-)
+from resnet8ptq.tasks.comparison import Comparison, doubt_below, summarize
 from resnet8ptq.tasks.detection.decoding import Decoder, make_decoder
 from resnet8ptq.tasks.detection.scores import ClassChanges, DetectionScores
+from resnet8ptq.tasks.metric import Metric, Metrics
+from resnet8ptq.tasks.outputs import Outputs, Targets, TaskContext
+from resnet8ptq.tasks.task import Scope, Table, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,17 +50,18 @@ def build(
         replace(BOOTSTRAP, intervals=f"{BOOTSTRAP.intervals} over the pictures"),
         beside=BESIDE,
         class_names=class_names,
-        reduction=decoder,
-        params={"head": decoder.head} if decoder else {},
-        figure_files={
-            PICTURES: "Pictures whose detections changed most: annotations, FP32, quantized",
-            CLASSES: "AP by class: those that changed most, beside FP32",
-            CURVES: "Precision and recall, mean of the classes, beside FP32",
-        },
-        figures=partial(_draw, class_names),
         pair_metrics=partial(_pair_metrics, outputs),
-        tables=partial(_tables, class_names),
-        documents=_write_results,
+        scope=Scope(reduction=decoder, params={"head": decoder.head} if decoder else {}),
+        files=TaskFiles(
+            tables=partial(_tables, class_names),
+            documents=_write_results,
+            figures=partial(_draw, class_names),
+            captions={
+                PICTURES: "Pictures whose detections changed most: annotations, FP32, quantized",
+                CLASSES: "AP by class: those that changed most, beside FP32",
+                CURVES: "Precision and recall, mean of the classes, beside FP32",
+            },
+        ),
         doubt=_doubt,
         summary=_summarize,
     )

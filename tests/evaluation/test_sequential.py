@@ -1,16 +1,12 @@
 """The group-sequential test: published bounds, error rates by simulation, values after a stop."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resnet8ptq.tasks.classification import ACCURACY
-from resnet8ptq.tasks.hits import MCNEMAR, Hits
-from resnet8ptq.tasks.sequential import FAIL, FUTILE, PASS, StoppingPlan, find_bounds, spend
-from resnet8ptq.tasks.statistics import PART, UNKNOWN, tango
+from resnet8ptq.evaluation.sequential import FAIL, FUTILE, PASS, StoppingPlan, find_bounds, spend
+from resnet8ptq.tasks.statistics import PART, tango
 
 FRACTIONS = st.floats(0.02, 1)
 LEVELS = st.floats(1e-5, 0.2)
@@ -94,7 +90,7 @@ def test_the_verdict_after_a_stop_is_that_of_the_stop():
         assert low <= PLAN.estimate(*changes) <= high
 
 
-def test_without_an_earlier_look_nothing_is_corrected():
+def test_without_an_earlier_analysis_nothing_is_corrected():
     first = PLAN.ends[0]
     ours, plain = PLAN.margin(3, 1, first, 0.02), tango(3, 1, first, 0.02)
     assert (ours.p_within, ours.p_beyond) == pytest.approx((plain.p_within, plain.p_beyond))
@@ -102,46 +98,6 @@ def test_without_an_earlier_look_nothing_is_corrected():
     assert late.p_within == pytest.approx(tango(30, 20, 1000, 0.005).p_within, abs=0.02)
 
 
-def test_few_samples_have_a_look_each():
+def test_few_samples_have_an_analysis_each():
     assert StoppingPlan(3, 0.01, 0.05).ends == (1, 2, 3)
     assert [*StoppingPlan(9980, 0.01, 0.05).ends][-1] == 9980
-
-
-def hits(lost: int, won: int, seen: int = 1000) -> tuple[Hits, Hits]:
-    """Return the classes of a model and of FP32."""
-    labels = np.zeros(seen, np.int64)
-    model, baseline = labels.copy(), labels.copy()
-    model[:lost], baseline[lost : lost + won] = 1, 1
-    return Hits(model, labels), Hits(baseline, labels)
-
-
-def test_hits_of_a_stopped_run_are_read_back_with_their_plan():
-    model, baseline = hits(4, 2)
-    stopped = replace(model, plan=PLAN)
-    arrays = {**stopped.arrays(), "baseline_predictions": baseline.predictions}
-    read = MCNEMAR.read(arrays)
-    assert read.model.plan == PLAN and read.baseline.plan is None
-    margin = read.margin(ACCURACY, 0.01, 1000)
-    assert margin == PLAN.margin(4, 2, 1000, 0.01)
-    interval, p_value = stopped.against(baseline)
-    assert interval[0] < -0.002 < interval[1] and 0.05 < p_value <= 1
-    assert stopped.margin_over(model, ACCURACY, 0.01, 1000) == UNKNOWN  # of another run
-    assert stopped.by_class(baseline, 3) == [1.0] * 3
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        np.array([2000, 0.01]),
-        np.array([2000, 0.01, np.nan]),
-        np.array([2000, 0.01, 0.0]),
-        np.array([2000, 3.0, 0.05]),
-        np.array([2017, 0.01, 0.05]),  # 1,000 samples are no look of it
-        np.array([1e300, 0.01, 0.05]),
-        np.array(["2000", "0.01", "0.05"]),
-    ],
-)
-def test_a_damaged_plan_is_refused(plan):
-    model, _ = hits(4, 2)
-    with pytest.raises(ValueError, match="plan"):
-        Hits.read({**replace(model, plan=PLAN).arrays(), "plan": plan})

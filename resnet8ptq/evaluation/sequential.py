@@ -1,13 +1,13 @@
 """A group-sequential test of the loss of hits: samples are scored in blocks until it decides.
 
-After each block, at an interim look, two one-sided tests compare the paired loss with a limit, by
-Tango's score statistic (`statistics.tango`). One proves that the loss is within the limit, the
-other that it is beyond. The level of each test is spent over the looks by the O'Brien-Fleming type
-function of Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70,
-1983, which spends little at the first looks. The bounds are computed by the recursive integration
-of Armitage, McPherson and Rowe, "Repeated significance tests on accumulating data", JRSS A 132,
-1969. They do not assume a stop by the other test or for futility, so each error rate stays below
-its level even if such a stop is ignored.
+After each block, at an interim analysis, two one-sided tests compare the paired loss with a limit,
+by Tango's score statistic (`statistics.tango`). One proves that the loss is within the limit, the
+other that it is beyond. The level of each test is spent over the analyses by the O'Brien-Fleming
+type function of Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika
+70, 1983, which spends little at the first ones. The bounds are computed by the recursive
+integration of Armitage, McPherson and Rowe, "Repeated significance tests on accumulating data",
+JRSS A 132, 1969. They do not assume a stop by the other test or for futility, so each error rate
+stays below its level even if such a stop is ignored.
 
 P-values, intervals and estimates after the stop use the stage-wise ordering of Tsiatis, Rosner and
 Mehta, "Exact confidence intervals following a group sequential test", Biometrics 40, 1984: an
@@ -26,7 +26,7 @@ from scipy.special import ndtr, ndtri
 
 from resnet8ptq.tasks.statistics import UNKNOWN, Interval, Margin, find_edge, invert, tango
 
-LOOKS = 20
+ANALYSES = 20
 PASS, FAIL, FUTILE = "pass", "fail", "undecided"  # reasons to end scoring
 HOPE = 0.1  # least predicted probability of a decision, below which scoring ends
 FARTHEST = 8.0  # standard deviations of a path that are integrated
@@ -46,10 +46,10 @@ def spend(fraction: float, level: float) -> float:
 
 @lru_cache(maxsize=256)
 def find_bounds(fractions: tuple[float, ...], level: float) -> tuple[float, ...]:
-    """Return the critical value of a one-sided test at each look, in standard errors.
+    """Return the critical value of a one-sided test at each analysis, in standard errors.
 
     Args:
-        fractions: the fraction of the planned samples at each look, ascending; the last is 1.
+        fractions: the fraction of the planned samples at each analysis, ascending; the last is 1.
     """
     paths, bounds, spent = _Paths.start(), [], 0.0
     for fraction in fractions:
@@ -62,7 +62,7 @@ def find_bounds(fractions: tuple[float, ...], level: float) -> tuple[float, ...]
 
 
 def _solve(paths: "_Paths", fraction: float, share: float) -> float:
-    """Return the bound that a given share of the paths crosses at this look."""
+    """Return the bound that a given share of the paths crosses at this analysis."""
     low, high, root = 0.0, 40.0, math.sqrt(fraction)
     for _ in range(60):
         middle = (low + high) / 2
@@ -72,10 +72,10 @@ def _solve(paths: "_Paths", fraction: float, share: float) -> float:
 
 
 class _Paths(NamedTuple):
-    """Paths of a Brownian motion that crossed no bound before a look.
+    """Paths of a Brownian motion that crossed no bound before an analysis.
 
     Attributes:
-        time: the time of the look; the variance is 1 at time 1.
+        time: the time of the analysis; the variance is 1 at time 1.
         places, mass: integration nodes [n] and their probability mass.
     """
 
@@ -123,13 +123,13 @@ class StoppingPlan:
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
-        """The number of samples at each look."""
-        looks = min(LOOKS, self.total)
-        return tuple(round(self.total * look / looks) for look in range(1, looks + 1))
+        """The number of samples at each analysis."""
+        count = min(ANALYSES, self.total)
+        return tuple(round(self.total * number / count) for number in range(1, count + 1))
 
     @property
     def bounds(self) -> tuple[float, ...]:
-        """The critical values at each look, see `find_bounds`."""
+        """The critical values at each analysis, see `find_bounds`."""
         return find_bounds(tuple(end / self.total for end in self.ends), self.level)
 
     def outcome(self, lost: int, won: int, seen: int) -> str:
@@ -161,7 +161,7 @@ class StoppingPlan:
         )
 
     def margin(self, lost: int, won: int, seen: int, loss: float) -> Margin:
-        """Return the margin of `tango` for a loss, corrected for the interim looks."""
+        """Return the margin of `tango` for a loss, corrected for the interim analyses."""
         now, at_limit = (tango(lost, won, seen, value) for value in (loss, self.limit))
         if UNKNOWN in (now, at_limit):
             return UNKNOWN

@@ -1,0 +1,121 @@
+"""Hits of a run that stopped early (`evaluate.stop=decided`), beside the plan of its test.
+
+A task declares that its test is `sequential`, and knows nothing else of plans.
+"""
+
+from dataclasses import astuple, dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from resnet8ptq.evaluation.sequential import StoppingPlan
+from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.metric import Metric, Metrics, name_ends
+from resnet8ptq.tasks.outputs import Array
+from resnet8ptq.tasks.statistics import UNKNOWN, Interval, Margin, Values
+from resnet8ptq.tasks.values import SAMPLES, Arrays, Paired, PairedTest, SampleValues, check_columns
+
+PLAN = "plan"  # array of `predictions.npz`
+PLANNED = "stopping/planned"  # samples that might have been scored
+STOPPED_LOSS = "stopping/loss"  # against FP32, corrected for the interim analyses
+MOST, LEAST = 2**40, 1e-9  # samples and level of a plan that is read back
+
+
+@dataclass(frozen=True)
+class StoppedHits(SampleValues):
+    """Hits on the first samples; every test of them is corrected for the interim analyses."""
+
+    hits: Hits
+    plan: StoppingPlan
+
+    shared: ClassVar[tuple[str, ...]] = Hits.shared
+
+    def _changes(self, baseline: SampleValues) -> tuple[int, int, int]:
+        assert isinstance(baseline, Hits)  # FP32 scores all samples
+        return self.hits.changes(baseline)
+
+    @property
+    def interval(self) -> Interval:
+        """95% interval of the accuracy, not corrected."""
+        return self.hits.interval
+
+    def against(self, other: SampleValues) -> tuple[Interval, float]:
+        """Return interval and p-value of the difference, by the plan's stage-wise ordering."""
+        changes = self._changes(other)
+        low, high = self.plan.interval(*changes)
+        equal = self.plan.margin(*changes, 0.0)
+        return (-high, -low), min(1.0, 2 * min(equal.p_within, equal.p_beyond))
+
+    def margin(self, baseline: SampleValues, metric: Metric, limit: float, items: int) -> Margin:
+        """Return the corrected margin of the accuracy."""
+        return self.plan.margin(*self._changes(baseline), limit)
+
+    def margin_over(self, other: SampleValues, metric: Metric, limit: float, items: int) -> Margin:
+        """Return an unknown margin: the plan only corrects the loss against FP32."""
+        return UNKNOWN
+
+    def metrics(self, baseline: SampleValues) -> Metrics:
+        """Return the planned samples, and the corrected loss with its interval."""
+        changes = self._changes(baseline)
+        loss = {PLANNED: self.plan.total, STOPPED_LOSS: self.plan.estimate(*changes)}
+        return loss | name_ends(STOPPED_LOSS, self.plan.interval(*changes))
+
+    def losses(self, baseline: SampleValues) -> Values | None:
+        """Return the loss of each scored sample, see `Hits.losses`."""
+        assert isinstance(baseline, Hits)
+        return self.hits.losses(baseline)
+
+    def by_class(self, baseline: SampleValues, classes: int) -> list[float]:
+        """Return 1 for each class: the plan does not correct tests of single classes."""
+        return [1.0] * classes
+
+    def found_by_class(self, baseline: SampleValues, classes: int, level: float) -> list[float]:
+        """Return the loss on each class that a test detects, see `Hits.found_by_class`."""
+        assert isinstance(baseline, Hits)
+        return self.hits.found_by_class(baseline, classes, level)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return predictions, labels, and the plan."""
+        return {**self.hits.arrays(), PLAN: np.array(astuple(self.plan), np.float64)}
+
+
+def stop(comparison: Comparison, plan: StoppingPlan) -> Comparison:
+    """Return the comparison of a run that scores by this plan."""
+    return replace(comparison, stopped=StoppedHits(comparison.model.per_sample, plan))
+
+
+def find_outcome(comparison: Comparison) -> str:
+    """Return the reason to stop scoring here, see `StoppingPlan.outcome`; empty to continue."""
+    stopped = comparison.stopped
+    assert isinstance(stopped, StoppedHits)  # `stop` made the comparison
+    return stopped.plan.outcome(*stopped.hits.changes(comparison.baseline.per_sample))
+
+
+def read_pair(test: PairedTest, arrays: Arrays) -> Paired:
+    """Return the values that `predictions.npz` keeps, also of a run that stopped early.
+
+    Raises:
+        KeyError, ValueError: the arrays are those of another task, or damaged.
+    """
+    model, baseline = (test.read_values(arrays, prefix) for prefix in ("", "baseline_"))
+    samples = arrays.get(SAMPLES)
+    if samples is not None:
+        check_columns([samples], "u")
+    if test.sequential and PLAN in arrays:
+        assert isinstance(model, Hits)  # as a sequential test requires
+        model = StoppedHits(model, _read_plan(arrays[PLAN], len(model.labels)))
+    return Paired(model, baseline, samples)
+
+
+def _read_plan(array: Array, seen: int) -> StoppingPlan:
+    """Return the plan of an array from a store; raise ValueError if it is not one."""
+    if array.shape != (3,) or array.dtype != np.float64 or not np.isfinite(array).all():
+        raise ValueError("not a plan")
+    total, limit, level = array.tolist()
+    plan = StoppingPlan(int(total), limit, level)
+    if not 0 < total <= MOST or not abs(limit) < 1 or not LEAST <= level < 0.5:
+        raise ValueError("not a plan")
+    if seen not in plan.ends:
+        raise ValueError("not the samples of an interim analysis of its plan")
+    return plan

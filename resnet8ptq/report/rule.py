@@ -1,0 +1,184 @@
+"""The rule that chooses the one model to deploy, over plain numbers.
+
+1. Candidates are the models that pass; if none passes, the undecided ones whose measured loss is
+   within the limit.
+2. A candidate is dropped if another is no worse in loss, bytes and latency, and clearly better in
+   one of them.
+3. `speed` takes the fastest candidate, if it is shown to be faster than FP32.
+4. If none is, it takes the smallest candidate, and says that nothing is faster than FP32.
+5. `size` takes the smallest candidate, `accuracy` the most accurate one that is not slower than
+   FP32, if there is one.
+6. Among candidates that are equal in speed or size, the smaller, then the faster, then the more
+   accurate one.
+7. A model that is neither smaller nor faster than FP32 is not worth its loss: FP32 stays.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from resnet8ptq.evaluation.paired_latency import Ratio
+
+SAME_SIZE = 0.005  # names and padding change file sizes by this much
+SAME_SPEED = 0.05  # latencies of one file differ by this much between two loadings
+PREFERENCES = ("speed", "size", "accuracy")
+
+Advice = Literal["deploy", "test", "keep"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that passes, or is undecided, as the rule sees it.
+
+    Attributes:
+        key: the id of its run.
+        passes: whether its loss is proven to be within the limit.
+        loss: measured loss against FP32, in the unit of the limit.
+        rank: position by accuracy on the samples that choose; the best has 0.
+        fp32_bytes: size of the FP32 file.
+        latency_ms: latency of one sample; None if it was not measured.
+        speed: speed relative to the fastest FP32; None if it was not measured.
+    """
+
+    key: str
+    passes: bool
+    loss: float
+    rank: int
+    size_bytes: float
+    fp32_bytes: float
+    latency_ms: float | None = None
+    speed: Ratio | None = None
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the model is shown to be faster than FP32."""
+        return self.speed is not None and self.speed.faster
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the measured speed is below that of FP32."""
+        return self.speed is not None and self.speed.value < 1
+
+    @property
+    def is_smaller(self) -> bool:
+        """Whether the file is smaller than FP32's."""
+        return self.size_bytes < self.fp32_bytes
+
+    @property
+    def gains(self) -> bool:
+        """Whether the model is smaller, or not slower, than FP32."""
+        return self.is_smaller or (self.speed is not None and self.speed.value > 1)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The choice of the rule.
+
+    Attributes:
+        advice: `deploy`: the model passes; `test`: it needs more samples; `keep`: FP32 stays.
+        candidate: the chosen model; with `keep`, the one that FP32 is kept instead of.
+        reason: the reason in about ten words.
+        nothing_faster: whether no candidate is shown to be faster than FP32, although timed.
+    """
+
+    advice: Advice
+    candidate: Candidate
+    reason: str
+    nothing_faster: bool = False
+
+
+def choose(
+    measured: Sequence[Candidate], prefer: str = "speed", loss_error: float = 0.0
+) -> Headline | None:
+    """Return the model to deploy; None without a candidate.
+
+    Args:
+        measured: the models that pass, and the undecided ones within the limit.
+        prefer: one of `PREFERENCES`.
+        loss_error: the loss by which equally good models may differ.
+    """
+    candidates = [one for one in measured if one.passes] or list(measured)
+    if not candidates:
+        return None
+    candidates = drop_dominated(candidates, loss_error)
+    faster = [one for one in candidates if one.is_faster]
+    timed = any(one.speed is not None for one in candidates)
+    if prefer == "accuracy":
+        kept = [one for one in candidates if not one.is_slower] or candidates
+        chosen = min(kept, key=_rank)
+        reason = "the most accurate"
+    elif prefer == "speed" and faster:
+        fastest = min(_latency(one) for one in faster)
+        chosen = _first(faster, key=_latency, slack=fastest * SAME_SPEED)
+        reason = "the fastest"
+    else:
+        smallest = min(one.size_bytes for one in candidates)
+        chosen = _first(candidates, key=lambda one: one.size_bytes, slack=smallest * SAME_SIZE)
+        reason = "the smallest"
+    nothing_faster = timed and not faster
+    if not chosen.gains:
+        why = "neither smaller nor faster than FP32"
+        return Headline("keep", chosen, why, nothing_faster)
+    reason = f"{reason}{_among(chosen)}{_costs(chosen)}"
+    return Headline("deploy" if chosen.passes else "test", chosen, reason, nothing_faster)
+
+
+def drop_dominated(candidates: Sequence[Candidate], loss_error: float = 0.0) -> list[Candidate]:
+    """Return the candidates that no other dominates; never empty.
+
+    Latencies count only if every candidate has one.
+    """
+    timed = all(one.latency_ms is not None for one in candidates)
+    return [
+        one
+        for one in candidates
+        if not any(dominates(other, one, timed, loss_error) for other in candidates)
+    ]
+
+
+def dominates(other: Candidate, one: Candidate, timed: bool, loss_error: float) -> bool:
+    """Return whether `other` is no worse than `one` in everything, and clearly better in one."""
+    if other.loss > one.loss or other.size_bytes > one.size_bytes:
+        return False
+    if timed and _latency(other) > _latency(one):
+        return False
+    smaller = other.size_bytes < one.size_bytes * (1 - SAME_SIZE)
+    quicker = timed and _latency(other) < _latency(one) * (1 - SAME_SPEED)
+    return smaller or quicker or other.loss < one.loss - loss_error
+
+
+def _first(
+    candidates: Sequence[Candidate], key: Callable[[Candidate], float], slack: float
+) -> Candidate:
+    """Return the best by `key`; among those within `slack` of it, see rule 6."""
+    most = min(map(key, candidates)) + slack
+    equal = [one for one in candidates if key(one) <= most]
+    smallest = min(one.size_bytes for one in equal) * (1 + SAME_SIZE)
+    equal = [one for one in equal if one.size_bytes <= smallest]
+    fastest = min(map(_latency, equal)) * (1 + SAME_SPEED)
+    equal = [one for one in equal if _latency(one) <= fastest]
+    return min(equal, key=_rank)
+
+
+def _rank(one: Candidate) -> tuple[int, str]:
+    return one.rank, one.key
+
+
+def _latency(one: Candidate) -> float:
+    return math.inf if one.latency_ms is None else one.latency_ms
+
+
+def _among(chosen: Candidate) -> str:
+    return " that passes" if chosen.passes else " within the measured limit"
+
+
+def _costs(chosen: Candidate) -> str:
+    """Return size and speed against FP32 as text, such as `; 66% smaller, 1.8 times as fast`."""
+    texts = []
+    saved = 1 - chosen.size_bytes / chosen.fp32_bytes
+    if abs(saved) >= SAME_SIZE:
+        texts.append(f"{abs(saved):.0%} {'smaller' if saved > 0 else 'larger'}")
+    if chosen.speed is not None:
+        texts.append(f"{chosen.speed.value:.2f} times as fast as FP32")
+    return f"; {', '.join(texts)}" if texts else ""

@@ -1,0 +1,64 @@
+"""One latency for everything that a person compares: that of the turns, if a sweep has one.
+
+Latencies of single runs are minutes apart, and each has another FP32 beside it. So a family that
+was timed in turns keeps no latency of single runs: table, figures, choice and JSON read the
+records, which hold the turns' values then.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, Ratio, ratio, typical
+from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.tasks.metric import BASELINE
+from resnet8ptq.tracking.record import RunRecord
+
+SINGLE, BATCH, SPEEDUP = "latency_p50_ms", "latency_batch_p50_ms", "speedup"
+FP32 = " fp32"  # the end of the name of an FP32 network in a timing
+
+
+def fp32_name(record: RunRecord) -> str:
+    """Return the name, in a timing, of the FP32 network in a run's framework."""
+    return f"{record.combination.baseline}{FP32}"
+
+
+def fastest_fp32(times: Mapping[str, Blocks]) -> str:
+    """Return the name of the fastest FP32 network, to which every speed is relative."""
+    return min((name for name in times if name.endswith(FP32)), key=lambda n: typical(times[n]))
+
+
+def speed(record: RunRecord, timing: PairedLatency, of: int) -> Ratio | None:
+    """Return a run's speed relative to the fastest FP32; None if it was not timed.
+
+    Args:
+        of: number of compared models, by which the interval is corrected.
+    """
+    times = timing.single
+    if record.run_id not in times:
+        return None
+    return ratio(times[record.run_id], times[fastest_fp32(times)], of)
+
+
+def put_in(family: Family, timing: PairedLatency | None) -> Family:
+    """Return the family with the latencies of the turns; unchanged without a timing."""
+    if timing is None:
+        return family
+    cells = [replace(cell, record=_replace(cell, timing)) for cell in family.cells]
+    return replace(family, cells=tuple(cells))
+
+
+def _replace(cell: Cell, timing: PairedLatency) -> RunRecord:
+    """Return the record with the turns' latencies, and without those of single runs."""
+    record = cell.record
+    metrics = dict(record.metrics)
+    for key, times in ((SINGLE, timing.single), (BATCH, timing.batch)):
+        metrics.pop(key, None)
+        metrics.pop(BASELINE + key, None)
+        if record.run_id in times:
+            metrics[key] = typical(times[record.run_id])
+        if fp32_name(record) in times:
+            metrics[BASELINE + key] = typical(times[fp32_name(record)])
+    metrics.pop(SPEEDUP, None)
+    if SINGLE in metrics:
+        metrics[SPEEDUP] = typical(timing.single[fastest_fp32(timing.single)]) / metrics[SINGLE]
+    return replace(record, metrics=metrics)

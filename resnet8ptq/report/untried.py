@@ -1,0 +1,43 @@
+"""A setting that a sweep has not tried and that is known to be fast on this CPU."""
+
+from collections.abc import Mapping, Sequence
+
+from resnet8ptq.backends.advice import TRY
+from resnet8ptq.core import invocation, machine
+from resnet8ptq.experiment.ladder import candidates
+from resnet8ptq.tracking import origin
+from resnet8ptq.tracking.record import RunRecord
+
+_FAST = ("onnx", "torch", "tflite")  # backends that need no extra
+_DROPPED = ("experiment", "hydra", "latency.", "sweep.", "tracking.")  # of the words to repeat
+
+
+def find_untried(records: Sequence[RunRecord]) -> str:
+    """Return the command of the first setting that `advise` names and no run had; else empty.
+
+    Empty too for runs of another CPU, and for runs of other people, whose settings are not
+    repeated.
+    """
+    cpu, flags = machine.cpu()
+    measured = [record for record in records if record.cpu == cpu]
+    repeated = next(filter(None, map(origin.find_overrides, measured)), None)
+    if repeated is None:
+        return ""
+    for candidate in candidates.advise(flags):
+        wanted = dict(word.split("=", 1) for word in candidate.settings.split())
+        is_fast = candidate.verdict == TRY and wanted.get("backend") in _FAST
+        if is_fast and not any(_has(record, wanted) for record in measured):
+            kept = [word for word in repeated if not _is_left_out(word, wanted)]
+            return invocation.command("run", *kept, *candidate.settings.split())
+    return ""
+
+
+def _has(record: RunRecord, wanted: Mapping[str, str]) -> bool:
+    """Return whether a run had these settings, whatever its granularity."""
+    asked = {key: value for key, value in wanted.items() if key != "per_channel"}
+    return tuple(asked.values()) == tuple(record.settings(*asked))
+
+
+def _is_left_out(word: str, wanted: Mapping[str, str]) -> bool:
+    key = word.lstrip("+~").partition("=")[0]
+    return key in wanted or key.startswith(_DROPPED)

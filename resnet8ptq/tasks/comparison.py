@@ -1,0 +1,134 @@
+"""The scores of one model, and the comparison of a model with its FP32 baseline."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+from resnet8ptq.tasks import distortion
+from resnet8ptq.tasks.metric import Metric, Metrics
+from resnet8ptq.tasks.outputs import Outputs
+from resnet8ptq.tasks.statistics import Interval
+from resnet8ptq.tasks.values import Paired, SampleValues
+
+
+class Scores(ABC):
+    """The scored outputs of one model; metrics are computed on demand."""
+
+    @property
+    @abstractmethod
+    def total(self) -> int:
+        """Number of scored items."""
+
+    @property
+    @abstractmethod
+    def value(self) -> float:
+        """The primary metric."""
+
+    @property
+    @abstractmethod
+    def per_sample(self) -> SampleValues:
+        """The values for the paired test."""
+
+    @abstractmethod
+    def sqnr_db(self, baseline: Self) -> float | None:
+        """Return the SQNR of the outputs against the baseline's in dB, see `distortion.to_db`."""
+
+    @property
+    def fair(self) -> float:
+        """The primary metric adjusted for ties, see `Metric.fair`."""
+        return self.value
+
+    def fair_gain(self, baseline: Self) -> float:
+        """Return `fair` minus the baseline's."""
+        return self.fair - baseline.fair
+
+    def more(self) -> Metrics:
+        """Return further metrics by MLflow name; the baseline's get the prefix `BASELINE`."""
+        return {}
+
+
+@dataclass(frozen=True)
+class OutputScores(Scores):
+    """Base of scores that keep the outputs of the model, one for each item."""
+
+    outputs: Outputs
+
+    @property
+    def total(self) -> int:
+        """Number of samples."""
+        return len(self.outputs)
+
+    def sqnr_db(self, baseline: Self) -> float | None:
+        """Return the SQNR of the outputs in dB."""
+        return distortion.sqnr_db(baseline.outputs.values, self.outputs.values)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model and its FP32 baseline on the same samples.
+
+    Attributes:
+        model, baseline: the `Scores` of the task.
+        tested: whether a paired test compares both; False if FP32 itself is the reference.
+        stopped: the values of a model whose scoring stopped early; they replace those of `model`.
+    """
+
+    model: Any
+    baseline: Any
+    metric: Metric
+    tested: bool = True
+    stopped: SampleValues | None = None
+
+    @property
+    def delta(self) -> float:
+        """The model's primary metric minus the baseline's."""
+        return float(self.model.value - self.baseline.value)
+
+    def loss(self, fair: bool = False) -> float:
+        """Return the loss against the baseline, see `Metric.loss`."""
+        return self.metric.loss(self.model, self.baseline, fair)
+
+    def p_within(self, limit: float) -> float:
+        """Return the one-sided p-value of "the loss is at the limit or above"."""
+        return self.paired.margin(self.metric, limit, self.model.total).p_within
+
+    @cached_property
+    def _test(self) -> tuple[Interval | None, float | None]:
+        if not self.tested:
+            return None, None
+        paired = self.paired
+        return paired.model.against(paired.baseline)
+
+    @property
+    def interval(self) -> Interval | None:
+        """95% interval of `delta`, paired; None without a test."""
+        return self._test[0]
+
+    @property
+    def p_value(self) -> float | None:
+        """The p-value of the paired test; None without a test."""
+        return self._test[1]
+
+    @cached_property
+    def sqnr_db(self) -> float | None:
+        """SQNR of the outputs in dB; None if it is not finite."""
+        return self.model.sqnr_db(self.baseline)
+
+    @property
+    def paired(self) -> Paired:
+        """Per-sample values of model and baseline, for `predictions.npz`."""
+        return Paired(self.stopped or self.model.per_sample, self.baseline.per_sample)
+
+
+def summarize(comparison: Comparison) -> str:
+    """Return the primary metric and its change."""
+    metric = comparison.metric
+    change = metric.say_change(comparison.delta)
+    return f"{metric.title} {metric.show(comparison.model.value)} ({change})"
+
+
+def doubt_below(shown: str, interval: Interval, expected: float | None) -> str | None:
+    """Return a doubt if FP32 is significantly worse than expected; else None."""
+    below = expected is not None and interval[1] < expected
+    return f"BELOW report.expected_accuracy={expected:g}, {shown}" if below else None

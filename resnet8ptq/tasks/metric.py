@@ -1,0 +1,145 @@
+"""A number for comparing models: its direction, its limit, and its texts."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.tasks.statistics import Interval
+
+if TYPE_CHECKING:
+    from resnet8ptq.tasks.comparison import Scores
+
+DIGITS = 9  # of a loss, after the point
+# Groups of metrics, which MLflow shows apart. The metrics without one lead its table.
+BASELINE = "baseline/"  # of FP32
+CHOICE = "choice/"  # on the selection samples
+TOTAL = "counts/total"  # scored samples
+UNDEFINED = "ci95/undefined_share"  # of the bootstrap samples
+GROUPED = "grouped"  # param of runs that scored grouped samples one by one
+
+Metrics = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number for comparing models.
+
+    Attributes:
+        name: its name in MLflow; the baseline's is `baseline/{name}`.
+        title: its name in tables and figures.
+        percent: whether it is a fraction, shown in percent and its differences in points.
+        bounded: whether a loss is a difference; else it is a fraction of the baseline's value.
+        fair: name of the tie-adjusted metric that ranks models; empty if there is none.
+        least: the key of `report` with the smallest accepted value.
+        limit_key: the key of `report` with the largest accepted loss.
+    """
+
+    name: str
+    title: str
+    maximize: bool = True
+    percent: bool = False
+    bounded: bool = True
+    fair: str = ""
+    least: str = ""
+    limit_key: str = "max_drop"
+
+    @property
+    def ranked_by(self) -> str:
+        """The MLflow name of the metric that ranks models."""
+        return self.fair or self.name
+
+    @property
+    def direction(self) -> str:
+        """`maximize` or `minimize`, as Hydra's sweepers write it."""
+        return "maximize" if self.maximize else "minimize"
+
+    @property
+    def scale(self) -> int:
+        """The factor for values in figures."""
+        return 100 if self.percent else 1
+
+    def cost(self, value: float) -> float:
+        """Return the value, negated if higher is better, so that lower is better."""
+        return -value if self.maximize else value
+
+    def loss_of(self, change: float, baseline: float) -> float:
+        """Return the loss for a change of the baseline's value; negative for a gain.
+
+        It is rounded, because the difference of two fractions has a float64 error.
+        """
+        worse = self.cost(change)
+        loss = worse / abs(baseline) if not self.bounded and baseline else worse
+        return round(loss, DIGITS) + 0.0  # no -0.0
+
+    def loss(self, model: "Scores", baseline: "Scores", fair: bool = False) -> float:
+        """Return the loss of a model against the baseline, in the unit of `limit`.
+
+        Searches, verdicts and tables compare only this value with a limit.
+
+        Args:
+            fair: whether the metric is adjusted for ties.
+        """
+        if fair:
+            return self.loss_of(float(model.fair_gain(baseline)), baseline.fair)
+        return self.loss_of(float(model.value - baseline.value), baseline.value)
+
+    def allowed(self, loss: float, baseline: float) -> float:
+        """Return a loss converted to the metric's unit."""
+        return loss if self.bounded or not baseline else loss * abs(baseline)
+
+    def limit(self, limits: ReportConfig) -> float:
+        """Return the largest loss that passes."""
+        return limits.max_drop
+
+    def say_limit(self, limits: ReportConfig) -> str:
+        """Return the limit as text."""
+        return f"at most {self.say_loss(limits.max_drop)} worse than FP32"
+
+    def say_margin(self, margin: float) -> str:
+        """Return the margin against the best model as text."""
+        return f"at most {self.say_loss(margin)} worse than the best"
+
+    def show_limit(self, limits: ReportConfig) -> str:
+        """Return the limit as an override."""
+        return f"report.{self.limit_key}={getattr(limits, self.limit_key):g}"
+
+    @property
+    def loss_title(self) -> str:
+        """The name of the loss in figures."""
+        unit = ", points" if self.percent else ""
+        return f"loss of {self.title} against FP32{unit}"
+
+    def show(self, value: float) -> str:
+        """Return a value as text for a table."""
+        return f"{value:.2%}" if self.percent else f"{value:{self._digits}}"
+
+    def show_change(self, change: float) -> str:
+        """Return a difference of two values as text for a table; in points if they are percent."""
+        return f"{100 * change:+z.2f}" if self.percent else f"{change:+z{self._digits}}"
+
+    @property
+    def _digits(self) -> str:
+        return ".4f" if self.bounded else ".4g"
+
+    def say_change(self, change: float) -> str:
+        """Return a difference as text for a sentence."""
+        return self.show_change(change) + (" points" if self.percent else "")
+
+    def show_loss(self, loss: float) -> str:
+        """Return a loss as text for a table."""
+        return f"{loss:+z.4f}" if self.bounded and not self.percent else f"{loss:+z.2%}"
+
+    def say_loss(self, loss: float) -> str:
+        """Return a loss as text: in points, in percent of the baseline's value, or as a number."""
+        if self.percent:
+            return f"{100 * loss:g} point{'' if loss == 0.01 else 's'}"
+        return f"{loss:g}" if self.bounded else f"{100 * loss:g}%"
+
+
+def name_ends(name: str, interval: Interval | None) -> Metrics:
+    """Return the ends of an interval as metrics; None for an unknown interval."""
+    low, high = interval or (None, None)
+    if low is not None and math.isnan(low):
+        low, high = None, None
+    return {f"{name}_low": low, f"{name}_high": high}

@@ -1,0 +1,106 @@
+"""The outputs that a task scores, the targets, and the network and data behind them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.core.errors import ConfigError
+
+PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"  # kinds of outputs
+
+Array = NDArray[Any]
+# Reduces the outputs of a batch to the part that is kept, where whole outputs are too large.
+Reduction = Callable[[Sequence[Array]], tuple[Array, ...]]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs of a model for n samples.
+
+    Attributes:
+        values: every output [n, ...] in the network's order, after the task's reduction.
+        logits: the input of the final softmax for the first m <= n samples [m, ...]; None if the
+            model does not end in a softmax, or logits were not collected.
+        final: the kind of `values`: `PROBABILITIES`, `LOGITS` or `VALUES`.
+        raw: with a reduction, the outputs of the first batches before it, in the network's order.
+    """
+
+    values: tuple[Array, ...]
+    logits: Array | None = None
+    final: str = PROBABILITIES
+    raw: tuple[Array, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.values[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out `raw`: the drawing process does not need it, and a copy takes memory."""
+        return {**self.__dict__, "raw": ()}
+
+    def first(self, count: int) -> "Outputs":
+        """Return the outputs for the first `count` samples."""
+        logits = None if self.logits is None else self.logits[:count]
+        return replace(self, values=tuple(v[:count] for v in self.values), logits=logits)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The targets of the samples.
+
+    Attributes:
+        labels: classes [n], values [n, ...] or boxes (see `data.boxes`); None without labels.
+        groups: group numbers [n], equal for samples that belong together; None without groups.
+        inputs: returns the network inputs of a slice of the samples.
+        pictures: returns the pictures with given indices [k, H, W, C], in the size of the network
+            input and before arithmetic; None if samples are not pictures.
+    """
+
+    labels: Array | None = None
+    groups: NDArray[np.int64] | None = None
+    inputs: Callable[[slice], NDArray[np.float32]] | None = None
+    pictures: Callable[[NDArray[np.int64]], NDArray[np.uint8]] | None = None
+
+
+@dataclass(frozen=True)
+class TaskContext:
+    """The data and the network outputs for which a task is made.
+
+    Attributes:
+        class_names, named, class_ids: see `Dataset`.
+        outputs: the shape of each output by name, without the batch axis.
+        final: see `Outputs`.
+    """
+
+    data: str
+    labels: Array | None
+    class_names: tuple[str, ...]
+    named: bool
+    input_shape: tuple[int, ...]
+    outputs: Mapping[str, tuple[int | None, ...]]
+    final: str
+    class_ids: tuple[int, ...] = ()
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes of the network; None for other outputs."""
+        shapes = list(self.outputs.values())
+        single = len(shapes) == 1 and len(shapes[0]) == 1 and self.final != VALUES
+        return shapes[0][0] if single else None
+
+
+def check_labels(task: str, setting: TaskContext, kinds: str, expected: str) -> None:
+    """Raise `ConfigError` if the labels are missing, or not of these NumPy kinds."""
+    labels = setting.labels
+    if labels is None or labels.dtype.kind not in kinds:
+        got = "none" if labels is None else f"{labels.dtype} {list(labels.shape)}"
+        raise ConfigError(
+            f"task={task}: the labels of {setting.data} are {got}, expected {expected}"
+        )
+
+
+def describe(outputs: Mapping[str, tuple[int | None, ...]]) -> str:
+    """Return names and shapes of a network's outputs."""
+    return ", ".join(f"{name} {list(shape)}" for name, shape in outputs.items())

@@ -1,0 +1,194 @@
+"""A task, composed of its parts: a metric, a score, a paired test, and what it adds to a run.
+
+    outputs, targets --score--> Scores;  Scores of model and baseline --compare--> Comparison
+
+Evaluation, the report, the table, the ladder and the sensitivity analysis ask the task. None of
+them knows classes, accuracy or argmax. `registry` finds a task by its name; `top5` is the smallest.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from resnet8ptq.config.schema import TaskConfig
+from resnet8ptq.tasks.comparison import Comparison, Scores, summarize
+from resnet8ptq.tasks.distortion import is_silent
+from resnet8ptq.tasks.metric import BASELINE, TOTAL, Metric, Metrics, name_ends
+from resnet8ptq.tasks.outputs import Array, Outputs, Reduction, Targets, TaskContext
+from resnet8ptq.tasks.values import PairedTest
+
+if TYPE_CHECKING:  # a run imports matplotlib only when it draws
+    from matplotlib.figure import Figure
+
+MANY_CLASSES = 50  # with more, metrics of single classes go into files alone
+
+Table = Iterable[Sequence[object]]
+
+
+def _measure_distance(comparison: Comparison) -> Metrics:
+    return {"sqnr_db": comparison.sqnr_db}
+
+
+def _keep_paired(comparison: Comparison) -> dict[str, Array]:
+    return comparison.paired.arrays()
+
+
+def _nothing(*arguments: object) -> dict[str, Any]:
+    return {}
+
+
+def _no_doubt(baseline: Scores, expected: float | None) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The part of the outputs and of the samples that a task scores.
+
+    Attributes:
+        output: the index of the scored output; None: all are scored.
+        reduction: reduces the outputs of a batch to the needed part; None keeps all.
+        params: further params of a run, such as the settings of the reduction.
+        joins_groups: whether samples of a group are scored as one.
+    """
+
+    output: int | None = None
+    reduction: Reduction | None = None
+    params: Mapping[str, str] = field(default_factory=dict)
+    joins_groups: bool = False
+
+    def find_silent(self, names: Sequence[str], outputs: Outputs, baseline: Outputs) -> str:
+        """Return which scored output does not depend on the sample, as text; empty if all do.
+
+        Args:
+            names: the network's outputs.
+            outputs, baseline: outputs of the model and of FP32 for the same samples.
+        """
+        for number, (values, exact) in enumerate(zip(outputs.values, baseline.values, strict=True)):
+            if self.output in (None, number) and is_silent(exact, values):
+                name = f"output {names[number]}" if len(names) == len(outputs.values) else "output"
+                state = "the same" if values[:1].any() else "zero"
+                return f"{name} is {state} for every sample"
+        return ""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """FP32 as the reference of a task without labels.
+
+    Attributes:
+        rescore: returns the scores of a model with the outputs of FP32 as its targets.
+        note: a line below every table.
+    """
+
+    rescore: Callable[[Any, Any], Scores]
+    note: str
+
+
+@dataclass(frozen=True)
+class TaskFiles:
+    """The content of the files that a task writes into the folder of a run.
+
+    Attributes:
+        arrays: the content of `predictions.npz`, with the arrays of the paired test.
+        tables: CSV files by name.
+        documents: other texts by file name.
+        figures: figures by file name.
+        captions: the caption of each figure by its file name.
+    """
+
+    arrays: Callable[[Comparison], dict[str, Array]] = _keep_paired
+    tables: Callable[[Comparison], dict[str, Table]] = _nothing
+    documents: Callable[[Comparison], dict[str, str]] = _nothing
+    figures: "Callable[[Comparison, str], dict[str, Figure]]" = _nothing
+    captions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Scores outputs and compares two models; composed of its parts.
+
+    The functions are module-level functions or `partial`s of them, because a task is pickled.
+
+    Attributes:
+        criterion: a metric of `pair_metrics` with less variance over samples than the primary one.
+            A sweep uses it to choose among the models near the best; None: only the primary metric
+            counts.
+        beside: further metrics with a column of the table.
+        class_names: names of the labels' classes; empty if labels are not classes.
+        pair_metrics: metrics of a comparison by MLflow name.
+        reference: FP32 as the reference; None if labels are.
+        doubt: the reason why no verdict is valid for a baseline with these scores, or None. If FP32
+            is not proven better than chance, or is clearly below the expected value, the network,
+            the data or the preprocessing is wrong.
+        summary: the result of a run in one line.
+    """
+
+    name: str
+    metric: Metric
+    score: Callable[[Outputs, Targets], Scores]
+    test: PairedTest
+    criterion: Metric | None = None
+    beside: tuple[Metric, ...] = ()
+    class_names: tuple[str, ...] = ()
+    pair_metrics: Callable[[Comparison], Metrics] = _measure_distance
+    reference: Reference | None = None
+    scope: Scope = Scope()
+    files: TaskFiles = TaskFiles()
+    doubt: Callable[[Any, float | None], str | None] = _no_doubt
+    summary: Callable[[Comparison], str] = summarize
+
+    @property
+    def few_names(self) -> tuple[str, ...]:
+        """The names of the classes; empty with more than `MANY_CLASSES`."""
+        return self.class_names if len(self.class_names) <= MANY_CLASSES else ()
+
+    def compare(self, model: Any, baseline: Any) -> Comparison:
+        """Compare the scores of a model with those of its baseline on the same samples."""
+        if self.reference is None:
+            return Comparison(model, baseline, self.metric)
+        rescored = self.reference.rescore(model, baseline)
+        return Comparison(rescored, baseline, self.metric, tested=False)
+
+    def metrics(self, comparison: Comparison) -> Metrics:
+        """Return every metric of a comparison, by MLflow name."""
+        name, model, baseline = self.metric.name, comparison.model, comparison.baseline
+        metrics = {
+            name: model.value,
+            f"{BASELINE}{name}": baseline.value,
+            "drop": comparison.loss(),
+            "paired/p_value": comparison.p_value,
+            TOTAL: model.total,
+            **name_ends("ci95/value", model.per_sample.interval),
+            **name_ends("ci95/delta", comparison.interval),
+            **model.more(),
+            **{f"{BASELINE}{key}": value for key, value in baseline.more().items()},
+            **self.pair_metrics(comparison),
+            **comparison.paired.metrics(),
+        }
+        if self.reference is None:
+            return metrics
+        # The reference was not measured itself.
+        return {k: v for k, v in metrics.items() if not k.startswith(BASELINE)}
+
+    def describe(self) -> dict[str, str]:
+        """Return the task as MLflow params."""
+        metric = {"metric": self.metric.name, "metric_direction": self.metric.direction}
+        return {"scored_as": self.name, **metric, **self.scope.params}
+
+
+@dataclass(frozen=True)
+class TaskType:
+    """An entry of the registry, which makes a task.
+
+    Attributes:
+        make: makes the task for a network and data. Raises ConfigError if the data are not
+            sufficient, ModelError if the outputs do not fit.
+        recall: makes the task from the settings and class names of a finished run.
+        fingerprint: returns a hash of the user's scoring code; empty if there is none.
+    """
+
+    make: Callable[[Any, TaskContext], Task]
+    recall: Callable[[Any, tuple[str, ...]], Task]
+    schema: type[TaskConfig] = TaskConfig
+    fingerprint: Callable[[Any], str] = lambda config: ""

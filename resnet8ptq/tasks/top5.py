@@ -1,0 +1,64 @@
+"""`task=top5`: the share of samples whose class is among the five largest outputs."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.tasks.classification import check_classes
+from resnet8ptq.tasks.comparison import OutputScores, doubt_below
+from resnet8ptq.tasks.hits import MCNEMAR, Hits, Labels
+from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tasks.outputs import Outputs, Targets, TaskContext
+from resnet8ptq.tasks.task import Task, TaskType
+
+TOP = 5
+TOP5_ACCURACY = Metric("top5_accuracy", "top-5 accuracy", percent=True)
+
+
+@dataclass(frozen=True)
+class Top5Scores(OutputScores):
+    """The outputs [n, classes] of one model, and labels [n]."""
+
+    labels: Labels
+
+    @cached_property
+    def per_sample(self) -> Hits:
+        """The label if it is among the top 5, else the top class; of tied classes the first."""
+        [values] = self.outputs.values
+        best = np.argsort(-values, axis=1, kind="stable")[:, :TOP]
+        right = (best == self.labels[:, np.newaxis]).any(axis=1)
+        return Hits(np.where(right, self.labels, best[:, 0]), self.labels)
+
+    @property
+    def value(self) -> float:
+        """The top-5 accuracy, a fraction."""
+        return float(self.per_sample.right.mean())
+
+
+def _score(outputs: Outputs, targets: Targets) -> Top5Scores:
+    return Top5Scores(outputs, np.asarray(targets.labels))
+
+
+def _doubt(baseline: Top5Scores, expected: float | None) -> str | None:
+    """Doubt an accuracy that is not significantly above guessing, or is below `expected`."""
+    interval, shown = baseline.per_sample.interval, TOP5_ACCURACY.show(baseline.value)
+    if interval[0] <= TOP / baseline.outputs.values[0].shape[1]:
+        return f"NEAR CHANCE, {shown}"
+    return doubt_below(shown, interval, expected)
+
+
+def build(class_names: tuple[str, ...] = ()) -> Task:
+    """Return the task for these classes."""
+    return Task("top5", TOP5_ACCURACY, _score, MCNEMAR, class_names=class_names, doubt=_doubt)
+
+
+def _make(setting: TaskContext) -> Task:
+    names = check_classes("top5", setting)
+    if len(names) <= TOP:
+        raise ConfigError(f"task=top5: {setting.data} has {len(names)} classes, expected 6 or more")
+    return build(names)
+
+
+TOP5 = TaskType(lambda config, setting: _make(setting), lambda config, names: build(names))

@@ -1,0 +1,147 @@
+"""Per-sample values of one model, and the pair of a model and FP32 that a paired test compares."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.tasks.metric import Metric, Metrics
+from resnet8ptq.tasks.outputs import Array
+from resnet8ptq.tasks.statistics import UNKNOWN, Interval, Margin, Values
+
+SAMPLES = "samples"  # array of `predictions.npz` that identifies the samples
+
+Arrays = Mapping[str, Array]
+
+
+class SampleValues(ABC):
+    """Values of one model on all samples, enough for an interval and a paired test.
+
+    `predictions.npz` keeps these values, so that a later report can test any two runs.
+    """
+
+    shared: ClassVar[tuple[str, ...]] = ()  # arrays that exist once for model and baseline
+
+    @property
+    @abstractmethod
+    def interval(self) -> Interval:
+        """95% interval of the metric."""
+
+    @abstractmethod
+    def against(self, other: Self) -> tuple[Interval, float]:
+        """Return the 95% interval of the difference from another model, and its p-value."""
+
+    @abstractmethod
+    def margin(self, baseline: Self, metric: Metric, limit: float, items: int) -> Margin:
+        """Return how far the loss against the baseline lies above a limit; see `Metric.loss`."""
+
+    def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
+        """Return the margin of the loss against another quantized model above a limit."""
+        return self.margin(other, metric, limit, items)
+
+    def select(self, rows: NDArray[np.bool_]) -> Self | None:
+        """Return the values of some samples [n]; None if the values are not kept by sample."""
+        return None
+
+    @abstractmethod
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays to keep, by name."""
+
+    def losses(self, baseline: Self) -> Values | None:
+        """Return the loss of each sample against the baseline; None if the metric is not a mean."""
+        return None
+
+    def metrics(self, baseline: Self) -> Metrics:
+        """Return metrics of the test itself, by MLflow name."""
+        return {}
+
+    def by_class(self, baseline: Self, classes: int) -> list[float]:
+        """Return a p-value against the baseline for each class; empty without classes."""
+        return []
+
+    def found_by_class(self, baseline: Self, classes: int, level: float) -> list[float]:
+        """Return the loss on each class that a test at this level detects with 80% power."""
+        return []
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The values of a model and of its FP32 baseline on the same samples.
+
+    Attributes:
+        samples: the id of each sample, see `Split.sample_ids`; None for older runs.
+    """
+
+    model: SampleValues
+    baseline: SampleValues
+    samples: NDArray[np.uint64] | None = None
+
+    def select(self, rows: NDArray[np.bool_]) -> "Paired | None":
+        """Return the values of some samples; None if they are not kept by sample."""
+        model, baseline = self.model.select(rows), self.baseline.select(rows)
+        return None if model is None or baseline is None else Paired(model, baseline)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays of both, those of the baseline as `baseline_{name}`."""
+        baseline = self.baseline.arrays().items()
+        shared = self.baseline.shared
+        named = {f"baseline_{name}": array for name, array in baseline if name not in shared}
+        return self.model.arrays() | named
+
+    def same_samples(self, other: Self) -> bool:
+        """Return whether another run has the same samples, by the arrays that models share."""
+        ours, theirs = self.baseline.arrays(), other.baseline.arrays()
+        return all(np.array_equal(ours[name], theirs[name]) for name in self.baseline.shared)
+
+    def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:
+        """Return the margin of the loss against another run on the same samples above a limit."""
+        if type(self.model) is not type(other.model):
+            return UNKNOWN  # one of both stopped early
+        return self.model.margin_over(other.model, metric, limit, items)
+
+    def margin(self, metric: Metric, limit: float, items: int) -> Margin:
+        """Return the margin of the loss above a limit, see `SampleValues.margin`."""
+        return self.model.margin(self.baseline, metric, limit, items)
+
+    def losses(self) -> Values | None:
+        """Return the loss of each sample, see `SampleValues.losses`."""
+        return self.model.losses(self.baseline)
+
+    def metrics(self) -> Metrics:
+        """Return metrics of the test itself, see `SampleValues.metrics`."""
+        return self.model.metrics(self.baseline)
+
+    def by_class(self, classes: int) -> list[float]:
+        """Return a p-value against the baseline for each class; empty without classes."""
+        return self.model.by_class(self.baseline, classes)
+
+    def found_by_class(self, classes: int, level: float) -> list[float]:
+        """Return the loss on each class that a test detects, see `SampleValues.found_by_class`."""
+        return self.model.found_by_class(self.baseline, classes, level)
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """The paired test of a task.
+
+    Attributes:
+        intervals: the name of the interval method in texts.
+        read_values: reads the values of a model (prefix "") or its baseline ("baseline_") from
+            the arrays of `Paired.arrays`; raises KeyError or ValueError on other arrays.
+        sequential: whether `evaluate.stop=decided` can stop it early; its values are `Hits`.
+    """
+
+    name: str
+    intervals: str
+    read_values: Callable[[Arrays, str], SampleValues]
+    sequential: bool = False
+
+
+def check_columns(columns: Sequence[Array], kind: str) -> None:
+    """Raise `ValueError` unless all arrays are 1-d, of equal length and of this NumPy kind."""
+    shape = columns[0].shape
+    if any(c.ndim != 1 or c.shape != shape or c.dtype.kind != kind for c in columns):
+        raise ValueError("not one number for each item")
