@@ -12,7 +12,8 @@
     resnet8ptq sync       log the runs that are missing in MLflow
     resnet8ptq server     start MLflow on PostgreSQL, for a team
 
-Each command takes key=value; `--help` lists its keys. In a checkout, `python run.py` is `run`.
+Each command takes key=value; `--help` lists its keys. `resnet8ptq --version` prints the version. In
+a checkout, `python run.py` is `run`.
 """
 
 import sys
@@ -47,16 +48,28 @@ def call(words: list[str]) -> int | None:
     """
     from resnet8ptq.core import invocation
     from resnet8ptq.core.errors import ConfigError
-    from resnet8ptq.core.text import or_nearest
 
     name, *others = words or ["--help"]
     if name in ("-h", "--help"):
         print(invocation.adapt(__doc__))
         return None
+    if name == "--version":
+        print(invocation.version())
+        return None
     if name not in COMMANDS:
-        raise ConfigError(f"{name}: no such command; expected {or_nearest(name, COMMANDS)}")
+        raise ConfigError(_explain_unknown(name, words))
     code: int | None = resolve_name(COMMANDS[name])(others)
     return code
+
+
+def _explain_unknown(name: str, words: list[str]) -> str:
+    """Return the message for an unknown command; a path or a setting belongs to `run`."""
+    from resnet8ptq.core import invocation
+    from resnet8ptq.core.text import or_nearest
+
+    if "=" in name or Path(name).exists() or name == "-m":
+        return f"{name}: no such command; try {invocation.command('run', *words)}"
+    return f"{name}: no such command; expected {or_nearest(name, COMMANDS)}"
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.experiment import mlperf_tiny
-from resnet8ptq.models import network_path, summary
+from resnet8ptq.models import model, network_path, summary
 from resnet8ptq.models.sources.formats import format_name, is_tflites
 from resnet8ptq.tasks.registry import AUTO, TASKS
 
@@ -64,8 +64,10 @@ def settle(asked: RunConfig) -> Settings:
     config = settle_suite(asked)
     memory.set_limit(config.memory_gb)
     runtime = cache.runtime(config.cache_dir, config.threads, config.max_seconds)
-    config = replace(config, data=locate.settle(config.data))
+    own_network = config.model.path is not None or config.model.module is not None
+    config = replace(config, data=locate.settle(config.data, own_network))
     source = network_path.locate(config.model, config.data.name)
+    model.check(config.model, source, runtime.cache_root)
     config = replace(config, data=settle_inputs(config, source, runtime.cache_root))
     preprocess = settle_size(config, source, runtime.cache_root)
     config = replace(config, preprocess=preprocess, backend=_settle_backend(config, source))

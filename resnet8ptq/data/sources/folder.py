@@ -34,7 +34,9 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     if not (root / TRAIN).is_dir() or not tests:
         names = _find_classes(root, config)
         whole = _decode(root, names, config, preprocess, cache_root)
-        return split_one(root.name, names, whole.split, root, config)
+        return split_one(
+            root.name, names, whole.split, root, config, mend=f"{TRAIN}/ and test/ in data.root"
+        )
     names = _find_classes(root / TRAIN, config)
     unknown = sorted(set(_find_classes(tests[0], replace(config, classes=None))) - set(names))
     if unknown:
