@@ -60,6 +60,10 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
         families = comparison.count_looks(store, comparison.load(store, [done]))
         terminal.print_runs([done], judged=verdicts.in_words(families, config.report))
     terminal.print_paths(folder, store)
+    print(f"Run:    {done.run_id}")
+    is_model = config.analysis.name is None and config.backend.quantizes
+    if is_model and done.status == "ok" and not done.doubt:
+        print(f"Deploy: {invocation.command('deploy', f'run_id={done.run_id}', *store.words)}")
     background.wait()
     return done
 

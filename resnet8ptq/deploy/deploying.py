@@ -1,6 +1,6 @@
 """Exports a run's model as a folder for other machines: model, card, test vectors, example.
 
-    resnet8ptq deploy                          the best model of the newest sweep
+    resnet8ptq deploy                          the newest run, or the best model of the newest sweep
     resnet8ptq deploy use=smallest             or balanced, fastest, best_onnx, ...
     resnet8ptq deploy sweep=ID use=smallest    of the sweep with that parent run
     resnet8ptq deploy run_id=ID                of a run
@@ -52,7 +52,7 @@ class Arguments:
 
     run_id: str | None = None
     sweep: str | None = None
-    use: str = "best"
+    use: str = source.BEST
     folder: str | None = None
     verify: bool = True
     register: str | None = None

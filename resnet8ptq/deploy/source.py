@@ -10,7 +10,7 @@ from resnet8ptq.config.loading import CONFIG_FILE, find_paths, load_config, with
 from resnet8ptq.config.schema import FileConfig, RunConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import ConfigError, QuantizationError, TrackingError, errors_as
-from resnet8ptq.core.text import one_line, printable
+from resnet8ptq.core.text import one_line, or_nearest, printable
 from resnet8ptq.experiment.outputs import TOKENIZER
 from resnet8ptq.report import comparison, facts, page, verdicts
 from resnet8ptq.report.recommend import find_use
@@ -19,6 +19,7 @@ from resnet8ptq.tracking.mlflow_model import EXAMPLE
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
+BEST = "best"  # the use by default
 SUFFIXES = (".onnx", ".tflite", ".pt", ".pt2", ".pte", ".zip")
 TORCH = (".pt", ".pt2")  # such a file can run code when torch loads it
 T = TypeVar("T")
@@ -73,7 +74,7 @@ def find(
 
     Args:
         run_id: the run; None: a sweep's recommendation.
-        sweep: the id of a sweep's parent run; None: the newest sweep.
+        sweep: the id of a sweep's parent run; None: the newest sweep or single run.
         use: see `Recommendation.key`.
         asked: requested limits by the key of `report`; None: the sweep's own.
 
@@ -83,13 +84,16 @@ def find(
     if run_id is not None:
         record = history.load_named(store, "run_id", run_id)
         return record, "", _judge(store, record, asked)
-    parent = (
-        history.find_parent(store) if sweep is None else history.load_named(store, "sweep", sweep)
-    )
+    parent = history.name_newest(store) if sweep is None else None
+    if parent is not None and parent.kind != history.SWEEP:
+        if use != BEST:
+            raise ConfigError(
+                f"use: got {use!r}, but the newest is a single run, {parent.run_id}; try without "
+                "use=, or sweep=ID"
+            )
+        return parent, "", _judge(store, parent, asked)
     if parent is None:
-        raise ConfigError(
-            f"sweep: got null, and experiment {store.experiment_name!r} has none; try run_id="
-        )
+        parent = history.load_named(store, "sweep", str(sweep))
     children = history.load_compared(store, parent.run_id)
     if not children:
         raise ConfigError(f"sweep: {parent.run_id} has no runs; expected a sweep's parent run")
@@ -102,7 +106,7 @@ def find(
     if chosen is None or chosen.choice is None:
         raise ConfigError(
             f"use: got {use!r}, for which sweep {parent.run_id} recommends no run; try "
-            f"{uses or nothing}"
+            f"{or_nearest(use, uses.split(' | ')) if uses else nothing}"
         )
     return chosen.choice.record, use, chosen.verdict
 
