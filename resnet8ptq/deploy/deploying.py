@@ -27,7 +27,7 @@ from pathlib import Path
 from resnet8ptq.config.limits import require
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache, command
-from resnet8ptq.core.console import say, stdout, waiting
+from resnet8ptq.core.console import say, stderr, stdout, waiting
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import redact, safe_name
 from resnet8ptq.deploy import card, example, interface, older_runtime, reproducing, source, vectors
@@ -74,6 +74,10 @@ def main(words: list[str]) -> None:
     with waiting("Reading the runs"):
         store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
         record, use, verdict = source.find(store, asked.run_id, asked.sweep, asked.use, limits)
+    if asked.run_id is None and asked.sweep is None:
+        of_sweep = f" of the newest sweep, {record.parent_id}, for use={use}" if use else ""
+        kind = "run" if use else "the newest run"
+        say(stderr(), f"{kind} {record.run_id} ({record.name or 'without a name'}){of_sweep}")
     name = safe_name(record.name or "model") + f"-{safe_name(record.run_id[:8])}"
     folder = Path(asked.folder or Path("deployed", name)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:
@@ -163,7 +167,7 @@ def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[st
     tensors = run.call(interface.read, model, tested, names)
     facts = card.Facts(tensors, tested, again.summary, microcontroller=figures, change=change)
     library = example.library_of(model.suffix, run.record.backend)
-    others = ["pillow"] if example.reads_pictures(run, tested) else []
+    others = ["pillow"] if example.reads_pictures(tested) else []
     if example.reads_texts(run):
         others.append("tokenizers")
         shutil.copyfile(run.folder / TOKENIZER, folder / TOKENIZER)

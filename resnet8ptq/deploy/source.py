@@ -84,7 +84,7 @@ def find(
     if run_id is not None:
         record = history.load_named(store, "run_id", run_id)
         return record, "", _judge(store, record, asked)
-    parent = history.name_newest(store) if sweep is None else None
+    parent = history.require_newest(store) if sweep is None else None
     if parent is not None and parent.kind != history.SWEEP:
         if use != BEST:
             raise ConfigError(

@@ -384,7 +384,7 @@ def main(words: list[str]) -> None:
     with waiting("Reading the runs"):
         store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
         parent = (
-            history.name_newest(store)
+            history.require_newest(store)
             if asked.run_id is None
             else history.load_named(store, "run_id", asked.run_id)
         )
@@ -401,6 +401,8 @@ def main(words: list[str]) -> None:
     chosen = [replace(s, family=family) for s, family in zip(chosen, families, strict=True)]
     with waiting("Drawing the report"):
         paths = write(store, parent.run_id, chosen, folder)
+    if asked.run_id is None:
+        history.say_newest(parent)
     print(*paths, sep="\n")
 
 

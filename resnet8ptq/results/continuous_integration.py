@@ -15,7 +15,7 @@ recommended: `choice` is null, and the verdict is fail. A model below `min_accur
 `experiment=`, `uri=` and `root=` name the MLflow store. The fields: docs/verdict.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resnet8ptq.config.schema import TrackingConfig
@@ -75,19 +75,20 @@ def find(asked: Arguments) -> Answer:
     limits = {key: getattr(asked, key) for key in LIMITS}
     tracking = TrackingConfig(asked.uri, asked.root, asked.experiment)
     folder = asked.folder and Path(asked.folder)
-    run_id, sweep_id = asked.run_id, asked.sweep
     if not named:
-        newest = history.name_newest(open_store(tracking))
+        newest = history.require_newest(open_store(tracking))
         if newest.kind == history.SWEEP:
-            sweep_id = newest.run_id
+            answer = find(replace(asked, sweep=newest.run_id))
         else:
-            run_id = newest.run_id
-    if run_id or (folder and not is_sweep(folder)):
+            answer = find(replace(asked, run_id=newest.run_id))
+        history.say_newest(newest)
+        return answer
+    if asked.run_id or (folder and not is_sweep(folder)):
         if asked.use != Arguments.use:
             raise ConfigError("use: has no effect with a run; expected sweep= or a sweep's folder")
-        run = load_run(run_id, folder=folder, limits=limits, tracking=tracking)
+        run = load_run(asked.run_id, folder=folder, limits=limits, tracking=tracking)
         return judge_run(run)
-    sweep = load_sweep(sweep_id, folder=folder, limits=limits, tracking=tracking)
+    sweep = load_sweep(asked.sweep, folder=folder, limits=limits, tracking=tracking)
     return judge_sweep(sweep, asked.use)
 
 

@@ -155,8 +155,8 @@ def find_newest(store: Store) -> RunRecord | None:
     return None
 
 
-def name_newest(store: Store) -> RunRecord:
-    """Return the newest sweep or single run, and say which on stderr.
+def require_newest(store: Store) -> RunRecord:
+    """Return the newest sweep or single run; see `say_newest`.
 
     Raises:
         ConfigError: the experiment has no run; names the command that makes one.
@@ -168,9 +168,13 @@ def name_newest(store: Store) -> RunRecord:
             f"experiment: {store.experiment_name!r} has no run in this store; first try: {again}; "
             "or name another store by root=, uri= or experiment="
         )
+    return newest
+
+
+def say_newest(newest: RunRecord) -> None:
+    """Print on stderr which sweep or run a command without an id has taken."""
     kind = "sweep" if newest.kind == SWEEP else "run"
     say(stderr(), f"the newest {kind}: {newest.run_id} ({newest.name or 'without a name'})")
-    return newest
 
 
 def locate(store: Store, record: RunRecord, name: str = "") -> Path | None:

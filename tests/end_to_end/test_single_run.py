@@ -43,6 +43,7 @@ def test_the_newest_run_is_judged_and_reported_by_default(single, run_id):
 def test_the_newest_run_is_deployed_by_default(single, run_id):
     done = call_beside(single.folder, "deploy", "verify=false", "folder=out")
     assert done.code == 0, done.err
+    assert f"the newest run {run_id}" in done.err
     assert run_id in (single.folder / "out" / "README.md").read_text()
 
 
