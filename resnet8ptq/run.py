@@ -71,10 +71,11 @@ def _call_hydra(typed: Sequence[str]) -> None:
     address.check_words(typed)
     if "--version" in typed:
         return print(invocation.version())
+    if not {"-h", "--help"}.isdisjoint(typed):
+        words.arrange([word for word in typed if "=" in word], conf, own)
+        return help_page.print_page(conf, typed, own)
     completed = inputs.complete(typed, conf, own)
     arranged = words.arrange(completed, conf, own)
-    if not {"-h", "--help"}.isdisjoint(arranged):
-        return help_page.print_page(conf, arranged, own)
     if NO_RUN.isdisjoint(arranged):
         background.prepare(store.import_mlflow)
     # `hydra.main` is this call with the words of `sys.argv`, which a caller in Python has not set.

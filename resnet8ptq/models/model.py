@@ -4,8 +4,6 @@ import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import Any
 
 import numpy as np
 
@@ -13,9 +11,9 @@ from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, files, isolation, machine
 from resnet8ptq.core.confinement import MAX_SECONDS
 from resnet8ptq.core.console import log_once, waiting
-from resnet8ptq.core.errors import ModelError, errors_as
+from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.models import conversion
+from resnet8ptq.models import conversion, gates
 from resnet8ptq.models.contract import Contract
 from resnet8ptq.models.network_path import digest as hash_source
 from resnet8ptq.models.network_path import locate
@@ -97,15 +95,10 @@ def check(config: ModelConfig, source: Path, cache_root: Path) -> None:
         crashed = ModelError(f"{source}: {conversion.CRASHED}")
         arguments = source, file_format.check, config.inputs
         with waiting("Checking the network"):
-            isolation.call(_check, *arguments, crashed=crashed, seconds=MAX_SECONDS)
+            isolation.call(gates.check, *arguments, crashed=crashed, seconds=MAX_SECONDS)
         (folder / "checked").touch()
 
     cache.entry(cache_root, "checks", key, make)
-
-
-def _check(source: Path, name: str, inputs: Any) -> None:
-    with errors_as(ModelError, f"{source}: cannot be read"):
-        resolve_name(name)(source, *((inputs,) if inputs else ()))
 
 
 def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = True) -> Fp32Model:
