@@ -47,6 +47,7 @@ def call(words: list[str]) -> int | None:
         ConfigError: an unknown command.
     """
     from resnet8ptq.core import invocation
+    from resnet8ptq.core.console import waiting
     from resnet8ptq.core.errors import ConfigError
 
     name, *others = words or ["--help"]
@@ -58,7 +59,9 @@ def call(words: list[str]) -> int | None:
         return None
     if name not in COMMANDS:
         raise ConfigError(_explain_unknown(name, words))
-    code: int | None = resolve_name(COMMANDS[name])(others)
+    with waiting("Loading libraries"):
+        command = resolve_name(COMMANDS[name])
+    code: int | None = command(others)
     return code
 
 

@@ -13,7 +13,7 @@ from resnet8ptq.config import words
 from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import background, command, invocation
+from resnet8ptq.core import background, command, console, invocation
 from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
@@ -48,12 +48,14 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     settings = try_to_settle(config, UnsupportedError)  # a wrong path leaves no store and no run
     opening = background.put(open_store, config.tracking)
     background.prepare(sender.warm_up)
-    from resnet8ptq.experiment import pipeline  # noqa: F401  # while the store opens
-    from resnet8ptq.report import comparison, terminal, verdicts
+    with console.waiting("Loading libraries"):
+        from resnet8ptq.experiment import pipeline  # noqa: F401  # while the store opens
+        from resnet8ptq.report import comparison, terminal, verdicts
 
     tags = identify(settings)
     # If `find_store` returns a store, `background.wait` reports its errors at the end.
-    store = find_store(config.tracking) or background.result(opening)
+    with console.waiting("Opening the MLflow store"):
+        store = find_store(config.tracking) or background.result(opening)
     background.name_store(store.words)
     done = run_recorded(cfg, settings, folder, store, tags=tags)
     if config.analysis.name is None:  # an analysis has printed its own table
@@ -64,7 +66,8 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     is_model = config.analysis.name is None and config.backend.quantizes
     if is_model and done.status == "ok" and not done.doubt:
         print(f"Deploy: {invocation.command('deploy', f'run_id={done.run_id}', *store.words)}")
-    background.wait()
+    with console.waiting("Sending the run to MLflow"):
+        background.wait()
     return done
 
 
@@ -82,9 +85,9 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     if begun.worker:
         jobs.enter(begun.worker)
     _settle_evaluate(cfg, begun.jobs)
+    settled = try_to_settle(cfg, PtqError, OSError)
     from resnet8ptq.experiment.settings import Settings
 
-    settled = try_to_settle(cfg, PtqError, OSError)
     at_once = begun.worker.at_once if begun.worker else 1
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
     tags |= {"job_overrides": invocation.shell(*settings.overrides.task), **identify(settled)}
@@ -128,7 +131,8 @@ def try_to_settle(
         asked: the requested config, parsed or as composed.
         errors: types of errors to return; all others are raised.
     """
-    from resnet8ptq.experiment.settings import settle
+    with console.waiting("Loading libraries"):
+        from resnet8ptq.experiment.settings import settle
 
     try:
         config = parse_config(asked) if isinstance(asked, DictConfig) else asked

@@ -122,6 +122,22 @@ def quote(text: str) -> str:
     return QuotedString(text=text, quote=Quote.single).with_quotes()
 
 
+def assign(key: str, text: str) -> str:
+    """Return the setting of a text, quoted for Hydra's grammar only if it needs quotes.
+
+    >>> assign("data.root", "my (own) pictures")
+    "data.root='my (own) pictures'"
+    >>> assign("model.path", "my.onnx")
+    'model.path=my.onnx'
+    """
+    plain = f"{key}={text}"
+    try:
+        is_plain = bool(parse(plain).value() == text) and "," not in text
+    except ConfigError:
+        is_plain = False
+    return plain if is_plain else f"{key}={quote(text)}"
+
+
 def as_list(names: Iterable[str]) -> str:
     """Return names as a list in Hydra's grammar.
 

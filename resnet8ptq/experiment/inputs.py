@@ -31,7 +31,9 @@ _SWITCHES = ("-m", "--multirun", "-r", "--run")  # options without a value
 _CHOOSES_DATA = re.compile(r"^\s*(- (override )?/)?(data|benchmark|data\.root): ", re.M)
 
 
-def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[str]:
+def complete(
+    words: Sequence[str], conf: Path, own: Path | None = None, required: bool = True
+) -> list[str]:
     """Return the words with the keys of plain paths, and with the data source of `data.root`.
 
     Words that are wrong in other ways are returned as they are: `config.words` reports them.
@@ -39,6 +41,7 @@ def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[
     Args:
         conf: the folder of the config groups.
         own: the user's folder of further options, if any.
+        required: whether a network of the user's own needs data.
 
     Raises:
         ConfigError: a network of the user's own has no data, or no source reads `data.root`.
@@ -51,7 +54,8 @@ def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[
         return keyed
     if settings := _find_source(typed):
         return _add_source(keyed, settings)
-    _require_data(typed, keyed)
+    if required:
+        _require_data(typed, keyed)
     return keyed
 
 
@@ -72,7 +76,7 @@ def _name_path(word: str, before: str, words: Sequence[str]) -> str:
     if any(_key(other) == key for other in words):
         return word
     console.say(console.stderr(), f"{word}: taken as {key}={word}")
-    return f"{key}={grammar.quote(word)}"
+    return grammar.assign(key, word)
 
 
 def _add_source(words: Sequence[str], settings: Mapping[str, str]) -> list[str]:

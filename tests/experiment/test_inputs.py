@@ -61,9 +61,9 @@ def test_a_folder_with_annotations_is_coco():
 @pytest.mark.parametrize(
     ("words", "completed"),
     [
-        (["my.onnx", "a.npz"], ["model.path='my.onnx'", "data.root='a.npz'", "data=arrays"]),
-        (["my.onnx", "data=arrays"], ["model.path='my.onnx'", "data=arrays"]),
-        (["-m", "my.onnx", "data=arrays"], ["-m", "model.path='my.onnx'", "data=arrays"]),
+        (["my.onnx", "a.npz"], ["model.path=my.onnx", "data.root=a.npz", "data=arrays"]),
+        (["my.onnx", "data=arrays"], ["model.path=my.onnx", "data=arrays"]),
+        (["-m", "my.onnx", "data=arrays"], ["-m", "model.path=my.onnx", "data=arrays"]),
     ],
 )
 def test_a_path_without_a_key_gets_it(words, completed):

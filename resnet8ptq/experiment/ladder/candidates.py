@@ -3,12 +3,13 @@
 Each candidate names its source. Figures were measured on the machine of docs/speed.md.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.kernels import is_arm, saturates
 from resnet8ptq.config.schema import DTYPES
+from resnet8ptq.config.words import assign
 from resnet8ptq.core import invocation, machine
 from resnet8ptq.core.machine import VNNI, is_x86
 from resnet8ptq.models.summary import Summary
@@ -50,8 +51,10 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Candi
     return sorted(listed, key=lambda candidate: order.index(candidate.verdict))
 
 
-def sweeps(flags: Collection[str], network: Summary | None = None) -> list[str]:
-    """Return commands that measure the candidates to try."""
+def sweeps(
+    flags: Collection[str], network: Summary | None = None, settings: Sequence[str] = ()
+) -> list[str]:
+    """Return commands that measure the candidates to try, with the user's own `settings`."""
     weights = "per_channel=true" if network and network.depthwise else "per_channel=false,true"
     dtypes = "dtype=u8s8"
     if _saturates("u8s8", flags):
@@ -64,8 +67,9 @@ def sweeps(flags: Collection[str], network: Summary | None = None) -> list[str]:
     if "version.openvino" in machine.versions():
         narrow = " reduce_range=true" if _saturates("int8", flags) else ""
         chosen.append(f"backend=openvino dtype=int8{narrow} {weights}")
-    path = [f"model.path={network.path}"] if network else []
-    return [invocation.command("run", "-m", *path, *words.split()) for words in chosen]
+    path = [assign("model.path", str(network.path))] if network else []
+    own = [*path, *settings]
+    return [invocation.command("run", "-m", *own, *words.split()) for words in chosen]
 
 
 def _onnx(flags: Collection[str], network: Summary | None) -> Iterator[Candidate]:
