@@ -45,7 +45,10 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     from resnet8ptq.tracking.store import find_store, open_store
 
     log.info("run: %s", folder)
-    settings = try_to_settle(config, UnsupportedError)  # a wrong path leaves no store and no run
+    # A wrong path, network or data set leaves no store and no run.
+    settings = try_to_settle(config, UnsupportedError)
+    if not isinstance(settings, Exception):
+        _read_data(settings)
     opening = background.put(open_store, config.tracking)
     background.prepare(sender.warm_up)
     with console.waiting("Loading libraries"):
@@ -69,6 +72,15 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     with console.waiting("Sending the run to MLflow"):
         background.wait()
     return done
+
+
+def _read_data(settings: "Settings") -> None:
+    """Read the data, which stay in this process for the run."""
+    from resnet8ptq.data import registry
+
+    config = settings.config
+    root = settings.runtime.cache_root
+    registry.read(config.data, config.preprocess, root, config.calib.images)
 
 
 def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunRecord":

@@ -76,6 +76,7 @@ def _call_hydra(typed: Sequence[str]) -> None:
         return help_page.print_page(conf, typed, own)
     completed = inputs.complete(typed, conf, own)
     arranged = words.arrange(completed, conf, own)
+    inputs.require_data(arranged, conf, own)
     if NO_RUN.isdisjoint(arranged):
         background.prepare(store.import_mlflow)
     # `hydra.main` is this call with the words of `sys.argv`, which a caller in Python has not set.

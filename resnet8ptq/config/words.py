@@ -155,12 +155,12 @@ def _no_such_flag(word: str, parser: argparse.ArgumentParser, after: str) -> str
         after: the next word, which may be its value.
     """
     key = word.lstrip("-").replace("-", "_").partition("=")[0]
-    value = word.partition("=")[2] or after
+    value = word.partition("=")[2] or ("" if "=" in after else after)
     near = nearest(word, parser._option_string_actions)
     keys = [other_names.KEYS[key]] if key in other_names.KEYS else _find_keys(key)
     if key in other_names.ABSENT:
         return f"{word}: no such option; {other_names.ABSENT[key]}"
-    if "=" not in after and value and keys:
+    if value and keys:
         mend = f"settings have no dash: {keys[0]}={value}"
     elif "=" in word:
         mend = f"settings have no dash: {word.lstrip('-')}"

@@ -31,9 +31,7 @@ _SWITCHES = ("-m", "--multirun", "-r", "--run")  # options without a value
 _CHOOSES_DATA = re.compile(r"^\s*(- (override )?/)?(data|benchmark|data\.root): ", re.M)
 
 
-def complete(
-    words: Sequence[str], conf: Path, own: Path | None = None, required: bool = True
-) -> list[str]:
+def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[str]:
     """Return the words with the keys of plain paths, and with the data source of `data.root`.
 
     Words that are wrong in other ways are returned as they are: `config.words` reports them.
@@ -41,10 +39,9 @@ def complete(
     Args:
         conf: the folder of the config groups.
         own: the user's folder of further options, if any.
-        required: whether a network of the user's own needs data.
 
     Raises:
-        ConfigError: a network of the user's own has no data, or no source reads `data.root`.
+        ConfigError: no source reads `data.root`.
     """
     keyed = [
         _name_path(word, before, words) for before, word in zip(["", *words], words, strict=False)
@@ -54,9 +51,25 @@ def complete(
         return keyed
     if settings := _find_source(typed):
         return _add_source(keyed, settings)
-    if required:
-        _require_data(typed, keyed)
     return keyed
+
+
+def require_data(words: Sequence[str], conf: Path, own: Path | None = None) -> None:
+    """Raise `ConfigError` if a network of the user's own has no data; see `complete`."""
+    typed = list(_parse_all(words))
+    keys = {override.key_or_group for override in typed}
+    asked = [override for override in typed if override.key_or_group in _NETWORK]
+    inspects = any(o.key_or_group == "analysis" and o.value() == "inspect" for o in typed)
+    is_named = _names_data(typed, conf, own) or "data.root" in keys
+    if not asked or is_named or inspects or not _NO_DATA.isdisjoint(words):
+        return
+    for override in asked:
+        for value in grammar.values(override):
+            if value is not None and _is_own(override.key_or_group, value):
+                raise ConfigError(
+                    f"data: not set, expected the samples of {override.key_or_group}={value}; "
+                    f"try {WAYS}"
+                )
 
 
 def _name_path(word: str, before: str, words: Sequence[str]) -> str:
@@ -151,22 +164,6 @@ def _find_source(typed: Sequence[Override]) -> dict[str, str]:
             "each, with data="
         )
     return settings[0]
-
-
-def _require_data(typed: Sequence[Override], words: Sequence[str]) -> None:
-    """Raise `ConfigError` if a network of the user's own has no data."""
-    keys = {override.key_or_group for override in typed}
-    asked = [override for override in typed if override.key_or_group in _NETWORK]
-    inspects = any(o.key_or_group == "analysis" and o.value() == "inspect" for o in typed)
-    if not asked or "data.root" in keys or inspects or not _NO_DATA.isdisjoint(words):
-        return
-    for override in asked:
-        for value in grammar.values(override):
-            if value is not None and _is_own(override.key_or_group, value):
-                raise ConfigError(
-                    f"data: not set, expected the samples of {override.key_or_group}={value}; "
-                    f"try {WAYS}"
-                )
 
 
 def _is_own(key: str, value: Any) -> bool:

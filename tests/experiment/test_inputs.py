@@ -7,7 +7,7 @@ from PIL import Image
 
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import shapes
-from resnet8ptq.experiment.inputs import complete
+from resnet8ptq.experiment.inputs import complete, require_data
 from tests.helpers.calling import REPO
 from tests.helpers.own_data import write_data, write_network
 
@@ -84,7 +84,7 @@ def test_a_path_without_a_key_gets_it(words, completed):
 )
 def test_a_network_of_ones_own_without_data_is_refused(words):
     with pytest.raises(ConfigError) as caught:
-        complete(words, CONF)
+        require_data(complete(words, CONF), CONF)
     said = str(caught.value)
     assert said.startswith("data: not set")
     for way in ("folder", "arrays", "table", "coco", "huggingface"):
@@ -110,11 +110,12 @@ def test_a_network_of_ones_own_without_data_is_refused(words):
 )
 def test_other_words_stay_as_they_are(words):
     assert complete(words, CONF) == words
+    require_data(words, CONF)
 
 
 def test_the_projects_own_network_keeps_its_data(monkeypatch):
     monkeypatch.setenv("RESNET8_H5", "my.onnx")
-    assert complete(["model.path=my.onnx"], CONF) == ["model.path=my.onnx"]
+    require_data(["model.path=my.onnx"], CONF)
 
 
 def test_an_experiment_of_ones_own_may_name_the_data():
@@ -125,6 +126,7 @@ def test_an_experiment_of_ones_own_may_name_the_data():
     for name in ("mine", "more"):
         words = [f"experiment={name}", "model.path=my.onnx"]
         assert complete(words, CONF, own) == words
+        require_data(words, CONF, own)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def _check(words: Sequence[str]) -> list[str]:
         grammar.assign("model.path", word) if missing else word
         for word, missing in zip(words, is_file, strict=True)
     ]
-    settings = grammar.arrange(inputs.complete(named, conf, own, required=False), conf, own)
+    settings = grammar.arrange(inputs.complete(named, conf, own), conf, own)
     for override in map(grammar.parse, settings):
         if override.key_or_group in _VARIED:
             raise ConfigError(
