@@ -26,6 +26,7 @@ WAYS = (
 _NETWORK = ("model.path", "model.module")
 # Modes that need no data. `-h` and `--version` are answered before.
 _NO_DATA = {"-c", "--cfg", "-i", "--info", "--hydra-help", "-sc", "--shell-completion"}
+_OTHER_CONF = ("--config-dir", "-cd", "--config-path", "-cp")
 _SWITCHES = ("-m", "--multirun", "-r", "--run")  # options without a value
 # Lines of an experiment that choose the data.
 _CHOOSES_DATA = re.compile(r"^\s*(- (override )?/)?(data|benchmark|data\.root): ", re.M)
@@ -61,7 +62,8 @@ def require_data(words: Sequence[str], conf: Path, own: Path | None = None) -> N
     asked = [override for override in typed if override.key_or_group in _NETWORK]
     inspects = any(o.key_or_group == "analysis" and o.value() == "inspect" for o in typed)
     is_named = _names_data(typed, conf, own) or "data.root" in keys
-    if not asked or is_named or inspects or not _NO_DATA.isdisjoint(words):
+    is_hidden = any(word.startswith(_OTHER_CONF) for word in words)  # an experiment there may
+    if not asked or is_named or is_hidden or inspects or not _NO_DATA.isdisjoint(words):
         return
     for override in asked:
         for value in grammar.values(override):
@@ -80,7 +82,8 @@ def _name_path(word: str, before: str, words: Sequence[str]) -> str:
     """
     path = Path(word).expanduser()
     is_plain = "=" not in word and not word.startswith(("-", "~"))
-    is_taken = before.startswith("-") and before not in _SWITCHES
+    is_value = before.startswith("-") and before not in _SWITCHES
+    is_taken = is_value or before.endswith((",", "="))  # a space may have split a value
     if not is_plain or is_taken or not path.exists():
         return word
     from resnet8ptq.models.sources.formats import find_format  # imports numpy

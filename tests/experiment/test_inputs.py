@@ -106,6 +106,8 @@ def test_a_network_of_ones_own_without_data_is_refused(words):
         ["model.path=missing.onnx"],
         ["data.root=missing"],
         ["-p", "my.onnx"],
+        ["dtype=int8,", "flat"],
+        ["--config-dir=flat", "experiment=mine", "model.path=my.onnx"],
     ],
 )
 def test_other_words_stay_as_they_are(words):
