@@ -165,8 +165,8 @@ def require_newest(store: Store) -> RunRecord:
     if newest is None:
         again = invocation.command("run", "model.path=FILE", "data.root=PATH")
         raise ConfigError(
-            f"experiment: {store.experiment_name!r} has no run in this store; first try: {again}; "
-            "or name another store by root=, uri= or experiment="
+            f"experiment: got {store.experiment_name!r}, which has no run, expected one with a run "
+            f"or a sweep; try {again} first, or root=, uri= or experiment= of another"
         )
     return newest
 
