@@ -149,7 +149,8 @@ def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[st
     runtime = cache.runtime(asked.cache_dir or run.config.cache_dir, run.config.threads)
     version = asked.target.onnxruntime
     model, change = _convert(run, asked.target, folder)
-    scored = reproducing.open_samples(run, asked.cache_dir)
+    with waiting("Reading the run's samples"):
+        scored = reproducing.open_samples(run, asked.cache_dir)
     many = asked.verify and version is not None
     again = run.call(reproducing.run, run, scored, runtime, many)
     if isinstance(scored, str):
