@@ -12,7 +12,8 @@
     resnet8ptq sync       log the runs that are missing in MLflow
     resnet8ptq server     start MLflow on PostgreSQL, for a team
 
-Each command takes key=value; `--help` lists its keys. In a checkout, `python run.py` is `run`.
+Each command takes key=value; `--help` lists its keys. `resnet8ptq --version` prints the version. In
+a checkout, `python run.py` is `run`.
 """
 
 import sys
@@ -46,17 +47,32 @@ def call(words: list[str]) -> int | None:
         ConfigError: an unknown command.
     """
     from resnet8ptq.core import invocation
+    from resnet8ptq.core.console import waiting
     from resnet8ptq.core.errors import ConfigError
-    from resnet8ptq.core.text import or_nearest
 
     name, *others = words or ["--help"]
     if name in ("-h", "--help"):
         print(invocation.adapt(__doc__))
         return None
+    if name == "--version":
+        print(invocation.version())
+        return None
     if name not in COMMANDS:
-        raise ConfigError(f"{name}: no such command; expected {or_nearest(name, COMMANDS)}")
-    code: int | None = resolve_name(COMMANDS[name])(others)
+        raise ConfigError(_explain_unknown(name, words))
+    with waiting("Loading libraries"):
+        command = resolve_name(COMMANDS[name])
+    code: int | None = command(others)
     return code
+
+
+def _explain_unknown(name: str, words: list[str]) -> str:
+    """Return the message for an unknown command; a path or a setting belongs to `run`."""
+    from resnet8ptq.core import invocation
+    from resnet8ptq.core.text import or_nearest
+
+    if "=" in name or Path(name).exists() or name == "-m":
+        return f"{name}: no such command; try {invocation.command('run', *words)}"
+    return f"{name}: no such command; expected {or_nearest(name, COMMANDS)}"
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from resnet8ptq.config import words
 from resnet8ptq.config.loading import parse_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import background, command, invocation
+from resnet8ptq.core import background, command, console, invocation
 from resnet8ptq.core.descriptor import FILE
 from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
 
@@ -46,26 +46,44 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
 
     log.info("run: %s", folder)
     settings: Settings | Exception
-    try:  # before the store is opened: a wrong path leaves no store and no run
+    try:  # a wrong path, network or data set leaves no store and no run
         settings = _resolve(config, jobs=1)
     except UnsupportedError as reason:
         settings = reason
+    else:
+        _read_data(settings)
     opening = background.put(open_store, config.tracking)
     background.prepare(sender.warm_up)
-    from resnet8ptq.experiment import pipeline  # noqa: F401  # while the store opens
-    from resnet8ptq.report import comparison, terminal, verdicts
+    with console.waiting("Loading libraries"):
+        from resnet8ptq.experiment import pipeline  # noqa: F401  # while the store opens
+        from resnet8ptq.report import comparison, terminal, verdicts
 
     tags = identify(settings)
     # If `find_store` returns a store, `background.wait` reports its errors at the end.
-    store = find_store(config.tracking) or background.result(opening)
+    with console.waiting("Opening the MLflow store"):
+        store = find_store(config.tracking) or background.result(opening)
     background.name_store(store.words)
     done = run_recorded(cfg, settings, folder, store, tags=tags)
     if config.analysis.name is None:  # an analysis has printed its own table
         families = comparison.count_looks(store, comparison.load(store, [done]))
         terminal.print_runs([done], judged=verdicts.in_words(families, config.report))
     terminal.print_paths(folder, store)
-    background.wait()
+    print(f"Run:    {done.run_id}")
+    is_model = config.analysis.name is None and config.backend.quantizes
+    if is_model and done.status == "ok" and not done.doubt:
+        print(f"Deploy: {invocation.command('deploy', f'run_id={done.run_id}', *store.words)}")
+    with console.waiting("Sending the run to MLflow"):
+        background.wait()
     return done
+
+
+def _read_data(settings: "Settings") -> None:
+    """Read the data, which stay in this process for the run."""
+    from resnet8ptq.data import registry
+
+    config = settings.config
+    root = settings.runtime.cache_root
+    registry.read(config.data, config.preprocess, root, config.calib.images)
 
 
 def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunRecord":
@@ -121,7 +139,8 @@ def _log_progress(number: int, jobs: int | None, left_s: float | None) -> None:
 
 def _resolve(asked: RunConfig, jobs: int | None, threads: int | None = None) -> "Settings":
     """Return the settings with located files; see `fill_defaults`."""
-    from resnet8ptq.experiment.settings import resolve
+    with console.waiting("Loading libraries"):
+        from resnet8ptq.experiment.settings import resolve
 
     words.check_threads("threads", asked.threads)
     words.check_threads("latency.threads", asked.latency.threads)

@@ -16,7 +16,8 @@ from omegaconf import DictConfig
 
 from resnet8ptq import job
 from resnet8ptq.config import folders, help_page, loading, words
-from resnet8ptq.core import background, command, importing
+from resnet8ptq.core import background, command, importing, invocation
+from resnet8ptq.experiment import inputs
 from resnet8ptq.sweep import callback, ongoing
 from resnet8ptq.tracking import address, store
 
@@ -68,9 +69,14 @@ def _call_hydra(typed: Sequence[str]) -> None:
     importing.allow(Path.cwd())
     conf, own = folders.find_conf(), folders.find_own_conf(Path.cwd())
     address.check_words(typed)
-    arranged = words.arrange(typed, conf, own)
-    if not {"-h", "--help"}.isdisjoint(arranged):
-        return help_page.print_page(conf, arranged, own)
+    if "--version" in typed:
+        return print(invocation.version())
+    if not {"-h", "--help"}.isdisjoint(typed):
+        words.arrange([word for word in typed if "=" in word], conf, own)
+        return help_page.print_page(conf, typed, own)
+    completed = inputs.complete(typed, conf, own)
+    arranged = words.arrange(completed, conf, own)
+    inputs.require_data(arranged, conf, own)
     if NO_RUN.isdisjoint(arranged):
         background.prepare(store.import_mlflow)
     # `hydra.main` is this call with the words of `sys.argv`, which a caller in Python has not set.

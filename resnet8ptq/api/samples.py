@@ -18,7 +18,7 @@ from resnet8ptq.api.keywords import to_words
 from resnet8ptq.api.networks import is_of
 from resnet8ptq.core import cache, files
 from resnet8ptq.core.errors import ConfigError, DataError
-from resnet8ptq.data.sources import SOURCES, find_source
+from resnet8ptq.data.sources import SOURCES, find_settings
 
 KIND = "samples_from_memory"  # of the cache's entries
 LABELS = "labels"  # in a dict of arrays
@@ -48,8 +48,8 @@ def find_samples(data: Any, root: Path) -> tuple[list[str], Arrays]:
         if str(data) in SOURCES:
             return [f"data={data}"], {}
         path = Path(data).expanduser().absolute()
-        name = find_source(path)
-        return [f"data={name}", *to_words({f"data.{SOURCES[name].key}": path})], {}
+        settings = find_settings(path)
+        return [f"data={settings.pop('data')}", *to_words(settings)], {}
     with tempfile.TemporaryDirectory(dir=_made(root)) as scratch:
         folder = Path(scratch)
         sides = data if _is_split(data) else {"": data}
@@ -61,12 +61,12 @@ def find_samples(data: Any, root: Path) -> tuple[list[str], Arrays]:
         target = cache.entry(root, KIND, {"content": key}, lambda made: _move(written, made))
     inputs = [name for name in few if name != LABELS]
     files = {name: _file_of(name, inputs) for name in inputs}
-    settings: dict[str, Any] = {"data.root": target}
+    named: dict[str, Any] = {"data.root": target}
     if len(inputs) > 1:
-        settings["data.inputs"] = files
+        named["data.inputs"] = files
     if LABELS not in few:
-        settings["data.labels"] = "none"
-    return ["data=arrays", *to_words(settings)], few
+        named["data.labels"] = "none"
+    return ["data=arrays", *to_words(named)], few
 
 
 def _is_split(data: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`--help`: the groups with their options, then every key with its default and its comment.
+"""`--help`: the keys that people set first; by group, or for `all`, every option and key.
 
 The YAML files of `conf/` are the one source: a key is explained by the comment on its line, an
 option by the comment above its keys.
@@ -13,6 +13,8 @@ from pathlib import Path
 import yaml
 
 from resnet8ptq.core import invocation
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.text import no_such_name
 
 WIDTH = 120  # of a line at most
 _LEFT = 34  # characters of the left column
@@ -33,14 +35,103 @@ class Key:
     comment: str
 
 
+# The keys that people set first: an example, and its meaning.
+FIRST = (
+    ("model.path=my.onnx", "the FP32 network: .onnx, .h5, .keras, .tflite, .pt2, or a SavedModel"),
+    ("data.root=pictures", "its samples: class folders, .npz, .csv, ...; data= names the source"),
+    ("preprocess=unit", "that of its training: raw 0..255, unit 0..1, symmetric -1..1, ..."),
+    ("preprocess.size=96", "height and width of pictures, if the network leaves them free"),
+    ("backend=torch", "the framework that quantizes; -m backend=onnx,torch runs both"),
+    ("dtype=u8s8", "integers of activations and weights: int8, uint8, u8s8, w4a8, ..."),
+    ("per_channel=true", "a scale for each channel of the weights, in place of one"),
+    ("calib=percentile", "the ranges of activations: minmax, percentile, entropy, mse, ..."),
+    ("report.max_drop=0.005", "the limit of the loss against FP32: 0.01 is 1 point"),
+    ("latency.enabled=false", "leave out the measurement of speed"),
+)
+
+
 def print_page(conf: Path, words: Sequence[str], own: Path | None = None) -> None:
-    """Print the help page, with the keys of the options chosen on the command line."""
+    """Print the help page: the first keys, or the topics and the options that the words name.
+
+    Raises:
+        ConfigError: no such topic.
+    """
     chosen = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
-    print(invocation.adapt(show(conf, chosen, own)), flush=True)
+    topics = [word for word in words if "=" not in word and not word.startswith("-")]
+    if "all" in topics:
+        page = show(conf, chosen, own)
+    elif topics or chosen:
+        pages = [show_topic(conf, topic, own=own) for topic in topics]
+        pages += [show_topic(conf, group, option, own) for group, option in chosen.items()]
+        page = "\n\n".join(pages)
+    else:
+        page = show_first(conf, own)
+    print(invocation.adapt(page), flush=True)
+
+
+def show_first(conf: Path, own: Path | None = None) -> str:
+    """Return the short page."""
+    words = yaml.safe_load((conf / "config.yaml").read_text("utf-8"))["hydra"]["help"]
+    groups = sorted({name.partition("/")[0] for name in _find_options(conf, own)} - {"hydra"})
+    lines = [words["header"], "", "The keys that people set first:", ""]
+    lines += [f"  {example:24}{meaning}" for example, meaning in FIRST]
+    lines += [
+        "",
+        "More: resnet8ptq run --help GROUP, of " + ", ".join(groups),
+        "      resnet8ptq run --help KEY, such as latency, report or corrections",
+        "      resnet8ptq run --help all",
+    ]
+    return "\n".join([*lines, "", words["footer"]])
+
+
+def show_topic(conf: Path, topic: str, option: str = "", own: Path | None = None) -> str:
+    """Return the options of a group and the keys of one option, or the keys below a key.
+
+    Args:
+        option: an option of the group; empty: the default option.
+
+    Raises:
+        ConfigError: neither a group nor a key.
+    """
+    text = (conf / "config.yaml").read_text("utf-8")
+    listed, defaults = _read_defaults(text)
+    options = _find_options(conf, own)
+    keys = [key for key in read_keys(text) if key.name == topic or key.name.startswith(f"{topic}.")]
+    lines = []
+    if any(name.startswith(f"{topic}/") for name in options):
+        plus = "" if topic in listed else "+"
+        default = defaults.get(topic, "")
+        lines += _show_group(topic, options, default, _width(), plus)
+        option = option or default
+        keys += _read_option(options, topic, option) if f"{topic}/{option}" in options else []
+    elif not keys:
+        groups = {name.partition("/")[0] for name in options} - {"hydra"}
+        known = sorted({*groups, *(key.name.partition(".")[0] for key in read_keys(text)), "all"})
+        raise ConfigError(no_such_name("--help", topic, known))
+    if keys:
+        of = f"{topic}={option}" if option else topic
+        lines += ["", f"Keys of {of}", "", *_show_keys(keys, _width())]
+    return "\n".join(lines)
+
+
+def _width() -> int:
+    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+
+
+def _read_defaults(text: str) -> tuple[dict[str, str | None], dict[str, str]]:
+    """Return the defaults list of `config.yaml`, and the chosen option of each group."""
+    entries = yaml.safe_load(text)["defaults"]
+    listed = dict(item for entry in entries if isinstance(entry, dict) for item in entry.items())
+    defaults = {
+        name: str(option)
+        for name, option in listed.items()
+        if option is not None and not name.startswith("override ")
+    }
+    return listed, defaults
 
 
 def show(conf: Path, chosen: Mapping[str, str], own: Path | None = None) -> str:
-    """Return the help page.
+    """Return the whole page.
 
     Args:
         conf: the folder of the configuration, whose `config.yaml` has the header and the footer
@@ -49,17 +140,9 @@ def show(conf: Path, chosen: Mapping[str, str], own: Path | None = None) -> str:
         own: the user's folder of further options, if any.
     """
     text = (conf / "config.yaml").read_text("utf-8")
-    config = yaml.safe_load(text)
-    listed = dict(
-        item for entry in config["defaults"] if isinstance(entry, dict) for item in entry.items()
-    )
-    defaults = {
-        name: str(option)
-        for name, option in listed.items()
-        if option is not None and not name.startswith("override ")
-    }
-    words = config["hydra"]["help"]
-    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    words = yaml.safe_load(text)["hydra"]["help"]
+    listed, defaults = _read_defaults(text)
+    width = _width()
     lines = [words["header"], "", "Groups: choose by group=option, sweep by -m group=option,option"]
     options = _find_options(conf, own)
     for group in sorted({name.partition("/")[0] for name in options}):

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from resnet8ptq.config import limits
 from resnet8ptq.config.limits import Limit, shown
 from resnet8ptq.config.schema import RunConfig, find_fields
-from resnet8ptq.core import command
+from resnet8ptq.core import command, files, other_names
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import nearest, no_such_key
 
@@ -45,7 +45,8 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
     known, unknown = parser.parse_known_intermixed_args(list(words))
     settings = list(known.overrides)
     for word in unknown:
-        raise ConfigError(_no_such_flag(word, parser))
+        after = list(words)[list(words).index(word) + 1 :]
+        raise ConfigError(_no_such_flag(word, parser, after[0] if after else ""))
     modes = [f"--{name}" for name in _MODES if getattr(known, name)]
     limits.require("options", " ".join(modes), len(modes) < 2, "one of them")
     groups, added = _find_groups(conf), _find_groups(own) if own else {}
@@ -121,6 +122,22 @@ def quote(text: str) -> str:
     return QuotedString(text=text, quote=Quote.single).with_quotes()
 
 
+def assign(key: str, text: str) -> str:
+    """Return the setting of a text, quoted for Hydra's grammar only if it needs quotes.
+
+    >>> assign("data.root", "my (own) pictures")
+    "data.root='my (own) pictures'"
+    >>> assign("model.path", "my.onnx")
+    'model.path=my.onnx'
+    """
+    plain = f"{key}={text}"
+    try:
+        is_plain = bool(parse(plain).value() == text) and "," not in text
+    except ConfigError:
+        is_plain = False
+    return plain if is_plain else f"{key}={quote(text)}"
+
+
 def as_list(names: Iterable[str]) -> str:
     """Return names as a list in Hydra's grammar.
 
@@ -131,11 +148,34 @@ def as_list(names: Iterable[str]) -> str:
     return f"[{','.join(n if plain.fullmatch(n) else quote(n) for n in names)}]"
 
 
-def _no_such_flag(word: str, parser: argparse.ArgumentParser) -> str:
+def _no_such_flag(word: str, parser: argparse.ArgumentParser, after: str) -> str:
+    """Return the message for an unknown option.
+
+    Args:
+        after: the next word, which may be its value.
+    """
+    key = word.lstrip("-").replace("-", "_").partition("=")[0]
+    value = word.partition("=")[2] or ("" if "=" in after else after)
     near = nearest(word, parser._option_string_actions)
-    mend = f"nearest: {near}" if near else "settings have no dash"
-    mend = f"settings have no dash: {word.lstrip('-')}" if "=" in word else mend
+    keys = [other_names.KEYS[key]] if key in other_names.KEYS else _find_keys(key)
+    if key in other_names.ABSENT:
+        return f"{word}: no such option; {other_names.ABSENT[key]}"
+    if value and keys:
+        mend = f"settings have no dash: {keys[0]}={value}"
+    elif "=" in word:
+        mend = f"settings have no dash: {word.lstrip('-')}"
+    else:
+        mend = f"nearest: {near}" if near else "settings have no dash"
     return f"{word}: no such option ({mend}); --hydra-help lists them"
+
+
+def _find_keys(name: str) -> list[str]:
+    """Return the full keys of the settings with this name, such as `calib.samples_per_class`."""
+    keys = []
+    for item in fields(RunConfig):
+        keys += [item.name] if item.name == name else []
+        keys += [f"{item.name}.{name}"] if find_fields(f"{item.name}.{name}") else []
+    return keys
 
 
 def _find_groups(conf: Path) -> dict[str, list[str]]:
@@ -195,8 +235,14 @@ def _check_key(override: Override, groups: Collection[str]) -> None:
     first = key.partition(".")[0].partition("/")[0]
     known = [item.name for item in fields(RunConfig)]
     known += [name for name in groups if "/" not in name and name not in known]
-    if first not in [*known, "hydra"]:
-        raise ConfigError(no_such_key(first, known))
+    if first in [*known, "hydra"]:
+        return
+    if first in other_names.ABSENT:
+        raise ConfigError(f"{first}: no such key; {other_names.ABSENT[first]}")
+    keys = [other_names.KEYS[first]] if first in other_names.KEYS else _find_keys(first)
+    if keys and first == key:
+        raise ConfigError(f"{first}: no such key; try {' | '.join(f'{full}=' for full in keys)}")
+    raise ConfigError(no_such_key(first, known))
 
 
 def _check_group(override: Override, groups: dict[str, list[str]], whole: bool) -> None:
@@ -249,7 +295,8 @@ def _fault(key: str, metadata: Any, value: Any, local: bool) -> ConfigError | No
         check_threads(key, value)
         if metadata.get("is_path") and (value == "" or not Path(str(value)).expanduser().exists()):
             got = f"{value or 'nothing'} (not there)"
-            return ConfigError(f"{key}: got {got}, expected a file or folder that exists")
+            expected = f"expected a file or folder that exists{files.name_nearest(value)}"
+            return ConfigError(f"{key}: got {got}, {expected}")
     except ConfigError as fault:
         return fault
     except (TypeError, ValueError):  # a value of another type, which OmegaConf reports

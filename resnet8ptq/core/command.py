@@ -18,15 +18,24 @@ import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast, get_type_hints
 
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from resnet8ptq.core import invocation
+from resnet8ptq.core import files, invocation, other_names
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError
-from resnet8ptq.core.text import no_such_key, no_such_name, or_nearest, printable, redact, show
+from resnet8ptq.core.text import (
+    nearest,
+    no_such_key,
+    no_such_name,
+    or_nearest,
+    printable,
+    redact,
+    show,
+)
 
 T = TypeVar("T")
 
@@ -193,8 +202,18 @@ _SEVERAL = re.compile(r"(?:Ambiguous value for argument|Sweep parameters) '(([^'
 
 def no_such_option(name: str, group: str, options: Collection[str]) -> str:
     """Return the message for an unknown option of a config group, with the closest match."""
-    text = no_such_name(group, name, options)
-    return f"{text}; model.path= takes a file" if group == "model" else text
+    message = no_such_name(group, name, options)
+    without_near = f"{group}: got {name!r}, expected {' | '.join(options)}"
+    if meant := other_names.OPTIONS.get(group, {}).get(name.casefold()):
+        return f"{without_near}; try {group}={meant}"
+    if group not in other_names.PATHS:
+        return message
+    path = Path(name).expanduser()
+    if not path.exists() and nearest(name, options) is None:
+        path = files.find_nearest(path) or path
+    if path.exists():
+        return f"{without_near}; try {other_names.PATHS[group]}={path}"
+    return f"{message}; {other_names.PATHS[group]}= takes a path"
 
 
 @contextmanager

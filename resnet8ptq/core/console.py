@@ -160,7 +160,8 @@ def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T
 def waiting(label: str, draws_per_second: float = 10) -> Iterator[None]:
     """Show a spinner during a step that cannot report its progress.
 
-    Without a terminal, name the step in one line if it takes longer than `QUIET_SECONDS`.
+    Without a terminal, name a step that takes longer than `QUIET_SECONDS` in a line, and again
+    every `LINE_SECONDS`.
     """
     console = stderr()
     if not console.is_interactive:
@@ -182,13 +183,22 @@ def measuring(label: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def _named_late(label: str) -> Iterator[None]:
-    timer = threading.Timer(QUIET_SECONDS, _say, [f"{label} ..."])
-    timer.daemon = True
-    timer.start()
+    ended = threading.Event()
+    threading.Thread(target=_name_until, args=(ended, label), daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        ended.set()
+
+
+def _name_until(ended: threading.Event, label: str) -> None:
+    """Name a step that does not end, first after `QUIET_SECONDS`, then every `LINE_SECONDS`."""
+    begin = time.monotonic()
+    pause, since = QUIET_SECONDS, ""
+    while not ended.wait(pause):
+        _say(f"{label} ...{since}")
+        pause = LINE_SECONDS
+        since = f" {time.monotonic() - begin + pause:.0f} s"
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from resnet8ptq.core.text import show
+from resnet8ptq.core.text import nearest, show
 
 
 @contextmanager
@@ -74,6 +74,22 @@ def check_room(size: int, folder: Path) -> None:
 
 
 _FULL = re.compile("no space left on device|disk is full|quota exceeded", re.IGNORECASE)
+
+
+def find_nearest(path: Path) -> Path | None:
+    """Return the file or folder beside a missing path with the closest name; None without one."""
+    try:
+        names = [child.name for child in path.expanduser().parent.iterdir()]
+    except OSError:
+        return None
+    close = nearest(path.name, names)
+    return path.with_name(close) if close else None
+
+
+def name_nearest(path: object) -> str:
+    """Return the end of a message about a missing path: the closest name, or nothing."""
+    close = find_nearest(Path(str(path))) if path else None
+    return f" (nearest: {close})" if close else ""
 
 
 def full_disk(error: BaseException) -> str:

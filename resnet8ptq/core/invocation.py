@@ -5,6 +5,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 
 from resnet8ptq.core.importing import PACKAGE
 
@@ -46,6 +47,11 @@ _SHOWN = re.compile(rf"(^ +|`|: ){SCRIPT} (\w+)", re.M)
 def adapt(usage: str) -> str:
     """Return a help text whose commands, such as `resnet8ptq deploy`, start as in `command`."""
     return _SHOWN.sub(lambda match: match[1] + command(match[2]), usage)
+
+
+def version() -> str:
+    """Return the name and version of this program."""
+    return f"{SCRIPT} {resolve_name('resnet8ptq:__version__')}"
 
 
 def install(extra: str) -> str:

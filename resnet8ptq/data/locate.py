@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from resnet8ptq.config.schema import DataConfig, TableConfig
-from resnet8ptq.core import cache
+from resnet8ptq.core import cache, files
+from resnet8ptq.core.console import warn_once
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.data.sources import SOURCES, cifar10
@@ -15,12 +16,15 @@ from resnet8ptq.data.sources import SOURCES, cifar10
 log = logging.getLogger(__name__)
 
 
-def settle(config: DataConfig) -> DataConfig:
+def settle(config: DataConfig, own_network: bool = False) -> DataConfig:
     """Choose the data set of this run, and find its files.
 
     `data.root` names the user's own data set, or CIFAR-10. Without it, CIFAR-10 is taken from
     `$CIFAR10_DIR`, or else from `data/cifar-10-batches-py` or the download cache; otherwise it is
     downloaded. If that fails, `data.on_missing=shapes` falls back to the embedded set.
+
+    Args:
+        own_network: whether the network is the user's, which the embedded set does not fit.
 
     Returns:
         The config with an absolute path as `root`; for an embedded set, `root` is None, and
@@ -28,7 +32,8 @@ def settle(config: DataConfig) -> DataConfig:
 
     Raises:
         ConfigError: an unknown data set, or `data.root` or `$CIFAR10_DIR` does not contain one.
-        DataNotFoundError: CIFAR-10 is not available and `data.on_missing=error`.
+        DataNotFoundError: CIFAR-10 is not available, and `data.on_missing=error` or the network
+            is the user's.
     """
     source = look_up("data.name", config.name, SOURCES)
     if not source.takes:
@@ -37,13 +42,14 @@ def settle(config: DataConfig) -> DataConfig:
         raise ConfigError(f"data.name: got {config.name!r} alone; try data={config.name}")
     name = getattr(config, source.key)
     if name is None and config.name == "cifar10":
-        return _settle_cifar10(config)
+        return _settle_cifar10(config, own_network)
     root = Path(name or "").expanduser().absolute()
     fits = (source.file and root.is_file()) or (source.folder and root.is_dir())
     if name is None or not fits:
-        missing = " (not there)" if not root.exists() else ""
+        missing = "" if root.exists() else " (not there)"
+        near = files.name_nearest(name) if missing else ""
         raise ConfigError(
-            f"data.{source.key}: got {name or 'null'}{missing}, expected {source.takes}"
+            f"data.{source.key}: got {name or 'null'}{missing}, expected {source.takes}{near}"
         )
     config = replace(config, **{source.key: str(root)})
     if isinstance(config, TableConfig):
@@ -62,17 +68,19 @@ def _file(config: TableConfig, key: str) -> str | None:
     return str(path)
 
 
-def _settle_cifar10(config: DataConfig) -> DataConfig:
+def _settle_cifar10(config: DataConfig, own_network: bool) -> DataConfig:
     root, tried = _find_cifar10()
     if root is not None:
         return replace(config, root=str(root))
-    if config.on_missing == "error":
-        raise DataNotFoundError(f"data.root: no CIFAR-10 found; tried {tried}")
-    log.warning(
-        "CIFAR-10 NOT FOUND: this run uses the embedded data set `shapes` and its own model "
-        "instead; its results do not apply to CIFAR-10. Tried %s. To fix it, set CIFAR10_DIR or "
-        "data.root to the folder of the published batches; with data.on_missing=error the run "
-        "fails instead.",
+    if config.on_missing == "error" or own_network:
+        raise DataNotFoundError(
+            f"data.root: no CIFAR-10 found; tried {tried}; try data.root= or CIFAR10_DIR with the "
+            "folder of data_batch_1..5"
+        )
+    warn_once(
+        log,
+        "CIFAR-10 NOT FOUND (tried %s): the run uses drawn pictures, `shapes`, and their own "
+        "network; its results do not apply to CIFAR-10; to fix it, set CIFAR10_DIR or data.root",
         tried,
     )
     return replace(config, name="shapes", root=None)

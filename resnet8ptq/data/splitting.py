@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import SplitConfig
+from resnet8ptq.core.console import warn_once
 from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data.dataset import Dataset, Split
 
@@ -73,8 +74,14 @@ def split_one(
     root: Path,
     config: SplitConfig,
     named: bool = True,
+    mend: str = "",
 ) -> Dataset:
     """Divide samples [N, ...] into training and test samples.
+
+    Pictures get a warning: the network was often trained on all of them.
+
+    Args:
+        mend: how the source names test samples of the user's own.
 
     Raises:
         DataError: there are fewer than two different samples or groups.
@@ -102,6 +109,13 @@ def split_one(
         *(config.split_seed, config.test_fraction),
         _describe_equal(len(whole), len(different), kind),
     )
+    if whole.has_pictures and mend:
+        warn_once(
+            log,
+            "%s: the network may have been trained on some of the %d scored pictures, which hides "
+            "losses; to score pictures that it has not seen: %s",
+            *(root, len(test), mend),
+        )
     return Dataset(name, class_names, train, test, named)
 
 

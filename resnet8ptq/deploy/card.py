@@ -67,7 +67,7 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         verified=[printable(line) for line in facts.verified.splitlines()],
         vectors=vectors,
         steps=example.steps(vectors),
-        pictures=example.reads_pictures(source, vectors),
+        pictures=example.reads_pictures(vectors),
         texts=example.reads_texts(source),
         measured=_measured(task, record),
         test=task.test,

@@ -1,6 +1,6 @@
 """Exports a run's model as a folder for other machines: model, card, test vectors, example.
 
-    resnet8ptq deploy                          the recommended model of the newest sweep
+    resnet8ptq deploy                          the newest run, or the recommended one of a sweep
     resnet8ptq deploy use=smallest             or best, balanced, fastest, best_onnx, ...
     resnet8ptq deploy sweep=ID use=smallest    of the sweep with that parent run
     resnet8ptq deploy run_id=ID                of a run
@@ -27,13 +27,14 @@ from pathlib import Path
 from resnet8ptq.config.limits import require
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache, command
-from resnet8ptq.core.console import say, stdout, waiting
+from resnet8ptq.core.console import say, stderr, stdout, waiting
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import redact, safe_name
 from resnet8ptq.deploy import card, example, interface, older_runtime, reproducing, source, vectors
 from resnet8ptq.deploy.registering import register
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.experiment.outputs import TOKENIZER
+from resnet8ptq.report.recommend import RECOMMENDED
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.store import Store, open_store
 
@@ -52,7 +53,7 @@ class Arguments:
 
     run_id: str | None = None
     sweep: str | None = None
-    use: str = "recommended"
+    use: str = RECOMMENDED
     folder: str | None = None
     verify: bool = True
     register: str | None = None
@@ -74,6 +75,10 @@ def main(words: list[str]) -> None:
     with waiting("Reading the runs"):
         store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
         record, use, verdict = source.find(store, asked.run_id, asked.sweep, asked.use, limits)
+    if asked.run_id is None and asked.sweep is None:
+        of_sweep = f" of the newest sweep, {record.parent_id}, for use={use}" if use else ""
+        kind = "run" if use else "the newest run"
+        say(stderr(), f"{kind} {record.run_id} ({record.name or 'without a name'}){of_sweep}")
     name = safe_name(record.name or "model") + f"-{safe_name(record.run_id[:8])}"
     folder = Path(asked.folder or Path("deployed", name)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:
@@ -145,7 +150,8 @@ def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[st
     runtime = cache.runtime(asked.cache_dir or run.config.cache_dir, run.config.threads)
     version = asked.target.onnxruntime
     model, change = _convert(run, asked.target, folder)
-    scored = reproducing.open_samples(run, asked.cache_dir)
+    with waiting("Reading the run's samples"):
+        scored = reproducing.open_samples(run, asked.cache_dir)
     many = asked.verify and version is not None
     again = run.call(reproducing.run, run, scored, runtime, many)
     if isinstance(scored, str):
@@ -162,7 +168,7 @@ def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[st
     tested.save(folder / vectors.FILE)
     tensors = run.call(interface.read, model, tested, names)
     facts = card.Facts(tensors, tested, again.summary, microcontroller=figures, change=change)
-    others = ["pillow"] if example.reads_pictures(run, tested) else []
+    others = ["pillow"] if example.reads_pictures(tested) else []
     if example.reads_texts(run):
         others.append("tokenizers")
         shutil.copyfile(run.folder / TOKENIZER, folder / TOKENIZER)

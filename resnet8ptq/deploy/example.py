@@ -6,7 +6,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core import templates
@@ -20,7 +23,6 @@ from resnet8ptq.deploy.vectors import FILE as VECTORS
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.experiment.outputs import TOKENIZER
 
-_OF_PICTURES = ("folder", "coco")
 FILE, REQUIREMENTS = "example.py", "requirements.txt"
 
 ENGINES = ("fbgemm", "x86", "onednn", "qnnpack")  # torch's
@@ -34,8 +36,11 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         outputs: names of the outputs, in the network's order.
     """
     suffix, preprocess, mode = Path(file).suffix, source.config.preprocess, ""
-    if reads_pictures(source, vectors):
-        mode = "L" if preprocess.channels == "grey" else "RGB"
+    if reads_pictures(vectors):
+        height, width, channels = vectors.samples.shape[1:]
+        mode = "L" if channels == 1 else "RGB"
+        if preprocess.size is None:  # other pictures may have another size than the test data
+            preprocess = replace(preprocess, size=[height, width])
     texts, names = reads_texts(source), names_of(vectors.inputs.dtype)
     first = vectors.inputs.dtype[names[0]] if texts and names else None
     most = getattr(source.config.data, "max_tokens", None)
@@ -59,11 +64,20 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         length=first.shape[0] if first is not None else 0,
         integer=first.base.str if first is not None else "",
         sample_shape=str(list(vectors.samples.shape[1:])),
+        sample_tuple=repr(tuple(vectors.samples.shape[1:])),
+        classes=_class_names(source, vectors),
         sample_dtype=vectors.samples.dtype.name,
         input_dtype=vectors.inputs.dtype.name,
         input_shape=str(list(vectors.inputs.shape[1:])),
         outputs=_listed(outputs),
     )
+
+
+def _class_names(source: Source, vectors: Vectors) -> list[str]:
+    """Return the classes that the only output scores; empty for other tasks."""
+    names = [printable(name) for name in source.record.class_names or ()]
+    shapes = [output.shape[1:] for output in vectors.outputs]
+    return names if names and shapes == [(len(names),)] else []
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -106,10 +120,11 @@ def steps(vectors: Vectors) -> list[str]:
     return lines
 
 
-def reads_pictures(source: Source, vectors: Vectors) -> bool:
-    """Return whether the example reads picture files."""
-    made = source.config.preprocess.size is not None or source.config.data.name in _OF_PICTURES
-    return made and vectors.samples is not vectors.inputs
+def reads_pictures(vectors: Vectors) -> bool:
+    """Return whether the example reads picture files: the samples are grey or RGB pictures."""
+    shape = vectors.samples.shape[1:]
+    is_picture = vectors.samples.dtype == np.uint8 and len(shape) == 3 and shape[-1] in (1, 3)
+    return is_picture and vectors.samples is not vectors.inputs
 
 
 def reads_texts(source: Source) -> bool:

@@ -13,10 +13,10 @@ from resnet8ptq.core import files, isolation
 from resnet8ptq.core.descriptor import Backend
 from resnet8ptq.core.errors import ConfigError, QuantizationError, TrackingError, errors_as
 from resnet8ptq.core.registry import look_up
-from resnet8ptq.core.text import one_line, printable
+from resnet8ptq.core.text import one_line, or_nearest, printable
 from resnet8ptq.experiment.outputs import TOKENIZER
 from resnet8ptq.report import comparison, facts, page, verdicts
-from resnet8ptq.report.recommend import find_use
+from resnet8ptq.report.recommend import RECOMMENDED, find_use
 from resnet8ptq.tracking import history, origin
 from resnet8ptq.tracking.mlflow_model import EXAMPLE
 from resnet8ptq.tracking.record import RunRecord
@@ -81,7 +81,7 @@ def find(
 
     Args:
         run_id: the run; None: a sweep's recommendation.
-        sweep: the id of a sweep's parent run; None: the newest sweep.
+        sweep: the id of a sweep's parent run; None: the newest sweep or single run.
         use: see `Recommendation.key`.
         asked: requested limits by the key of `report`; None: the sweep's own.
 
@@ -92,13 +92,16 @@ def find(
     if run_id is not None:
         record = history.load_named(store, "run_id", run_id)
         return record, "", _judge(store, record, asked)
-    parent = (
-        history.find_parent(store) if sweep is None else history.load_named(store, "sweep", sweep)
-    )
+    parent = history.require_newest(store) if sweep is None else None
+    if parent is not None and parent.kind != history.SWEEP:
+        if use != RECOMMENDED:
+            raise ConfigError(
+                f"use: got {use!r}, but the newest is a single run, {parent.run_id}; try without "
+                "use=, or sweep=ID"
+            )
+        return parent, "", _judge(store, parent, asked)
     if parent is None:
-        raise ConfigError(
-            f"sweep: got null, and experiment {store.experiment_name!r} has none; try run_id="
-        )
+        parent = history.load_named(store, "sweep", str(sweep))
     children = history.load_compared(store, parent.run_id)
     if not children:
         raise ConfigError(f"sweep: {parent.run_id} has no runs; expected a sweep's parent run")
@@ -114,7 +117,7 @@ def find(
     if chosen is None or chosen.choice is None:
         raise ConfigError(
             f"use: got {use!r}, for which sweep {parent.run_id} recommends no run; try "
-            f"{uses or nothing}"
+            f"{or_nearest(use, uses.split(' | ')) if uses else nothing}"
         )
     return chosen.choice.record, use, chosen.verdict
 

@@ -27,7 +27,7 @@ from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.experiment import mlperf_tiny
-from resnet8ptq.models import network_path, summary
+from resnet8ptq.models import model, network_path, summary
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.registry import AUTO, TASKS
 
@@ -81,8 +81,10 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
     config = resolve_names(asked, jobs, threads)
     memory.set_limit(config.memory_gb)
     runtime = cache.runtime(config.cache_dir, config.threads, config.max_seconds)
-    config = replace(config, data=locate.settle(config.data))
+    own_network = config.model.path is not None or config.model.module is not None
+    config = replace(config, data=locate.settle(config.data, own_network))
     source = network_path.locate(config.model, config.data.name)
+    model.check(config.model, source, runtime.cache_root)
     config = replace(
         config,
         data=_name_inputs(config, source, runtime.cache_root),

@@ -10,13 +10,14 @@ import numpy as np
 from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import cache, code, files, isolation, machine
 from resnet8ptq.core.confinement import MAX_SECONDS
-from resnet8ptq.core.console import log_once
+from resnet8ptq.core.console import log_once, waiting
 from resnet8ptq.core.errors import ModelError
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.models import conversion
+from resnet8ptq.models import conversion, gates
 from resnet8ptq.models.contract import Contract
 from resnet8ptq.models.network_path import digest as hash_source
 from resnet8ptq.models.network_path import locate
+from resnet8ptq.models.sources import formats
 from resnet8ptq.models.sources.formats import format_name
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,35 @@ class Fp32Model:
         raised = f"{record.source_opset} -> {record.opset}"
         opset = raised if record.source_opset != record.opset else str(record.opset)
         return {"opset": opset, **(record.preprocessing.describe() if self.fold else {})}
+
+
+def check(config: ModelConfig, source: Path, cache_root: Path) -> None:
+    """Refuse a damaged, unsafe or quantized file, before data are read for it.
+
+    Args:
+        source: the result of `locate`.
+
+    Raises:
+        ModelError: see `load`.
+    """
+    file_format = None if config.module is not None else formats.find_format(source)
+    if file_format is None or not file_format.check:
+        return
+    key: cache.Key = {
+        "model": hash_source(config, source),
+        "format": file_format.name,
+        "code": code.behind(__name__),
+        **machine.versions(),
+    }
+
+    def make(folder: Path) -> None:
+        crashed = ModelError(f"{source}: {conversion.CRASHED}")
+        arguments = source, file_format.check, config.inputs
+        with waiting("Checking the network"):
+            isolation.call(gates.check, *arguments, crashed=crashed, seconds=MAX_SECONDS)
+        (folder / "checked").touch()
+
+    cache.entry(cache_root, "checks", key, make)
 
 
 def load(config: ModelConfig, data: Dataset, cache_root: Path, torch: bool = True) -> Fp32Model:

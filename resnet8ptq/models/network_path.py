@@ -22,6 +22,7 @@ URL = (
 )
 MAX_BYTES = 2**31 - 1  # as each format's own limit
 WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # names of files of weights alone
+QUANTIZED = (".xml", ".pte")  # formats that only quantizers of other programs write
 MAX_FOLDER_BYTES = 2**33  # of variables, three times where an optimizer's lie beside them
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
 
@@ -103,7 +104,8 @@ def _state_dict(config: ModelConfig) -> Path:
 
 def _checked(path: Path, key: str) -> Path:
     if not path.exists():
-        raise ModelError(f"{key}: got {path}, no such file; {formats.EXPECTED}")
+        near = files.name_nearest(path)
+        raise ModelError(f"{key}: got {path}, no such file{near}; {formats.EXPECTED}")
     if path.is_file() and not path.stat().st_size:
         raise ModelError(f"{key}: {path} is empty")
     if formats.find_format(path) is None:
@@ -111,6 +113,8 @@ def _checked(path: Path, key: str) -> Path:
         mend = (
             "; weights alone: model.module=PACKAGE.CLASS model.state_dict=FILE" if weights else ""
         )
+        if path.suffix.lower() in QUANTIZED:
+            mend = f"; a file of another program is scored by: resnet8ptq judge FP32 {path.name}"
         raise ModelError(f"{key}: {path} is not a model; {formats.EXPECTED}{mend}")
     return _check_size(path)
 

@@ -1,8 +1,8 @@
 """The report of a sweep: `report.md`, `report.html` and its figures, made from MLflow only.
 
-    resnet8ptq report                        the newest sweep
-    resnet8ptq report experiment=NAME        the newest sweep of that MLflow experiment
-    resnet8ptq report run_id=ID              the sweep with that parent run
+    resnet8ptq report                        the newest sweep or single run
+    resnet8ptq report experiment=NAME        the newest of that MLflow experiment
+    resnet8ptq report run_id=ID              the sweep with that parent run, or a run
 
 `max_drop=0.05`, `min_accuracy=0.85` and, without labels, `min_sqnr_db=30` set other limits than
 those of the sweep.
@@ -24,7 +24,7 @@ from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command, figures, files, templates
 from resnet8ptq.core.console import waiting
-from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line, safe_name
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
 from resnet8ptq.report import (
@@ -55,7 +55,7 @@ from resnet8ptq.report.terminal import REPORT
 from resnet8ptq.report.trade_off import Panel
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
 from resnet8ptq.tasks.metric import Metric
-from resnet8ptq.tracking import history, upload
+from resnet8ptq.tracking import history, origin, upload
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import is_sweep_folder
@@ -383,24 +383,21 @@ class Arguments:
 
 
 def main(words: list[str]) -> None:
-    """Write a sweep's report again."""
+    """Write the report of a sweep or a single run again."""
     asked = command.parse_words(words, Arguments, __doc__)
     with waiting("Reading the runs"):
         store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
         parent = (
-            history.find_parent(store)
+            history.require_newest(store)
             if asked.run_id is None
             else history.load_named(store, "run_id", asked.run_id)
         )
-    if parent is None:
-        raise ConfigError(
-            f"experiment: got {asked.experiment!r}, expected one with a sweep; try experiment=, "
-            "root= or uri= of another"
-        )
     own = Path(parent.folder)
-    folder = Path(asked.folder or (own if is_sweep_folder(own, parent.run_id) else "."))
+    is_own = is_sweep_folder(own, parent.run_id) or origin.own_folder(parent) is not None
+    folder = Path(asked.folder or (own if is_own else "."))
     folder.mkdir(parents=True, exist_ok=True)
-    records = history.load_compared(store, parent.run_id)
+    is_sweep = parent.kind == history.SWEEP
+    records = history.load_compared(store, parent.run_id) if is_sweep else [parent]
     limits = limits_of(records, {name: getattr(asked, name) for name in LIMITS})
     limits = replace(limits, reference=asked.reference)
     chosen = load_selections(store, parent, records, limits)
@@ -408,6 +405,8 @@ def main(words: list[str]) -> None:
     chosen = [replace(s, family=family) for s, family in zip(chosen, families, strict=True)]
     with waiting("Drawing the report"):
         paths = write(store, parent.run_id, chosen, folder)
+    if asked.run_id is None:
+        history.say_newest(parent)
     print(*paths, sep="\n")
 
 

@@ -1,6 +1,6 @@
 """The verdict on a run or a sweep, for continuous integration: JSON and an exit code.
 
-    resnet8ptq verdict                         the newest sweep's recommendation
+    resnet8ptq verdict                         the newest run, or the newest sweep's recommendation
     resnet8ptq verdict use=smallest            or best, balanced, fastest, best_onnx, ...
     resnet8ptq verdict sweep=ID use=smallest   of the sweep with that parent run
     resnet8ptq verdict run_id=ID               of a run
@@ -15,14 +15,14 @@ recommended: `choice` is null, and the verdict is fail. A model below `min_accur
 `experiment=`, `uri=` and `root=` name the MLflow store. The fields: docs/verdict.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.core.text import no_such_name
+from resnet8ptq.core.text import no_such_name, or_nearest
 from resnet8ptq.report.facts import LIMITS
 from resnet8ptq.report.recommend import RECOMMENDED, find_use
 from resnet8ptq.report.table import VOID
@@ -30,6 +30,8 @@ from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.results.document import Answer, to_json, to_markdown
 from resnet8ptq.results.lookup import is_sweep, load_run, load_sweep
 from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
+from resnet8ptq.tracking import history
+from resnet8ptq.tracking.store import open_store
 
 FORMATS = {"json": to_json, "markdown": to_markdown}
 # Recommended among the models within the limit, so that a sweep may have none.
@@ -73,6 +75,14 @@ def find(asked: Arguments) -> Answer:
     limits = {key: getattr(asked, key) for key in LIMITS}
     tracking = TrackingConfig(asked.uri, asked.root, asked.experiment)
     folder = asked.folder and Path(asked.folder)
+    if not named:
+        newest = history.require_newest(open_store(tracking))
+        if newest.kind == history.SWEEP:
+            answer = find(replace(asked, sweep=newest.run_id))
+        else:
+            answer = find(replace(asked, run_id=newest.run_id))
+        history.say_newest(newest)
+        return answer
     if asked.run_id or (folder and not is_sweep(folder)):
         if asked.use != Arguments.use:
             raise ConfigError("use: has no effect with a run; expected sweep= or a sweep's folder")
@@ -111,7 +121,8 @@ def judge_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
     has_within = any(choice.use == "smallest" for choice in sweep.choices)
     if use != RECOMMENDED and sweep.choices and (use not in _WITHIN or has_within):
         raise ConfigError(
-            f"use: got {use!r}, for which sweep {sweep.run_id} recommends no run; try {uses}"
+            f"use: got {use!r}, for which sweep {sweep.run_id} recommends no run; try "
+            f"{or_nearest(use, uses.split(' | '))}"
         )
     because = sweep.why_none or "No model is within the limit on the selection samples."
     return Answer(_overall(sweep), None, sweep, use, because)

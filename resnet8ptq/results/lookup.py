@@ -160,9 +160,15 @@ def _find_newest(store: Store, kind: str, tags: Mapping[str, str]) -> RunRecord:
         named = kind.removesuffix("_id") + (f" with {shown}" if tags else "")
         raise ConfigError(
             f"{kind}: experiment {store.experiment_name!r} has no {named}; try run_id=ID, "
-            "folder=PATH or experiment=NAME"
+            f"folder=PATH or experiment=NAME{_name_other(store, kind) if not tags else ''}"
         )
     return newest
+
+
+def _name_other(store: Store, kind: str) -> str:
+    """Return the end of the message that the experiment has no sweep, if it has a single run."""
+    newest = history.find_newest(store) if kind == SWEEP else None
+    return "" if newest is None else f"; its newest run is {newest.run_id}: load_run()"
 
 
 def _load_sweep(store: Store, parent: RunRecord, run_id: str = "") -> _Source:

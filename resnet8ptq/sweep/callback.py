@@ -106,7 +106,8 @@ class RunningSweep:
         chosen: list[ModelSelection] = []
         failure: BaseException | None = None
         try:
-            background.wait()
+            with console.waiting("Sending the runs to MLflow"):
+                background.wait()
         except TrackingError as error:
             log.error("%s", error)
             status = "failed" if status == "ok" else status
@@ -306,7 +307,8 @@ def _start(
         begun = background.put(_begin, settings, folder, tags)
     background.prepare(sender.warm_up)
     if worker is None:
-        from resnet8ptq.experiment import pipeline  # noqa: F401  # meanwhile
+        with console.waiting("Loading libraries"):
+            from resnet8ptq.experiment import pipeline  # noqa: F401  # meanwhile
 
     def open_begun() -> Sweep:
         store, parent_id = background.result(begun)

@@ -5,12 +5,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from resnet8ptq.core import interrupts
+from resnet8ptq.core import interrupts, invocation
+from resnet8ptq.core.console import say, stderr
 from resnet8ptq.core.errors import ConfigError, TrackingError, errors_as
 from resnet8ptq.tracking import artifacts, journal
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, in_one_line
 
+SWEEP = "sweep"  # the kind of a sweep's parent run
 _AT_ONCE = 100  # ids in one query
 _NO_RUN = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # MLflow's words
 _ADOPTED = "job_"  # with a job's number: a sweep's tag with the id of another sweep's run
@@ -139,6 +141,40 @@ def find_parent(store: Store, filters: str = "tags.kind = 'sweep'") -> RunRecord
     """Return the newest sweep of the experiment that matches the filter, or None."""
     newest = find_runs(store, filters, most=1)
     return newest[0] if newest else None
+
+
+def find_newest(store: Store) -> RunRecord | None:
+    """Return the newest sweep or single run of the experiment; None without one.
+
+    Analyses are left out, because they have no result. A sweep's run stands for its sweep.
+    """
+    for most in (_AT_ONCE, None):
+        for record in find_runs(store, "", most=most):
+            if not record.is_analysis:
+                return load_run(store, record.parent_id) if record.parent_id else record
+    return None
+
+
+def require_newest(store: Store) -> RunRecord:
+    """Return the newest sweep or single run; see `say_newest`.
+
+    Raises:
+        ConfigError: the experiment has no run; names the command that makes one.
+    """
+    newest = find_newest(store)
+    if newest is None:
+        again = invocation.command("run", "model.path=FILE", "data.root=PATH")
+        raise ConfigError(
+            f"experiment: got {store.experiment_name!r}, which has no run, expected one with a run "
+            f"or a sweep; try {again} first, or root=, uri= or experiment= of another"
+        )
+    return newest
+
+
+def say_newest(newest: RunRecord) -> None:
+    """Print on stderr which sweep or run a command without an id has taken."""
+    kind = "sweep" if newest.kind == SWEEP else "run"
+    say(stderr(), f"the newest {kind}: {newest.run_id} ({newest.name or 'without a name'})")
 
 
 def locate(store: Store, record: RunRecord, name: str = "") -> Path | None:

@@ -1,4 +1,4 @@
-"""`--help`: every group, option and key is listed, with its own comment from conf/."""
+"""`--help`: short at first, by topic, and whole with every key and its comment from conf/."""
 
 import pytest
 from hypothesis import given
@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from resnet8ptq.config import help_page
+from resnet8ptq.config.words import arrange
+from resnet8ptq.core.errors import ConfigError
 from tests.helpers.calling import REPO
 from tests.helpers.configs import compose_whole
 
@@ -35,6 +37,35 @@ def test_the_keys_of_chosen_options_are_listed():
     keys = {"data.split_seed", "backend.engine"}
     assert keys <= {*list_keys({"data": "arrays", "backend": "torch_fbgemm"})}
     assert keys.isdisjoint(list_keys({}))
+
+
+def test_the_first_page_is_short_and_its_examples_are_taken():
+    page = help_page.show_first(CONF)
+    assert len(page.splitlines()) < 45
+    for example, _ in help_page.FIRST:
+        assert f"  {example} " in page
+        if "path" not in example and "root" not in example:  # files of the reader
+            arrange([example], CONF)
+
+
+@pytest.mark.parametrize(
+    ("topic", "key"),
+    [("backend", "backend.path"), ("latency", "latency.repeats"), ("threads", "threads")],
+)
+def test_a_topic_has_its_keys(topic, key):
+    assert f"  {key}=" in help_page.show_topic(CONF, topic)
+
+
+def test_every_option_has_a_topic():
+    for path in OPTIONS:
+        if path.parts[0] != "hydra":
+            group = path.parts[0]
+            assert f"{group}={path.stem}" in help_page.show_topic(CONF, group, path.stem)
+
+
+def test_an_unknown_topic_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"--help: got 'bakend', .*nearest: backend"):
+        help_page.show_topic(CONF, "bakend")
 
 
 def flatten(config: dict[str, object], prefix: str = "") -> list[str]:

@@ -185,7 +185,7 @@ def test_a_wrong_input_leaves_no_run(tmp_path, typed):
          "report | verdict | judge | sync | server (nearest: deploy)"),
         (["report", "abc"], "abc: got a word without a key, expected experiment= | run_id= | "),
         (["deploy", "uze=smallest"], "(nearest: use=)"),
-        (["advise", "missing.onnx"], "missing.onnx, no such file"),
+        (["advise", "missing.onnx"], "model.path: got missing.onnx (not there)"),
     ],
 )  # fmt: skip
 def test_a_mistyped_command_is_one_line(tmp_path, typed, said):

@@ -38,23 +38,35 @@ def test_a_quick_step_leaves_no_line(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+class Now:
+    """A thread that does all its work at its start."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[object, ...], daemon: bool) -> None:
+        self.start = lambda: target(*args)
+
+
 class Elapsed:
-    """A timer whose time is over at once."""
+    """The end of a step that comes after two pauses."""
 
-    daemon = False
+    def __init__(self) -> None:
+        self._pauses = iter([False, False, True])
 
-    def __init__(self, _: float, function: Callable[..., None], args: list[str]) -> None:
-        self.start = lambda: function(*args)
+    def wait(self, _: float) -> bool:
+        """Return whether the step has ended."""
+        return next(self._pauses)
 
-    def cancel(self) -> None:
-        """Nothing is left to cancel."""
+    def set(self) -> None:
+        """Nothing waits any more."""
 
 
-def test_a_long_step_without_parts_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(console.threading, "Timer", Elapsed)
+def test_a_long_step_without_parts_is_named_and_named_again(monkeypatch, capsys):
+    monkeypatch.setattr(console.threading, "Thread", Now)
+    monkeypatch.setattr(console.threading, "Event", Elapsed)
     with console.waiting("Converting"):
         pass
-    assert capsys.readouterr().err[9:] == "Converting ...\n"
+    first, second = capsys.readouterr().err.splitlines()
+    assert first[9:] == "Converting ..."
+    assert second[9:].startswith("Converting ... 15 s")
 
 
 def test_an_abandoned_step_is_forgotten():

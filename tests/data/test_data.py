@@ -46,6 +46,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.delenv("CIFAR10_DIR", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cifar10, "fetch", refuse)
+    console.warn_once.cache_clear()
     return tries
 
 
@@ -166,7 +167,13 @@ def test_a_download_is_tried_once_in_a_process(nowhere, caplog):
         for _ in range(3):
             assert locate.settle(CIFAR10).name == "shapes"
     assert nowhere == [cache.downloads_folder()]
-    assert len(caplog.records) == 3  # every run that is not what was asked for says so
+    assert len(caplog.records) == 1  # not a warning for each job of a sweep
+
+
+def test_the_embedded_set_is_never_for_a_network_of_the_users_own(nowhere):
+    with pytest.raises(DataNotFoundError) as caught:
+        locate.settle(CIFAR10, own_network=True)
+    assert "CIFAR10_DIR" in str(caught.value)
 
 
 def test_shapes_is_settled_without_a_search_or_a_root(nowhere, tmp_path):

@@ -32,6 +32,7 @@ from resnet8ptq.backends.openvino_nncf import quantizer as nncf_quantizer
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.data import pictures
 from resnet8ptq.data.preprocessing import Preprocessing, arrange
+from resnet8ptq.data.shapes import drawing
 from resnet8ptq.deploy import example, microcontroller, older_runtime, reproducing
 from resnet8ptq.deploy.vectors import Vectors
 from tests.helpers import mlflow_server
@@ -95,8 +96,8 @@ def predictions(runs: Called, backend: str) -> np.ndarray:
         return np.asarray(arrays["probabilities"])
 
 
-def run_example(folder: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-I", str(folder / "example.py")]
+def run_example(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-I", str(folder / "example.py"), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -145,6 +146,34 @@ def test_example_fails_where_the_model_is_another(deployed, tmp_path):
     done = run_example(folder)
     assert done.returncode == 1
     assert "differs from test_vectors.npz" in done.stderr
+
+
+@pytest.mark.slow
+def test_example_names_the_class_of_a_picture(deployed, tmp_path):
+    folder = deployed["onnx"].folder
+    with np.load(folder / "test_vectors.npz") as vectors:
+        picture, scores = vectors["samples"][0], vectors["output_0"][0]
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    Image.fromarray(picture).resize((64, 48)).save(tmp_path / "b.png")
+    done = run_example(folder, str(tmp_path / "a.png"), str(tmp_path / "b.png"))
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith(f"{tmp_path / 'a.png'}: {drawing.CLASS_NAMES[scores.argmax()]} (")
+    assert second.startswith(f"{tmp_path / 'b.png'}: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["onnx", "tflite"])
+def test_example_explains_itself(backend, deployed, tmp_path):
+    folder = deployed[backend].folder
+    helped = run_example(folder, "--help")
+    assert (helped.returncode, "python example.py PICTURE" in helped.stdout) == (0, True)
+    (tmp_path / "no.png").write_text("no picture")
+    for name in ("no.png", "missing.png"):
+        refused = run_example(folder, str(tmp_path / name))
+        assert refused.returncode == 1
+        assert f"{name}: cannot be read" in refused.stderr
+        assert "Traceback" not in refused.stderr
 
 
 def test_what_does_not_pass_is_deployed_with_a_caution(runs, tmp_path):
@@ -405,7 +434,8 @@ def test_target_computes_the_same(runs, words, tmp_path):
     assert (folder / "model.ort").exists() == ("ort" in words[0].partition("=")[2])
     assert run_example(folder).returncode == 0
     if "1.17" in words[0]:
-        assert (folder / "requirements.txt").read_text() == "onnxruntime~=1.17.0\nnumpy<2\n"
+        needs = (folder / "requirements.txt").read_text().splitlines()
+        assert needs[:2] == ["onnxruntime~=1.17.0", "numpy<2"]
 
 
 # Preprocessing in the example

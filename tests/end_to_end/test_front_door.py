@@ -125,9 +125,10 @@ def test_options_of_the_folder_are_known(project):
 
 
 def test_options_of_the_folder_are_in_the_help(project):
-    done = call_beside(project, "run", "--help")
-    assert done.code == 0
-    assert "  calib=few" in done.out.splitlines()
+    for topic in ("calib", "all"):
+        done = call_beside(project, "run", "--help", topic)
+        assert done.code == 0
+        assert "  calib=few" in done.out.splitlines()
     assert "  resnet8ptq run experiment=published " in done.out
     chosen = call_beside(project, "run", "calib=few", "--help")
     lines = chosen.out.splitlines()

@@ -292,7 +292,7 @@ def test_file_in_the_way_of_the_outputs(tmp_path, name, mode):
 
 
 def test_help_lists_the_groups(tmp_path):
-    found = call(tmp_path, "--help")
+    found = call(tmp_path, "--help", "all")
     assert found.code == 0
     for group, option in (("backend", "file"), ("dtype", "u8s8"), ("data", "huggingface")):
         assert f"\n  {group}={option} " in found.out

@@ -1,5 +1,7 @@
 """What is known of kernels by a CPU's flags, what is advised by it, and the warning of a run."""
 
+import shlex
+from contextlib import chdir
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +11,9 @@ from onnx import helper, numpy_helper, parser
 
 from resnet8ptq.backends.contract import Resolved
 from resnet8ptq.backends.kernels import saturates
+from resnet8ptq.config.words import arrange
 from resnet8ptq.core import machine
+from resnet8ptq.experiment.inputs import complete
 from resnet8ptq.experiment.ladder.candidates import (
     CANNOT,
     SLOW,
@@ -21,9 +25,11 @@ from resnet8ptq.experiment.ladder.candidates import (
 )
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.summary import summarize
-from tests.helpers.calling import QUICK, call, call_beside
+from tests.helpers.calling import QUICK, REPO, call, call_beside
 from tests.helpers.onnx_networks import build
+from tests.helpers.own_data import write_data, write_network
 
+CONF = REPO / "conf"
 AVX2 = ("avx2", "sse2")
 VNNI = (*AVX2, "avx512bw", "avx512_vnni")
 ARM = ("asimd", "asimddp")
@@ -177,7 +183,7 @@ def test_advice_is_printed(tmp_path, network, monkeypatch):
         ("model.path=missing.onnx", "model.path: got "),
         ("model.path=here.txt", "here.txt is not a model"),
         ("model.path=broken.onnx", "not an ONNX model"),
-        ("modl=a.onnx", "expected model= | cache_dir="),
+        ("modl.path=a.onnx", "modl: no such key"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path, word, message):
@@ -196,3 +202,26 @@ def test_a_run_warns_where_sums_may_saturate(tmp_path, monkeypatch, words, warne
     assert done.code == 0, done.err
     told = " ".join(done.err.split())
     assert ("reduce_range=true or dtype=uint8 avoids it" in told) is warned
+
+
+def test_the_printed_commands_are_taken_as_they_are(tmp_path):
+    write_network(tmp_path / "my.onnx")
+    write_data(tmp_path / "my (own).npz", 12)
+    words = ("my.onnx", "data.root='my (own).npz'", "preprocess=unit")
+    done = call_beside(tmp_path, "advise", *words)
+    assert done.code == 0, done.err
+    commands = [line for line in done.out.splitlines() if line.startswith("  resnet8ptq run ")]
+    assert len(commands) >= 2
+    for command in commands:
+        _, _, *settings = shlex.split(command)
+        with chdir(tmp_path):
+            assert complete(settings, CONF) == settings
+            assert {*arrange(settings, CONF)} == {*settings}
+        for word in ("data=arrays", "data.root='my (own).npz'", "preprocess=unit"):
+            assert word in shlex.split(command)
+
+
+def test_settings_that_the_advice_is_about_are_refused(tmp_path):
+    done = call_beside(tmp_path, "advise", "dtype=int8")
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert "dtype: got int8" in done.errors[0]

@@ -194,7 +194,7 @@ def kept_globals() -> Iterator[None]:
 def forget() -> None:
     """Forget what a process keeps from the first run on, but for imports and data."""
     HydraConfig.instance().cfg = None
-    for kept in (console.stderr, locate._find_cifar10, console.log_once):
+    for kept in (console.stderr, locate._find_cifar10, console.log_once, console.warn_once):
         kept.cache_clear()
 
 

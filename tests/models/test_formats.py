@@ -346,7 +346,7 @@ def test_float16_weights_of_a_tflite_file_are_widened(kept, report):
 def test_a_quantized_tflite_file_is_no_baseline(report):
     kind, message, _ = report["int8.tflite"]
     assert kind == "ModelError"
-    assert "backend=file backend.path= scores" in message
+    assert "resnet8ptq judge FP32 FILE" in message
     assert "expected the FP32 model" in message
 
 

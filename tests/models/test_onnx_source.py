@@ -701,7 +701,7 @@ def test_a_quantized_model_is_refused(refused, tmp_path, kind, says):
     message = refused(path)
     assert "already quantized (" in message
     assert says in message
-    assert message.endswith("expected the FP32 model")
+    assert message.endswith("resnet8ptq judge FP32 FILE")
 
 
 def test_weights_of_8_bits_are_refused(refused):

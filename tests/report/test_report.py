@@ -196,9 +196,7 @@ def test_one_set_of_images_needs_no_heading(found):
 
 
 def test_a_store_without_a_sweep_is_a_wrong_input(tmp_path):
-    with pytest.raises(
-        ConfigError, match="experiment: got 'resnet8ptq', expected one with a sweep"
-    ):
+    with pytest.raises(ConfigError, match="experiment: got 'resnet8ptq', which has no run"):
         page.main([f"root={tmp_path}"])
 
 

@@ -148,7 +148,7 @@ def test_wrong_input(sweep, tmp_path):
         ([f"folder={folder}", "use=smallest"], "use: has no effect with a run"),
         (["format=yaml"], "format: got 'yaml', expected json | markdown"),
         (["use=bets"], "use: got 'bets', for which sweep"),
-        (["experiment=other"], "sweep: experiment 'other' has no sweep"),
+        (["experiment=other"], "experiment: got 'other', which has no run"),
     ):
         code, errors = verdict(sweep, *words)
         assert code == 2, words

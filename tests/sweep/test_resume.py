@@ -7,7 +7,7 @@ import mlflow
 import pytest
 from PIL import Image
 
-from resnet8ptq.core import code
+from resnet8ptq.core import code, console
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data import locate, shapes
 from resnet8ptq.evaluation.result import RunResult
@@ -139,7 +139,9 @@ def test_other_code_of_the_users_own_is_another_run(tmp_path, monkeypatch):
 
 def test_data_that_stands_in_is_warned_of_once(monkeypatch, caplog):
     monkeypatch.setattr(locate, "_find_cifar10", lambda: (None, "nowhere"))
+    console.warn_once.cache_clear()
     identify("data=cifar10")
+    identify("data=cifar10", "seed=1")
     (warned,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "CIFAR-10 NOT FOUND" in warned.message
 

@@ -89,24 +89,55 @@ _BY_CONTENT = {
 }
 
 
+_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")  # as `data.pictures`, which imports Pillow
+
+
 def find_source(path: Path) -> str:
-    """Return the name of the data source that reads a file or folder.
+    """Return the name of the data source that reads a file or folder; see `find_settings`."""
+    return find_settings(path)["data"]
+
+
+def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
+    """Return the settings that read a file or folder: its source, its path, and its labels.
+
+    >>> find_settings(Path("."), annotated=True)
+    {'data': 'coco', 'data.images': '.'}
+
+    Args:
+        annotated: whether `data.annotations` is set, COCO's file of the boxes.
 
     Raises:
         ConfigError: it does not exist, or no source reads it.
     """
     if not path.exists():
         raise ConfigError(f"data.root: got {path}, no such file or folder")
-    if path.is_file():
-        name = "arrays" if "-ubyte" in path.name else _BY_SUFFIX.get(path.suffix.lower())
-    else:
-        name = next((n for inside, n in _BY_CONTENT.items() if any(path.glob(inside))), None)
-        if name is None and any(child.is_dir() for child in path.iterdir()):
-            name = "folder"
-    if name is None:
-        takes = "; ".join(f"{source.takes} (data={key})" for key, source in _OWN.items())
-        raise ConfigError(f"data.root: got {path}, expected {takes}")
-    return name
+    if annotated and path.is_dir():
+        return {"data": "coco", "data.images": str(path)}
+    if path.suffix.lower() == ".json":
+        raise ConfigError(
+            f"data.root: got {path}; COCO's boxes need their pictures; try data=coco "
+            f"data.images=FOLDER data.annotations={path}"
+        )
+    name = name_file(path) if path.is_file() else _name_folder(path)
+    if name is not None:
+        return {"data": name, "data.root": str(path)}
+    if path.is_dir() and any(child.suffix.lower() in _PICTURES for child in path.iterdir()):
+        return {"data": "folder", "data.root": str(path), "data.labels": "none"}
+    takes = "; ".join(f"{source.takes} (data={key})" for key, source in _OWN.items())
+    raise ConfigError(f"data.root: got {path}, expected {takes}")
+
+
+def name_file(path: Path) -> str | None:
+    """Return the source of a file by its name; None if no source reads such files."""
+    return "arrays" if "-ubyte" in path.name else _BY_SUFFIX.get(path.suffix.lower())
+
+
+def _name_folder(path: Path) -> str | None:
+    for pattern, name in _BY_CONTENT.items():
+        if any(path.glob(pattern)):
+            return name
+    has_folders = any(child.is_dir() and child.name[0] != "." for child in path.iterdir())
+    return "folder" if has_folders else None
 
 
 _OWN = {name: SOURCES[name] for name in ("arrays", "folder", "table", "huggingface")}

@@ -91,7 +91,8 @@ def load(config: ArraysConfig, preprocess: PreprocessConfig, cache_root: Path) -
     names, named = _find_classes(arrays, config, root, max(highest)) if highest else ((), True)
     title = root.name.partition(".")[0] or root.name
     if len(sides) == 1:
-        return split_one(title, names, sides[0], root, config, named)
+        mend = "arrays x_train, y_train, x_test and y_test"
+        return split_one(title, names, sides[0], root, config, named, mend)
     train, test = (
         NamedSplit(split, [f"{inputs}: sample {index}" for index in range(len(split))])
         for split, inputs in zip(sides, (", ".join(_named(one[0])) for one in chosen), strict=True)

@@ -74,7 +74,8 @@ def load(config: CocoConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     if config.test_fraction == 1:
         data = Dataset(path.stem, (), whole.take(np.arange(0)), whole)
     else:
-        data = split_one(path.stem, (), whole, path, config)
+        mend = "data.test_fraction=1 with such pictures"
+        data = split_one(path.stem, (), whole, path, config, mend=mend)
     return replace(data, class_names=annotations.class_names, class_ids=annotations.class_ids)
 
 

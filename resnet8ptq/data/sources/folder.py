@@ -34,7 +34,9 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     names = _find_classes(sides[0], config)
     if len(sides) == 1:
         whole = _decode(root, names, config, preprocess, cache_root)
-        return split_one(root.name, names, whole.split, root, config)
+        return split_one(
+            root.name, names, whole.split, root, config, mend=f"{TRAIN}/ and test/ in data.root"
+        )
     unknown = sorted(set(_find_classes(sides[1], replace(config, classes=None))) - set(names))
     if unknown:
         raise DataError(f"{sides[1]}: class {unknown[0]!r} has no folder in {sides[0]}")

@@ -123,7 +123,8 @@ def build(
     split = Split(samples.images, labels, str(root), groups=groups, names=named_rows)
     title = root.name.partition(".")[0] or root.name
     if side_column is None:
-        data = split_one(title, names, split, root, config, named)
+        mend = "data.split=COLUMN with train and test"
+        data = split_one(title, names, split, root, config, named, mend)
     else:
         train, test = (
             NamedSplit(split.take(indices), [shown[index] for index in indices])

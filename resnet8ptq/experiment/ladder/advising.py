@@ -2,56 +2,80 @@
 
     resnet8ptq advise                       for any network
     resnet8ptq advise FILE                  for this network (or model.path=FILE)
+    resnet8ptq advise FILE pictures preprocess=unit preprocess.size=96
 
 Lists the configurations to try, and those that are slow, possibly wrong or impossible here, each
-with its reason and source. The commands of sweeps follow. `model.path` takes the same files as in
-`resnet8ptq run`; `cache_dir=` is the folder of converted networks.
+with its reason and source. The commands of sweeps follow, with the network, the data and the other
+settings of the command line: all settings of `resnet8ptq run` but those that the sweeps vary.
+`model.path` takes the same files as in `resnet8ptq run`; `cache_dir=` is the folder of converted
+networks.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from pathlib import Path
 
-from resnet8ptq.config import limits
+from resnet8ptq.config import folders
+from resnet8ptq.config import words as grammar
 from resnet8ptq.config.schema import ModelConfig
-from resnet8ptq.core import cache, command, machine
+from resnet8ptq.core import cache, invocation, machine
 from resnet8ptq.core.console import print_table, say, stdout
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.experiment import inputs
 from resnet8ptq.experiment.ladder import candidates
 from resnet8ptq.models.network_path import locate
 from resnet8ptq.models.summary import Summary, summarize
 
-
-@dataclass
-class Network:
-    """The network's file."""
-
-    path: str | None = None
-
-
-@dataclass
-class Arguments:
-    """The words of the command."""
-
-    model: Network = field(default_factory=Network)
-    cache_dir: str | None = None
+_PATH = "data.root=PATH"  # in a command for a network whose data are not set
+_VARIED = ("backend", "dtype", "per_channel", "reduce_range", "method")
 
 
 def main(words: list[str]) -> None:
     """Read the network, if one is named, and print the advice.
 
     Raises:
-        ConfigError: there is no such key.
+        ConfigError: a setting is wrong.
         ModelError: the network is missing, not a model, unsafe, or has nothing to quantize.
     """
-    settings = command.parse_words(words, Arguments, __doc__, plain="model.path")
-    limits.check(settings)
+    if {"-h", "--help"} & {*words}:
+        return print(invocation.adapt(__doc__ or ""))
+    settings = _check(words)
+    values = {o.key_or_group: o.value() for o in map(grammar.parse, settings)}
     network = None
-    if settings.model.path is not None:
-        path = locate(ModelConfig(path=settings.model.path), "")
-        network = summarize(path, cache.folder(settings.cache_dir))
-    print_advice(*machine.cpu(), network)
+    if (path := values.get("model.path")) is not None:
+        root = values.get("cache_dir")
+        source = locate(ModelConfig(path=str(path)), "")
+        network = summarize(source, cache.folder(None if root is None else str(root)))
+    kept = [word for word in settings if not word.startswith("model.path=")]
+    has_data = any(key == "data" or key.startswith("data.") for key in values)
+    if network is not None and not has_data:
+        kept.append(_PATH)
+    print_advice(*machine.cpu(), network, kept)
 
 
-def print_advice(cpu: str, flags: tuple[str, ...], network: Summary | None) -> None:
-    """Print the advice as a table on stdout, and the commands."""
+def _check(words: Sequence[str]) -> list[str]:
+    """Return the settings for the printed commands, checked as by `resnet8ptq run`."""
+    conf, own = folders.find_conf(), folders.find_own_conf(Path.cwd())
+    is_file = [
+        "=" not in word and not word.startswith("-") and not Path(word).exists() for word in words
+    ]
+    named = [
+        grammar.assign("model.path", word) if missing else word
+        for word, missing in zip(words, is_file, strict=True)
+    ]
+    settings = grammar.arrange(inputs.complete(named, conf, own), conf, own)
+    for override in map(grammar.parse, settings):
+        if override.key_or_group in _VARIED:
+            raise ConfigError(
+                f"{override.key_or_group}: got {override.value()}, which the advice is about; try "
+                "without it"
+            )
+    return settings
+
+
+def print_advice(
+    cpu: str, flags: tuple[str, ...], network: Summary | None, settings: Sequence[str] = ()
+) -> None:
+    """Print the advice as a table on stdout, and the commands, which have the `settings`."""
     console = stdout(None, 130)
     say(console, candidates.describe_cpu(cpu, flags))
     if network is not None:
@@ -61,5 +85,7 @@ def print_advice(cpu: str, flags: tuple[str, ...], network: Summary | None) -> N
     rows = [(entry.settings, entry.verdict, entry.why, entry.source) for entry in advices]
     print_table(console, ("configuration", "verdict", "why", "known from"), rows)
     say(console, "Nothing was run. These commands measure the configurations to try:")
-    for line in candidates.sweeps(flags, network):
+    if _PATH in settings:
+        say(console, f"(data: not set; {_PATH} stands for your samples, see docs/data.md)")
+    for line in candidates.sweeps(flags, network, settings):
         say(console, f"  {line}")

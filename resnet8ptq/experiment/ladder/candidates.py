@@ -3,7 +3,7 @@
 The backends give the advice (`backends.advice`).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from importlib import import_module
 
 from resnet8ptq.backends.advice import (
@@ -16,6 +16,7 @@ from resnet8ptq.backends.advice import (
 )
 from resnet8ptq.backends.kernels import is_arm
 from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.config.words import assign
 from resnet8ptq.core import invocation
 from resnet8ptq.core.descriptor import Backend
 from resnet8ptq.core.machine import VNNI, is_x86
@@ -37,16 +38,23 @@ def advise(flags: Collection[str], network: Summary | None = None) -> list[Candi
     return sorted(listed, key=lambda candidate: order.index(candidate.verdict))
 
 
-def sweeps(flags: Collection[str], network: Summary | None = None) -> list[str]:
-    """Return commands that measure the candidates to try; equal settings share one."""
+def sweeps(
+    flags: Collection[str], network: Summary | None = None, settings: Sequence[str] = ()
+) -> list[str]:
+    """Return commands that measure the candidates to try; equal settings share one.
+
+    Args:
+        settings: the user's own words, such as the data.
+    """
     chosen: dict[str, list[str]] = {}
     for backend in BACKENDS.values():
         advice = import_module(backend.advice) if backend.advice else None
-        if advice and (settings := advice.sweep(flags, network)):
-            chosen.setdefault(settings, []).append(backend.name)
-    path = [f"model.path={network.path}"] if network else []
-    lines = [f"backend={','.join(names)} {settings}" for settings, names in chosen.items()]
-    return [invocation.command("run", "-m", *path, *line.split()) for line in lines]
+        if advice and (tried := advice.sweep(flags, network)):
+            chosen.setdefault(tried, []).append(backend.name)
+    path = [assign("model.path", str(network.path))] if network else []
+    own = [*path, *settings]
+    lines = [f"backend={','.join(names)} {tried}" for tried, names in chosen.items()]
+    return [invocation.command("run", "-m", *own, *line.split()) for line in lines]
 
 
 def _advise(

@@ -1,1 +1,19 @@
 """Checks of untrusted files, one module for each format, before a library reads them."""
+
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+from resnet8ptq.core.errors import ModelError, errors_as
+
+# The end of the message about a file that is already quantized.
+EXPECTS_FP32 = "expected the FP32 model; to score this file beside it: resnet8ptq judge FP32 FILE"
+
+
+def check(source: Path, name: str, inputs: Any) -> None:
+    """Call a format's check, see `sources.formats`; a library's error becomes a `ModelError`.
+
+    It is here because the process for one file imports this module alone.
+    """
+    with errors_as(ModelError, f"{source}: cannot be read"):
+        resolve_name(name)(source, *((inputs,) if inputs else ()))

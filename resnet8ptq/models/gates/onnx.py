@@ -19,6 +19,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.layers import LAYERS, RECURRENT
 from resnet8ptq.graph.pruning import find_all
+from resnet8ptq.models.gates import EXPECTS_FP32
 
 MAX_BYTES = 2**31 - 1  # protobuf's limit
 MAX_NODES = 200_000  # two bytes of a file make one, which takes a hundred in memory
@@ -223,11 +224,11 @@ def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
             yield f"tensor {tensor.name!r} is external data; expected one file with all data in it"
     nodes = list(find_all(proto, onnx.NodeProto))
     if quantized := [node.op_type for node in nodes if _QUANTIZED.fullmatch(node.op_type)]:
-        yield f"already quantized ({_counted(quantized)}); expected the FP32 model"
+        yield f"already quantized ({_counted(quantized)}); {EXPECTS_FP32}"
     for tensor in tensors:
         if tensor.data_type in _NARROW and len(tensor.dims) >= 2:
             kind = type_name(tensor.data_type)
-            yield f"already quantized ({kind} weights {tensor.name!r}); expected the FP32 model"
+            yield f"already quantized ({kind} weights {tensor.name!r}); {EXPECTS_FP32}"
     operators = [f"{node.domain} {node.op_type}" for node in nodes]
     if fused := [name for name in operators if _FUSED.fullmatch(name)]:
         yield (

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from resnet8ptq.core.errors import ModelError, errors_as
+from resnet8ptq.models.gates import EXPECTS_FP32
 
 MAX_BYTES = 2**31 - 1  # FlatBuffers' limit
 
@@ -13,7 +14,7 @@ def check(path: Path) -> None:
     """Raise `ModelError` if a file is damaged, quantized, or has custom operators."""
     if path.stat().st_size > MAX_BYTES:
         raise ModelError(f"{path}: larger than 2 GiB; expected one file, within FlatBuffers' limit")
-    from tf2onnx.tflite.Model import Model
+    from ai_edge_litert.schema_py_generated import Model
 
     with errors_as(ModelError, f"{path}: not a TFLite model"):
         reason = next(_reasons_against(Model.GetRootAsModel(path.read_bytes(), 0)), None)
@@ -22,7 +23,7 @@ def check(path: Path) -> None:
 
 
 def _reasons_against(model: Any) -> Iterator[str]:
-    from tf2onnx.tflite.TensorType import TensorType
+    from ai_edge_litert.schema_py_generated import TensorType
 
     kinds = {value: name for name, value in vars(TensorType).items() if not name.startswith("_")}
     for index in range(model.OperatorCodesLength()):
@@ -43,9 +44,6 @@ def _reasons_against(model: Any) -> Iterator[str]:
         scaled = parameters is not None and parameters.ScaleLength() > 0
         if kind in ("int8", "uint8", "int4", "int16") and (constant or scaled):
             role = "weights" if constant else "values"
-            yield (
-                f"already quantized ({kind} {role} {name!r}); expected the FP32 model; beside it, "
-                "backend=file backend.path= scores this one"
-            )
+            yield f"already quantized ({kind} {role} {name!r}); {EXPECTS_FP32}"
         if kind == "float16" and not constant:  # float16 weights convert to float32 exactly
             yield f"{name!r} is computed in float16; expected the FP32 model, or float16 weights"

@@ -14,12 +14,15 @@ class Format:
             for it.
         suffixes: allowed file suffixes, in lower case; empty: any.
         magic: position and bytes that identify the format; None: only the suffix identifies it.
+        check: the function that refuses damaged and unsafe files within a second, in the same form;
+            empty: only the reader does.
         contains: a file that identifies a folder of this format; None: the format is a single file.
     """
 
     name: str
     takes: str
     reader: str
+    check: str = ""
     suffixes: tuple[str, ...] = ()
     magic: tuple[int, bytes] | None = None
     contains: str | None = None
@@ -38,7 +41,12 @@ class Format:
 
 
 _ZIP = b"PK\x03\x04"
-_KERAS = ("keras", "a Keras .h5 or .keras file", "resnet8ptq.models.sources.keras:read")
+_KERAS = (
+    "keras",
+    "a Keras .h5 or .keras file",
+    "resnet8ptq.models.sources.keras:read",
+    "resnet8ptq.models.gates.keras:read",
+)
 FORMATS = (
     Format(
         "saved_model",
@@ -46,11 +54,18 @@ FORMATS = (
         "resnet8ptq.models.sources.saved_model:read",
         contains="saved_model.pb",
     ),
-    Format("onnx", "an .onnx file", "resnet8ptq.models.sources.onnx:read", (".onnx",)),
+    Format(
+        "onnx",
+        "an .onnx file",
+        "resnet8ptq.models.sources.onnx:read",
+        "resnet8ptq.models.sources.onnx:check",
+        (".onnx",),
+    ),
     Format(
         "exported_program",
         "a torch .pt2 file",
         "resnet8ptq.models.sources.exported_program:read",
+        "resnet8ptq.models.gates.exported_program:read_network",
         (".pt2",),
         (0, _ZIP),
     ),
@@ -58,6 +73,7 @@ FORMATS = (
         "tflite",
         "a float .tflite file",
         "resnet8ptq.models.sources.tflite:read",
+        "resnet8ptq.models.gates.tflite:check",
         magic=(4, b"TFL3"),
     ),
     Format(*_KERAS, magic=(0, b"\x89HDF\r\n\x1a\n")),

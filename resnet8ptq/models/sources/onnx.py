@@ -52,6 +52,13 @@ def read(source: Path, sample: Sample, inputs: Mapping[str, Any] | None = None) 
     )
 
 
+def check(source: Path, inputs: Mapping[str, Any] | None = None) -> None:
+    """Refuse a file that `read` would refuse, as far as this needs no sample."""
+    _, original, axes, _ = read_graph(source, inputs or {})
+    with errors_as(ModelError, f"{source}: ONNX Runtime cannot run it"):
+        _open(original, axes)
+
+
 def read_graph(
     source: Path, inputs: Mapping[str, Any]
 ) -> tuple[onnx.ModelProto, bytes, dict[str, int], bool]:

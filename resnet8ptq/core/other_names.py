@@ -1,0 +1,65 @@
+"""Names that other tools have for settings of this one, for messages about wrong settings."""
+
+KEYS = {
+    "model": "model.path",
+    "network": "model.path",
+    "input": "model.path",
+    "onnx": "model.path",
+    "model_path": "model.path",
+    "data": "data.root",
+    "dataset": "data.root",
+    "data_dir": "data.root",
+    "data_path": "data.root",
+    "images": "data.root",
+    "batch_size": "evaluate.batch_size",
+    "epochs": "qat.epochs",
+    "bits": "dtype",
+    "algorithm": "method",
+    "output": "hydra.run.dir",
+    "output_dir": "hydra.run.dir",
+    "jobs": "hydra.launcher.n_jobs",
+}
+_CPU = "every framework runs on the CPU here; threads= sets the number of threads"
+ABSENT = {"device": _CPU, "gpu": _CPU, "cuda": _CPU}  # keys without a counterpart
+PATHS = {"data": "data.root", "model": "model.path"}  # groups for which a path may be typed
+_TENSORRT = "onnx: TensorRT reads its QDQ files"
+OPTIONS = {
+    "backend": {
+        "tensorrt": _TENSORRT,
+        "trt": _TENSORRT,
+        "onnxruntime": "onnx",
+        "ort": "onnx",
+        "pytorch": "torch",
+        "tensorflow": "tflite",
+        "tf": "tflite",
+        "keras": "tflite",
+        "litert": "tflite",
+        "nncf": "openvino_nncf",
+    },
+    "dtype": {
+        "int4": "w4a8",
+        "uint4": "w4a8",
+        "4": "w4a8",
+        "8": "int8",
+        "16": "w8a16",
+        "int16": "w8a16",
+        "float32": "fp32",
+        "float": "fp32",
+        "s8s8": "int8",
+        "u8u8": "uint8",
+    },
+    "calib": {"kl": "entropy", "max": "minmax", "ema": "moving_average"},
+    "preprocess": {
+        "imagenet": "torchvision_imagenet",
+        "none": "raw",
+        "tf": "symmetric",
+        "0..1": "unit",
+    },
+    "data": {
+        "npz": "arrays",
+        "numpy": "arrays",
+        "csv": "table",
+        "imagefolder": "folder",
+        "hf": "huggingface",
+    },
+}

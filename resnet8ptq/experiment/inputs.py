@@ -1,0 +1,186 @@
+"""The network and the data that a command line names, before Hydra composes it.
+
+Without `data`, Hydra would compose CIFAR-10. A network of the user's own is never scored on it
+unasked: `data.root` chooses the source that fits the path, and otherwise the data are required.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.types import Override
+
+from resnet8ptq.config import words as grammar
+from resnet8ptq.core import console, files
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data.sources import SOURCES, find_settings, name_file
+
+WAYS = (
+    "data=folder data.root=FOLDER | data=arrays data.root=FILE.npz | data=table data.root=FILE.csv"
+    " | data=coco data.images=FOLDER data.annotations=FILE.json | data=huggingface "
+    "data.root=FOLDER (docs/data.md)"
+)
+_NETWORK = ("model.path", "model.module")
+# Modes that need no data. `-h` and `--version` are answered before.
+_NO_DATA = {"-c", "--cfg", "-i", "--info", "--hydra-help", "-sc", "--shell-completion"}
+_OTHER_CONF = ("--config-dir", "-cd", "--config-path", "-cp")
+_SWITCHES = ("-m", "--multirun", "-r", "--run")  # options without a value
+# Lines of an experiment that choose the data.
+_CHOOSES_DATA = re.compile(r"^\s*(- (override )?/)?(data|benchmark|data\.root): ", re.M)
+
+
+def complete(words: Sequence[str], conf: Path, own: Path | None = None) -> list[str]:
+    """Return the words with the keys of plain paths, and with the data source of `data.root`.
+
+    Words that are wrong in other ways are returned as they are: `config.words` reports them.
+
+    Args:
+        conf: the folder of the config groups.
+        own: the user's folder of further options, if any.
+
+    Raises:
+        ConfigError: no source reads `data.root`.
+    """
+    keyed = [
+        _name_path(word, before, words) for before, word in zip(["", *words], words, strict=False)
+    ]
+    typed = list(_parse_all(keyed))
+    if _names_data(typed, conf, own):
+        return keyed
+    if settings := _find_source(typed):
+        return _add_source(keyed, settings)
+    return keyed
+
+
+def require_data(words: Sequence[str], conf: Path, own: Path | None = None) -> None:
+    """Raise `ConfigError` if a network of the user's own has no data; see `complete`."""
+    typed = list(_parse_all(words))
+    keys = {override.key_or_group for override in typed}
+    asked = [override for override in typed if override.key_or_group in _NETWORK]
+    inspects = any(o.key_or_group == "analysis" and o.value() == "inspect" for o in typed)
+    is_named = _names_data(typed, conf, own) or "data.root" in keys
+    is_hidden = any(word.startswith(_OTHER_CONF) for word in words)  # an experiment there may
+    if not asked or is_named or is_hidden or inspects or not _NO_DATA.isdisjoint(words):
+        return
+    for override in asked:
+        for value in grammar.values(override):
+            if value is not None and _is_own(override.key_or_group, value):
+                raise ConfigError(
+                    f"data: not set, expected the samples of {override.key_or_group}={value}; "
+                    f"try {WAYS}"
+                )
+
+
+def _name_path(word: str, before: str, words: Sequence[str]) -> str:
+    """Return a path without a key as `model.path=` if it is a network, else as `data.root=`.
+
+    Args:
+        before: the word before it, which may be an option that takes it.
+    """
+    path = Path(word).expanduser()
+    is_plain = "=" not in word and not word.startswith(("-", "~"))
+    is_value = before.startswith("-") and before not in _SWITCHES
+    is_taken = is_value or before.endswith((",", "="))  # a space may have split a value
+    if not is_plain or is_taken or not path.exists():
+        return word
+    from resnet8ptq.models.sources.formats import find_format  # imports numpy
+
+    key = "model.path" if name_file(path) is None and find_format(path) else "data.root"
+    if any(_key(other) == key for other in words):
+        return word
+    console.say(console.stderr(), f"{word}: taken as {key}={word}")
+    return grammar.assign(key, word)
+
+
+def _add_source(words: Sequence[str], settings: Mapping[str, str]) -> list[str]:
+    """Return the words with the data source that fits `data.root`, and say so."""
+    source = settings["data"]
+    key = f"data.{SOURCES[source].key}"
+    renamed = [
+        word.replace("data.root", key, 1) if _key(word) == "data.root" else word for word in words
+    ]
+    keys = set(map(_key, renamed))
+    more = [f"{name}={value}" for name, value in settings.items() if name not in (key, *keys)]
+    console.say(console.stderr(), f"data: not set; taken by the path: {' '.join(more)}")
+    return [*renamed, *more]
+
+
+def _parse_all(words: Iterable[str]) -> Iterator[Override]:
+    for word in words:
+        if "=" in word and not word.startswith("-"):
+            try:
+                yield grammar.parse(word)
+            except ConfigError:
+                continue
+
+
+def _names_data(typed: Sequence[Override], conf: Path, own: Path | None) -> bool:
+    """Return whether the words, or an experiment that they name, choose the data."""
+    for override in typed:
+        key = override.key_or_group
+        if key in ("data", "benchmark", "hydra.searchpath"):
+            return True
+        if key == "experiment":
+            names = map(str, grammar.values(override))
+            if any(_experiment_names_data(name, [own, conf]) for name in names):
+                return True
+    return False
+
+
+def _experiment_names_data(name: str, folders: Sequence[Path | None]) -> bool:
+    """Return whether an experiment, or one that it extends, chooses the data."""
+    paths = [folder / "experiment" / f"{name}.yaml" for folder in folders if folder is not None]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        return False
+    text = path.read_text("utf-8")
+    if _CHOOSES_DATA.search(text):
+        return True
+    parents = (yaml.safe_load(text) or {}).get("defaults") or []
+    others = [parent for parent in parents if isinstance(parent, str) and parent != name]
+    return any(_experiment_names_data(parent, folders) for parent in others)
+
+
+def _find_source(typed: Sequence[Override]) -> dict[str, str]:
+    """Return the settings of the data source for the typed paths; empty without an existing path.
+
+    Raises:
+        ConfigError: no source reads a path, or the paths of a sweep have different sources.
+    """
+    by_key = {override.key_or_group: override for override in typed}
+    if "data.images" in by_key or ("data.annotations" in by_key and "data.root" not in by_key):
+        return {"data": "coco"}
+    if "data.root" not in by_key:
+        return {}
+    roots = [Path(str(value)).expanduser() for value in grammar.values(by_key["data.root"])]
+    if not roots or not all(path.exists() for path in roots):
+        return {}  # not there, or on another machine
+    annotated = "data.annotations" in by_key
+    settings = [find_settings(path, annotated) for path in roots]
+    names = sorted({setting["data"] for setting in settings})
+    if len(names) > 1:
+        raise ConfigError(
+            f"data.root: got paths of {' and '.join(names)}, expected one kind; try a sweep for "
+            "each, with data="
+        )
+    return settings[0]
+
+
+def _is_own(key: str, value: Any) -> bool:
+    """Return whether a network is another than this project's ResNet8, whose data are known."""
+    path = Path(str(value)).expanduser()
+    if key != "model.path" or not path.exists():
+        return key != "model.path"  # a missing file is reported first
+    from resnet8ptq.models.network_path import SHA256  # imports pooch
+
+    known = os.environ.get("RESNET8_H5")
+    if known and path.absolute() == Path(known).absolute():
+        return False
+    return path.is_dir() or files.sha256(path) != SHA256
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+").partition("=")[0]
