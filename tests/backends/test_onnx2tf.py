@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from resnet8ptq.backends.tflite import (
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.model import Fp32Model
@@ -125,8 +125,9 @@ def test_the_network_decides_who_converts(name, dtype, flow, tmp_path):
     magic = {".h5": b"\x89HDF\r\n\x1a\n", ".tflite": b"\0\0\0\0TFL3"}
     path = tmp_path / name
     path.write_bytes(magic.get(path.suffix, b"onnx"))
-    words = ("data=shapes", "backend=tflite", f"dtype={dtype}", f"model.path={path}")
-    assert resolve(make_config(*words)).config.backend.flow == flow
+    config = make_config("data=shapes", "backend=tflite", f"dtype={dtype}")
+    settle = resolve_name(config.backend.descriptor.settle)
+    assert settle(config.backend, config, path).flow == flow
 
 
 # The graph that onnx2tf gets
