@@ -25,13 +25,13 @@ from resnet8ptq.core import importing
 COMMANDS = {
     "init": "resnet8ptq.starter.folder:main",
     "run": "resnet8ptq.run:start",
-    "ship": "resnet8ptq.ship:main",
+    "ship": "resnet8ptq.shipping:main",
     "ui": "resnet8ptq.server.ui:main",
     "advise": "resnet8ptq.experiment.ladder.advising:main",
     "deploy": "resnet8ptq.deploy.deploying:main",
     "report": "resnet8ptq.report.page:main",
     "verdict": "resnet8ptq.results.continuous_integration:main",
-    "judge": "resnet8ptq.judge:main",
+    "judge": "resnet8ptq.judging:main",
     "sync": "resnet8ptq.tracking.sync:main",
     "server": "resnet8ptq.server.server:main",
 }

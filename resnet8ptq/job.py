@@ -92,7 +92,7 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     Args:
         settings: Hydra's settings: the sweep's folder, the job's number and overrides.
     """
-    from resnet8ptq.sweep import callback, jobs, resume
+    from resnet8ptq.sweeps import callback, jobs, resume
     from resnet8ptq.tracking.sweep_file import Sweep
 
     begun = callback.find_current() or Sweep.load(Path(settings.sweep.dir))
@@ -152,7 +152,7 @@ def identify(settings: "Settings | Exception") -> dict[str, str]:
 
     The run then fails, and records the error.
     """
-    from resnet8ptq.sweep import identity
+    from resnet8ptq.sweeps import identity
 
     if isinstance(settings, Exception):
         return {}

@@ -30,7 +30,7 @@ from resnet8ptq.experiment.ladder import rungs
 from resnet8ptq.experiment.ladder.properties import ATTENTION, POOLS
 from resnet8ptq.report.verdicts import PASS
 from resnet8ptq.results import RunSummary, load_run, load_sweep
-from resnet8ptq.sweep.ladder import noise
+from resnet8ptq.sweeps.ladder import noise
 from resnet8ptq.tracking import sync
 from resnet8ptq.tracking.record import RunRecord
 from studies.recipes import NETWORKS as RECIPES_ON

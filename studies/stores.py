@@ -186,7 +186,7 @@ def time_calls(root: Path, parent_id: str) -> Record:
     from sqlalchemy.engine import Engine
 
     from resnet8ptq.config.schema import TrackingConfig
-    from resnet8ptq.sweep import resume
+    from resnet8ptq.sweeps import resume
     from resnet8ptq.tracking import history, sync
     from resnet8ptq.tracking.store import open_store
     from resnet8ptq.tracking.sweep_file import Sweep

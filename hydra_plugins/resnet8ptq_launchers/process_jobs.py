@@ -24,12 +24,12 @@ from omegaconf import DictConfig
 
 from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq.core import machine
-from resnet8ptq.sweep.jobs import fit
+from resnet8ptq.sweeps.jobs import fit
 from resnet8ptq.tracking.sweep_file import Worker
 
 GRACE_S = 10.0  # time for an interrupted job to close its run
 IMPORTED = [  # for jobs with ONNX Runtime; a job imports another backend itself
-    *("resnet8ptq.job", "resnet8ptq.sweep.resume", "resnet8ptq.sweep.identity"),
+    *("resnet8ptq.job", "resnet8ptq.sweeps.resume", "resnet8ptq.sweeps.identity"),
     *("resnet8ptq.tracking.run", "mlflow.onnx", "mlflow.pyfunc", "git"),
     *("mlflow.store.tracking.sqlalchemy_store", "sqlalchemy.dialects.sqlite"),
     *("resnet8ptq.experiment.pipeline", "resnet8ptq.experiment.layers.sensitivity"),

@@ -19,7 +19,7 @@ from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import JobError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.sweep.jobs import fit, variables
+from resnet8ptq.sweeps.jobs import fit, variables
 from resnet8ptq.tracking.sweep_file import Worker
 
 LOCAL = "local"  # address of a Ray that starts and ends with the sweep

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq.core.errors import JobError
 from resnet8ptq.core.text import one_line, printable
-from resnet8ptq.sweep.jobs import fit, variables
+from resnet8ptq.sweeps.jobs import fit, variables
 from resnet8ptq.tracking.sweep_file import Worker
 
 log = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ class LadderSweeper(Sweeper):
         from resnet8ptq.config.loading import parse_config
         from resnet8ptq.core import machine
         from resnet8ptq.experiment.ladder.climbing import Asked, Step
-        from resnet8ptq.sweep import callback, ladder
+        from resnet8ptq.sweeps import callback, ladder
 
         OmegaConf.save(self.config, Path(self.config.hydra.sweep.dir) / "multirun.yaml")
         typed = {override.key_or_group: override for override in map(words.parse, arguments)}

@@ -100,7 +100,7 @@ def ship(
 
     `model`, `data`, `example`, `quiet` and the errors are those of `quantize`.
     """
-    from resnet8ptq.ship import to_run
+    from resnet8ptq.shipping import to_run
 
     words = _find_inputs(model, data, example, settings)
     own = to_words({"goal": goal, "minutes": minutes})
@@ -127,7 +127,7 @@ def judge(
 
     `model`, `data`, `example`, `quiet` and the errors are those of `quantize`.
     """
-    from resnet8ptq.judge import Arguments
+    from resnet8ptq.judging import Arguments
 
     words = _find_inputs(model, data, example, settings)
     paths = [str(Path(file).expanduser().absolute()) for file in files]

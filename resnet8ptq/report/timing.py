@@ -13,7 +13,9 @@ from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.tasks.metric import BASELINE
 from resnet8ptq.tracking.record import RunRecord
 
-SINGLE, BATCH, SPEEDUP = "latency_p50_ms", "latency_batch_p50_ms", "speedup"
+SINGLE, BATCH = "latency_p50_ms", "latency_batch_p50_ms"
+SPEEDUPS = {SINGLE: "speedup", BATCH: "speedup_batch"}
+KEYS = (SINGLE, BATCH, BASELINE + SINGLE, BASELINE + BATCH, *SPEEDUPS.values())
 FP32 = " fp32"  # the end of the name of an FP32 network in a timing
 
 
@@ -50,15 +52,11 @@ def put_in(family: Family, timing: PairedLatency | None) -> Family:
 def _replace(cell: Cell, timing: PairedLatency) -> RunRecord:
     """Return the record with the turns' latencies, and without those of single runs."""
     record = cell.record
-    metrics = dict(record.metrics)
+    metrics = {key: value for key, value in record.metrics.items() if key not in KEYS}
     for key, times in ((SINGLE, timing.single), (BATCH, timing.batch)):
-        metrics.pop(key, None)
-        metrics.pop(BASELINE + key, None)
-        if record.run_id in times:
-            metrics[key] = typical(times[record.run_id])
         if fp32_name(record) in times:
             metrics[BASELINE + key] = typical(times[fp32_name(record)])
-    metrics.pop(SPEEDUP, None)
-    if SINGLE in metrics:
-        metrics[SPEEDUP] = typical(timing.single[fastest_fp32(timing.single)]) / metrics[SINGLE]
+        if record.run_id in times:
+            metrics[key] = typical(times[record.run_id])
+            metrics[SPEEDUPS[key]] = typical(times[fastest_fp32(times)]) / metrics[key]
     return replace(record, metrics=metrics)

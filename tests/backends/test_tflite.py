@@ -240,7 +240,7 @@ def test_the_real_network(cache_root, tmp_path):
     np.testing.assert_array_equal(fp32, onnx)
 
     calibration = draw_calibration(real, 20, 42).split
-    quantized = evaluator.quantize(config, network, calibration, tmp_path)
+    quantized = evaluator.quantize(quantizer_of(config), network, calibration, tmp_path)
     found = evaluator.run(config, quantized.path, some).outputs.values[0].argmax(1)
     accuracy, expected = ((classes == some.labels).mean() for classes in (found, fp32))
     assert accuracy == pytest.approx(expected, abs=0.01)

@@ -26,9 +26,9 @@ from resnet8ptq.core.errors import PtqError
 from resnet8ptq.data.sources import arrays
 from resnet8ptq.deploy import deploying
 from resnet8ptq.experiment.settings import check_names
-from resnet8ptq.judge import Arguments
+from resnet8ptq.judging import Arguments
 from resnet8ptq.server import server
-from resnet8ptq.ship import to_run
+from resnet8ptq.shipping import to_run
 from resnet8ptq.tasks.detection.heads import HEADS
 from tests.helpers.calling import REPO
 from tests.helpers.configs import make_config

@@ -10,7 +10,7 @@ import pytest
 
 from resnet8ptq.core import background, figures
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.judge import Arguments, main
+from resnet8ptq.judging import Arguments, main
 from studies.judge import take_unit
 from tests.helpers.calling import EMPTY, QUICK, call_beside, handed_over_here
 

@@ -16,7 +16,7 @@ from PIL import Image
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.experiment import run_warnings, running
 from resnet8ptq.experiment.settings import resolve
-from resnet8ptq.sweep import identity
+from resnet8ptq.sweeps import identity
 from resnet8ptq.tracking.run import start_run
 from tests.helpers.calling import REPO, call
 from tests.helpers.configs import make_config

@@ -59,7 +59,7 @@ def loaded(imports: str, packages: set[str]) -> set[str]:
 def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws():
     imports = (
         "from resnet8ptq.experiment import pipeline; from resnet8ptq import job;"
-        "from resnet8ptq.sweep import callback, jobs, resume; from resnet8ptq.tracking import run;"
+        "from resnet8ptq.sweeps import callback, jobs, resume; from resnet8ptq.tracking import run;"
         "from resnet8ptq.report import comparison, terminal, verdicts"
     )
     left = {"mlflow", "sqlalchemy", "pandas", "pyarrow", "matplotlib"}
@@ -70,7 +70,7 @@ def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws():
 def test_only_the_conversion_imports_tensorflow_and_only_pt2e_torchao():
     imports = (
         "from resnet8ptq.models import conversion, model;"
-        "from resnet8ptq.experiment import pipeline; from resnet8ptq.sweep import callback;"
+        "from resnet8ptq.experiment import pipeline; from resnet8ptq.sweeps import callback;"
         "from resnet8ptq.backends.onnx import quantizer;"
         "from resnet8ptq.backends.tflite import quantizer;"
         "from resnet8ptq.backends.torch import quantizer"

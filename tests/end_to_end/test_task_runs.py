@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from resnet8ptq.ship import to_run
+from resnet8ptq.shipping import to_run
 from resnet8ptq.tasks import registry
 from tests.helpers import detectors
 from tests.helpers.assembling import assemble

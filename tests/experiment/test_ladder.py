@@ -17,7 +17,7 @@ from resnet8ptq.config import limits, words
 from resnet8ptq.experiment.ladder import changes, climbing, properties, rungs
 from resnet8ptq.experiment.ladder.changes import Change
 from resnet8ptq.experiment.ladder.climbing import DIAGNOSIS, FEWER_BITS, Asked, Tried, next_steps
-from resnet8ptq.sweep import ladder as sweep_ladder
+from resnet8ptq.sweeps import ladder as sweep_ladder
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
 

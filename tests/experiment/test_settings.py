@@ -15,7 +15,7 @@ import resnet8ptq
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.experiment.settings import resolve, resolve_names
 from resnet8ptq.experiment.workspace import Decisions
-from resnet8ptq.sweep import identity
+from resnet8ptq.sweeps import identity
 from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
 

@@ -9,7 +9,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.report import answer, comparison, page, verdicts
 from resnet8ptq.results import summaries
-from resnet8ptq.sweep import winner
+from resnet8ptq.sweeps import winner
 from tests.helpers.cells import predictions, sweep
 from tests.helpers.pages import to_page
 

@@ -29,7 +29,7 @@ from resnet8ptq.report import (
 )
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.plots import class_impact
-from resnet8ptq.sweep import resume
+from resnet8ptq.sweeps import resume
 from resnet8ptq.tracking import history, journal, sync
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import end_parent, start_parent, start_run

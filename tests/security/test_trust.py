@@ -21,7 +21,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.deploy import example
 from resnet8ptq.deploy.source import Source
-from resnet8ptq.sweep import final_timing
+from resnet8ptq.sweeps import final_timing
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord

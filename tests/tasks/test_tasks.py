@@ -37,7 +37,7 @@ from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, decide
-from resnet8ptq.sweep import ladder
+from resnet8ptq.sweeps import ladder
 from resnet8ptq.tasks import (
     agreement,
     anomaly,

@@ -23,7 +23,7 @@ from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.sweep import callback, ongoing
+from resnet8ptq.sweeps import callback, ongoing
 from resnet8ptq.tracking import history, journal, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.run import end_parent, start_parent, start_run

@@ -25,7 +25,7 @@ from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command, console, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.sweep import jobs, ongoing
+from resnet8ptq.sweeps import jobs, ongoing
 from resnet8ptq.tracking import address, journal
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
@@ -98,7 +98,7 @@ class RunningSweep:
         # matplotlib is imported here, while the last runs are uploaded.
         from resnet8ptq.report import terminal
         from resnet8ptq.report.table import Judged
-        from resnet8ptq.sweep import winner
+        from resnet8ptq.sweeps import winner
         from resnet8ptq.tracking import sync
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
@@ -152,7 +152,7 @@ class RunningSweep:
         from resnet8ptq.evaluation import paired_latency
         from resnet8ptq.report import comparison, mlperf_tiny, page, pooled, terminal, verdicts
         from resnet8ptq.report.table import Judged
-        from resnet8ptq.sweep import final_timing
+        from resnet8ptq.sweeps import final_timing
         from resnet8ptq.tracking import upload
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
@@ -273,7 +273,7 @@ def _start(
 ) -> RunningSweep:
     """Check the settings before the first job, and start opening the store."""
     from resnet8ptq.report import reference
-    from resnet8ptq.sweep import identity, ladder
+    from resnet8ptq.sweeps import identity, ladder
     from resnet8ptq.tracking import sender
     from resnet8ptq.tracking.sweep_file import Sweep
 
@@ -364,7 +364,7 @@ def _continue(
     settings: TrackingConfig, folder: Path, tags: Mapping[str, str]
 ) -> "Future[tuple[Store, str]]":
     """Reopen the newest sweep with the same overrides, or start a new sweep."""
-    from resnet8ptq.sweep import resume
+    from resnet8ptq.sweeps import resume
     from resnet8ptq.tracking import sync
     from resnet8ptq.tracking.run import restart_parent
     from resnet8ptq.tracking.store import in_one_line, open_store

@@ -23,7 +23,7 @@ from hydra.types import HydraContext, RunMode
 from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq.core import command, machine
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.sweep import jobs
+from resnet8ptq.sweeps import jobs
 from resnet8ptq.tracking.sweep_file import Worker
 from tests.helpers import calling
 from tests.helpers.calling import REPO

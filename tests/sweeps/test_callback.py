@@ -15,8 +15,8 @@ from resnet8ptq.core import command
 from resnet8ptq.core.errors import DataError
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.report import page
-from resnet8ptq.sweep import callback
-from resnet8ptq.sweep.callback import RunningSweep
+from resnet8ptq.sweeps import callback
+from resnet8ptq.sweeps.callback import RunningSweep
 from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.run import start_parent, start_run
 from resnet8ptq.tracking.store import Store

@@ -12,7 +12,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.data import locate, shapes
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.settings import resolve
-from resnet8ptq.sweep import identity, resume
+from resnet8ptq.sweeps import identity, resume
 from resnet8ptq.tracking import history, journal, sync, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.run import (

@@ -22,7 +22,7 @@ from resnet8ptq.experiment.compatibility import load
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection, finalists
-from resnet8ptq.report.timing import SINGLE, SPEEDUP, fp32_name
+from resnet8ptq.report.timing import KEYS, fp32_name
 from resnet8ptq.tracking import origin, upload
 from resnet8ptq.tracking.store import Store
 
@@ -52,7 +52,8 @@ def log_latencies(
             continue
         for record in family.records:
             if record.run_id in timed.single:
-                points = [(name, record.metrics[name], now, 0) for name in (SINGLE, SPEEDUP)]
+                timed_keys = [key for key in KEYS if key in record.metrics]
+                points = [(key, record.metrics[key], now, 0) for key in timed_keys]
                 upload.log_batch(store, record.run_id, points)
 
 

@@ -12,9 +12,9 @@ from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.experiment.ladder import climbing
 from resnet8ptq.experiment.ladder.climbing import CONFIRM, DIAGNOSIS, Asked
 from resnet8ptq.report import page
-from resnet8ptq.ship import to_run
-from resnet8ptq.sweep.ladder import Ladder, measure, noise
-from resnet8ptq.sweep.winner import announce, to_yaml
+from resnet8ptq.shipping import to_run
+from resnet8ptq.sweeps.ladder import Ladder, measure, noise
+from resnet8ptq.sweeps.winner import announce, to_yaml
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.calling import NO_REAL_FILES, call
 from tests.helpers.cells import predictions, sweep

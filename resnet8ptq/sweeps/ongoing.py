@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # Hydra imports this module for every job
-    from resnet8ptq.sweep.callback import RunningSweep
+    from resnet8ptq.sweeps.callback import RunningSweep
     from resnet8ptq.tracking.record import RunRecord
 
 
