@@ -28,6 +28,7 @@ from resnet8ptq.core.text import nearest, no_such_key
 
 _REMOTE = ("slurm", "ray_cluster")  # launchers whose jobs see other files and CPUs
 _GROUPS = ("backend", "dtype", "calib", "data", "preprocess", "task", "analysis", "benchmark")
+_NETWORKS = (".onnx", ".h5", ".keras", ".tflite", ".pt2")  # suffixes of networks
 _MODES = ("run", "multirun", "cfg", "info", "shell_completion")
 
 
@@ -206,6 +207,8 @@ def _find_option(word: str, groups: dict[str, list[str]]) -> str:
     """Return the settings that choose the option `word`, or its closest match."""
     if ":" in word:
         return f"try {word.replace(':', '=', 1)}"
+    if Path(word).suffix.lower() in _NETWORKS:  # a file that exists has got its key already
+        return "no such file; try model.path=FILE"
     near = nearest(word, [option for options in groups.values() for option in options])
     owners = [f"{name}={near}" for name, options in groups.items() if near in options]
     return f"try {' or '.join(owners)}" if owners else f"try {word}=VALUE"

@@ -21,6 +21,7 @@ CASES = {
     "run model.path= data.root=a.npz": "model.path: got nothing|expected a file",
     "run model=my.onnx data.root=a.npz": "model: got 'my.onnx'|try model.path=my.onnx",
     "run mdoel.path=my.onnx": "mdoel: no such key|nearest: model",
+    "run other.onnx": "other.onnx: got a word without a key|no such file; try model.path=FILE",
     "run --model my.onnx data.root=a.npz": "--model: |model.path=my.onnx",
     "run --model=my.onnx data.root=a.npz": "--model=my.onnx: |model.path=my.onnx",
     "run model_path=my.onnx": "model_path: no such key|model.path=",
