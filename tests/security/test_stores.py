@@ -4,7 +4,7 @@ import shutil
 import socket
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -257,7 +257,8 @@ def test_a_report_writes_through_no_link(foreign, tmp_path):
     (paths["model.onnx"].parent / "report.md").symlink_to(precious)
     report = tmp_path / "report.md"
     report.write_text("of the report")
-    upload.log_files(store, run_id, [report])
+    with suppress(TrackingError):  # MLflow may refuse the link, or replace it
+        upload.log_files(store, run_id, [report])
     assert precious.read_text() == "mine"
 
 
