@@ -87,14 +87,7 @@ _BY_CONTENT = {
     "*.npy": "arrays",
     "*-ubyte*": "arrays",
 }
-
-
 _PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")  # as `data.pictures`, which imports Pillow
-
-
-def find_source(path: Path) -> str:
-    """Return the name of the data source that reads a file or folder; see `find_settings`."""
-    return find_settings(path)["data"]
 
 
 def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
