@@ -20,8 +20,8 @@ from resnet8ptq.tasks.task import Reference, Table, Task, TaskFiles, TaskType
 from resnet8ptq.tasks.values import Arrays, PairedTest, check_columns
 
 NOTE = (
-    "No labels: {measure} is measured against FP32 in the same framework. The quality of FP32 "
-    "itself was not measured, and no accuracy is known."
+    "No labels: the relative error of the outputs is measured against FP32 in the same framework. "
+    "The quality of FP32 itself was not measured, and no accuracy is known."
 )
 RESAMPLES = 9999
 SQNR = Metric("sqnr_db", "SQNR dB", bounded=False)
@@ -204,7 +204,7 @@ def build(outputs: Sequence[str] = ()) -> Task:
         TEST,
         beside=(SQNR,),
         pair_metrics=partial(_pair_metrics, outputs),
-        reference=Reference(_rescore, NOTE.format(measure="the relative error of the outputs")),
+        reference=Reference(_rescore, NOTE),
         files=TaskFiles(tables=partial(_tables, outputs)),
         summary=summarize,
     )
