@@ -92,7 +92,7 @@ def _call_hydra(typed: Sequence[str]) -> None:
 
 
 def run(cfg: DictConfig) -> Any:
-    """Run one job; return its loss for a sweeper, or its record for the ladder."""
+    """Run one job; return its loss for a sweeper, or its record for the search."""
     settings = HydraConfig.get()
     importing.allow(Path(settings.runtime.cwd))  # a launcher may start the job in another folder
     folder = Path(settings.runtime.output_dir)
@@ -104,7 +104,7 @@ def run(cfg: DictConfig) -> Any:
         begun.record = record
     else:
         record = job.run_in_sweep(cfg, folder, settings)
-    if record is None or callback.is_ladder(settings.sweeper):
+    if record is None or callback.is_search(settings.sweeper):
         return record
     return record.drop
 

@@ -26,11 +26,11 @@ from typing import Any
 from benchmarks.setting import REPO
 from benchmarks.tables import table
 from resnet8ptq.core import command, files
-from resnet8ptq.experiment.ladder import rungs
-from resnet8ptq.experiment.ladder.properties import ATTENTION, POOLS
+from resnet8ptq.experiment.search import step_kinds
+from resnet8ptq.experiment.search.properties import ATTENTION, POOLS
 from resnet8ptq.report.verdicts import PASS
 from resnet8ptq.results import RunSummary, load_run, load_sweep
-from resnet8ptq.sweeps.ladder import noise
+from resnet8ptq.sweeps.search import noise
 from resnet8ptq.tracking import sync
 from resnet8ptq.tracking.record import RunRecord
 from studies.recipes import NETWORKS as RECIPES_ON
@@ -219,11 +219,11 @@ def left_out(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
 
 
 def expected_times() -> dict[str, float]:
-    """Return the ladder's expected time of each kind of step, in units of the plain run."""
-    seen = rungs.Seen("onnx", True, 0.01, (ATTENTION, POOLS))
-    steps = (rungs.calibrations, rungs.operators, rungs.quick_corrections)
-    costly = (rungs.float_layers, rungs.learned_rounding)
-    proposals = [proposal for rung in (*steps, *costly) for proposal in rung(seen)]
+    """Return the search's expected time of each kind of step, in units of the plain run."""
+    seen = step_kinds.Seen("onnx", True, 0.01, (ATTENTION, POOLS))
+    steps = (step_kinds.calibrations, step_kinds.operators, step_kinds.quick_corrections)
+    costly = (step_kinds.float_layers, step_kinds.learned_rounding)
+    proposals = [proposal for kind in (*steps, *costly) for proposal in kind(seen)]
     return {kind_of(proposal.change.words): proposal.cost for proposal in proposals}
 
 

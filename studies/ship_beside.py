@@ -35,7 +35,7 @@ from studies import ship
 
 RECORD = REPO / "studies" / "ship_beside.csv"
 FLAGSHIPS = ("flagship_quick", "flagship")
-LADDER, NNCF, SEED = "ladder", "nncf", "seed=42"
+SHIP, NNCF, SEED = "ship", "nncf", "seed=42"
 LIMIT = 0.01  # in the unit of the loss
 
 
@@ -62,17 +62,17 @@ def measure(network: str, minutes: float, folder: Path) -> list[dict[str, Any]]:
     """Make the models of a network; return a row for each."""
     words, spent = ship.NETWORKS[network], {}
     store = f"tracking.root={folder / 'mlruns'}"
-    places = {name: folder / f"{network}_{name}" for name in (LADDER, "flagships", NNCF)}
-    if not places[LADDER].exists():
-        asked = (*words, SEED, f"minutes={minutes:g}", store, f"hydra.sweep.dir={places[LADDER]}")
-        spent[LADDER] = ship.call("resnet8ptq", "ship", *asked)["cpu_minutes"]
+    places = {name: folder / f"{network}_{name}" for name in (SHIP, "flagships", NNCF)}
+    if not places[SHIP].exists():
+        asked = (*words, SEED, f"minutes={minutes:g}", store, f"hydra.sweep.dir={places[SHIP]}")
+        spent[SHIP] = ship.call("resnet8ptq", "ship", *asked)["cpu_minutes"]
     if not places["flagships"].exists():
         both = (f"experiment={','.join(FLAGSHIPS)}", *words, SEED, store)
         ship.call("resnet8ptq", "run", "-m", *both, f"hydra.sweep.dir={places['flagships']}")
     records = dict(zip(FLAGSHIPS, sync.load_records(places["flagships"]), strict=True))
-    records[LADDER] = ship.find_winner(places[LADDER])[1]
+    records[SHIP] = ship.find_winner(places[SHIP])[1]
     if not places[NNCF].exists():
-        halved = "of the test samples" in records[LADDER].chosen_by
+        halved = "of the test samples" in records[SHIP].chosen_by
         words = (*words, *(("evaluate.choice=half",) if halved else ()), SEED)
         file = folder / f"{network}_nncf.xml"
         made = ship.call("studies.accuracy_control", str(file), *words)

@@ -67,7 +67,7 @@ class Closable(Protocol):
     """A sweep that is closed when the command ends, including after an error or a signal."""
 
     @property
-    def is_ladder(self) -> bool:
+    def is_search(self) -> bool:
         """Whether the error of a job ends it."""
         ...
 
@@ -115,7 +115,7 @@ def finish(
     except (Exception, Abort) as raised:
         error = raised.error if isinstance(raised, Abort) else raised
         status, code = "failed", report(error)
-        if isinstance(error, _INPUTS) and (sweep := find_sweep()) and not sweep.is_ladder:
+        if isinstance(error, _INPUTS) and (sweep := find_sweep()) and not sweep.is_search:
             code = 1  # one job failed, and the others have run
     finally:
         try:

@@ -29,10 +29,10 @@ from resnet8ptq.experiment import (
     sample_check,
 )
 from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
-from resnet8ptq.experiment.ladder.properties import find_properties
 from resnet8ptq.experiment.measurement import measure
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw, has_groups
+from resnet8ptq.experiment.search.properties import find_properties
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import make_plan
 from resnet8ptq.experiment.workspace import Workspace

@@ -333,7 +333,7 @@ def why_none(selected: ModelSelection) -> list[str]:
 def recommend(selected: ModelSelection) -> list[Recommendation]:
     """Return one recommendation for each use; empty without candidates.
 
-    Also empty if the runs were scored on the selection samples: these are steps of a ladder, whose
+    Also empty if the runs were scored on the selection samples: these are steps of a search, whose
     best models also run on the reported samples. The balanced, the smallest and the fastest model
     are chosen among the models within the limit.
     """

@@ -1,1 +1,1 @@
-"""A sweep: its parent run, its jobs, resuming, and the ladder of `experiment=auto`."""
+"""A sweep: its parent run, its jobs, resuming, and the search of `experiment=auto`."""

@@ -49,14 +49,14 @@ class RunningSweep:
     limits: ReportConfig  # of a recommended model
     lock: "FileLock"  # on the sweep's folder, held while the sweep runs
     jobs: int | None = None  # the largest number of jobs, if known
-    goal: str | None = None  # of a ladder (`experiment=auto`)
+    goal: str | None = None  # of a search (`experiment=auto`)
     words: Sequence[str] = ()  # of the command line
     begun_s: float = field(default_factory=time.monotonic)
     failures: dict[str, str] = field(default_factory=dict)  # the first job of each error's text
 
     @property
-    def is_ladder(self) -> bool:
-        """Whether the jobs are steps of a ladder."""
+    def is_search(self) -> bool:
+        """Whether the jobs are steps of a search."""
         return self.goal is not None
 
     def shorten(self, reason: str, job: str) -> str:
@@ -88,7 +88,7 @@ class RunningSweep:
             status: the status of the sweep's end: `ok`, `failed` or `killed`.
 
         Returns:
-            The exit code: 1 if a job failed; for a ladder, that of the winner's verdict.
+            The exit code: 1 if a job failed; for a search, that of the winner's verdict.
 
         Raises:
             TrackingError: the store is unavailable (the runs are in the sweep's folder), or the
@@ -113,14 +113,14 @@ class RunningSweep:
             status = "failed" if status == "ok" else status
         try:
             records += background.ask(_collect, self.sweep)
-            chosen = self._report(records, timed=status != "killed" and not self.is_ladder)
+            chosen = self._report(records, timed=status != "killed" and not self.is_search)
         except (Exception, KeyboardInterrupt) as error:  # raised after the sweep is closed
             failure = error
         if status == "killed":
             done = records or sync.load_records(folder)
             print(_how_far(done, self.jobs, self.words), file=sys.stderr)
         # A job may fail without Hydra's knowledge: another package's sweeper may go on after it.
-        if status == "ok" and not self.is_ladder and any(r.status == "failed" for r in records):
+        if status == "ok" and not self.is_search and any(r.status == "failed" for r in records):
             status = "failed"
         if away := background.ask(_end_parent, store, parent_id, status, folder):
             terminal.print_runs(sync.load_records(folder), judged=Judged(limits=self.limits))
@@ -131,7 +131,7 @@ class RunningSweep:
             )
         if records:
             terminal.print_paths(folder, store)
-            if not self.is_ladder:
+            if not self.is_search:
                 terminal.print_answers(chosen)
         if failure is not None:
             again = invocation.command("report", f"run_id={parent_id}", *store.words)
@@ -171,9 +171,9 @@ class RunningSweep:
                 families = [selected.family for selected in chosen]
                 background.put(final_timing.log_latencies, store, families, timings)
             judged = verdicts.in_words(families, self.limits, [s.judged for s in chosen])
-            # A ladder has said what each step came to.
+            # A search has said what each step came to.
             judged_runs = [record for family in families for record in family.records]
-            shown = [r for r in judged_runs if not (self.is_ladder and r.held_out)]
+            shown = [r for r in judged_runs if not (self.is_search and r.held_out)]
             if shown:
                 terminal.print_runs(shown, judged=judged)
             terminal.print_pools(pooled.judge(families, self.limits))
@@ -273,7 +273,7 @@ def _start(
 ) -> RunningSweep:
     """Check the settings before the first job, and start opening the store."""
     from resnet8ptq.report import reference
-    from resnet8ptq.sweeps import identity, ladder
+    from resnet8ptq.sweeps import identity, search
     from resnet8ptq.tracking import sender
     from resnet8ptq.tracking.sweep_file import Sweep
 
@@ -286,8 +286,8 @@ def _start(
         reference.load(limits.reference)  # reports a wrong name before the sweep
     overrides = list(config.hydra.overrides.task)
     typed = [words.parse(word) for word in overrides]
-    if is_ladder(config.hydra.sweeper):
-        ladder.check(config.hydra.sweeper, typed)
+    if is_search(config.hydra.sweeper):
+        search.check(config.hydra.sweeper, typed)
     swept = _find_swept(config.hydra.sweeper)
     count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
     # No log is set up yet. The imports that follow take a second, or several from a cold disk.
@@ -314,20 +314,20 @@ def _start(
         store, parent_id = background.result(begun)
         return Sweep(store, parent_id, folder, worker, config.sweep.resume, count)
 
-    goal = config.hydra.sweeper.goal if is_ladder(config.hydra.sweeper) else None
+    goal = config.hydra.sweeper.goal if is_search(config.hydra.sweeper) else None
     return RunningSweep(open_begun, worker, limits, held, count, goal, command_line)
 
 
 def _say_jobs(sweeper: DictConfig, count: int | None) -> str:
-    """Return the number of jobs as text; for a ladder, its goal and its time limit."""
-    if is_ladder(sweeper):
+    """Return the number of jobs as text; for a search, its goal and its time limit."""
+    if is_search(sweeper):
         return f"goal={sweeper.goal}, at most {sweeper.minutes:g} minutes"
     return f"{count or 'unknown number of'} job{'s' * (count != 1)}"
 
 
-def is_ladder(sweeper: Any) -> bool:
-    """Whether the jobs are steps of a ladder, which needs the records of earlier steps."""
-    return str(sweeper.get("_target_", "")).endswith(".LadderSweeper")
+def is_search(sweeper: Any) -> bool:
+    """Whether the jobs are steps of a search, which needs the records of earlier steps."""
+    return str(sweeper.get("_target_", "")).endswith(".SearchSweeper")
 
 
 def _find_swept(sweeper: DictConfig) -> list[Override]:
@@ -339,7 +339,7 @@ def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | Non
 
     The last override of a key wins.
     """
-    if is_ladder(sweeper):
+    if is_search(sweeper):
         return None
     last = {override.key_or_group: override for override in overrides}
     swept = [override for override in last.values() if override.is_sweep_override()]

@@ -1,4 +1,4 @@
-"""The winner of a ladder: its verdict, and the command and the config that reproduce it."""
+"""The winner of a search: its verdict, and the command and the config that reproduce it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _LEFT_OUT = ("experiment", "evaluate.split", "sweep.resume", "max_seconds")
 
 @dataclass(frozen=True)
 class Winner:
-    """The confirmed model of a ladder."""
+    """The confirmed model of a search."""
 
     selected: ModelSelection
     cell: Cell  # its run on the reported samples
@@ -47,7 +47,7 @@ class Winner:
         settings = origin.find_overrides(record, self.folder)
         if settings is None:
             raise TrackingError(f"run {record.run_id}: job_overrides are not what the sweep set")
-        kept = [word for word in settings if not _is_ladders(word)]
+        kept = [word for word in settings if not _is_of_search(word)]
         if "of the test samples" in record.chosen_by:  # report on the same half
             kept.append("evaluate.choice=half")
         return kept
@@ -113,6 +113,6 @@ def to_yaml(settings: Sequence[str]) -> str:
     return head + OmegaConf.to_yaml(OmegaConf.merge(content, values))
 
 
-def _is_ladders(word: str) -> bool:
+def _is_of_search(word: str) -> bool:
     key = word.lstrip("+~").partition("=")[0]
     return key in _LEFT_OUT or key.startswith("hydra") or word == "latency.enabled=true"

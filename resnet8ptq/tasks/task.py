@@ -2,7 +2,7 @@
 
     outputs, targets --score--> Scores;  Scores of model and baseline --compare--> Comparison
 
-Evaluation, the report, the table, the ladder and the sensitivity analysis ask the task. None of
+Evaluation, the report, the table, the search and the sensitivity analysis ask the task. None of
 them knows classes, accuracy or argmax. `registry` finds a task by its name; `top5` is the smallest.
 """
 

@@ -24,7 +24,7 @@ OPTIONS = sorted(
     if path.parent.name != "hydra"
 )
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-EXPERIMENTS.remove("auto")  # no cells: test_ladder.py runs it
+EXPERIMENTS.remove("auto")  # no cells: test_search.py runs it
 
 
 def complaint(*overrides: str) -> str:

@@ -197,7 +197,7 @@ def test_the_example_of_a_new_task_is_reported_judged_and_deployed(files, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_ladder_climbs_by_the_example_of_a_new_task(files, tmp_path):
+def test_the_search_runs_by_the_example_of_a_new_task(files, tmp_path):
     words = [f"data.root={files['seven']}", f"model.path={files['classes']}"]
     limits = ("report.max_drop=0.2", "task=top5", "threads=1", "latency.repeats=3")
     done = call(tmp_path, *to_run(["data=arrays", *words, *limits]))

@@ -14,7 +14,7 @@ from resnet8ptq.backends.kernels import saturates
 from resnet8ptq.config.words import arrange
 from resnet8ptq.core import machine
 from resnet8ptq.experiment.inputs import complete
-from resnet8ptq.experiment.ladder.candidates import (
+from resnet8ptq.experiment.search.candidates import (
     CANNOT,
     SLOW,
     TRY,

@@ -20,7 +20,7 @@ from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, Dia
 from resnet8ptq.experiment.diagnosis.diagnosis_table import to_markdown
 from resnet8ptq.experiment.diagnosis.findings import saturated_sum, wrong_preprocessing
 from resnet8ptq.experiment.diagnosis.measuring import Noise, Spread, TensorMeasurements
-from resnet8ptq.experiment.ladder import changes
+from resnet8ptq.experiment.search import changes
 from resnet8ptq.experiment.settings import resolve
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import call

@@ -31,13 +31,13 @@ from resnet8ptq.data.boxes import Annotated, pack
 from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import read_pair, stop
 from resnet8ptq.experiment import file_check
-from resnet8ptq.experiment.ladder.climbing import Step
+from resnet8ptq.experiment.search.searching import Step
 from resnet8ptq.experiment.stopping import try_choice
 from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, decide
-from resnet8ptq.sweeps import ladder
+from resnet8ptq.sweeps import search
 from resnet8ptq.tasks import (
     agreement,
     anomaly,
@@ -326,13 +326,13 @@ def recommends(case: Case, comparison: Comparison, limits: ReportConfig) -> bool
     return bool(ModelSelection(family, limits, verdicts.judge(family, limits)).within)
 
 
-def climbs(case: Case, comparison: Comparison, limits: ReportConfig) -> bool:
+def searches_steps(case: Case, comparison: Comparison, limits: ReportConfig) -> bool:
     [record], limit = family_of(case, comparison).records, case.task.metric.limit(limits)
-    tried = ladder.measure(Step("onnx", "start", {}, "", ""), record, 1.0)
+    tried = search.measure(Step("onnx", "start", {}, "", ""), record, 1.0)
     return tried.loss + tried.error <= limit
 
 
-CONSUMERS = (searches, checks_a_file, judges, recommends, climbs)
+CONSUMERS = (searches, checks_a_file, judges, recommends, searches_steps)
 
 
 @every

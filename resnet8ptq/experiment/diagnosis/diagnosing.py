@@ -18,9 +18,9 @@ from resnet8ptq.experiment import preparation, preprocessing_check, sample_check
 from resnet8ptq.experiment.diagnosis import diagnosis_table, findings, measuring, outcomes
 from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult, Halves
 from resnet8ptq.experiment.diagnosis.outcomes import Outcome
-from resnet8ptq.experiment.ladder import changes
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.search import changes
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.subject import open_subject
 from resnet8ptq.experiment.workspace import Workspace
@@ -60,7 +60,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     params = {**resolved.to_params(), **samples.digests, "findings": result.to_json()}
     result = replace(result, notes=tuple(notes), resolved=params)
     diagnosis_table.write(folder, config, result)
-    if config.analysis.try_changes:  # otherwise a ladder reads the findings
+    if config.analysis.try_changes:  # otherwise a search reads the findings
         diagnosis_table.print_tables(result, diagnosis_table.describe(config))
     return result
 

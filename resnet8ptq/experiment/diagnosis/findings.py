@@ -12,7 +12,7 @@ from resnet8ptq.config.schema import CalibConfig, RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.experiment.diagnosis.measuring import Activation, Spread, TensorMeasurements, to_db
-from resnet8ptq.experiment.ladder.changes import (
+from resnet8ptq.experiment.search.changes import (
     PER_CHANNEL,
     REDUCE_RANGE,
     UINT8,

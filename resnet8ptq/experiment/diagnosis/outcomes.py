@@ -8,7 +8,7 @@ from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.text import printable
-from resnet8ptq.experiment.ladder.changes import Change
+from resnet8ptq.experiment.search.changes import Change
 from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.metric import DIGITS, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE

@@ -1,6 +1,6 @@
-"""The ladder: chooses the next steps from the results of earlier ones; runs nothing itself.
+"""The search: chooses the next steps from the results of earlier ones; runs nothing itself.
 
-`next_steps` depends only on its arguments, so an interrupted ladder continues from its finished
+`next_steps` depends only on its arguments, so an interrupted search continues from its finished
 runs.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from resnet8ptq.core.descriptor import find_search
-from resnet8ptq.experiment.ladder import changes, rungs
-from resnet8ptq.experiment.ladder.changes import Change
-from resnet8ptq.experiment.ladder.rungs import Proposal, Seen
+from resnet8ptq.experiment.search import changes, step_kinds
+from resnet8ptq.experiment.search.changes import Change
+from resnet8ptq.experiment.search.step_kinds import Proposal, Seen
 
 GOALS = ("fastest", "smallest", "best")
 SKIPPED = "skipped"  # the status of a step that did not fit into the time
@@ -32,7 +32,7 @@ _EXCLUDE = "nodes_to_exclude"
 
 @dataclass(frozen=True)
 class Asked:
-    """The request to the ladder.
+    """The request to the search.
 
     Attributes:
         goal: `fastest`: the first models that pass, by latency; `smallest`: by bytes, with fewer
@@ -55,7 +55,7 @@ class Step:
     """A configuration to try.
 
     Attributes:
-        rung: the kind of step.
+        kind: the kind of step.
         settings: the step's settings by key, as typed, without the user's settings.
         why: the reason for the step, in one line.
         words: the change to the best configuration so far, to print.
@@ -63,7 +63,7 @@ class Step:
     """
 
     backend: str
-    rung: str
+    kind: str
     settings: Mapping[str, str]
     why: str
     words: str
@@ -87,8 +87,8 @@ class Tried:
         within: whether the samples prove that the loss is within the limit.
         refuted: whether the reported samples do not prove it.
         noise: distance of the outputs from FP32's, the criterion between models of equal loss.
-        properties, findings: those that the job reported, see `rungs.Seen`; findings as JSON.
-        classifies: see `rungs.Seen`.
+        properties, findings: those that the job reported, see `step_kinds.Seen`; findings as JSON.
+        classifies: see `step_kinds.Seen`.
         named: nodes that `nodes_to_exclude=auto` left in float.
         seconds: seconds of the job.
         own_seconds: seconds of its quantization and evaluation.
@@ -205,7 +205,7 @@ def _by_closeness(tried: Sequence[Tried]) -> list[Tried]:
 
 
 def next_steps(asked: Asked, tried: Sequence[Tried]) -> list[Step]:
-    """Return the steps to run next, of each backend; empty at the end of the ladder.
+    """Return the steps to run next, of each backend; empty at the end of the search.
 
     No step fixes a broken FP32 network.
     """
@@ -214,7 +214,7 @@ def next_steps(asked: Asked, tried: Sequence[Tried]) -> list[Step]:
         return steps
     for backend in asked.backends:
         own = [trial for trial in tried if trial.step.backend == backend]
-        steps += _climb(asked, backend, own)
+        steps += _next_of_backend(asked, backend, own)
     return steps
 
 
@@ -224,38 +224,38 @@ def confirm(asked: Asked, step: Step) -> Step:
     if "latency.enabled" not in asked.fixed:
         settings["latency.enabled"] = "latency.enabled=true"
     why = "confirmation: the best so far, on the reported samples"
-    return replace(step, rung=CONFIRM, settings=settings, why=why, words=say(step.settings))
+    return replace(step, kind=CONFIRM, settings=settings, why=why, words=say(step.settings))
 
 
 def say(settings: Mapping[str, str]) -> str:
-    """Return settings in one line, without the ladder's own settings."""
+    """Return settings in one line, without the search's own settings."""
     hidden = ("backend", "evaluate.split", "latency.enabled")
     return " ".join(word for key, word in settings.items() if key not in hidden)
 
 
-def _climb(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
+def _next_of_backend(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
     if not own:
         begun = Seen(backend, asked.exact_sums, asked.limit, settings=asked.fixed)
         why = "8-bit weights, 16-bit activations" if begun.is_wide else "plain 8 bits"
-        return [_step(asked, _base(asked, backend), START, Proposal(rungs.start(begun), why))]
+        return [_step(asked, _base(asked, backend), START, Proposal(step_kinds.start(begun), why))]
     if not any(trial.measured for trial in own):
         return []  # the backend or the network cannot
     if asked.goal != "best" and passing(own):
         return _narrow(asked, own) if asked.goal == "smallest" else []
-    order = rungs.order(_see(asked, own, own), asked.goal)
-    above = [rung.__name__ for rung in order]
-    for rung in order:
-        before = [trial for trial in own if trial.step.rung not in above]
-        above.remove(rung.__name__)
+    order = step_kinds.order(_see(asked, own, own), asked.goal)
+    above = [kind.__name__ for kind in order]
+    for kind in order:
+        before = [trial for trial in own if trial.step.kind not in above]
+        above.remove(kind.__name__)
         best = closest([trial for trial in before if trial.measured])
-        costs_nothing = rung.__name__ in COST_NOTHING
+        costs_nothing = kind.__name__ in COST_NOTHING
         if asked.goal != "best" and not costs_nothing and loses_nothing(asked, best):
             continue
-        seen = rung(_see(asked, own, before))
+        seen = kind(_see(asked, own, before))
         proposals = [proposal for proposal in seen if not _is_fixed(asked, proposal)]
         base = best.found.settings
-        steps = [_step(asked, base, rung.__name__, proposal) for proposal in proposals]
-        if rung is rungs.answers:
+        steps = [_step(asked, base, kind.__name__, proposal) for proposal in proposals]
+        if kind is step_kinds.answers:
             steps = _diagnose(asked, own, best.found) or steps
         if left := [step for step in steps if not _is_tried(step, own)]:
             return left
@@ -266,7 +266,7 @@ def loses_nothing(asked: Asked, best: Tried) -> bool:
     """Whether no loss was measured, or at most half of the limit on too few samples.
 
     No change of settings can decide with too few samples; the confirmation uses other samples. Then
-    the ladder tries only steps that cost neither bytes nor speed, and compares them by noise. Noise
+    the search tries only steps that cost neither bytes nor speed, and compares them by noise. Noise
     above the limit is not an effect of few samples (a rule of thumb: 100 samples showed no loss for
     a KL divergence of 0.02, 800 others a loss of 1.1 points).
     """
@@ -275,9 +275,9 @@ def loses_nothing(asked: Asked, best: Tried) -> bool:
 
 
 def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
-    """Return the state of the ladder below the next rung; `before` determines the settings."""
+    """Return the state of the search before the next kind; `before` determines the settings."""
     first = next(trial for trial in own if trial.measured)
-    diagnosed = next((trial for trial in own if trial.step.rung == DIAGNOSIS), None)
+    diagnosed = next((trial for trial in own if trial.step.kind == DIAGNOSIS), None)
     base = closest([trial for trial in before if trial.measured]).found
     return Seen(
         backend=base.backend,
@@ -305,12 +305,12 @@ def _costs_more(diagnosed: Tried) -> str:
     weights, activations = diagnosed.weights_db, diagnosed.activations_db
     if weights is None or activations is None or abs(weights - activations) < 3:  # twice the noise
         return ""
-    return rungs.WEIGHTS if weights < activations else rungs.ACTIVATIONS
+    return step_kinds.WEIGHTS if weights < activations else step_kinds.ACTIVATIONS
 
 
 def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
     """Return the diagnosis of the best so far; empty if one has run, or for other backends."""
-    tried = any(trial.step.rung == DIAGNOSIS for trial in own)
+    tried = any(trial.step.kind == DIAGNOSIS for trial in own)
     if tried or not find_search(best.backend).diagnoses:
         return []
     files = _without_fixed(asked, ("format=qdq", "slim=false"))  # which the analysis needs anyway
@@ -330,13 +330,13 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     """
     if {"precision.plan", "precision.max_bytes"} & {*asked.fixed}:
         return []
-    eight = [trial for trial in own if trial.passes and trial.step.rung != FEWER_BITS]
+    eight = [trial for trial in own if trial.passes and trial.step.kind != FEWER_BITS]
     backend = own[0].step.backend
     more = find_search(backend).fewer_bits
     if more is None or not eight:
         return []
     best = min(eight, key=lambda trial: trial.size_bytes)
-    below = [trial for trial in own if trial.step.rung == FEWER_BITS]
+    below = [trial for trial in own if trial.step.kind == FEWER_BITS]
     high = min(e.size_bytes for e in own if e.passes)
     failed = [_budget(trial.step) for trial in below if not trial.passes]
     low = max([FEWEST * best.size_bytes, *failed])
@@ -368,10 +368,10 @@ def _base(asked: Asked, backend: str) -> dict[str, str]:
     return settings
 
 
-def _step(asked: Asked, base: Mapping[str, str], rung: str, proposal: Proposal) -> Step:
+def _step(asked: Asked, base: Mapping[str, str], kind: str, proposal: Proposal) -> Step:
     kept = _without_fixed(asked, proposal.change.settings)
     backend, said = base["backend"].partition("=")[2], " ".join(kept.values())
-    return Step(backend, rung, {**base, **kept}, proposal.why, said, proposal.cost)
+    return Step(backend, kind, {**base, **kept}, proposal.why, said, proposal.cost)
 
 
 def _is_fixed(asked: Asked, proposal: Proposal) -> bool:
@@ -385,7 +385,7 @@ def _without_fixed(asked: Asked, settings: Sequence[str]) -> dict[str, str]:
 
 
 def _key(word: str) -> str:
-    """Return the key of a setting as the ladder writes it, without Hydra's slow parser."""
+    """Return the key of a setting as the search writes it, without Hydra's slow parser."""
     return word.partition("=")[0]
 
 

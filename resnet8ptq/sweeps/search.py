@@ -1,6 +1,6 @@
-"""Runs the ladder of `experiment=auto`: its steps within the time limit, then the confirmation.
+"""Runs the search of `experiment=auto`: its steps within the time limit, then the confirmation.
 
-`experiment.ladder.climbing` chooses the steps. This module runs them with Hydra's launcher, and
+`experiment.search.searching` chooses the steps. This module runs them with Hydra's launcher, and
 converts their records into the input of the next choice.
 """
 
@@ -18,8 +18,8 @@ from resnet8ptq.core import console
 from resnet8ptq.core.descriptor import FILE
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import printable, unescape_markdown
-from resnet8ptq.experiment.ladder import climbing
-from resnet8ptq.experiment.ladder.climbing import Asked, Step, Tried
+from resnet8ptq.experiment.search import searching
+from resnet8ptq.experiment.search.searching import Asked, Step, Tried
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.verdicts import find_fault
 from resnet8ptq.tasks.metric import BASELINE, Metric
@@ -33,8 +33,8 @@ LEAST_S = 1.0  # for a job: learned layers come from the cache
 
 
 @dataclass
-class Ladder:
-    """One run of the ladder.
+class RecipeSearch:
+    """One run of the search.
 
     Attributes:
         launch: runs steps as jobs with a time limit for searches and learned rounding; returns the
@@ -57,10 +57,10 @@ class Ladder:
     confirmed: list[Tried] = field(default_factory=list)
     begun_s: float = 0.0
 
-    def climb(self) -> None:
+    def run(self) -> None:
         """Try steps until the goal is met, no step is left or the time is up; confirm the best.
 
-        If the best passes on the selection samples only, the ladder goes on, unless the reported
+        If the best passes on the selection samples only, the search goes on, unless the reported
         samples are too few to show that any model passes.
 
         Raises:
@@ -68,21 +68,21 @@ class Ladder:
         """
         self.begun_s = self.clock()
         while len(self.confirmed) < self.allowed.confirmations:
-            if not climbing.passing(self.tried):
+            if not searching.passing(self.tried):
                 self._try_steps()
-            ranked = climbing.rank(self.asked, self.tried)
+            ranked = searching.rank(self.asked, self.tried)
             if not ranked:
                 return
             if self.confirmed and _again_s(ranked[0]) > self._left_s():
-                _say(f"not confirmed: {climbing.say(ranked[0].found.settings)}; the time is up")
+                _say(f"not confirmed: {searching.say(ranked[0].found.settings)}; the time is up")
                 return
             done = self._confirm(ranked[0])
-            if done.passes or not ranked[0].passes or climbing.loses_nothing(self.asked, done):
+            if done.passes or not ranked[0].passes or searching.loses_nothing(self.asked, done):
                 return
-            _say("  not shown to pass on the reported samples: the ladder goes on")
+            _say("  not shown to pass on the reported samples: the search goes on")
 
     def _try_steps(self) -> None:
-        while steps := climbing.next_steps(self.asked, self.tried):
+        while steps := searching.next_steps(self.asked, self.tried):
             fitting = [step for step in self._without_conflicts(steps) if self._fits(step)]
             # A search that ends in time still quantizes and evaluates its choice, then confirms it.
             self._run(fitting[: self.at_once], self._left_s() - 2 * self._confirm_s())
@@ -103,12 +103,12 @@ class Ladder:
         return [step for step in steps if step not in refused]
 
     def _skip(self, step: Step, why: str) -> None:
-        self.tried.append(Tried(step, climbing.SKIPPED, why))
+        self.tried.append(Tried(step, searching.SKIPPED, why))
         _say(f"not tried: {step.words}: {why}")
 
     def _confirm(self, finalist: Tried) -> Tried:
         """Measure a model on the reported samples; note in `tried` if it does not pass there."""
-        step = climbing.confirm(self.asked, finalist.found)
+        step = searching.confirm(self.asked, finalist.found)
         [done] = self._run([step], self._left_s(), self.confirmed)
         if not done.passes:
             self.tried[self.tried.index(finalist)] = replace(finalist, refuted=True)
@@ -123,7 +123,7 @@ class Ladder:
         For a step that can end early with the best so far, it is enough if a part fits.
         """
         expected_s, confirm_s, left_s = self._expect(step), self._confirm_s(), self._left_s()
-        expected_s *= climbing.ENDS_IN_TIME.get(step.rung, 1)
+        expected_s *= searching.ENDS_IN_TIME.get(step.kind, 1)
         if not self.tried or expected_s + confirm_s <= left_s:
             return True
         self._skip(
@@ -135,7 +135,7 @@ class Ladder:
 
     def _confirm_s(self) -> float:
         """Return the expected seconds of the confirmation of the best so far."""
-        ranked = climbing.rank(self.asked, self.tried)
+        ranked = searching.rank(self.asked, self.tried)
         return _again_s(ranked[0]) if ranked else 0.0
 
     def _expect(self, step: Step) -> float:
@@ -145,7 +145,7 @@ class Ladder:
         """
         measured = [trial for trial in self.tried if trial.status == "ok"]
         own = [trial for trial in measured if trial.step.backend == step.backend] or measured
-        if alike := [_warm_s(trial) for trial in own if trial.step.rung == step.rung]:
+        if alike := [_warm_s(trial) for trial in own if trial.step.kind == step.kind]:
             return max(alike)
         plain_s = [(_warm_s(trial) / max(trial.step.cost, 1), trial.own_seconds) for trial in own]
         job_s = max((seconds for seconds, _ in plain_s), default=0)
@@ -179,14 +179,14 @@ class Ladder:
             self.asked = replace(self.asked, limit=metric.limit(self.allowed))
             sound = not find_fault(metric, Cell(result, ""), self.allowed)
         # The level of each of several looks at the same samples.
-        looks = self.allowed.confirmations if step.rung == climbing.CONFIRM else 1
+        looks = self.allowed.confirmations if step.kind == searching.CONFIRM else 1
         done = measure(step, result, seconds, SIGNIFICANCE / looks)
         return replace(done, within=done.within and sound)
 
     def _outcome(self, tried: Tried) -> str:
         if tried.status != "ok":
             return f"{tried.status}: {tried.reason}"
-        if tried.step.rung == climbing.DIAGNOSIS:
+        if tried.step.kind == searching.DIAGNOSIS:
             return tried.reason
         if tried.doubt:
             return f"void: {tried.doubt}"
@@ -198,12 +198,14 @@ class Ladder:
 
 
 def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
-    """Check the settings of the ladder, before the store is opened.
+    """Check the settings of the search, before the store is opened.
 
     Raises:
-        ConfigError: a wrong goal or time, several values, or a setting that the ladder itself sets.
+        ConfigError: a wrong goal or time, several values, or a setting of the search itself.
     """
-    limits.require("goal", sweeper.goal, sweeper.goal in climbing.GOALS, " | ".join(climbing.GOALS))
+    limits.require(
+        "goal", sweeper.goal, sweeper.goal in searching.GOALS, " | ".join(searching.GOALS)
+    )
     minutes = sweeper.minutes
     is_time = isinstance(minutes, int | float) and 0 < minutes < math.inf
     limits.require("minutes", minutes, is_time, "a number > 0")
@@ -216,7 +218,7 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
         value = override.value()
         if isinstance(value, str) and (mend := _REFUSED.get((key, value))):
             raise ConfigError(f"{key}: got {value} with experiment=auto; {mend}")
-        if key in _LADDERS:
+        if key in _OF_SEARCH:
             raise ConfigError(f"{key}: got {override.value()}, but experiment=auto sets it itself")
 
 
@@ -226,7 +228,7 @@ _REFUSED = {
     ("method", "weight_only"): "goal=best tries it for transformers",
     ("nodes_to_exclude", "auto"): "it searches for layers itself; leave the setting out",
 }
-_LADDERS = ("evaluate.split", "evaluate.choice", "evaluate.stop", "analysis")
+_OF_SEARCH = ("evaluate.split", "evaluate.choice", "evaluate.stop", "analysis")
 
 
 def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIFICANCE) -> Tried:
@@ -283,12 +285,12 @@ def _warm_s(tried: Tried) -> float:
     The first job also converts the network and measures FP32, so its time is estimated as twice the
     seconds of quantization and evaluation.
     """
-    return _again_s(tried) if tried.step.rung == climbing.START else tried.seconds
+    return _again_s(tried) if tried.step.kind == searching.START else tried.seconds
 
 
 def _again_s(tried: Tried) -> float:
     """Return the seconds of a step on other samples: learned layers and choices are kept."""
-    if tried.step.rung == climbing.START or tried.step.rung in climbing.ENDS_IN_TIME:
+    if tried.step.kind == searching.START or tried.step.kind in searching.ENDS_IN_TIME:
         return min(tried.seconds, 2 * tried.own_seconds or tried.seconds)
     return tried.seconds
 

@@ -1,4 +1,4 @@
-"""The sweeper of `experiment=auto`: runs the steps of the ladder with the launcher."""
+"""The sweeper of `experiment=auto`: runs the steps of the search with the launcher."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from resnet8ptq.config import words
 
 
-class LadderSweeper(Sweeper):
-    """Runs the steps of the ladder, and returns their records to it."""
+class SearchSweeper(Sweeper):
+    """Runs the steps of the search, and returns their records to it."""
 
     config: DictConfig
     hydra_context: HydraContext
@@ -35,12 +35,12 @@ class LadderSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        """Climb the ladder with these settings of the user."""
+        """Search with these settings of the user."""
         # Hydra imports this module at each start, for --help too.
         from resnet8ptq.config.loading import parse_config
         from resnet8ptq.core import machine
-        from resnet8ptq.experiment.ladder.climbing import Asked, Step
-        from resnet8ptq.sweeps import callback, ladder
+        from resnet8ptq.experiment.search.searching import Asked, Step
+        from resnet8ptq.sweeps import callback, search
 
         OmegaConf.save(self.config, Path(self.config.hydra.sweep.dir) / "multirun.yaml")
         typed = {override.key_or_group: override for override in map(words.parse, arguments)}
@@ -68,7 +68,9 @@ class LadderSweeper(Sweeper):
         assert running is not None  # started by the callback
         at_once = running.worker.at_once if running.worker else 1
         seconds = 60 * self.minutes
-        ladder.Ladder(asked, launch, running.limits, seconds, at_once=at_once, check=check).climb()
+        search.RecipeSearch(
+            asked, launch, running.limits, seconds, at_once=at_once, check=check
+        ).run()
 
 
 def _outcome(result: JobReturn) -> Any:

@@ -1,4 +1,4 @@
-"""The ladder climbed by made-up jobs: time, errors, confirmation; then once in earnest."""
+"""The search run by made-up jobs: time, errors, confirmation; then once in earnest."""
 
 import shlex
 from dataclasses import dataclass, field, replace
@@ -9,11 +9,11 @@ from omegaconf import OmegaConf
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import ConfigError, DataError
-from resnet8ptq.experiment.ladder import climbing
-from resnet8ptq.experiment.ladder.climbing import CONFIRM, DIAGNOSIS, Asked
+from resnet8ptq.experiment.search import searching
+from resnet8ptq.experiment.search.searching import CONFIRM, DIAGNOSIS, Asked
 from resnet8ptq.report import page
 from resnet8ptq.shipping import to_run
-from resnet8ptq.sweeps.ladder import Ladder, measure, noise
+from resnet8ptq.sweeps.search import RecipeSearch, measure, noise
 from resnet8ptq.sweeps.winner import announce, to_yaml
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.calling import NO_REAL_FILES, call
@@ -40,38 +40,40 @@ class Jobs:
     def launch(self, steps: Any, seconds: float) -> list[Any]:
         self.steps += steps
         for step in steps:
-            ends = step.rung in climbing.ENDS_IN_TIME
+            ends = step.kind in searching.ENDS_IN_TIME
             self.at += min(self.seconds(step), seconds) if ends else self.seconds(step)
         return [self.outcome(step) for step in steps]
 
-    def climb(self, seconds: float = 1000, goal: str = "fastest", **more: Any) -> Ladder:
+    def run(self, seconds: float = 1000, goal: str = "fastest", **more: Any) -> RecipeSearch:
         asked = Asked(goal, ("onnx",), 0.0)
         limits = ReportConfig(confirmations=2)
-        ladder = Ladder(asked, self.launch, limits, seconds, clock=lambda: self.at, **more)
-        ladder.climb()
-        return ladder
+        search = RecipeSearch(asked, self.launch, limits, seconds, clock=lambda: self.at, **more)
+        search.run()
+        return search
 
     @property
-    def rungs(self) -> list[str]:
-        return [step.rung for step in self.steps]
+    def kinds(self) -> list[str]:
+        return [step.kind for step in self.steps]
 
 
 def test_a_first_model_that_passes_is_confirmed_at_once():
     jobs = Jobs(lambda step: record(0.001))
-    jobs.climb()
-    assert jobs.rungs == ["start", CONFIRM]
+    jobs.run()
+    assert jobs.kinds == ["start", CONFIRM]
     assert "evaluate.split=test" in jobs.steps[-1].overrides
 
 
 def test_a_model_below_the_least_accuracy_does_not_pass():
     jobs = Jobs(lambda step: record(0.001))
     asked = Asked("fastest", ("onnx",), 0.0)
-    Ladder(asked, jobs.launch, ReportConfig(min_accuracy=0.95), 1000, clock=lambda: jobs.at).climb()
-    assert "calibrations" in jobs.rungs
+    RecipeSearch(
+        asked, jobs.launch, ReportConfig(min_accuracy=0.95), 1000, clock=lambda: jobs.at
+    ).run()
+    assert "calibrations" in jobs.kinds
 
 
 def test_a_step_that_an_earlier_sweep_has_run_counts_with_its_own_time():
-    step = Jobs(lambda step: record(0.1)).climb().tried[-1].step
+    step = Jobs(lambda step: record(0.1)).run().tried[-1].step
     done = record(0.1)
     done.metrics["system/prepare_s"] = 90.0
     assert measure(step, done, 0.1).seconds == 90
@@ -82,9 +84,9 @@ def test_a_step_that_conflicts_with_a_setting_of_the_user_is_skipped_with_a_line
         make_config("corrections.equalization=true", *step.overrides)  # method=qat refuses it
 
     jobs = Jobs(lambda step: record(0.1))
-    ladder = jobs.climb(check=check)
-    [skipped] = [trial for trial in ladder.tried if trial.status == climbing.SKIPPED]
-    assert skipped.step.rung == "fine_tuning" and "fine_tuning" not in jobs.rungs
+    search = jobs.run(check=check)
+    [skipped] = [trial for trial in search.tried if trial.status == searching.SKIPPED]
+    assert skipped.step.kind == "fine_tuning" and "fine_tuning" not in jobs.kinds
     lines = [line for line in capsys.readouterr().err.splitlines() if "not tried" in line]
     assert len(lines) == 1 and "corrections.equalization: got true" in lines[0]
 
@@ -92,7 +94,7 @@ def test_a_step_that_conflicts_with_a_setting_of_the_user_is_skipped_with_a_line
 def test_settings_of_the_user_that_conflict_are_an_error_before_any_job():
     jobs = Jobs(lambda step: record(0.1))
     with pytest.raises(ConfigError, match=r"precision\.max_bytes"):
-        jobs.climb(check=lambda step: make_config("precision.max_bytes=1", *step.overrides))
+        jobs.run(check=lambda step: make_config("precision.max_bytes=1", *step.overrides))
     assert not jobs.steps
 
 
@@ -113,7 +115,7 @@ def test_ship_takes_the_keys_of_run(word):
 
 def test_ship_for_an_npu_takes_the_settings_of_its_preset():
     experiment, *words = to_run(["experiment=npu"])
-    first, *_ = climbing.next_steps(
+    first, *_ = searching.next_steps(
         Asked("fastest", ("onnx",), 0.0, {w.partition("=")[0]: w for w in words}), []
     )
     ours, preset = make_config(*words, *first.overrides), make_config("experiment=npu")
@@ -126,14 +128,14 @@ def test_the_time_of_a_job_that_all_steps_share_is_expected_once(capsys):
     quick = record(0.05)
     quick.metrics.update({"system/quantize_s": 0.2, "system/evaluate_s": 0.3})
     jobs = Jobs(lambda step: quick, seconds=lambda step: 10.0)
-    jobs.climb(seconds=120)
-    assert "learned_rounding" in jobs.rungs and jobs.rungs[-1] == CONFIRM
+    jobs.run(seconds=120)
+    assert "learned_rounding" in jobs.kinds and jobs.kinds[-1] == CONFIRM
 
 
 def test_a_step_that_is_not_expected_to_fit_is_not_started(capsys):
     jobs = Jobs(lambda step: record(0.05))
-    jobs.climb(seconds=5)
-    assert DIAGNOSIS not in jobs.rungs and jobs.rungs[-1] == CONFIRM
+    jobs.run(seconds=5)
+    assert DIAGNOSIS not in jobs.kinds and jobs.kinds[-1] == CONFIRM
     assert jobs.at <= 5
     assert "not tried: +analysis=diagnose" in capsys.readouterr().err
 
@@ -142,76 +144,76 @@ def test_a_long_step_starts_where_a_part_of_it_fits_and_leaves_time_to_confirm(c
     """It keeps the best so far; the confirmation takes learned layers from the cache."""
     cut = record(0.05)
     cut.params["cut_short"] = "learned rounding: 9 of 28 layers"
-    jobs = Jobs(lambda step: cut if step.rung == "learned_rounding" else record(0.05))
-    jobs.climb(seconds=20)
-    assert jobs.rungs[-2:] == ["learned_rounding", CONFIRM]
+    jobs = Jobs(lambda step: cut if step.kind == "learned_rounding" else record(0.05))
+    jobs.run(seconds=20)
+    assert jobs.kinds[-2:] == ["learned_rounding", CONFIRM]
     assert jobs.at <= 20
     assert "kB; the time was up: learned rounding: 9 of 28" in capsys.readouterr().err
 
 
 def test_the_next_finalist_is_confirmed_where_the_first_does_not_pass():
     def outcome(step):
-        lucky = step.rung != CONFIRM or "calib=mse" in step.overrides
+        lucky = step.kind != CONFIRM or "calib=mse" in step.overrides
         return record(0.001 if lucky else 0.02)
 
     jobs = Jobs(outcome)
-    jobs.climb(goal="best")
-    confirmed = [step for step in jobs.steps if step.rung == CONFIRM]
+    jobs.run(goal="best")
+    confirmed = [step for step in jobs.steps if step.kind == CONFIRM]
     assert len(confirmed) == 2
 
 
-def test_the_ladder_goes_on_where_the_reported_samples_do_not_show_a_pass(capsys):
+def test_the_search_goes_on_where_the_reported_samples_do_not_show_a_pass(capsys):
     """No other model passes on the selection samples yet."""
 
     def outcome(step):
         better = "calib=mse" in step.overrides
-        return record(0.001 if better else 0.006 if step.rung != CONFIRM else 0.009)
+        return record(0.001 if better else 0.006 if step.kind != CONFIRM else 0.009)
 
     jobs = Jobs(outcome)
-    ladder = jobs.climb()
-    assert jobs.rungs == ["start", CONFIRM, "calibrations", "calibrations", CONFIRM]
-    assert ladder.confirmed[-1].passes
-    assert "the ladder goes on" in capsys.readouterr().err
+    search = jobs.run()
+    assert jobs.kinds == ["start", CONFIRM, "calibrations", "calibrations", CONFIRM]
+    assert search.confirmed[-1].passes
+    assert "the search goes on" in capsys.readouterr().err
 
 
-def test_the_ladder_ends_where_the_reported_samples_are_too_few_for_any_model():
-    jobs = Jobs(lambda s: record(0.004, *([0.02] if s.rung == CONFIRM else [])))
-    jobs.climb()
-    assert jobs.rungs == ["start", CONFIRM]
+def test_the_search_ends_where_the_reported_samples_are_too_few_for_any_model():
+    jobs = Jobs(lambda s: record(0.004, *([0.02] if s.kind == CONFIRM else [])))
+    jobs.run()
+    assert jobs.kinds == ["start", CONFIRM]
 
 
 @pytest.mark.parametrize(("p_value", "passes"), [(0.02, True), (0.04, False)])
 def test_each_confirmation_passes_at_its_share_of_the_level(p_value, passes):
-    """The first one too, as the ladder may confirm another one after it."""
+    """The first one too, as the search may confirm another one after it."""
 
     def outcome(step):
-        done = record(0.006 if step.rung != CONFIRM else 0.009)
-        if step.rung == CONFIRM:
+        done = record(0.006 if step.kind != CONFIRM else 0.009)
+        if step.kind == CONFIRM:
             done.metrics["paired/p_within"] = p_value
         return done
 
-    ladder = Jobs(outcome).climb()
-    assert [done.passes for done in ladder.confirmed] == [passes] * (1 if passes else 2)
+    search = Jobs(outcome).run()
+    assert [done.passes for done in search.confirmed] == [passes] * (1 if passes else 2)
 
 
 def test_where_nothing_passes_the_closest_is_confirmed_alone():
     jobs = Jobs(lambda step: record(0.02 if "calib=percentile" in step.overrides else 0.05))
-    ladder = jobs.climb()
-    assert jobs.rungs.count(CONFIRM) == 1
+    search = jobs.run()
+    assert jobs.step_kinds.count(CONFIRM) == 1
     assert "calib=percentile" in jobs.steps[-1].overrides
-    assert not ladder.confirmed[0].passes
+    assert not search.confirmed[0].passes
 
 
-def test_the_error_of_the_first_job_ends_the_ladder_and_a_later_one_does_not():
+def test_the_error_of_the_first_job_ends_the_search_and_a_later_one_does_not():
     with pytest.raises(DataError, match="no such file"):
-        Jobs(lambda step: DataError("no such file")).climb()
+        Jobs(lambda step: DataError("no such file")).run()
 
     def outcome(step):
-        return DataError("too few") if step.rung == "calibrations" else record(0.05)
+        return DataError("too few") if step.kind == "calibrations" else record(0.05)
 
     jobs = Jobs(outcome)
-    jobs.climb()
-    assert jobs.rungs[-1] == CONFIRM
+    jobs.run()
+    assert jobs.kinds[-1] == CONFIRM
 
 
 def test_jobs_run_at_once_where_a_launcher_can():
@@ -219,20 +221,20 @@ def test_jobs_run_at_once_where_a_launcher_can():
     jobs = Jobs(lambda step: record(0.05))
     launch = jobs.launch
     jobs.launch = lambda steps, *rest: batches.append(len(steps)) or launch(steps, *rest)
-    jobs.climb(at_once=4)
+    jobs.run(at_once=4)
     assert max(batches) == 2  # the calibrations
 
 
-def test_fp32_in_doubt_ends_the_ladder():
+def test_fp32_in_doubt_ends_the_search():
     doubtful = record(0.0)
     doubtful.params["doubt"] = "FP32 is near chance"
     jobs = Jobs(lambda step: doubtful)
-    jobs.climb(goal="best")
-    assert jobs.rungs == ["start", CONFIRM]
+    jobs.run(goal="best")
+    assert jobs.kinds == ["start", CONFIRM]
 
 
 def test_a_record_is_measured_by_its_interval_and_its_divergence():
-    step = climbing.next_steps(Asked("best", ("onnx",), 0.0), [])[0]
+    step = searching.next_steps(Asked("best", ("onnx",), 0.0), [])[0]
     done = measure(step, record(0.004), 1.0)
     assert (done.loss, round(done.error, 6), done.passes) == (0.004, 0.002, True)
     assert done.noise == 0.004

@@ -1,4 +1,4 @@
-"""Properties of a network that decide the steps of the ladder."""
+"""Properties of a network that decide the steps of the search."""
 
 import onnx
 
@@ -14,7 +14,7 @@ _POOLS = {"GlobalAveragePool", "AveragePool", "ReduceMean"}
 
 
 def find_properties(graph: onnx.GraphProto) -> list[str]:
-    """Return the properties of a converted network for which the ladder has steps."""
+    """Return the properties of a converted network for which the search has steps."""
     operators = {node.op_type for node in graph.node}
     attention = bool(find_attention(graph))
     present = {

@@ -21,7 +21,7 @@ from resnet8ptq.core import cache, invocation, machine
 from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.experiment import inputs
-from resnet8ptq.experiment.ladder import candidates
+from resnet8ptq.experiment.search import candidates
 from resnet8ptq.models.network_path import locate
 from resnet8ptq.models.summary import Summary, summarize
 

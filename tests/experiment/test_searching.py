@@ -1,4 +1,4 @@
-"""The ladder's choice of steps, without running anything: tried steps in, next steps out."""
+"""The search's choice of steps, without running anything: tried steps in, next steps out."""
 
 import json
 import math
@@ -14,10 +14,10 @@ from onnx import parser
 
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config import limits, words
-from resnet8ptq.experiment.ladder import changes, climbing, properties, rungs
-from resnet8ptq.experiment.ladder.changes import Change
-from resnet8ptq.experiment.ladder.climbing import DIAGNOSIS, FEWER_BITS, Asked, Tried, next_steps
-from resnet8ptq.sweeps import ladder as sweep_ladder
+from resnet8ptq.experiment.search import changes, properties, searching, step_kinds
+from resnet8ptq.experiment.search.changes import Change
+from resnet8ptq.experiment.search.searching import DIAGNOSIS, FEWER_BITS, Asked, Tried, next_steps
+from resnet8ptq.sweeps import search as sweep_search
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
 
@@ -27,8 +27,8 @@ LOST = Tried(step=None, loss=0.1, error=0.002, noise=1.0, size_bytes=100_000, se
 PASSED = replace(LOST, loss=0.001, within=True, noise=0.1)
 
 
-def climb(asked, outcome, most=60):
-    """Run a ladder to its end; `outcome` returns the `Tried` of a step."""
+def run_search(asked, outcome, most=60):
+    """Run a search to its end; `outcome` returns the `Tried` of a step."""
     tried = []
     while steps := next_steps(asked, tried):
         tried += [replace(outcome(step), step=step) for step in steps]
@@ -37,12 +37,12 @@ def climb(asked, outcome, most=60):
 
 
 def rungs_of(tried):
-    return list(dict.fromkeys(each.step.rung for each in tried))
+    return list(dict.fromkeys(each.step.kind for each in tried))
 
 
-def test_the_first_model_that_passes_ends_the_ladder():
-    [only] = climb(ASKED, lambda step: PASSED)
-    assert only.step.rung == "start"
+def test_the_first_model_that_passes_ends_the_search():
+    [only] = run_search(ASKED, lambda step: PASSED)
+    assert only.step.kind == "start"
     assert {"backend=onnx", "dtype=u8s8", "per_channel=true"} <= set(only.step.overrides)
 
 
@@ -50,7 +50,7 @@ def test_cheap_steps_come_first_and_each_changes_the_best_so_far():
     def outcome(step):
         return replace(LOST, loss=0.05) if "calib=mse" in step.overrides else LOST
 
-    tried = climb(ASKED, outcome)
+    tried = run_search(ASKED, outcome)
     assert rungs_of(tried) == [
         *("start", "calibrations", DIAGNOSIS, "quick_corrections"),
         *("learned_rounding", "float_layers", "fine_tuning"),
@@ -63,22 +63,22 @@ FREE = ["start", "calibrations", "quick_corrections", "learned_rounding"]
 
 def test_where_nothing_is_lost_but_samples_are_too_few_no_step_costs_bytes_or_speed():
     def outcome(step):
-        noise = 0.001 if step.rung == "learned_rounding" else 0.009
+        noise = 0.001 if step.kind == "learned_rounding" else 0.009
         return replace(LOST, loss=0.0, noise=noise)
 
-    tried = climb(ASKED, outcome)
+    tried = run_search(ASKED, outcome)
     assert rungs_of(tried) == FREE
-    assert climbing.rank(ASKED, tried)[0].step.rung == "learned_rounding"
+    assert searching.rank(ASKED, tried)[0].step.kind == "learned_rounding"
 
 
 @pytest.mark.parametrize(("loss", "ends"), [(0.004, True), (0.006, False)])
-def test_samples_that_can_show_no_loss_end_the_ladder_at_half_of_the_limit(loss, ends):
-    tried = climb(ASKED, lambda step: replace(LOST, loss=loss, error=0.015, noise=0.001))
+def test_samples_that_can_show_no_loss_end_the_search_at_half_of_the_limit(loss, ends):
+    tried = run_search(ASKED, lambda step: replace(LOST, loss=loss, error=0.015, noise=0.001))
     assert (rungs_of(tried) == FREE) == ends
 
 
 def test_outputs_far_from_fp32s_are_no_luck_of_few_samples():
-    tried = climb(ASKED, lambda step: replace(LOST, loss=0.0, error=0.015, noise=0.02))
+    tried = run_search(ASKED, lambda step: replace(LOST, loss=0.0, error=0.015, noise=0.02))
     assert rungs_of(tried)[-2:] == ["float_layers", "fine_tuning"]
 
 
@@ -86,20 +86,20 @@ def test_findings_decide_the_next_steps():
     found = '[{"name": "outlier weight", "tensor": "w", "changes": [["nodes_to_exclude=[a]"]]}]'
 
     def outcome(step):
-        if step.rung == DIAGNOSIS:
+        if step.kind == DIAGNOSIS:
             return replace(LOST, findings=found, weights_db=30.0, activations_db=20.0)
         better = replace(LOST, loss=0.05, named="[b,c]")
-        return better if step.rung == "float_layers" else LOST
+        return better if step.kind == "float_layers" else LOST
 
-    tried = climb(ASKED, outcome)
+    tried = run_search(ASKED, outcome)
     assert rungs_of(tried)[3:] == [
         *("answers", "quick_corrections", "float_layers", "learned_rounding", "fine_tuning")
     ]
-    by_rung = {each.step.rung: each.step for each in tried}
-    assert "nodes_to_exclude=[a]" in by_rung["answers"].overrides
-    assert "outlier weight in w" in by_rung["answers"].why
-    assert "nodes_to_exclude=[b,c]" in by_rung["learned_rounding"].overrides  # no second search
-    assert not any(word.startswith("max_drop=") for word in by_rung["learned_rounding"].overrides)
+    by_kind = {each.step.kind: each.step for each in tried}
+    assert "nodes_to_exclude=[a]" in by_kind["answers"].overrides
+    assert "outlier weight in w" in by_kind["answers"].why
+    assert "nodes_to_exclude=[b,c]" in by_kind["learned_rounding"].overrides  # no second search
+    assert not any(word.startswith("max_drop=") for word in by_kind["learned_rounding"].overrides)
 
 
 @pytest.mark.parametrize(
@@ -113,33 +113,33 @@ def test_a_property_of_the_network_brings_its_answer(name, word):
     def all_words(tried):
         return {word for each in tried for word in each.step.overrides}
 
-    assert word in all_words(climb(ASKED, lambda step: replace(LOST, properties=(name,))))
-    assert word not in all_words(climb(ASKED, lambda step: LOST))
+    assert word in all_words(run_search(ASKED, lambda step: replace(LOST, properties=(name,))))
+    assert word not in all_words(run_search(ASKED, lambda step: LOST))
 
 
 def test_fine_tuning_is_last_without_corrections_and_needs_classes():
     def outcome(step):
-        return replace(LOST, loss=0.05) if step.rung == "learned_rounding" else LOST
+        return replace(LOST, loss=0.05) if step.kind == "learned_rounding" else LOST
 
-    last = climb(ASKED, outcome)[-1].step
-    assert last.rung == "fine_tuning"
+    last = run_search(ASKED, outcome)[-1].step
+    assert last.kind == "fine_tuning"
     config = make_config(*last.overrides)
     assert config.method == "qat"
     assert not any((config.corrections.adaround, config.corrections.bias_correction))
-    other = climb(ASKED, lambda step: replace(LOST, classifies=False))
+    other = run_search(ASKED, lambda step: replace(LOST, classifies=False))
     assert "fine_tuning" not in rungs_of(other)
 
 
-@pytest.mark.parametrize("goal", climbing.GOALS)
+@pytest.mark.parametrize("goal", searching.GOALS)
 def test_16_bit_activations_are_the_users_wish_and_hold_in_every_step(goal):
     known = (properties.POOLS, properties.SILU)
     asked = replace(ASKED, goal=goal, fixed={"dtype": "dtype=w8a16"})
-    first, *rest = climb(asked, lambda step: replace(LOST, properties=known))
+    first, *rest = run_search(asked, lambda step: replace(LOST, properties=known))
     assert first.step.why == "8-bit weights, 16-bit activations"
     assert set(first.step.overrides) >= {"calib=minmax", "per_channel=true"}
     for each in (first, *rest):
         config = make_config("dtype=w8a16", *each.step.overrides)
-        if each.step.rung != DIAGNOSIS:
+        if each.step.kind != DIAGNOSIS:
             quantizer_of(config).resolve()  # nothing that 16 bits do not take
     assert {"operators", "fine_tuning"}.isdisjoint(rungs_of(rest))
 
@@ -150,7 +150,7 @@ def test_16_bit_activations_are_the_users_wish_and_hold_in_every_step(goal):
 )
 def test_16_bit_activations_are_a_step_where_they_run_on_integers(backend, goal, tried):
     """They are slow on a CPU, and ONNX files with them are simulated."""
-    steps = climb(replace(ASKED, backends=(backend,), goal=goal), lambda step: LOST)
+    steps = run_search(replace(ASKED, backends=(backend,), goal=goal), lambda step: LOST)
     wide = [each.step for each in steps if "dtype=w8a16" in each.step.overrides]
     assert bool(wide) == tried
     for step in wide:
@@ -161,18 +161,18 @@ def test_layers_in_float_have_to_lower_the_noise_clearly():
     first, *_ = next_steps(ASKED, [])
     plain = replace(LOST, step=first, noise=1.0)
     search = {"nodes_to_exclude": "nodes_to_exclude=auto", "max_drop": "max_drop=0.005"}
-    searching = replace(first, settings={**first.settings, **search})
-    some = replace(plain, step=searching, named="[a]", noise=0.9)
-    assert climbing.closest([plain, some]) is plain
+    auto = replace(first, settings={**first.settings, **search})
+    some = replace(plain, step=auto, named="[a]", noise=0.9)
+    assert searching.closest([plain, some]) is plain
     quiet, none = replace(some, noise=0.7), replace(some, named="[]")
-    assert climbing.closest([plain, quiet]) is quiet
-    assert climbing.closest([plain, none]) is none
+    assert searching.closest([plain, quiet]) is quiet
+    assert searching.closest([plain, none]) is none
 
 
 def test_settings_of_the_user_are_never_changed():
     fixed = {"calib": "calib=minmax", "per_channel": "per_channel=false"}
     asked = replace(ASKED, goal="best", fixed=fixed)
-    tried = climb(asked, lambda step: LOST)
+    tried = run_search(asked, lambda step: LOST)
     assert not any(
         word.startswith(("calib=", "per_ch")) for t in tried for word in t.step.overrides
     )
@@ -182,7 +182,7 @@ def test_settings_of_the_user_are_never_changed():
 def test_a_backend_that_cannot_is_left_and_the_other_goes_on():
     asked = replace(ASKED, backends=("tflite", "torch"))
     refused = replace(LOST, status="unsupported", loss=float("nan"))
-    tried = climb(asked, lambda step: refused if step.backend == "tflite" else LOST)
+    tried = run_search(asked, lambda step: refused if step.backend == "tflite" else LOST)
     assert [each.step.backend for each in tried].count("tflite") == 1
     assert rungs_of(each for each in tried if each.step.backend == "torch")[-1] == "fine_tuning"
 
@@ -191,14 +191,14 @@ def test_smallest_narrows_the_budget_between_pass_and_fail():
     """Budgets of at least 60 kB pass: the search ends within 3% of that."""
 
     def outcome(step):
-        if step.rung != FEWER_BITS:
+        if step.kind != FEWER_BITS:
             return PASSED
-        budget = climbing._budget(step)
+        budget = searching._budget(step)
         return replace(PASSED if budget >= 60_000 else LOST, size_bytes=budget)
 
-    tried = climb(replace(ASKED, goal="smallest"), outcome)
-    winner = climbing.rank(replace(ASKED, goal="smallest"), tried)[0]
-    assert 60_000 <= winner.size_bytes <= 60_000 * climbing.SAME_SIZE
+    tried = run_search(replace(ASKED, goal="smallest"), outcome)
+    winner = searching.rank(replace(ASKED, goal="smallest"), tried)[0]
+    assert 60_000 <= winner.size_bytes <= 60_000 * searching.SAME_SIZE
     assert len(tried) < 8
 
 
@@ -207,12 +207,12 @@ def test_models_of_equal_loss_are_ranked_by_noise_and_passing_ones_by_the_goal()
     a = replace(PASSED, step=first, loss=0.001, noise=0.3, size_bytes=9, latency_ms=3.0)
     b = replace(a, loss=0.002, noise=0.1, size_bytes=8, latency_ms=4.0)
     c = replace(a, loss=0.02, within=False, noise=0.01, size_bytes=1, latency_ms=1.0)
-    assert climbing.closest([a, b, c]) is b  # the loss of c is more by more than luck
+    assert searching.closest([a, b, c]) is b  # the loss of c is more by more than luck
     half = replace(b, noise=0.12, size_bytes=4)
-    assert climbing.closest([a, b, half]) is half  # twice the bytes for little less noise
+    assert searching.closest([a, b, half]) is half  # twice the bytes for little less noise
 
     def order(goal):
-        return climbing.rank(replace(ASKED, goal=goal), [a, b, c])
+        return searching.rank(replace(ASKED, goal=goal), [a, b, c])
 
     assert order("fastest") == [a, b]
     assert order("smallest") == [b, a]
@@ -226,21 +226,21 @@ outcomes = st.sampled_from(
 
 @pytest.mark.slow
 @settings(max_examples=50)
-@given(st.sampled_from(climbing.GOALS), st.lists(outcomes, min_size=1, max_size=20))
-def test_every_ladder_ends_and_tries_nothing_twice(goal, results):
+@given(st.sampled_from(searching.GOALS), st.lists(outcomes, min_size=1, max_size=20))
+def test_every_search_ends_and_tries_nothing_twice(goal, results):
     given_out = cycle(results)
     asked = replace(ASKED, goal=goal, backends=("onnx", "torch"))
-    tried = climb(asked, lambda step: next(given_out))
+    tried = run_search(asked, lambda step: next(given_out))
     steps = [tuple(sorted(each.step.overrides)) for each in tried]
     assert len(set(steps)) == len(steps)
 
 
-@pytest.mark.parametrize("goal", climbing.GOALS)
+@pytest.mark.parametrize("goal", searching.GOALS)
 @pytest.mark.parametrize("backend", [name for name, one in BACKENDS.items() if one.quantizes])
 def test_every_step_is_a_valid_configuration(goal, backend):
     known = (properties.ATTENTION, properties.DEPTHWISE, properties.POOLS)
     asked = replace(ASKED, goal=goal, backends=(backend,))
-    for each in climb(asked, lambda step: replace(LOST, properties=known)):
+    for each in run_search(asked, lambda step: replace(LOST, properties=known)):
         make_config(*each.step.overrides)
 
 
@@ -251,7 +251,7 @@ class Improving:
         self.loss, self.reported = 0.5, reported
 
     def __call__(self, step):
-        if step.rung == DIAGNOSIS:  # has no model
+        if step.kind == DIAGNOSIS:  # has no model
             return replace(LOST, loss=math.nan, **self.reported)
         self.loss *= 0.9
         kept = replace(LOST, loss=self.loss, noise=self.loss, error=0.0, named="[a]")
@@ -260,7 +260,7 @@ class Improving:
 
 def narrowing(step):
     """All models of 8 bits pass, and none of fewer bits."""
-    return LOST if step.rung == FEWER_BITS else PASSED
+    return LOST if step.kind == FEWER_BITS else PASSED
 
 
 @cache
@@ -270,7 +270,7 @@ def every_change():
     return [*named, *changes.usual(make_config(), ["a"]), changes.calibrate_with(50)]
 
 
-def climbs():
+def searches_steps():
     """Every request with jobs that report every property and finding, and with jobs that pass."""
     reported = [{"name": "f", "tensor": "t", "changes": [c.settings]} for c in every_change()]
     known = [value for name, value in vars(properties).items() if name.isupper()]
@@ -279,17 +279,17 @@ def climbs():
         lambda: narrowing,
     )
     backends = [name for name, one in BACKENDS.items() if one.quantizes]
-    for goal, backend, job in product(climbing.GOALS, backends, jobs):
+    for goal, backend, job in product(searching.GOALS, backends, jobs):
         yield replace(ASKED, goal=goal, backends=(backend,)), job()
 
 
-def words_of_the_ladder():
+def words_of_the_search():
     """Every setting of a step as typed, and the default of its key."""
     typed = {word for change in every_change() for word in change.settings}
-    for asked, outcome in climbs():
-        for step in (each.step for each in climb(asked, outcome)):
+    for asked, outcome in searches_steps():
+        for step in (each.step for each in run_search(asked, outcome)):
             typed |= {*step.overrides, *step.words.split()}
-    refused = {"backend", "+analysis", "analysis.try_changes", *sweep_ladder._LADDERS}
+    refused = {"backend", "+analysis", "analysis.try_changes", *sweep_search._OF_SEARCH}
     keys = {word.partition("=")[0] for word in typed} - refused
     for key in keys:
         value = reduce(getattr, key.split("."), make_config())
@@ -298,19 +298,19 @@ def words_of_the_ladder():
 
 
 @pytest.mark.slow
-def test_the_user_may_fix_every_setting_of_the_ladder():
-    for word in words_of_the_ladder():
+def test_the_user_may_fix_every_setting_of_the_search():
+    for word in words_of_the_search():
         key = word.partition("=")[0]
-        for asked, outcome in climbs():
+        for asked, outcome in searches_steps():
             fixed = replace(asked, fixed={key: word})
-            for each in climb(fixed, outcome):
-                confirmed = climbing.confirm(fixed, each.found)
+            for each in run_search(fixed, outcome):
+                confirmed = searching.confirm(fixed, each.found)
                 assert key not in {**each.step.settings, **confirmed.settings}, word
 
 
 @pytest.mark.slow
 def test_steps_that_build_on_each_other_are_valid_configurations():
-    steps = [each for asked, outcome in climbs() for each in climb(asked, outcome)]
+    steps = [each for asked, outcome in searches_steps() for each in run_search(asked, outcome)]
     for words_of_step in {tuple(step.overrides) for e in steps for step in (e.step, e.found)}:
         make_config(*words_of_step)
 
@@ -318,7 +318,7 @@ def test_steps_that_build_on_each_other_are_valid_configurations():
 @pytest.mark.parametrize("backend", NARROWER)
 def test_every_budget_of_bytes_is_a_valid_configuration(backend):
     asked = replace(ASKED, goal="smallest", backends=(backend,))
-    tried = climb(asked, lambda step: LOST if step.rung == FEWER_BITS else PASSED)
+    tried = run_search(asked, lambda step: LOST if step.kind == FEWER_BITS else PASSED)
     assert FEWER_BITS in rungs_of(tried)
     for each in tried:
         make_config(*each.step.overrides)
@@ -330,24 +330,24 @@ def test_a_setting_of_the_user_leaves_out_the_steps_about_it():
         "corrections.adaround": "corrections.adaround=false",
         "latency.enabled": "latency.enabled=false",
     }
-    tried = climb(replace(ASKED, fixed=fixed), lambda step: LOST)
+    tried = run_search(replace(ASKED, fixed=fixed), lambda step: LOST)
     assert {"float_layers", "learned_rounding"}.isdisjoint(rungs_of(tried))
-    last = climbing.confirm(replace(ASKED, fixed=fixed), tried[-1].step)
+    last = searching.confirm(replace(ASKED, fixed=fixed), tried[-1].step)
     assert not any("latency" in word for each in tried for word in each.step.overrides)
     assert not any("latency" in word for word in last.overrides)
 
 
 def test_layers_of_any_name_are_left_in_float():
     named = words.as_list(["conv;1", "b=2"])
-    tried = climb(ASKED, lambda step: replace(LOST, named=named))
+    tried = run_search(ASKED, lambda step: replace(LOST, named=named))
     [search] = [each for each in tried if each.searches]
     assert make_config(*search.found.overrides).nodes_to_exclude == ["conv;1", "b=2"]
 
 
-def test_the_flagships_are_presets_of_the_ladder():
+def test_the_flagships_are_presets_of_the_search():
     """The recipes of conf/experiment/ take the same settings as its steps on a CPU without VNNI."""
-    seen = rungs.Seen("onnx", exact_sums=False, limit=0.01)
-    quick = rungs.start(seen).settings
+    seen = step_kinds.Seen("onnx", exact_sums=False, limit=0.01)
+    quick = step_kinds.start(seen).settings
     learned = (*quick, *changes.LEARN.settings)
     recipe, ours = make_config("experiment=flagship"), make_config("backend=onnx", *learned)
     for key in map(words.parse, learned):
@@ -391,6 +391,6 @@ def test_channels_of_unequal_scale_are_equalized_first(before, after, unequal):
     onnx.checker.check_model(proto)
     found = properties.find_properties(proto.graph)
     assert found == ([properties.UNEQUAL] if unequal else [])
-    tried = climb(ASKED, lambda step: replace(LOST, properties=tuple(found)))
+    tried = run_search(ASKED, lambda step: replace(LOST, properties=tuple(found)))
     assert ("equalization" in rungs_of(tried)) == unequal
     assert rungs_of(tried)[1] == ("equalization" if unequal else "calibrations")

@@ -1,17 +1,17 @@
-"""The steps of the ladder in their order, each with the reason to try it.
+"""The steps of the search in their order, each with the reason to try it.
 
-The first rung of each backend is its plain 8-bit configuration. Each later rung changes the best
-configuration of the rungs before it. Costs are first guesses of the time, relative to the plain
-run: studies/ship.md.
+The first step of each backend is its plain 8-bit configuration. Each later step changes the best
+configuration of the kinds of steps before it. Costs are first guesses of the time, relative to the
+plain run: studies/ship.md.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from resnet8ptq.core.descriptor import Search, find_search
-from resnet8ptq.experiment.ladder import changes
-from resnet8ptq.experiment.ladder.changes import Change, change
-from resnet8ptq.experiment.ladder.properties import ATTENTION, DEPTHWISE, POOLS, SILU, UNEQUAL
+from resnet8ptq.experiment.search import changes
+from resnet8ptq.experiment.search.changes import Change, change
+from resnet8ptq.experiment.search.properties import ATTENTION, DEPTHWISE, POOLS, SILU, UNEQUAL
 
 WEIGHTS, ACTIVATIONS = "weights", "activations"
 _CALIBRATIONS = ("minmax", "percentile", "mse")
@@ -19,7 +19,7 @@ _CALIBRATIONS = ("minmax", "percentile", "mse")
 
 @dataclass(frozen=True)
 class Seen:
-    """The state of the ladder below a rung.
+    """The state of the search before a kind of step.
 
     Attributes:
         backend: the value of `backend=`.
@@ -69,7 +69,7 @@ class Proposal:
     cost: float = 1.0
 
 
-Rung = Callable[[Seen], Iterator[Proposal]]
+StepKind = Callable[[Seen], Iterator[Proposal]]
 
 
 def start(seen: Seen) -> Change:
@@ -187,21 +187,21 @@ def _without_corrections(seen: Seen) -> list[str]:
     return [f"{key}=false" for key in switched_on if key.startswith("corrections.")]
 
 
-def order(seen: Seen, goal: str) -> Sequence[Rung]:
-    """Return the rungs above the first one, the cheap ones first.
+def order(seen: Seen, goal: str) -> Sequence[StepKind]:
+    """Return the kinds of steps after the first one, the cheap ones first.
 
     Learned rounding comes before layers in float, unless the activations cost more, because
     rounding of weights cannot win that back. In networks with SiLU the activations cost more, so
     layers in float come before the diagnosis.
     """
-    middle: list[Rung] = [answers, quick_corrections]
+    middle: list[StepKind] = [answers, quick_corrections]
     if seen.has(SILU):
         costly = [float_layers, *middle, learned_rounding]
     elif seen.costs_more == ACTIVATIONS:
         costly = [*middle, float_layers, learned_rounding]
     else:
         costly = [*middle, learned_rounding, float_layers]
-    last: list[Rung] = [weights_alone] if goal != "fastest" else []
+    last: list[StepKind] = [weights_alone] if goal != "fastest" else []
     last += [learned_blocks] if goal == "best" else []
     last += [wide_activations] if goal != "fastest" else []
     last += [fine_tuning]
