@@ -63,11 +63,18 @@ def open_session(
 
 
 def open_runner(
-    model: str | bytes | onnx.ModelProto, threads: int = 0, arena: bool = True, spins: bool = False
+    model: str | bytes | onnx.ModelProto,
+    threads: int = 0,
+    arena: bool = True,
+    spins: bool = False,
+    optimized: bool = True,
+    without: Sequence[str] = (),
 ) -> Runner:
-    """Load a model as a function; `arena` and `spins` as in `open_session`."""
+    """Load a model as a function; the other arguments as in `open_session`."""
     content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
-    session = open_session(content, threads, arena=arena, spins=spins)
+    session = open_session(
+        content, threads, optimized=optimized, arena=arena, spins=spins, without=without
+    )
     names = [value.name for value in session.get_inputs()]
     return lambda batch: session.run(None, feed(batch, names))
 

@@ -1,7 +1,7 @@
 """Reads a quantized ONNX file: QDQ, QOperator, dynamic, weights in blocks, float16."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,11 @@ def read(content: bytes, path: Path) -> Contents:
     )
 
 
-def open_run(content: bytes, threads: int) -> RawRun:
-    """Load a file in ONNX Runtime."""
-    session = open_session(content, threads)
+def open_run(
+    content: bytes, threads: int, optimized: bool = True, without: Sequence[str] = ()
+) -> RawRun:
+    """Load a file in ONNX Runtime; `optimized` and `without` as in `open_session`."""
+    session = open_session(content, threads, optimized=optimized, without=without)
     names = [value.name for value in session.get_inputs()]
     return lambda values: session.run(None, dict(zip(names, values, strict=True)))
 

@@ -19,18 +19,18 @@ from resnet8ptq.data.preprocessing import arrange
 def load(admitted: Admitted, inputs: Match, outputs: Match, threads: int) -> Predictor:
     """Load a file; `inputs` and `outputs` match it to the network, see `matching`."""
     contents = admitted.contents
-    whole = _Network(admitted.open_run(threads), contents, inputs, outputs)
+    whole = MatchedNetwork(admitted.open_run(threads), contents, inputs, outputs)
 
     def open_logits() -> Run | None:
         run = admitted.open_logits(threads)
-        return None if run is None else _Network(run, contents, inputs, {})
+        return None if run is None else MatchedNetwork(run, contents, inputs, {})
 
     return Predictor(whole, open_logits)
 
 
 @dataclass(frozen=True)
-class _Network:
-    """A function from network inputs to network outputs.
+class MatchedNetwork:
+    """A file as a function from network inputs to network outputs.
 
     Attributes:
         outputs: how to select the network's outputs; empty: all outputs, unchanged.

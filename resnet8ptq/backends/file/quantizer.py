@@ -6,6 +6,7 @@ FP32 network, which runs in the file's framework if that framework supports it.
 
 import logging
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,20 +18,23 @@ from resnet8ptq.backends.contract import (
     Predictor,
     Quantizer,
     Resolved,
+    Run,
     Takes,
     options_of,
     refuse_others,
 )
-from resnet8ptq.backends.file import predictor, reading
+from resnet8ptq.backends.file import onnx_file, predictor, reading
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.file.options import FileConfig
 from resnet8ptq.backends.file.reading import Admitted, find_suffix
+from resnet8ptq.backends.onnx import checking
 from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.descriptor import find_readers
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources.formats import is_tflites
 
@@ -105,6 +109,21 @@ class FileQuantizer(Quantizer):
             "fp32_framework": self._options.fp32 or self._find_fp32(model),
         }
         return Artifact(path, len(contents.narrowed), {}, details)
+
+    def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
+        """Compare the kernels with the file where the runtime can run both ways."""
+        if self._engine != "onnx":
+            return {}
+        options, admitted, threads = self._options, self._admitted, self.runtime.threads
+        content = admitted.path.read_bytes()
+
+        def open_file(optimized: bool = True, without: Sequence[str] = ()) -> Run:
+            run = onnx_file.open_run(content, threads, optimized, without)
+            inputs, outputs = options.inputs or {}, options.outputs or {}
+            return predictor.MatchedNetwork(run, admitted.contents, inputs, outputs)
+
+        exact = open_runner(str(model.onnx_path), threads)
+        return checking.check(admitted.path.name, open_file, exact, calibration)
 
     def load(self, path: Path, threads: int) -> Predictor:
         """Load the copy; `fit` has matched its inputs and outputs."""

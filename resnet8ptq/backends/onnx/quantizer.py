@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ from resnet8ptq.backends.contract import (
     refuse_others,
     run_once,
 )
-from resnet8ptq.backends.onnx import dynamic, predictor, profiler, rewriting, weight_only
+from resnet8ptq.backends.onnx import checking, dynamic, predictor, profiler, rewriting, weight_only
 from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
@@ -233,8 +234,14 @@ class OnnxQuantizer(Quantizer):
         return count
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Run one sample; see `contract.Quantizer`."""
-        return run_once(self, artifact, calibration, predictor.check)
+        """Run one sample, then compare the kernels with the file; see `contract.Quantizer`."""
+        params = run_once(self, artifact, calibration, predictor.check)
+        if self.config.dtype.name == "fp32":
+            return params
+        path, threads = str(artifact.path), self.runtime.threads
+        exact = open_runner(str(model.onnx_path), threads)
+        open_file = partial(open_runner, path, threads)
+        return params | checking.check(artifact.path.name, open_file, exact, calibration)
 
     def _find_narrow(
         self, graph: onnx.GraphProto, skipped: Collection[str]

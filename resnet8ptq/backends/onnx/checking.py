@@ -1,0 +1,128 @@
+"""Compares a quantized ONNX file in ONNX Runtime's fused kernels with the same file node by node.
+
+The file defines its outputs: each node computed by itself, without graph optimization. Optimized,
+integer kernels take the place of groups of nodes, and should differ from them by rounding alone.
+Faults of an optimizer, or sums that saturate in 16 bits, differ more, on some releases and CPUs
+only. Such a file is good, and its results here are not.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from resnet8ptq.backends.contract import Run
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.tasks.distortion import sqnr_db
+
+log = logging.getLogger(__name__)
+
+SAMPLES = 16
+LIMIT_DB = 40.0  # ResNet8 in 8 bits has 46 to 48 dB, and 35 dB with weights of 4 bits
+# ONNX Runtime's optimizers that change how a quantized graph is computed. There is no call that
+# lists them. Names that a release does not know are ignored.
+OPTIMIZERS = (
+    "QDQSelectorActionTransformer",
+    "QDQPropagationTransformer",
+    "QDQS8ToU8Transformer",
+    "Avx2WeightS8ToU8Transformer",
+    "QDQFinalCleanupTransformer",
+    "ClipQuantRewrite",
+    "ReluQuantRewrite",
+    "DQMatMulNBitsFusion",
+    "DynamicQuantizeMatMulFusion",
+    "MatMulIntegerToFloatFusion",
+    "ConstantFolding",
+    "ConstantSharing",
+    "CommonSubexpressionElimination",
+    "TransposeOptimizer",
+    "NchwcTransformer",
+    "NhwcTransformer",
+    "ConvActivationFusion",
+    "ConvAddActivationFusion",
+    "ConvAddFusion",
+    "ConvMulFusion",
+    "ConvBNFusion",
+    "Pad_Fusion",
+    "GemmActivationFusion",
+    "GemmSumFusion",
+    "GemmTransposeFusion",
+    "MatMulActivationFusion",
+    "MatMulScaleFusion",
+    "MatmulTransposeFusion",
+    "MatMulAddFusion",
+    "ReshapeFusion",
+    "GeluFusion",
+    "BiasGeluFusion",
+    "LayerNormFusion",
+    "SkipLayerNormFusion",
+    "SimplifiedLayerNormFusion",
+    "AttentionFusion",
+)
+
+
+class Opener(Protocol):
+    """Loads a file in ONNX Runtime as a function from network inputs to network outputs."""
+
+    def __call__(self, optimized: bool = True, without: Sequence[str] = ()) -> Run:
+        """Load the file; see `graph.session.open_session`."""
+
+
+def check(name: str, open_file: Opener, exact: Run, calibration: Split) -> dict[str, str]:
+    """Return the SQNR of the kernels as a param; warn if it is below the quantization's.
+
+    Args:
+        name: the file's name, for the warning.
+        exact: the FP32 network.
+        calibration: a few of these samples run in one batch.
+    """
+    count = min(calibration.limit(SAMPLES), len(calibration))
+    if not count:  # all ranges are given
+        return {}
+    samples = calibration.inputs(np.arange(count))
+    defined = open_file(optimized=False)(samples)
+    kernels_db = sqnr_db(defined, open_file()(samples))
+    if kernels_db is None:  # equal
+        return {}
+    quantization_db = sqnr_db(exact(samples), defined)
+    if quantization_db is None:  # the file is as exact as FP32
+        quantization_db = math.inf
+    if kernels_db < min(quantization_db, LIMIT_DB):
+        log.warning(
+            "%s: on %d calibration samples ONNX Runtime's optimized graph adds more noise (SQNR "
+            "%.1f dB) than the quantization (%.1f dB): %s",
+            *(name, count, kernels_db, quantization_db),
+            _explain(open_file, samples, defined, kernels_db),
+        )
+    return {"kernels_sqnr_db": f"{kernels_db:.1f}"}
+
+
+def find_optimizer(
+    open_file: Opener, samples: np.ndarray, defined: Sequence[np.ndarray], kernels_db: float
+) -> str | None:
+    """Return the optimizer without which the optimized graph is right; None if it is not one.
+
+    Args:
+        defined: the outputs without graph optimization.
+        kernels_db: their SQNR with every optimizer.
+    """
+    for optimizer in OPTIMIZERS:
+        outputs = open_file(without=[optimizer])(samples)
+        sqnr = sqnr_db(defined, outputs)
+        if sqnr is None or sqnr >= max(LIMIT_DB, kernels_db + 3):  # 3 dB: half of the noise
+            return optimizer
+    return None
+
+
+def _explain(
+    open_file: Opener, samples: np.ndarray, defined: Sequence[np.ndarray], kernels_db: float
+) -> str:
+    optimizer = find_optimizer(open_file, samples, defined, kernels_db)
+    if optimizer is None:
+        return "no single optimizer is the cause; try another backend, or graph optimization off"
+    return (
+        f"{optimizer} is the cause; try another dtype or format, or load the file with "
+        f"disabled_optimizers=[{optimizer!r}]"
+    )

@@ -1,0 +1,57 @@
+"""A file whose optimized graph computes something else is named, with the optimizer."""
+
+from functools import partial
+
+import numpy as np
+import onnx
+import pytest
+
+from resnet8ptq.backends.onnx import checking
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.session import open_runner
+
+# ONNX Runtime 1.31 makes the zeros of the Pad the pool's own padding, below all negative values.
+PADDED = """
+<ir_version: 8, opset_import: ["": 17]>
+padded (float[n, 1, 4, 4] x) => (float[n, 1, 5, 5] y)
+<int64[8] pads = {0, 0, 1, 1, 0, 0, 1, 1}, float zero = {0.0}> {
+    wide = Pad(x, pads, zero)
+    y = MaxPool<kernel_shape = [2, 2]>(wide)
+}
+"""
+
+
+def open_padded(tmp_path):
+    path = tmp_path / "padded.onnx"
+    onnx.save(onnx.parser.parse_model(PADDED), path)
+    return partial(open_runner, str(path), 1)
+
+
+def test_a_wrong_optimizer_is_found_and_named(tmp_path, caplog):
+    negative = -1 - np.random.default_rng(0).random((20, 1, 4, 4), np.float32)
+    open_file = open_padded(tmp_path)
+    params = checking.check(
+        "it.onnx", open_file, open_file(optimized=False), Split(negative, None, "made")
+    )
+    assert float(params["kernels_sqnr_db"]) < checking.LIMIT_DB
+    assert "it.onnx" in caplog.text and "Pad_Fusion" in caplog.text
+
+
+def test_a_right_file_is_not_warned_about(tmp_path, caplog):
+    positive = np.random.default_rng(0).random((20, 1, 4, 4), np.float32)
+    open_file = open_padded(tmp_path)
+    assert checking.check("it.onnx", open_file, open_file(), Split(positive, None, "made")) == {}
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("faulty", [0.05, 0.5])
+def test_noise_below_that_of_quantization_is_not_warned_about(faulty, caplog):
+    samples = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+    noise = np.random.default_rng(1).normal(size=samples.shape)
+
+    def open_file(optimized=True, without=()):
+        return lambda batch: [batch + (faulty * noise if optimized else 0)]
+
+    quantized = [samples + 0.2 * noise]
+    checking.check("it.onnx", open_file, lambda batch: quantized, Split(samples, None, "made"))
+    assert bool(caplog.messages) == (faulty > 0.2)
