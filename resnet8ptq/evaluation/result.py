@@ -15,6 +15,7 @@ class Measurement:
     Attributes:
         metrics: metrics besides the comparison's, by MLflow name; None: not measured.
         choice: the comparison on the selection samples; None without them.
+        outputs_sha256: the hash of the model's outputs for all scored samples.
         silent: the output that does not depend on the sample, see `Scope.find_silent`.
         evaluation_cached: whether the outputs and `system/evaluate_s` are those of an earlier run.
     """
@@ -26,6 +27,7 @@ class Measurement:
     choice: Comparison | None = None
     evaluation_cached: bool = False
     silent: str = ""
+    outputs_sha256: str = ""
 
 
 @dataclass(frozen=True)

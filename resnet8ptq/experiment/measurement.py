@@ -71,8 +71,16 @@ def measure(
     silent = task.scope.find_silent(of_network, evaluation.outputs, fp32)
     metrics["paired/p_within"] = _test_limit(config, task, comparison, reported)
     metrics |= _time(evaluator, settings, path, reported)
-    size_bytes, cached = quantized.size_bytes, evaluation.cached
-    return Measurement(task, comparison, size_bytes, metrics, choice, cached, silent)
+    return Measurement(
+        task=task,
+        comparison=comparison,
+        size_bytes=quantized.size_bytes,
+        metrics=metrics,
+        choice=choice,
+        evaluation_cached=evaluation.cached,
+        silent=silent,
+        outputs_sha256=evaluation.outputs.sha256,
+    )
 
 
 def _test_limit(

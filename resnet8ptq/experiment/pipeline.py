@@ -155,7 +155,7 @@ def _describe_measurement(
     config: RunConfig, samples: Samples, measurement: Measurement
 ) -> dict[str, str]:
     """Return the timed batch size, a silent output, and whether the cache had the outputs."""
-    params = {}
+    params = {"outputs_sha256": measurement.outputs_sha256}
     if "latency_batch_p50_ms" in measurement.metrics:
         size = latency.find_batch_size(config.latency, samples.reported)
         params["latency_batch_size"] = str(size)

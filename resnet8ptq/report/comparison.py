@@ -22,7 +22,7 @@ from resnet8ptq.core import background, files
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import TrackingError, errors_as
 from resnet8ptq.evaluation.stopped_hits import read_pair
-from resnet8ptq.report import facts
+from resnet8ptq.report import equal_files, facts
 from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.metric import CHOICE, Metric
 from resnet8ptq.tasks.outputs import Array
@@ -83,6 +83,19 @@ class Family:
     def measured(self) -> list[Cell]:
         """The quantized cells with predictions."""
         return [cell for cell in self.cells if cell.quantized]
+
+    @cached_property
+    def models(self) -> list[Cell]:
+        """The measured cells; runs with equal files are one, under all their names."""
+        cells = {cell.record.run_id: cell for cell in self.measured}
+        keys = facts.varied(self.records)
+        models = []
+        for members in equal_files.group([cell.record for cell in self.measured]):
+            cell = cells[members[0].run_id]
+            if len(members) > 1:
+                cell = replace(cell, label=equal_files.label(members, keys))
+            models.append(cell)
+        return models
 
     @property
     def stopped(self) -> bool:

@@ -185,10 +185,21 @@ def count_models(records: Sequence[RunRecord]) -> int:
 def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
     """Return a key of each run's model: equal for the same file on the same kernels.
 
+    Files are the same by their hash. Hashes may differ by the names in a file, so files of the same
+    size and dtypes are also the same if all outputs on the scored samples are equal, bit for bit.
     A dynamically quantized file takes its ranges from the batch, so its size belongs to the model.
     """
-    files = [(r.backend, r.engine, r.artifact_sha256 or r.run_id) for r in records]
-    return [(*file, r.dynamic_batch) for file, r in zip(files, records, strict=True)]
+    first: dict[tuple[object, ...], tuple[str | None, ...]] = {}
+    models: list[tuple[str | None, ...]] = []
+    for record in records:
+        kernels = record.backend, record.engine, record.dynamic_batch
+        model: tuple[str | None, ...] = (*kernels, record.artifact_sha256 or record.run_id)
+        if record.outputs_sha256:
+            dtypes = record.settings("weight_dtype", "activation_dtype")
+            outputs = (*kernels, *dtypes, record.size_bytes, record.outputs_sha256)
+            model = first.setdefault(outputs, model)
+        models.append(model)
+    return models
 
 
 def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:

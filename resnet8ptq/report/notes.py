@@ -1,8 +1,9 @@
 """The notes below a table of runs: reasons, and the meaning of its columns."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from resnet8ptq.evaluation.sequential import ANALYSES
+from resnet8ptq.report import equal_files
 from resnet8ptq.report.facts import adjusted_p, count_models, labels, task_of, varied
 from resnet8ptq.report.table import NOTHING_JUDGED, VOID, Judged
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
@@ -12,6 +13,7 @@ from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.ledger import NO_LOOKS
 from resnet8ptq.tracking.record import RunRecord
 
+EQUAL_NOTE = "equal files, one row: {names}. The row shows the figures of the first."
 NAMED = 12  # runs behind one note
 P_NOTE = (
     "p: {test} against the FP32 baseline of the same framework, on the same samples{correction}. A "
@@ -85,6 +87,7 @@ def collect(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> li
     hidden = {"execution"}  # a column
     hidden |= {"planned_bits"} if "planned_bits" in varied(records) else set()
     lines = _reasons(named, hidden)
+    lines += _on_equal_files(records, {record.run_id: label for record, label in named})
     lines += _on_tests(task, records)
     lines += _on_limits(task, records, judged) + _on_stops(task, named)
     if task.reference and any(record.value(task.metric) is not None for record in records):
@@ -103,6 +106,15 @@ def collect_warnings(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDG
     lines += [VOID_NOTE] * (VOID in {judged.texts.get(record.run_id) for record in records})
     lines += [GROUPED_NOTE] * any(record.grouped for record in records)
     return lines + _on_batches(task, named) + _on_undefined(task, named)
+
+
+def _on_equal_files(records: Sequence[RunRecord], names: Mapping[str, str]) -> list[str]:
+    groups = [
+        " = ".join(dict.fromkeys(names[member.run_id] for member in members))
+        for members in equal_files.group(records)
+        if len(members) > 1
+    ]
+    return [EQUAL_NOTE.format(names=_join(groups))] if groups else []
 
 
 def _on_speed(records: Sequence[RunRecord]) -> list[str]:

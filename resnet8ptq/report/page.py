@@ -29,6 +29,7 @@ from resnet8ptq.core.text import one_line, safe_name
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
 from resnet8ptq.report import (
     answer,
+    equal_files,
     methodology,
     notes,
     plots,
@@ -203,8 +204,9 @@ def _render(
     own = own_family(selected, recommended)
     judged = verdicts.in_words([family], limits, [selected.judged])
     lines = table.rows(family.records, judged)
+    runs = lines[len(lines) - len(equal_files.distinct(family.records)) :]
     heads, (shown, cut) = table.columns(family.records), table.shorten(family.records, lines)
-    losses = [(cell.label, cell.worse_classes) for cell in family.measured if cell.worse_classes]
+    losses = [(cell.label, cell.worse_classes) for cell in family.models if cell.worse_classes]
     return templates.load("resnet8ptq.report", "family.md.j2").render(
         level="###" if prefix else "##",
         page=page,
@@ -218,7 +220,7 @@ def _render(
         least=verdicts.least_of(family.metric, limits),
         table=table.without_empty(heads, shown),
         cut=cut,
-        folds=_fold(selected, heads, lines[len(lines) - len(family.records) :]) if cut else [],
+        folds=_fold(selected, heads, runs) if cut else [],
         numeric=table.numeric(family.records),
         many=table.MANY,
         notes=notes.collect(family.records, judged),
@@ -247,7 +249,7 @@ def _fold(
     selected: ModelSelection, heads: Sequence[str], lines: Sequence[list[str]]
 ) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
     """Return a heading and a table for each combination; the one with the best run comes first."""
-    records, metric = selected.family.records, selected.family.metric
+    records, metric = equal_files.distinct(selected.family.records), selected.family.metric
     groups: dict[Combination, list[int]] = {}
     for index in best_first(records):
         groups.setdefault(records[index].combination, []).append(index)
@@ -298,15 +300,19 @@ def summarize(selected: ModelSelection) -> list[str]:
     counts = [f"{len(family.cells)} combinations requested: {len(measured)} measured"]
     counts += [f"{statuses[s]} {s}" for s in ("unsupported", "failed", "killed") if s in statuses]
     lines = [", ".join(counts) + "."]
+    if len(family.models) < len(measured):
+        lines.append(f"The measured runs wrote {len(family.models)} different files.")
     if not measured:
         return [*lines, "No quantized model was measured, so nothing can be recommended."]
     if (reference := family.task.reference) is not None:
         lines.append(reference.note)
     lines += dict.fromkeys(cell.record.doubt for cell in measured if cell.record.doubt)
-    outcomes = Counter(verdict.outcome for verdict in selected.judged.values())
+    outcomes = Counter(map(selected.outcome, family.models))
     numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
     limit = family.metric.say_limit(selected.limits)
-    lines.append(f"Limit: {limit}. Verdicts on the {len(measured)} quantized models: {numbers}.")
+    lines.append(
+        f"Limit: {limit}. Verdicts on the {len(family.models)} quantized models: {numbers}."
+    )
     if not recommendations:
         return [*lines, *why_none(selected)]
     best = recommendations[0]

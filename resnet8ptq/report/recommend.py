@@ -136,7 +136,7 @@ class ModelSelection:
     @cached_property
     def _ran(self) -> list[Cell]:
         """The models that ran as they are deployed; if there are none, files for NPUs."""
-        measured = [cell for cell in self.family.measured if not cell.record.doubt]
+        measured = [cell for cell in self.family.models if not cell.record.doubt]
         measured = [cell for cell in measured if not cell.record.silent]
         ran = [cell for cell in measured if cell.record.execution != "simulated"]
         return ran or [cell for cell in measured if cell.record.is_for_npu]

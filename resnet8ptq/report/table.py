@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import files
+from resnet8ptq.report import equal_files
 from resnet8ptq.report.facts import adjusted_p, best_first, is_stopped, task_of, varied
 from resnet8ptq.tasks.metric import BASELINE, Metric
 from resnet8ptq.tasks.task import Task
@@ -47,14 +48,17 @@ def numeric(records: Sequence[RunRecord]) -> list[str]:
 
 
 def rows(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[list[str]]:
-    """Return a row for each FP32 baseline that is not itself a run, then a row for each run."""
+    """Return a row for each FP32 baseline that is not itself a run, then one for each other run.
+
+    Runs with equal files share the row of the first, see `equal_files`.
+    """
     adjusted, keys, task = adjusted_p(records), varied(records), task_of(records)
     runs = []
-    for record in records:
-        extra = [record.params.get(key, "") for key in keys]
+    for members in equal_files.group(records):
+        record = members[0]
         limit = judged.texts.get(record.run_id, "")
         cells = _run_cells(task, record, adjusted.get(record.run_id), limit)
-        runs.append([*record.combination.cells, *extra, *cells])
+        runs.append([*equal_files.name_cells(members, keys), *cells])
     return [*_baseline_rows(task, records, [""] * len(keys)), *runs]
 
 
@@ -65,6 +69,7 @@ def shorten(
 
     Up to `MANY` runs, all rows are shown, without a note; else the baselines and the best runs.
     """
+    records = equal_files.distinct(records)
     if len(records) <= MANY:
         return list(lines), ""
     order, baselines = best_first(records), len(lines) - len(records)

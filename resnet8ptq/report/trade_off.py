@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import templates
+from resnet8ptq.report import equal_files
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.reference import Entry
@@ -118,12 +119,14 @@ def panels(selected: ModelSelection, others: Sequence[Entry] = ()) -> list[Panel
         ("size", "model file, kB", "size_bytes", 1e-3, list(_others(family, others))),
         ("latency", "latency of one sample, median, ms", "latency_p50_ms", 1.0, []),
     ]
+    shown = equal_files.distinct(family.records)
+    rows = {record.run_id: row for row, record in enumerate(shown)}
     drawn = []
     for name, title, metric_name, scale, more in over:
         data = [
-            _point(selected, cell, row, scale * cell.metric(metric_name))
-            for row, cell in enumerate(family.cells)
-            if cell.quantized and not math.isnan(cell.metric(metric_name))
+            _point(selected, cell, rows[cell.record.run_id], scale * cell.metric(metric_name))
+            for cell in family.models
+            if not math.isnan(cell.metric(metric_name))
         ]
         if data:
             data += _baselines(family, metric_name, scale)

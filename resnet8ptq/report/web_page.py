@@ -18,7 +18,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from resnet8ptq.core import templates
-from resnet8ptq.report import table, trade_off, verdicts
+from resnet8ptq.report import equal_files, table, trade_off, verdicts
 from resnet8ptq.report.answer import explain
 from resnet8ptq.report.facts import best_first
 from resnet8ptq.report.recommend import ModelSelection, why_none
@@ -78,9 +78,10 @@ def _section(
     judged = verdicts.in_words([family], selected.limits, [selected.judged])
     lines = table.rows(records, judged)
     heads, shown = table.without_empty(table.columns(records), lines)
-    first = len(lines) - len(records)  # FP32's rows come before those of the runs
-    many = len(records) > table.MANY
-    order = best_first(records) if many else list(range(len(records)))
+    runs = equal_files.distinct(records)
+    first = len(lines) - len(runs)  # FP32's rows come before those of the runs
+    many = len(runs) > table.MANY
+    order = best_first(runs) if many else list(range(len(runs)))
     rows = [
         {"key": "fp32", "framework": row[0], "cells": row, "more": False} for row in shown[:first]
     ]

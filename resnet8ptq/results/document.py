@@ -70,7 +70,11 @@ def _describe(run: RunSummary | None) -> dict[str, Any]:
     names = ("run_id", "name", "label", "status", "framework", "dtype", "calibration", "weights")
     texts = {name: getattr(run, name) or None for name in (*names, "execution")}
     return {
-        "choice": {**texts, "settings": dict(run.settings)},
+        "choice": {
+            **texts,
+            "settings": dict(run.settings),
+            "equal_runs": list(run.equal_runs),
+        },
         "metric": {
             "name": printable(run.metric.name),
             "direction": run.metric.direction,

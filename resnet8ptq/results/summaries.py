@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from resnet8ptq.core import child, invocation
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import printable
-from resnet8ptq.report import facts, verdicts
+from resnet8ptq.report import equal_files, facts, verdicts
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import (
     RECOMMENDED,
@@ -63,6 +63,8 @@ class RunSummary:
         samples_planned: planned samples of a run that stopped when decided; else None.
         latency_ms: median latency of one sample; `batch_latency_ms` of a batch.
         artifact: path or address of the quantized file.
+        equal_runs: ids of the other runs of the sweep with an equal file; the report has one row
+            for all of them.
         deploy_command: the command that exports the file with a model card; `deploy_words`: its
             settings.
         reproduce_command: the command that repeats a sweep's run; None for other runs.
@@ -111,6 +113,7 @@ class RunSummary:
     artifact_sha256: str
     deploy_command: str | None
     reproduce_command: str | None
+    equal_runs: tuple[str, ...] = ()
     deploy_words: tuple[str, ...] = field(default=(), repr=False)
 
     @property
@@ -346,6 +349,7 @@ def summarize_runs(
     family, limits = selected.family, selected.limits
     bounds, adjusted = measure(family, limits), facts.adjusted_p(family.records)
     varied = facts.varied(family.records)
+    equal = _find_equal_runs(family.records)
     return tuple(
         _summarize(
             selected,
@@ -354,9 +358,20 @@ def summarize_runs(
             adjusted.get(cell.record.run_id),
             {printable(k): printable(cell.record.params.get(k, "")) for k in varied},
             artifacts.get(cell.record.run_id),
+            equal.get(cell.record.run_id, ()),
         )
         for cell in family.cells
     )
+
+
+def _find_equal_runs(records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
+    """Return the ids of the other runs with an equal file, by run id."""
+    others = {}
+    for members in equal_files.group(records):
+        ids = [member.run_id for member in members]
+        for run_id in ids:
+            others[run_id] = tuple(printable(other) for other in ids if other != run_id)
+    return others
 
 
 # Of a record, under the same names.
@@ -370,6 +385,7 @@ def _summarize(
     p_value: float | None,
     settings: Mapping[str, str],
     artifact: str | None,
+    equal_runs: tuple[str, ...],
 ) -> RunSummary:
     record, metric, limits = cell.record, selected.family.metric, selected.limits
     framework, dtype, calibration, weights = map(printable, record.combination.cells)
@@ -405,6 +421,7 @@ def _summarize(
         fp32_latency_ms=_finite(record.baseline_latency_ms),
         speedup=_finite(record.speedup),
         artifact=artifact,
+        equal_runs=equal_runs,
         deploy_command=_deploy(cell) if artifact else None,
         deploy_words=tuple(Recommendation("", cell.label, "", cell).deploy_words),
         reproduce_command=_reproduce(record),

@@ -1,5 +1,6 @@
 """The outputs that a task scores, the targets, and the network and data behind them."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +40,15 @@ class Outputs:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out `raw`: the drawing process does not need it, and a copy takes memory."""
         return {**self.__dict__, "raw": ()}
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all `values`, with their shapes and dtypes."""
+        digest = hashlib.sha256()
+        for array in self.values:
+            digest.update(f"{array.dtype} {array.shape} ".encode())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
 
     def first(self, count: int) -> "Outputs":
         """Return the outputs for the first `count` samples."""

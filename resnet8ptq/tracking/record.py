@@ -106,6 +106,7 @@ class RunRecord:
     planned_bits = _param("planned_bits")
     engine = _param("engine")  # torch's
     artifact_sha256 = _param("artifact_sha256")
+    outputs_sha256 = _param("outputs_sha256")  # of the outputs for all scored samples
 
     total = _Count("metrics", TOTAL, None)  # scored samples
     planned = _Count("metrics", PLANNED, None)  # samples of a sequential test

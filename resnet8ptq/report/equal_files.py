@@ -1,0 +1,49 @@
+"""Runs with equal files, such as torch's int8 and u8s8: one row of the table, with all their names.
+
+Files are equal by `facts.models_of`. Runs that were measured in different ways, such as with other
+threads, stay apart.
+"""
+
+from collections.abc import Sequence
+
+from resnet8ptq.report.facts import models_of, varied
+from resnet8ptq.tracking.record import RunRecord
+
+# Settings of the measurement, not of the file.
+_MEASURED_BY = ("threads", "data.name", "evaluate.", "latency.", "task.")
+
+
+def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Return the runs in their order, those with equal files together."""
+    settings = [key for key in varied(records) if key.startswith(_MEASURED_BY)]
+    groups: dict[tuple[object, ...], list[RunRecord]] = {}
+    for record, model in zip(records, models_of(records), strict=True):
+        measured = record.status == "ok" and record.quantized
+        key = (model, record.test_digest, record.settings(*settings))
+        groups.setdefault(key if measured else (record.run_id,), []).append(record)
+    return list(groups.values())
+
+
+def distinct(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the first run of each file."""
+    return [members[0] for members in group(records)]
+
+
+def name_cells(members: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
+    """Return the cells that name the runs of a row: the combination, and settings that vary.
+
+    Different values of a cell are joined, such as `int8/u8s8`.
+    """
+    named = [
+        [*member.combination.cells, *(member.params.get(key, "") for key in keys)]
+        for member in members
+    ]
+    return ["/".join(dict.fromkeys(values)) for values in zip(*named, strict=True)]
+
+
+def label(members: Sequence[RunRecord], keys: Sequence[str]) -> str:
+    """Return the name of a row as text, see `facts.labels`."""
+    cells = name_cells(members, keys)
+    first = len(cells) - len(keys)
+    settings = [f"{key}={value}" for key, value in zip(keys, cells[first:], strict=True) if value]
+    return " ".join([*filter(None, cells[:first]), *settings])
