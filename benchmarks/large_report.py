@@ -58,7 +58,8 @@ def _vary(cell: Cell, number: int, random: np.random.Generator) -> Cell:
         "size_bytes": record.metrics["size_bytes"] * random.uniform(0.9, 1.1),
         "latency_p50_ms": record.metrics.get("latency_p50_ms", 1.0) * random.uniform(0.8, 1.2),
     }
-    params = {**record.params, "seed": str(number)}
+    params = {**record.params, "seed": str(number), "artifact_sha256": f"{number:064x}"}
+    params.pop("outputs_sha256", None)  # each run is another file
     varied = replace(record, run_id=f"{number:032x}", metrics=metrics, params=params)
     return replace(cell, record=varied, paired=Paired(own, cell.paired.baseline))
 

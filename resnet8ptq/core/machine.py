@@ -104,17 +104,33 @@ def versions() -> dict[str, str]:
 def describe() -> dict[str, str]:
     """Return versions, platform, CPU and commit, as tags for a run."""
     name, flags = cpu()
-    return {
+    described = {
         **versions(),
         "platform": platform.platform(),
         "cpu": name,
         "cpu_flags": " ".join(flags),
         "git_commit": _git_commit(),
     }
+    if commit := _find_project_commit():
+        described["project_commit"] = commit
+    return described
+
+
+def _find_project_commit() -> str:
+    """Return the commit of the repository of the working folder; empty if there is none.
+
+    Changes to tracked files are not looked for: that runs programs that the repository names.
+    """
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "rev-parse", "--verify", "HEAD"]
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
+    return ""
 
 
 def _git_commit() -> str:
-    """Return the commit of the checkout, with `-dirty` if files differ, or `unknown`."""
+    """Return the commit of this program's checkout, with `-dirty` if files differ, or `unknown`."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     here = Path(__file__).parents[2]
     if not (here / ".git").exists():  # installed, maybe below the repository of another project

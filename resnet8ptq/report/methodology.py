@@ -48,6 +48,7 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
     if recommended:
         text += f"; for recommended models, only for these {recommended}, because other samples "
         text += "chose them"
+    in_project = any("project_commit" in run.tags for run in runs)
     verdicts = [("verdicts", text)] if max(judged, planned) > 1 else []
     latency, threads = _describe_timing(runs, param("latency.threads"), param("threads"))
     return [
@@ -73,7 +74,7 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
         ("CPU", f"{tag('cpu')} ({' '.join(flags) or 'no vector flags known'})"),
         ("threads", threads),
         ("versions", ", ".join(f"{key[8:]} {tag(key)}" for key in versions)),
-        ("commit", tag("git_commit")),
+        *[("commit of the project", tag("project_commit"))] * in_project,
     ]
 
 

@@ -206,6 +206,7 @@ def _render(
     lines = table.rows(family.records, judged)
     runs = lines[len(lines) - len(equal_files.distinct(family.records)) :]
     heads, (shown, cut) = table.columns(family.records), table.shorten(family.records, lines)
+    above = notes.collect_warnings(family.records, judged) if page else ()
     losses = [(cell.label, cell.worse_classes) for cell in family.models if cell.worse_classes]
     return templates.load("resnet8ptq.report", "family.md.j2").render(
         level="###" if prefix else "##",
@@ -223,7 +224,7 @@ def _render(
         folds=_fold(selected, heads, runs) if cut else [],
         numeric=table.numeric(family.records),
         many=table.MANY,
-        notes=notes.collect(family.records, judged),
+        notes=[line for line in notes.collect(family.records, judged) if line not in above],
         class_names=() if family.stopped else family.class_names,
         class_power=class_power(family),
         losses=losses,
@@ -330,7 +331,6 @@ def summarize(selected: ModelSelection) -> list[str]:
         lines.append(
             f"{none} Therefore the smallest and the fastest {choice}. More samples may change this."
         )
-    lines += [f"{_begin(r.use)}: {r.label}: {r.why}." for r in recommendations[1:4]]
     return lines
 
 

@@ -86,7 +86,7 @@ def shorten(
 def brief(
     records: Sequence[RunRecord], lines: Sequence[list[str]], more: Collection[str] = ()
 ) -> tuple[list[str], list[list[str]]]:
-    """Return the six columns that fit into a terminal, and the columns of `more`.
+    """Return the six columns that fit into a terminal or beside a figure, and those of `more`.
 
     The first column is the configuration. The last one holds the verdict, or else the status.
 
@@ -96,7 +96,7 @@ def brief(
     heads, settings = columns(records), len(CHOICES) + len(varied(records))
     metric = task_of(records).metric.title
     named = (metric, PAIRED[0], *more, "size kB", "ms", LIMIT)
-    shown = [heads.index(head) for head in dict.fromkeys(named) if head in heads]
+    shown = sorted({heads.index(head) for head in named if head in heads})
     return ["model", *(heads[column] for column in shown)], [
         [_label(heads[:settings], line), *(line[column] for column in shown[:-1]), _outcome(line)]
         for line in lines

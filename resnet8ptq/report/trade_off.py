@@ -103,9 +103,15 @@ class Panel:
 
     def say(self, point: Point) -> str:
         """Return a model's name and values, for hovering and screen readers."""
-        change = self.metric.say_change(-point.loss if self.metric.maximize else point.loss)
+        change = self.metric.say_change(self._change(point.loss))
         unit = self.x_title.rpartition(", ")[2]
+        if point.low != point.high:
+            ends = sorted(map(self._change, (point.low, point.high)))
+            change += f" (95%: {' to '.join(map(self.metric.show_change, ends))})"
         return f"{point.label}: {change}, {point.x:.4g} {unit}, {point.kind}"
+
+    def _change(self, loss: float) -> float:
+        return -loss if self.metric.maximize else loss
 
 
 def panels(selected: ModelSelection, others: Sequence[Entry] = ()) -> list[Panel]:
@@ -185,6 +191,8 @@ def _draw(
     largest = SPAN * most if most else max(p.loss for p in points)
     shown = [p for p in points if p.loss <= largest]
     bottom = max([most, *(min(p.high, largest) for p in shown)])
+    if len(shown) < len(points):  # points beyond the drawing lie clearly below the limit
+        bottom = max(bottom, 1.3 * most)
     top = min([0.0, *(p.low for p in shown)])
     pad = 0.06 * ((bottom - top) or 1)
     x_low, x_high = min(p.x for p in points), max(p.x for p in points)

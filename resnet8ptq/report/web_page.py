@@ -18,12 +18,13 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from resnet8ptq.core import templates
-from resnet8ptq.report import equal_files, table, trade_off, verdicts
+from resnet8ptq.report import equal_files, notes, table, trade_off, verdicts
 from resnet8ptq.report.answer import explain
 from resnet8ptq.report.facts import best_first
 from resnet8ptq.report.recommend import ModelSelection, why_none
 from resnet8ptq.report.trade_off import Panel
 
+SHORT = ("speedup",)  # beside the columns of the terminal
 FOLD = re.compile(r"<details><summary>[^<>\n]*</summary>|</details>")
 
 
@@ -77,19 +78,29 @@ def _section(
     family, records = selected.family, selected.family.records
     judged = verdicts.in_words([family], selected.limits, [selected.judged])
     lines = table.rows(records, judged)
-    heads, shown = table.without_empty(table.columns(records), lines)
+    heads, shown = table.brief(records, lines, SHORT)
+    heads, shown = table.without_empty(heads, shown)
+    all_heads, whole = table.without_empty(table.columns(records), lines)
     runs = equal_files.distinct(records)
     first = len(lines) - len(runs)  # FP32's rows come before those of the runs
     many = len(runs) > table.MANY
     order = best_first(runs) if many else list(range(len(runs)))
     rows = [
-        {"key": "fp32", "framework": row[0], "cells": row, "more": False} for row in shown[:first]
+        {
+            "key": "fp32",
+            "framework": lines[place][0],
+            "cells": shown[place],
+            "all": whole[place],
+            "more": False,
+        }
+        for place in range(first)
     ]
     rows += [
         {
             "key": index,  # links the row to the figure
             "framework": lines[first + index][0],
             "cells": shown[first + index],
+            "all": whole[first + index],
             "more": many and rank >= table.FIRST,  # shown only on demand
         }
         for rank, index in enumerate(order)
@@ -103,8 +114,11 @@ def _section(
         "reasons": reasons,
         "panels": panels,
         "heads": heads,
+        "all_heads": all_heads,
+        "extra": SHORT,
         "numeric": table.numeric(records),
         "rows": rows,
+        "notes": notes.collect_warnings(records, judged),
         "details": details,
     }
 

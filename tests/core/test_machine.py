@@ -132,6 +132,16 @@ def test_the_commit_is_that_of_the_checkout():
     assert machine._git_commit().removesuffix("-dirty") == done.stdout.strip()
 
 
+def test_the_commit_of_the_project_is_that_of_the_working_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert machine._find_project_commit() == ""
+    identity = ["-c", "user.name=me", "-c", "user.email=me@here"]
+    for command in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run(["git", *command], check=True, timeout=30)
+    assert re.fullmatch("[0-9a-f]{40}", machine._find_project_commit())
+
+
 def test_without_git_the_commit_is_unknown(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert machine._git_commit() == "unknown"

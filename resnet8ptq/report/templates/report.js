@@ -6,7 +6,7 @@ for (const family of document.querySelectorAll("section.family")) {
   const body = table.tBodies[0], rows = [...body.rows];
   const points = [...family.querySelectorAll(".point[data-row]")];
   const filter = family.querySelector("input.filter"), more = family.querySelector("button.more");
-  const count = family.querySelector(".count"), said = family.querySelector(".said");
+  const count = family.querySelector(".count"), tip = family.querySelector(".tip");
   const runs = new Map(rows.map(row => [row.dataset.row, row]));
   const marks = new Map(rows.map(row => [row.dataset.row, []])); // a run's points, one a drawing
   for (const point of points) marks.get(point.dataset.row)?.push(point);
@@ -26,7 +26,7 @@ for (const family of document.querySelectorAll("section.family")) {
     }
     more.hidden = !hidden;
     more.textContent = `Show all ${shown + hidden} rows`;
-    count.textContent = `${shown} of ${rows.length} rows`;
+    count.textContent = shown < rows.length ? `${shown} of ${rows.length} rows` : "";
   }
 
   function value(row, column) {
@@ -65,11 +65,33 @@ for (const family of document.querySelectorAll("section.family")) {
     if (scroll) row.scrollIntoView({block: "center", behavior: "auto"});
   }
 
+  const titles = new Map(); // of every point; the tip replaces the browser's own, which comes late
+  const place = point => point.querySelector(".mark").getBoundingClientRect();
+
+  function showTip(point) { // beside the point, inside the figure; also names points below it
+    const box = tip.parentElement.getBoundingClientRect(), mark = place(point);
+    const near = [...titles.keys()].filter(other => Math.hypot(place(other).x - mark.x, place(other).y - mark.y) < 4 && place(other).width);
+    tip.replaceChildren(...[point, ...near.filter(other => other !== point)].slice(0, 4).flatMap(other => {
+      const [name, ...values] = titles.get(other).split(": "), bold = document.createElement("b");
+      bold.textContent = name;
+      return [bold, values.join(": ")];
+    }));
+    tip.hidden = false;
+    const left = mark.right - box.left + 8, top = mark.bottom - box.top + 8;
+    const fits = left + tip.offsetWidth <= box.width;
+    tip.style.left = `${Math.max(0, fits ? left : mark.left - box.left - tip.offsetWidth - 8)}px`;
+    tip.style.top = `${top + tip.offsetHeight <= box.height ? top : mark.top - box.top - tip.offsetHeight - 8}px`;
+  }
+
   for (const point of family.querySelectorAll(".point")) {
-    const title = point.querySelector("title").textContent;
-    const say = () => { said.textContent = title; };
-    point.addEventListener("mouseenter", say);
-    point.addEventListener("focus", say);
+    const name = point.querySelector("title"), title = name.textContent;
+    name.remove();
+    titles.set(point, title);
+    const hide = () => { tip.hidden = true; };
+    for (const [begin, end] of [["mouseenter", "mouseleave"], ["focus", "blur"]]) {
+      point.addEventListener(begin, () => showTip(point));
+      point.addEventListener(end, hide);
+    }
     if (!point.hasAttribute("role")) continue;
     point.setAttribute("aria-label", title);
     point.addEventListener("click", () => select(point.dataset.row, true));
@@ -93,6 +115,8 @@ for (const family of document.querySelectorAll("section.family")) {
   }
   for (const axis of axes) axis.addEventListener("click", () => turn(axis.value));
   if (axes.length) turn(axes[0].value);
+  const columns = family.querySelector("button.columns");
+  columns.addEventListener("click", () => columns.setAttribute("aria-pressed", String(family.classList.toggle("all"))));
   filter.addEventListener("input", show);
   more.addEventListener("click", () => { all = true; show(); });
   press();
@@ -108,5 +132,5 @@ for (const button of document.querySelectorAll("button.copy")) button.addEventLi
     button.textContent = "selected";
   }
 });
-addEventListener("beforeprint", () => { for (const fold of document.querySelectorAll("details")) fold.open = true; });
+addEventListener("beforeprint", () => { for (const fold of document.querySelectorAll("details.method")) fold.open = true; });
 document.documentElement.classList.add("scripted");
