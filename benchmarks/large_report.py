@@ -60,7 +60,7 @@ def _vary(cell: Cell, number: int, random: np.random.Generator) -> Cell:
     }
     params = {**record.params, "seed": str(number), "artifact_sha256": f"{number:064x}"}
     params.pop("outputs_sha256", None)  # each run is another file
-    varied = replace(record, run_id=f"{number:032x}", metrics=metrics, params=params)
+    varied = record.changed(run_id=f"{number:032x}", metrics=metrics, params=params)
     return replace(cell, record=varied, paired=Paired(own, cell.paired.baseline))
 
 

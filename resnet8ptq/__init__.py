@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from resnet8ptq.api.calls import judge, quantize, ship, sweep
     from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError
-    from resnet8ptq.results import RunSummary, SweepSummary, load_run, load_sweep
+    from resnet8ptq.results import RunRecord, SweepSummary, load_run, load_sweep
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "DataError",
     "ModelError",
     "PtqError",
-    "RunSummary",
+    "RunRecord",
     "SweepSummary",
     "judge",
     "load_run",
@@ -37,7 +37,7 @@ __all__ = [
 _HOMES = {
     "resnet8ptq.api.calls": ("judge", "quantize", "ship", "sweep"),
     "resnet8ptq.core.errors": ("ConfigError", "DataError", "ModelError", "PtqError"),
-    "resnet8ptq.results": ("RunSummary", "SweepSummary", "load_run", "load_sweep"),
+    "resnet8ptq.results": ("RunRecord", "SweepSummary", "load_run", "load_sweep"),
 }
 
 

@@ -30,10 +30,10 @@ from resnet8ptq.core import background, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import no_such_name
 from resnet8ptq.report.facts import LIMITS
-from resnet8ptq.results import RunSummary, load_sweep
+from resnet8ptq.report.verdicts import EXIT_CODES, UNSUPPORTED
+from resnet8ptq.results import RunRecord, load_sweep
 from resnet8ptq.results.continuous_integration import judge_run
-from resnet8ptq.results.document import EXIT_CODES, Answer, describe, to_json, to_markdown
-from resnet8ptq.results.summaries import UNSUPPORTED
+from resnet8ptq.results.document import Answer, describe, to_json, to_markdown
 
 _FORMATS = ("text", "json", "markdown")
 
@@ -125,12 +125,12 @@ def _is_file(word: str) -> bool:
     return not word.startswith(("-", "+", "~")) and ("=" not in word or Path(word).is_file())
 
 
-def _answer(judged: RunSummary) -> Answer:
+def _answer(judged: RunRecord) -> Answer:
     """Return the verdict on a run; an unmeasured run is unsupported or failed."""
     try:
         return judge_run(judged)
     except TrackingError:
-        return Answer(UNSUPPORTED, judged, because=f"{judged.status}: {judged.reason}")
+        return Answer(UNSUPPORTED, judged, because=f"{judged.status}: {judged.why_none}")
 
 
 def _print(form: str, answers: Sequence[Answer]) -> None:

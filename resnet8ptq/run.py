@@ -106,7 +106,7 @@ def run(cfg: DictConfig) -> Any:
         record = job.run_in_sweep(cfg, folder, settings)
     if record is None or callback.is_search(settings.sweeper):
         return record
-    return record.drop
+    return record.loss
 
 
 def start(typed: Sequence[str]) -> int:

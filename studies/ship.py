@@ -29,7 +29,7 @@ from resnet8ptq.core import command, files
 from resnet8ptq.experiment.search import step_kinds
 from resnet8ptq.experiment.search.properties import ATTENTION, POOLS
 from resnet8ptq.report.verdicts import PASS
-from resnet8ptq.results import RunSummary, load_run, load_sweep
+from resnet8ptq.results import load_run, load_sweep
 from resnet8ptq.sweeps.search import noise
 from resnet8ptq.tracking import sync
 from resnet8ptq.tracking.record import RunRecord
@@ -128,7 +128,7 @@ def measure(network: str, asked: Arguments) -> dict[str, Any]:
     }
 
 
-def find_winner(folder: Path) -> tuple[RunSummary, RunRecord]:
+def find_winner(folder: Path) -> tuple[RunRecord, RunRecord]:
     """Return the last confirmed run that passes, else the first confirmed."""
     runs = load_sweep(folder=folder).runs
     confirmed = [run for run in runs if run.samples_from == "test"]
@@ -147,11 +147,11 @@ def call(module: str, *words: str) -> dict[str, str]:
     return {"minutes": f"{minutes:.1f}", "cpu_minutes": f"{cpu_s / 60:.1f}"}
 
 
-def describe(name: str, run: RunSummary) -> dict[str, Any]:
+def describe(name: str, run: RunRecord) -> dict[str, Any]:
     """Return what a run came to, as columns."""
     return {
         f"{name}_samples": run.samples,
-        f"{name}_metric": run.metric.name,
+        f"{name}_metric": run.metric and run.metric.name,
         f"{name}_fp32": run.fp32_value,
         f"{name}_value": run.value,
         f"{name}_loss": run.loss,
@@ -164,7 +164,7 @@ def describe(name: str, run: RunSummary) -> dict[str, Any]:
 
 def helped(steps: Sequence[RunRecord]) -> list[str]:
     """Return the changes whose outputs were nearer to FP32's than those of the first step."""
-    tried = [step for step in steps if step.held_out and step.drop is not None]
+    tried = [step for step in steps if step.held_out and step.loss is not None]
     return [
         f"{' '.join(changed(step, tried[0]))} ({noise(step) / noise(tried[0]):.2f})"
         for step in tried[1:]

@@ -85,7 +85,7 @@ def measure(network: str, minutes: float, folder: Path) -> list[dict[str, Any]]:
         if record.status == "ok":  # not where it left every layer in float
             records[NNCF] = record
     values = {name: read_values(record) for name, record in records.items()}
-    best = values[min(FLAGSHIPS, key=lambda name: records[name].drop or 0.0)]
+    best = values[min(FLAGSHIPS, key=lambda name: records[name].loss or 0.0)]
     return [
         describe(network, name, record, values[name], best, spent.get(name, ""))
         for name, record in records.items()
@@ -104,7 +104,7 @@ def describe(
     network: str, name: str, record: RunRecord, values: Paired, best: Paired, spent: str
 ) -> dict[str, Any]:
     """Return a model as a row, with the p-value that it is worse than the best flagship."""
-    metric, total = record.task.metric, int(record.total or 0)
+    metric, total = record.task.metric, int(record.samples or 0)
     margin = values.margin(metric, LIMIT, total)
     worse = values.margin_over(best, metric, 0.0, total)
     return {
@@ -113,7 +113,7 @@ def describe(
         "model": name,
         "metric": metric.name,
         "samples": total,
-        "loss": record.drop,
+        "loss": record.loss,
         "verdict": verdicts.decide([(margin, total)])[0].outcome,
         "bytes": record.size_bytes,
         "speedup": record.speedup,

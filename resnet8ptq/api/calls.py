@@ -16,7 +16,7 @@ from resnet8ptq.api.samples import find_samples
 from resnet8ptq.core import cache, child
 
 if TYPE_CHECKING:
-    from resnet8ptq.results import RunSummary, SweepSummary
+    from resnet8ptq.results import RunRecord, SweepSummary
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def _same_environment() -> Iterator[None]:
 @_same_environment()
 def quantize(
     model: Any, data: Any = None, *, example: Any = None, quiet: bool = False, **settings: Any
-) -> "RunSummary":
+) -> "RunRecord":
     """Quantize a network, measure the file, and compare it with FP32.
 
         run = quantize(model, (x, y), backend="onnx", dtype="u8s8", per_channel=True)

@@ -55,7 +55,7 @@ def render(source: Source, model: Path, facts: Facts) -> str:
     name = _name(source)
     names = names_of(vectors.inputs.dtype)
     keys = _SETTINGS + (_IN_BLOCKS if record.combination.method == "weight_only" else ())
-    settings = dict(zip(keys, record.settings(*keys), strict=True))
+    settings = dict(zip(keys, record.select(*keys), strict=True))
     settings["precision.plan"] = record.planned_bits
     text = templates.load("resnet8ptq.deploy", "README.md.j2").render(
         header=_header(source, task, name, names),
@@ -122,10 +122,10 @@ def _name(source: Source) -> str:
 
 def _summary(source: Source, task: Task) -> str:
     record = source.record
-    value = record.value(task.metric)
+    value = record.value_of(task.metric)
     shown = "" if value is None else f"; {task.metric.title} {task.metric.show(value)}"
     use = f"; recommended for use={source.use}" if source.use else ""
-    weights, activations = record.settings("weight_dtype", "activation_dtype")
+    weights, activations = record.select("weight_dtype", "activation_dtype")
     dtypes = f"{weights or 'float32'} weights, {activations or 'float32'} activations"
     return f"{source.config.model.name} quantized after training, {dtypes}{shown}{use}"
 
@@ -139,7 +139,7 @@ def _header(source: Source, task: Task, name: str, inputs: Sequence[str]) -> str
     values = [
         {"type": key, "name": title, "value": value}
         for key, title, value in (
-            (metric.name, metric.title, record.value(metric)),
+            (metric.name, metric.title, record.value_of(metric)),
             ("delta", f"{metric.title} minus FP32's", record.delta(metric)),
         )
         if value is not None
@@ -181,7 +181,7 @@ def _to_yaml(values: Mapping[str, Any]) -> str:
 def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
     primary, rows = task.metric, []
     for metric in (primary, *task.beside):
-        value, baseline = record.value(metric), record.value(metric, BASELINE)
+        value, baseline = record.value_of(metric), record.value_of(metric, BASELINE)
         if value is not None:
             shown = metric.show(value)
             if metric is primary and (interval := record.interval("value")):
@@ -191,11 +191,11 @@ def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
         ends = table.show_interval(primary, record)
         shown = primary.say_change(delta) + (f" ({ends})" if ends else "")
         rows.append(("difference from FP32 (95% interval)", shown, ""))
-    if record.p_value is not None:
-        rows.append(("p of the difference", f"{record.p_value:.3g}", ""))
+    if record.p_alone is not None:
+        rows.append(("p of the difference", f"{record.p_alone:.3g}", ""))
     for title, value, baseline, unit in (
-        ("size, kB", record.size_bytes, record.baseline_size_bytes, 1000),
-        ("latency of one sample, ms", record.latency_ms, record.baseline_latency_ms, 1),
+        ("size, kB", record.size_bytes, record.fp32_size_bytes, 1000),
+        ("latency of one sample, ms", record.latency_ms, record.fp32_latency_ms, 1),
     ):
         if value is not None:
             rows.append((title, _short(value / unit), _short((baseline or 0) / unit)))

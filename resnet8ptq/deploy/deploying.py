@@ -76,7 +76,7 @@ def main(words: list[str]) -> None:
         store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
         record, use, verdict = source.find(store, asked.run_id, asked.sweep, asked.use, limits)
     if asked.run_id is None and asked.sweep is None:
-        of_sweep = f" of the newest sweep, {record.parent_id}, for use={use}" if use else ""
+        of_sweep = f" of the newest sweep, {record.sweep_id}, for use={use}" if use else ""
         kind = "run" if use else "the newest run"
         say(stderr(), f"{kind} {record.run_id} ({record.name or 'without a name'}){of_sweep}")
     name = safe_name(record.name or "model") + f"-{safe_name(record.run_id[:8])}"

@@ -41,7 +41,7 @@ def register(store: Store, source: Source, name: str) -> str:
 def describe(source: Source) -> str:
     """Return the description of a version, as one paragraph of Markdown."""
     record = source.record
-    metric, value = record.task.metric, record.value(record.task.metric)
+    metric, value = record.task.metric, record.value_of(record.task.metric)
     facts = [f"{record.model}, {', '.join(filter(None, record.combination.cells))}"]
     if value is not None:
         change = record.delta(metric) if record.quantized else None

@@ -60,15 +60,15 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
         task = make_task(config.task, data, network, samples.reported)
     except (ConfigError, DataError, ModelError) as error:
         return printable(str(error))
-    known, digest = source.record.test_digest, samples.reported.digest
+    known, digest = source.record.samples_digest, samples.reported.digest
     if known and digest != known:
         raise DataError(
             f"{samples.reported.source}: run {source.record.run_id} was scored on other samples "
             f"(their digest is {digest[:12]}, the run has logged {known[:12]})"
         )
     batch_size, scored = config.evaluate.batch_size, samples.as_scored(config).reported
-    if source.record.planned is not None:  # the run stopped early
-        scored = scored.take(np.arange(int(source.record.total or 0)))
+    if source.record.samples_planned is not None:  # the run stopped early
+        scored = scored.take(np.arange(int(source.record.samples or 0)))
     return Scored(scored, Evaluator(network, task, settings.runtime, batch_size))
 
 
@@ -117,7 +117,7 @@ def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
         QuantizationError: they differ on the run's own CPU.
     """
     metric, value = task.metric, again.model.value
-    logged = source.record.value(metric)
+    logged = source.record.value_of(metric)
     files = task.files
     different = _count_different(
         source.folder, files.arrays(again), files.documents(again), samples

@@ -124,7 +124,7 @@ def find(
 
 def _judge(store: Store, record: RunRecord, asked: Asked) -> str:
     """Return the verdict on a run among the others of its sweep; empty for FP32."""
-    parent = record.parent_id
+    parent = record.sweep_id
     together = history.load_compared(store, parent) if parent else []
     if record.run_id not in {other.run_id for other in together}:
         together = [record]
@@ -221,6 +221,6 @@ def _forbid_data(record: RunRecord, config: RunConfig) -> str:
     if paths := find_paths(config):
         named = ", ".join(f"{key}={printable(path)}" for key, path in paths.items())
         return f"another user's run names {named}; trust=true reads them"
-    if not record.test_digest:
+    if not record.samples_digest:
         return "another user's run names no digest of its samples"
     return ""

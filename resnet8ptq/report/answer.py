@@ -127,8 +127,8 @@ def say_verdict(selected: ModelSelection, cell: Cell, verdict: Verdict) -> str:
     """Return the verdict on a model as a sentence, with the number of scored samples."""
     limit = selected.family.metric.say_limit(selected.limits)
     total = f"{int(cell.metric(TOTAL)):,} samples"
-    if cell.record.planned is not None:
-        total = f"the first {total} of {cell.record.planned:,.0f} in random order"
+    if cell.record.samples_planned is not None:
+        total = f"the first {total} of {cell.record.samples_planned:,.0f} in random order"
     if verdict.outcome == VOID:
         return f"No verdict: {cell.record.doubt}."
     fault = f"Fails: {verdict.fault}. " if verdict.fault else ""
@@ -167,12 +167,12 @@ def say_balanced(selected: ModelSelection, best: Cell) -> str:
 def say_facts(selected: ModelSelection, cell: Cell) -> tuple[str, ...]:
     """Return the measured metric, size and latency as texts with units."""
     record, metric = cell.record, selected.family.metric
-    lines, value = [], record.value(metric)
+    lines, value = [], record.value_of(metric)
     if value is not None:
         text = f"{metric.title} {metric.show(value)}"
         if interval := record.interval("value"):
             text += f" ({' to '.join(metric.show(end) for end in interval)})"
-        if (baseline := record.value(metric, BASELINE)) is not None:
+        if (baseline := record.value_of(metric, BASELINE)) is not None:
             text += f", FP32 {metric.show(baseline)}"
         lines.append(text)
     if record.size_bytes is not None:

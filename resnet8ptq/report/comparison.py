@@ -192,8 +192,8 @@ def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
 
 def _largest_of_each(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the run with the most scored samples of each test set, since runs may stop early."""
-    ordered = sorted(records, key=lambda record: record.total or 0)
-    return list({record.test_digest: record for record in ordered}.values())
+    ordered = sorted(records, key=lambda record: record.samples or 0)
+    return list({record.samples_digest: record for record in ordered}.values())
 
 
 def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
@@ -237,14 +237,14 @@ def _read_cell(
     store: Store, task: Task, record: RunRecord, label: str, kept: dict[bytes, Array]
 ) -> Cell:
     # A killed run may have logged its metrics but not its files.
-    is_scored = record.total is not None and record.value(task.metric) is not None
+    is_scored = record.samples is not None and record.value_of(task.metric) is not None
     if not is_scored or record.status != "ok":
         return Cell(record, label)
     reader = partial(_read_predictions, task.test, kept=kept)
     with history.artifact(store, record, "predictions.npz") as path:
         paired = _read(record, path, reader)
     choice = None
-    if record.value(task.metric, CHOICE) is not None:
+    if record.value_of(task.metric, CHOICE) is not None:
         with history.artifact(store, record, "choice.npz") as path:
             choice = _read(record, path, reader)
     return Cell(record, label, paired, choice=choice)

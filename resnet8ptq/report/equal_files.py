@@ -19,7 +19,7 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     groups: dict[tuple[object, ...], list[RunRecord]] = {}
     for record, model in zip(records, models_of(records), strict=True):
         measured = record.status == "ok" and record.quantized
-        key = (model, record.test_digest, record.settings(*settings))
+        key = (model, record.samples_digest, record.select(*settings))
         groups.setdefault(key if measured else (record.run_id,), []).append(record)
     return list(groups.values())
 

@@ -41,29 +41,29 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """
     asked: dict[tuple[str | None, ...], tuple[str | None, ...]] = {}
     for record in records:
-        if record.test_digest:
+        if record.samples_digest:
             asked.setdefault(_asked(record), _scored(record))
     first = next(iter(asked.values()), ())
     families: dict[tuple[str | None, ...], list[RunRecord]] = {}
     for record in records:
-        scored = _scored(record) if record.test_digest else asked.get(_asked(record), first)
+        scored = _scored(record) if record.samples_digest else asked.get(_asked(record), first)
         families.setdefault(scored, []).append(record)
     return sorted(families.values(), key=lambda f: images_of(f) == "selection") or [[]]
 
 
 def _scored(record: RunRecord) -> tuple[str | None, ...]:
-    return (record.test_digest, *record.settings(*_SCORED_BY, "evaluate.stop"))
+    return (record.samples_digest, *record.select(*_SCORED_BY, "evaluate.stop"))
 
 
 def _asked(record: RunRecord) -> tuple[str | None, ...]:
     """Return the settings that determine the scored images."""
     held_out = ["held_out_images"] * record.held_out
-    return record.settings("data", "evaluate.split", "evaluate.stop", "task", *held_out)
+    return record.select("data", "evaluate.split", "evaluate.stop", "task", *held_out)
 
 
 def task_of(records: Sequence[RunRecord]) -> Task:
     """Return the task of a family; classification if no run was scored."""
-    scored = next((record for record in records if record.total is not None), None)
+    scored = next((record for record in records if record.samples is not None), None)
     return registry.recall({}) if scored is None else scored.task
 
 
@@ -75,7 +75,7 @@ def best_first(records: Sequence[RunRecord]) -> list[int]:
     metric, prefix = task_of(records).metric, CHOICE if any(map(is_stopped, records)) else ""
 
     def cost(index: int) -> float:
-        value = records[index].value(metric, prefix)  # without a prefix: the value of the table
+        value = records[index].value_of(metric, prefix)  # without a prefix: the value of the table
         return math.inf if value is None else metric.cost(value)
 
     return sorted(range(len(records)), key=cost)
@@ -83,7 +83,7 @@ def best_first(records: Sequence[RunRecord]) -> list[int]:
 
 def is_stopped(record: RunRecord) -> bool:
     """Return whether a run scored its samples until the verdict was decided."""
-    return record.planned is not None
+    return record.samples_planned is not None
 
 
 def varied(records: Sequence[RunRecord]) -> list[str]:
@@ -134,7 +134,7 @@ def labels(records: Sequence[RunRecord]) -> list[str]:
 def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
     """Return the title of each family of `group`; equal titles get the digest of the images."""
     titles = [title(family) for family in families]
-    digests = [max((r.test_digest for r in family), default="") for family in families]
+    digests = [max((r.samples_digest for r in family), default="") for family in families]
     return [
         text if titles.count(text) == 1 else f"{text}, digest {digest[:16]}…"
         for text, digest in zip(titles, digests, strict=True)
@@ -143,9 +143,9 @@ def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:
 
 def title(records: Sequence[RunRecord]) -> str:
     """Return the data sets and models of the runs, and the number of scored images."""
-    measured = [record for record in records if record.total is not None] or records
+    measured = [record for record in records if record.samples is not None] or records
     names = {(record.dataset, record.model) for record in measured}
-    totals = {int(r.planned or r.total) for r in records if r.total is not None}
+    totals = {int(r.samples_planned or r.samples) for r in records if r.samples is not None}
     kind, most = images_of(measured), "up to " if any(map(is_stopped, records)) else ""
     images = f", {most}{totals.pop():,} {kind} samples" if len(totals) == 1 else ""
     scored = {record.scored_as for record in measured} - {"classification"}
@@ -155,9 +155,8 @@ def title(records: Sequence[RunRecord]) -> str:
 
 def images_of(records: Sequence[RunRecord]) -> str:
     """Return the kind of the scored images."""
-    if any(record.split == "choice" for record in records):
-        return "selection"
-    return "held-out training" if any(record.held_out for record in records) else "test"
+    kinds = {record.samples_from for record in records}
+    return next((kind for kind in ("selection", "held-out training") if kind in kinds), "test")
 
 
 def by_model(
@@ -195,7 +194,7 @@ def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
         kernels = record.backend, record.engine, record.dynamic_batch
         model: tuple[str | None, ...] = (*kernels, record.artifact_sha256 or record.run_id)
         if record.outputs_sha256:
-            dtypes = record.settings("weight_dtype", "activation_dtype")
+            dtypes = record.select("weight_dtype", "activation_dtype")
             outputs = (*kernels, *dtypes, record.size_bytes, record.outputs_sha256)
             model = first.setdefault(outputs, model)
         models.append(model)
@@ -204,14 +203,14 @@ def models_of(records: Sequence[RunRecord]) -> list[tuple[str | None, ...]]:
 
 def adjusted_p(records: Sequence[RunRecord]) -> dict[str, float]:
     """Return the p-value of each measured quantized run by its id, corrected for their number."""
-    tested = {r.run_id: r for r in records if r.quantized and r.p_value is not None}
-    p_values = [r.p_value for r in tested.values() if r.p_value is not None]
+    tested = {r.run_id: r for r in records if r.quantized and r.p_alone is not None}
+    p_values = [r.p_alone for r in tested.values() if r.p_alone is not None]
     return dict(zip(tested, by_model(list(tested.values()), p_values, holm), strict=True))
 
 
 def _find_preferred(records: Sequence[RunRecord]) -> str | None:
     """Return the preference that the runs have logged; None if they have not."""
-    values = (record.settings(f"report.{PREFER}")[0] for record in records)
+    values = (record.select(f"report.{PREFER}")[0] for record in records)
     return next(filter(None, values), None)
 
 
@@ -225,7 +224,7 @@ def limits_of(records: Sequence[RunRecord], asked: Mapping[str, float | None]) -
         ConfigError: a limit is out of range.
         TrackingError: a logged limit is not a number; a store is untrusted.
     """
-    logged = (record.settings(*(f"report.{name}" for name in LIMITS)) for record in records)
+    logged = (record.select(*(f"report.{name}" for name in LIMITS)) for record in records)
     texts = next((values for values in logged if values[0] is not None), ())
     named = {name: text for name, text in zip(LIMITS, texts, strict=False) if text is not None}
     typed = {name: value for name, value in asked.items() if value is not None}

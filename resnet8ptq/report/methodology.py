@@ -23,7 +23,7 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
     Args:
         recommended: number of models that were chosen on other samples and judged together.
     """
-    runs = [record for record in family.records if record.total is not None]
+    runs = [record for record in family.records if record.samples is not None]
     if not runs:
         return [("runs", "none was measured")]
 
@@ -34,7 +34,7 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
         return _join(record.tags.get(name) for record in runs)
 
     task, kind = family.task, images_of(runs)
-    scored = f"{_join(f'{record.total:,.0f}' for record in runs)} {kind} samples"
+    scored = f"{_join(f'{record.samples:,.0f}' for record in runs)} {kind} samples"
     versions = sorted({key for run in runs for key in run.tags if key.startswith("version.")})
     flags = [flag for flag in tag("cpu_flags").split() if flag in FLAGS]
     against = "" if task.reference else BASELINE

@@ -27,12 +27,12 @@ def rows(records: Sequence[RunRecord]) -> list[list[str]]:
 def _row(record: RunRecord) -> list[str]:
     metric, target = record.task.metric, float(record.target)
     names = [record.model, record.combination.framework, record.combination.dtype]
-    value, fp32 = record.value(metric), record.value(metric, BASELINE)
-    if value is None or fp32 is None or record.total is None or record.size_bytes is None:
+    value, fp32 = record.value_of(metric), record.value_of(metric, BASELINE)
+    if value is None or fp32 is None or record.samples is None or record.size_bytes is None:
         return [*names, *[""] * 5, f"{target:g}", "", "", record.status]
     return [
         *names,
-        f"{record.total:,.0f}",
+        f"{record.samples:,.0f}",
         metric.title,
         metric.show(fp32),
         metric.show(value),

@@ -90,7 +90,7 @@ def collect(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> li
     lines += _on_equal_files(records, {record.run_id: label for record, label in named})
     lines += _on_tests(task, records)
     lines += _on_limits(task, records, judged) + _on_stops(task, named)
-    if task.reference and any(record.value(task.metric) is not None for record in records):
+    if task.reference and any(record.value_of(task.metric) is not None for record in records):
         lines.append(task.reference.note)
     lines += _on_batches(task, named) + _on_undefined(task, named)
     return lines + _on_speed(records)
@@ -186,7 +186,7 @@ def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list
 
 
 def _on_looks(records: Sequence[RunRecord], judged: Judged) -> list[str]:
-    digest = next((record.test_digest for record in records if record.test_digest), "")
+    digest = next((record.samples_digest for record in records if record.samples_digest), "")
     looks = judged.looks.get(digest, NO_LOOKS)
     if not looks.count:
         return []

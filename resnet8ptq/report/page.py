@@ -267,7 +267,7 @@ def _head(
     name: Combination, records: Sequence[RunRecord], judged: Mapping[str, Verdict], metric: Metric
 ) -> str:
     """Return the heading of a combination: number of runs, range of the metric, verdicts."""
-    values = [value for run in records if (value := run.value(metric)) is not None]
+    values = [value for run in records if (value := run.value_of(metric)) is not None]
     outcomes = Counter(
         judged[run.run_id].outcome if run.run_id in judged else run.status for run in records
     )

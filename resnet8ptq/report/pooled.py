@@ -71,7 +71,7 @@ class Part:
         model, baseline = paired.model, paired.baseline
         if not isinstance(model, Hits) or not isinstance(baseline, Hits):
             return None
-        source = record.settings("data", "dataset", "data.root")
+        source = record.select("data", "dataset", "data.root")
         return cls(source, cell, Stratum(*model.changes(baseline)))
 
 
@@ -159,7 +159,7 @@ def judge(families: Sequence[Family], limits: ReportConfig) -> list[Pool]:
     for family in families:
         for part in filter(None, map(Part.of_cell, family.measured)):
             record = part.cell.record
-            network = (family.metric, record.model, *record.settings(*_NETWORKS, *models))
+            network = (family.metric, record.model, *record.select(*_NETWORKS, *models))
             configuration = (record.combination, *asked(record, keys))
             networks.setdefault(network, {}).setdefault(configuration, []).append(part)
     pools = (_pool(list(rows.values()), limits) for rows in networks.values())
@@ -183,7 +183,7 @@ def _name(records: Mapping[Key, RunRecord]) -> dict[Key, str]:
     counts = Counter(record.dataset for record in records.values())
     return {
         source: record.dataset
-        + (f", digest {record.test_digest[:16]}…" if counts[record.dataset] > 1 else "")
+        + (f", digest {record.samples_digest[:16]}…" if counts[record.dataset] > 1 else "")
         for source, record in records.items()
     }
 

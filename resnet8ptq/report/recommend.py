@@ -35,12 +35,6 @@ FINALISTS = 3  # the fastest models of each use that are timed against each othe
 ALL_TIMED = 8  # up to so many models within the limit are all timed against each other
 RECOMMENDED, BEST, BALANCED = "recommended", "best", "balanced"
 SINGLE = "fastest, one sample at a time"
-# Settings of `deploy` that name the store -> the run's param and its default.
-_STORE = {
-    "uri": ("tracking.uri", "null"),
-    "root": ("tracking.root", "mlruns"),
-    "experiment": ("tracking.experiment_name", "resnet8ptq"),
-}
 
 
 @dataclass(frozen=True)
@@ -70,22 +64,8 @@ class Recommendation:
     @property
     def command(self) -> str:
         """The deploy command; empty for FP32, and for files of other programs."""
-        words = self.deploy_words
+        words = [] if self.choice is None else self.choice.record.deploy_words
         return invocation.command("deploy", *words) if words else ""
-
-    @property
-    def deploy_words(self) -> list[str]:
-        """The settings of `deploy` that name the run and its store; empty as `command`."""
-        if self.choice is None or self.choice.record.combination.path:
-            return []
-        record = self.choice.record
-        words = [f"run_id={record.run_id}", *(record.store_words or ())]
-        if record.store_words is None:  # read from its folder
-            for name, (key, default) in _STORE.items():
-                value = record.params.get(key, default)
-                if value != default:
-                    words.append(f"{name}={value}")
-        return words
 
 
 @dataclass(frozen=True)

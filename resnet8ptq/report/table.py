@@ -134,15 +134,15 @@ def to_csv(records: Sequence[RunRecord]) -> str:
 
 def _baseline_rows(task: Task, records: Sequence[RunRecord], extra: list[str]) -> list[list[str]]:
     shown = {_baseline_key(record) for record in records if not record.quantized}
-    baselines = {_baseline_key(r): r for r in records if r.baseline_size_bytes is not None}
+    baselines = {_baseline_key(r): r for r in records if r.fp32_size_bytes is not None}
     # FP32 has another value on the samples of each run that stopped early.
-    unequal = any(map(is_stopped, records)) and len({record.total for record in records}) > 1
+    unequal = any(map(is_stopped, records)) and len({record.samples for record in records}) > 1
     nothing = [""] * (len(numeric(records)) - len(COSTS))
     return [
         [
             *(record.combination.baseline, "fp32", "", "", *extra),
             *(nothing if unequal else _metric_cells(task, record, BASELINE)),
-            *(show_kb(record.baseline_size_bytes), "", _baseline_ms(records, key), ""),
+            *(show_kb(record.fp32_size_bytes), "", _baseline_ms(records, key), ""),
             *("", "float", "baseline"),
         ]
         for key, record in sorted(baselines.items(), key=lambda item: str(item[0]))
@@ -152,13 +152,13 @@ def _baseline_rows(task: Task, records: Sequence[RunRecord], extra: list[str]) -
 
 def _baseline_ms(records: Sequence[RunRecord], key: tuple[str | None, ...]) -> str:
     """Return the smallest and the largest latency of a baseline, which each run measured once."""
-    own = (record.baseline_latency_ms for record in records if _baseline_key(record) == key)
+    own = (record.fp32_latency_ms for record in records if _baseline_key(record) == key)
     times = sorted(ms for ms in own if ms is not None)
     return " to ".join(dict.fromkeys(show_ms(ms) for ms in (*times[:1], *times[-1:])))
 
 
 def _baseline_key(record: RunRecord) -> tuple[str | None, ...]:
-    return (record.combination.baseline, *record.settings(*_BASELINE_KEYS))
+    return (record.combination.baseline, *record.select(*_BASELINE_KEYS))
 
 
 def _run_cells(task: Task, record: RunRecord, p: float | None, limit: str) -> list[str]:
@@ -192,7 +192,7 @@ def say_size(size_bytes: int | float, reduction: float | None) -> str:
 
 def _metric_cells(task: Task, record: RunRecord, prefix: str = "") -> list[str]:
     """Return the metric, placeholders for `PAIRED`, and the task's other metrics."""
-    values = [(metric, record.value(metric, prefix)) for metric in (task.metric, *task.beside)]
+    values = [(metric, record.value_of(metric, prefix)) for metric in (task.metric, *task.beside)]
     first, *others = ("" if value is None else metric.show(value) for metric, value in values)
     return [first, *[""] * len(PAIRED), *others]
 

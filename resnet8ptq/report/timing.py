@@ -59,4 +59,4 @@ def _replace(cell: Cell, timing: PairedLatency) -> RunRecord:
         if record.run_id in times:
             metrics[key] = typical(times[record.run_id])
             metrics[SPEEDUPS[key]] = typical(times[fastest_fp32(times)]) / metrics[key]
-    return replace(record, metrics=metrics)
+    return record.changed(metrics=metrics)

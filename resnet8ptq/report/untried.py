@@ -35,7 +35,7 @@ def find_untried(records: Sequence[RunRecord]) -> str:
 def _has(record: RunRecord, wanted: Mapping[str, str]) -> bool:
     """Return whether a run had these settings, whatever its granularity."""
     asked = {key: value for key, value in wanted.items() if key != "per_channel"}
-    return tuple(asked.values()) == tuple(record.settings(*asked))
+    return tuple(asked.values()) == tuple(record.select(*asked))
 
 
 def _is_left_out(word: str, wanted: Mapping[str, str]) -> bool:

@@ -30,7 +30,8 @@ from resnet8ptq.tasks.statistics import (
 )
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
-EXIT_CODES = {PASS: 0, FAIL: 3, UNDECIDED: 4, VOID: 4}
+UNSUPPORTED = "unsupported"  # of a run that was not measured, beside `OUTCOMES`
+EXIT_CODES = {PASS: 0, FAIL: 3, UNDECIDED: 4, VOID: 4, UNSUPPORTED: 4}
 OUTCOMES = (PASS, FAIL, UNDECIDED, VOID)
 MARGIN = 0.5  # of the limit: the non-inferiority margin against the best model
 NAMED = 12  # runs that the note on added samples names
@@ -85,9 +86,11 @@ def in_words(
         for cell in family.measured:
             run_id = cell.record.run_id
             texts[run_id] = say(cell, verdicts[run_id])
-    looks = {record.test_digest: family.looks for family in families for record in family.records}
+    looks = {
+        record.samples_digest: family.looks for family in families for record in family.records
+    }
     added = {
-        record.test_digest: say_added(family, limits)
+        record.samples_digest: say_added(family, limits)
         for family in families
         if family.added is not None
         for record in family.records
@@ -98,9 +101,9 @@ def in_words(
 def say(cell: Cell, verdict: Verdict) -> str:
     """Return the verdict as text; for a run that stopped early, with the number of its samples."""
     record = cell.record
-    if record.planned is None or record.total is None:
+    if record.samples_planned is None or record.samples is None:
         return str(verdict)
-    return verdict.say(f" after {record.total:,.0f} of {record.planned:,.0f}")
+    return verdict.say(f" after {record.samples:,.0f} of {record.samples_planned:,.0f}")
 
 
 def find_fault(metric: Metric, cell: Cell, limits: ReportConfig) -> str:

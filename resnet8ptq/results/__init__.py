@@ -11,6 +11,7 @@
 """
 
 from resnet8ptq.results.lookup import load_run, load_sweep
-from resnet8ptq.results.summaries import Choice, RunSummary, SweepSummary, to_frame
+from resnet8ptq.results.summaries import Choice, SweepSummary
+from resnet8ptq.tracking.record import RunRecord, to_frame
 
-__all__ = ["Choice", "RunSummary", "SweepSummary", "load_run", "load_sweep", "to_frame"]
+__all__ = ["Choice", "RunRecord", "SweepSummary", "load_run", "load_sweep", "to_frame"]

@@ -26,11 +26,12 @@ from resnet8ptq.core.text import no_such_name, or_nearest
 from resnet8ptq.report.facts import LIMITS
 from resnet8ptq.report.recommend import RECOMMENDED, find_use
 from resnet8ptq.report.table import VOID
-from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, UNSUPPORTED
 from resnet8ptq.results.document import Answer, to_json, to_markdown
 from resnet8ptq.results.lookup import is_sweep, load_run, load_sweep
-from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
+from resnet8ptq.results.summaries import SweepSummary
 from resnet8ptq.tracking import history
+from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import open_store
 
 FORMATS = {"json": to_json, "markdown": to_markdown}
@@ -92,7 +93,7 @@ def find(asked: Arguments) -> Answer:
     return judge_sweep(sweep, asked.use)
 
 
-def judge_run(run: RunSummary) -> Answer:
+def judge_run(run: RunRecord) -> Answer:
     """Return the verdict on a run.
 
     Raises:
@@ -103,7 +104,7 @@ def judge_run(run: RunSummary) -> Answer:
         return Answer(run.verdict, run)
     if run.status == "ok":
         raise ConfigError(f"run_id: run {run.run_id} is FP32 itself, expected a quantized run")
-    raise TrackingError(f"run {run.run_id} is {run.status} and has no verdict ({run.reason})")
+    raise TrackingError(f"run {run.run_id} is {run.status} and has no verdict ({run.why_none})")
 
 
 def judge_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:

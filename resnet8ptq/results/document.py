@@ -1,20 +1,190 @@
-"""The verdict as JSON (`docs/verdict.schema.json`), and as Markdown for a pull request."""
+"""The verdict as JSON (`docs/verdict.schema.json`), and as Markdown for a pull request.
+
+The schema is generated from `Document`: `make schema` writes it, and a test compares it.
+"""
 
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
 from resnet8ptq.core import templates
 from resnet8ptq.core.text import escape_markdown, printable
-from resnet8ptq.report import table, verdicts
+from resnet8ptq.report import table
 from resnet8ptq.report.table import VOID
-from resnet8ptq.results.summaries import UNSUPPORTED, RunSummary, SweepSummary
+from resnet8ptq.report.verdicts import EXIT_CODES
+from resnet8ptq.results.summaries import SweepSummary
 from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tracking.record import RunRecord, Text
 
-SCHEMA = 1  # raised when a field is removed or changes its meaning
-EXIT_CODES = {**verdicts.EXIT_CODES, UNSUPPORTED: 4}
+Known = Annotated[Text | None, BeforeValidator(lambda text: text or None)]
+Size = Annotated[int | None, Field(ge=0)]
+
+
+def _of(name: str) -> Any:
+    """Return a field that reads an attribute of a run, and has its description."""
+    known = RunRecord.model_fields.get(name)
+    about = known.description if known else getattr(RunRecord, name).__doc__
+    return Field(validation_alias=name, description=about)
+
+
+class _Part(BaseModel):
+    """A part of the document; those of a run read its attributes."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", from_attributes=True, serialize_by_alias=True
+    )
+
+
+class ChosenRun(_Part):
+    """The run."""
+
+    run_id: str = _of("run_id")
+    name: Known = _of("name")
+    label: Known = _of("label")
+    status: Known = _of("status")
+    framework: Known = _of("framework")
+    dtype: Known = _of("dtype")
+    calibration: Known = _of("calibration")
+    weights: Known = _of("weights")
+    execution: Known = _of("execution")
+    settings: dict[str, str] = _of("settings")
+    equal_runs: tuple[str, ...] = _of("equal_runs")
+
+
+class Measured(_Part):
+    """The primary metric of the task."""
+
+    name: Text = Field(
+        validation_alias=AliasPath("metric", "name"), description="name in MLflow, such as accuracy"
+    )
+    direction: Literal["maximize", "minimize"] = Field(
+        validation_alias=AliasPath("metric", "direction"),
+        description="whether higher or lower is better",
+    )
+    value: float | None = _of("value")
+    fp32: float | None = _of("fp32_value")
+    least: float | None = _of("least")
+
+
+class Loss(_Part):
+    """The loss against FP32, in the unit of the limit."""
+
+    value: float | None = _of("loss")
+    upper_bound: float | None = _of("loss_upper_bound")
+    lower_bound: float | None = _of("loss_lower_bound")
+    limit: float = _of("limit")
+    verdict: Literal["pass", "fail", "undecided", "void"] | None = _of("loss_verdict")
+    p_value: float | None = _of("p_value")
+
+
+class Samples(_Part):
+    """The scored samples."""
+
+    scored: Size = _of("samples")
+    planned: Size = _of("samples_planned")
+    needed: Size = _of("samples_needed")
+    source: Literal["test", "selection", "held-out training"] = Field(
+        validation_alias="samples_from",
+        serialization_alias="from",
+        description=RunRecord.samples_from.__doc__,
+    )
+    digest: Known = _of("samples_digest")
+
+
+class FileSizes(_Part):
+    """File sizes."""
+
+    bytes: Size = _of("size_bytes")
+    fp32_bytes: Size = _of("fp32_size_bytes")
+
+
+class Latency(_Part):
+    """Latencies in milliseconds."""
+
+    ms: float | None = _of("latency_ms")
+    fp32_ms: float | None = _of("fp32_latency_ms")
+    speedup: float | None = _of("speedup")
+    batch_ms: float | None = _of("batch_latency_ms")
+    cpu: Known = _of("cpu")
+
+
+class Files(_Part):
+    """Files."""
+
+    artifact: str | None = _of("artifact")
+    sha256: Known = _of("artifact_sha256")
+    report: str | None = Field(description="path or address of the sweep's report.html")
+
+
+class Commands(_Part):
+    """Commands for a shell in the folder of the sweep."""
+
+    deploy: str | None = _of("deploy_command")
+    reproduce: str | None = _of("reproduce_command")
+
+
+class AsGood(_Part):
+    """The runs compared with the best one on the scored samples."""
+
+    best: str = Field(description="id of the run recommended as the best")
+    margin: float | None = Field(description="half of the limit, in the unit of loss.limit")
+    shown: tuple[str, ...] = Field(
+        description="ids of the runs whose loss against the best is shown to be within the margin: "
+        "one-sided 95% bound, corrected for the number of runs (Holm)"
+    )
+    unknown: tuple[str, ...] = Field(
+        description="ids of the runs that may be within the margin, undecided by the samples"
+    )
+
+
+class Sweep(_Part):
+    """The sweep."""
+
+    run_id: str = Field(description="id of the sweep's run in MLflow")
+    name: str = Field(description="name of the sweep")
+    status: str = Field(description="ok, failed, killed or running")
+    runs: dict[str, int] = Field(description="number of runs by status")
+    as_good_as_best: AsGood | None = Field(
+        description="null without a best run, or if the sweep has several sets of scored samples"
+    )
+
+
+class Document(_Part):
+    """The output of resnet8ptq verdict.
+
+    A number that was not measured is null. Later versions of schema 1 may add fields.
+    """
+
+    version: Literal[1] = Field(
+        serialization_alias="schema",
+        description="raised when a field is removed or changes its meaning",
+    )
+    verdict: Literal["pass", "fail", "undecided", "void", "unsupported"] = Field(
+        description="fail also if the metric is below metric.least"
+    )
+    exit_code: Literal[0, 3, 4] = Field(
+        description="0 pass; 3 fail; 4 undecided, void or unsupported"
+    )
+    use: str | None = Field(
+        description="the use that the sweep recommends the run for; null for a run that was named"
+    )
+    because: Known = Field(
+        description="why the run was chosen, or why none; for a run that was named, why it is "
+        "unsupported or void"
+    )
+    choice: ChosenRun | None = Field(description="null if the sweep recommends none")
+    metric: Measured | None
+    loss: Loss | None
+    samples: Samples | None
+    size: FileSizes | None
+    latency: Latency | None
+    files: Files
+    commands: Commands
+    sweep: Sweep | None = Field(description="null for a run that was named")
 
 
 @dataclass(frozen=True)
@@ -29,7 +199,7 @@ class Answer:
     """
 
     verdict: str
-    run: RunSummary | None
+    run: RunRecord | None
     sweep: SweepSummary | None = None
     use: str = ""
     because: str = ""
@@ -39,84 +209,54 @@ class Answer:
         """Process exit code for CI; docs/verdict.md lists the codes."""
         return EXIT_CODES[self.verdict]
 
+    @property
+    def document(self) -> Document:
+        """The verdict for programs."""
+        run, sweep = self.run, self.sweep
+        parts = dict.fromkeys(("choice", "metric", "loss", "samples", "size", "latency"), run)
+        return Document.model_validate(
+            {
+                **parts,
+                "version": 1,
+                "verdict": self.verdict,
+                "exit_code": self.exit_code,
+                "use": self.use or None,
+                "because": self.because or (run.why_none if run else ""),
+                "files": {
+                    "artifact": run and run.artifact,
+                    "artifact_sha256": run and run.artifact_sha256,
+                    "report": sweep and sweep.report,
+                },
+                "commands": {
+                    "deploy_command": run and run.deploy_command,
+                    "reproduce_command": run and run.reproduce_command,
+                },
+                "sweep": _sweep(sweep),
+            }
+        )
+
 
 def to_json(answer: Answer) -> str:
     """Return the document, without NaN and in ASCII, so that no name in it controls a terminal."""
-    run = answer.run
-    document = {
-        "schema": SCHEMA,
-        "verdict": answer.verdict,
-        "exit_code": answer.exit_code,
-        "use": answer.use or None,
-        "because": answer.because or (run.reason if run else "") or None,
-        **_describe(run),
-        "files": {
-            "artifact": run and run.artifact,
-            "sha256": (run and run.artifact_sha256) or None,
-            "report": answer.sweep and answer.sweep.report,
-        },
-        "commands": {
-            "deploy": run and run.deploy_command,
-            "reproduce": run and run.reproduce_command,
-        },
-        "sweep": _sweep(answer.sweep),
-    }
-    return json.dumps(document, indent=2, allow_nan=False)
+    return json.dumps(answer.document.model_dump(), indent=2, allow_nan=False)
 
 
-def _describe(run: RunSummary | None) -> dict[str, Any]:
-    if run is None:
-        return dict.fromkeys(["choice", "metric", "loss", "samples", "size", "latency"])
-    names = ("run_id", "name", "label", "status", "framework", "dtype", "calibration", "weights")
-    texts = {name: getattr(run, name) or None for name in (*names, "execution")}
-    return {
-        "choice": {
-            **texts,
-            "settings": dict(run.settings),
-            "equal_runs": list(run.equal_runs),
-        },
-        "metric": {
-            "name": printable(run.metric.name),
-            "direction": run.metric.direction,
-            "value": run.value,
-            "fp32": run.fp32_value,
-            "least": run.least,
-        },
-        "loss": {
-            "value": run.loss,
-            "upper_bound": run.loss_upper_bound,
-            "lower_bound": run.loss_lower_bound,
-            "limit": run.limit,
-            "verdict": run.loss_verdict,
-            "p_value": run.p_value,
-        },
-        "samples": {
-            "scored": run.samples,
-            "planned": run.samples_planned,
-            "needed": run.samples_needed,
-            "from": run.samples_from,
-            "digest": run.samples_digest or None,
-        },
-        "size": {"bytes": run.size_bytes, "fp32_bytes": run.fp32_size_bytes},
-        "latency": {
-            "ms": run.latency_ms,
-            "fp32_ms": run.fp32_latency_ms,
-            "speedup": run.speedup,
-            "batch_ms": run.batch_latency_ms,
-            "cpu": run.cpu or None,
-        },
-    }
+def to_schema() -> str:
+    """Return the JSON schema of the document."""
+    schema = Document.model_json_schema(mode="serialization")
+    return json.dumps(
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2
+    )
 
 
 def _sweep(sweep: SweepSummary | None) -> dict[str, Any] | None:
     if sweep is None:
         return None
-    counts = Counter(run.status for run in sweep.runs)
     return {
         "run_id": sweep.run_id,
         "name": sweep.name,
         "status": sweep.status,
-        "runs": dict(counts),
+        "runs": dict(Counter(run.status for run in sweep.runs)),
         "as_good_as_best": _as_good(sweep),
     }
 
@@ -130,8 +270,8 @@ def _as_good(sweep: SweepSummary) -> dict[str, Any] | None:
     return {
         "best": choice.run_id,
         "margin": choice.margin,
-        "shown": list(choice.equals),
-        "unknown": list(choice.unknown),
+        "shown": choice.equals,
+        "unknown": choice.unknown,
     }
 
 
@@ -159,13 +299,14 @@ def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
         use = f"No model is recommended for `use={answer.use}`. " if answer.use else ""
         return f"{use}{show(answer.because)}"
     begin = show(run.label)
-    if run.loss is None or run.loss_verdict is None:
-        return f"{begin}: {show(run.reason)}"
+    if run.metric is None or run.limit is None or run.loss is None or run.loss_verdict is None:
+        return f"{begin}: {show(run.why_none)}"
     if answer.verdict == VOID:
-        return f"{begin}: a loss against this FP32 network has no meaning ({show(run.reason)})."
-    metric, limit = run.metric, _say_loss(run.metric, run.limit)
+        return f"{begin}: a loss against this FP32 network has no meaning ({show(run.why_none)})."
+    metric = run.metric
+    limit = _say_loss(metric, run.limit)
     name, loss = metric.loss_title.partition(",")[0], _say_loss(metric, run.loss)
-    text = f"{begin}: {show(name)} is {loss}{_say_bounds(run)}; the limit is {limit}."
+    text = f"{begin}: {show(name)} is {loss}{_say_bounds(metric, run)}; the limit is {limit}."
     if fault := run.verdict_text.partition(", ")[2]:
         text += f" It fails: {show(fault)}."
     if run.samples_needed is not None:
@@ -173,9 +314,9 @@ def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
     return text
 
 
-def _say_bounds(run: RunSummary) -> str:
+def _say_bounds(metric: Metric, run: RunRecord) -> str:
     ends = [
-        f"{word} {_say_loss(run.metric, bound)}"
+        f"{word} {_say_loss(metric, bound)}"
         for word, bound in (("at least", run.loss_lower_bound), ("at most", run.loss_upper_bound))
         if bound is not None
     ]
@@ -187,8 +328,9 @@ def _say_loss(metric: Metric, loss: float) -> str:
     return metric.say_change(loss) if metric.bounded else metric.show_loss(loss)
 
 
-def _rows(run: RunSummary) -> list[list[str]]:
+def _rows(run: RunRecord) -> list[list[str]]:
     metric = run.metric
+    assert metric is not None  # of every judged run
     return [
         [_escape(metric.title), *(_show(metric, value) for value in (run.fp32_value, run.value))],
         ["size, kB", *map(table.show_kb, (run.fp32_size_bytes, run.size_bytes))],

@@ -5,7 +5,7 @@ A folder is read without the store if it holds all runs of the sweep.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
@@ -13,12 +13,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import no_such_name, printable, redact
 from resnet8ptq.report import comparison, facts, page, terminal
 from resnet8ptq.report.recommend import ModelSelection
-from resnet8ptq.results.summaries import (
-    RunSummary,
-    SweepSummary,
-    summarize_runs,
-    summarize_sweep,
-)
+from resnet8ptq.results.summaries import SweepSummary, judge_runs, summarize_sweep
 from resnet8ptq.tracking import history, origin, sync
 from resnet8ptq.tracking.journal import FILE, Journal
 from resnet8ptq.tracking.record import RunRecord
@@ -87,7 +82,7 @@ def load_run(
     tags: Mapping[str, str] | None = None,
     limits: Asked | None = None,
     tracking: TrackingConfig | None = None,
-) -> RunSummary:
+) -> RunRecord:
     """Return a run, judged among the runs of its sweep; see `load_sweep` for arguments and errors.
 
         load_run("0123...").verdict
@@ -105,7 +100,7 @@ def load_run(
     artifacts = {source.run_id: _find_artifact(source.store, own[0])}
     ids = [[record.run_id for record in selected.family.records] for selected in selections]
     (family,) = [number for number, members in enumerate(ids) if source.run_id in members]
-    return summarize_runs(selections[family], artifacts)[ids[family].index(source.run_id)]
+    return judge_runs(selections[family], artifacts)[ids[family].index(source.run_id)]
 
 
 def is_sweep(folder: Path) -> bool:
@@ -182,8 +177,8 @@ def _load_run(store: Store, record: RunRecord) -> _Source:
     """Return a run with its sweep; without the sweep if a newer run has replaced it."""
     if record.kind == SWEEP:
         raise ConfigError(f"run_id: {record.run_id} is a sweep; try sweep={record.run_id}")
-    if record.parent_id:
-        source = _load_sweep(store, history.load_run(store, record.parent_id), record.run_id)
+    if record.sweep_id:
+        source = _load_sweep(store, history.load_run(store, record.sweep_id), record.run_id)
         if record.run_id in {other.run_id for other in source.records}:
             return source
     return _Source(store, None, [] if record.is_analysis else [record], record.run_id)
@@ -209,10 +204,10 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> _Source:
     record = _of_folder(RunRecord.of_journal(kept, folder))
     if record.kind == SWEEP:
         raise ConfigError(f"folder: got {folder}, a sweep's folder, expected the folder of a run")
-    if not record.parent_id:
+    if not record.sweep_id:
         return _Source(_NO_STORE, None, [] if record.is_analysis else [record], record.run_id)
     above = folder.parent
-    if (above / FILE).is_file() and Journal.load(above).run_id == record.parent_id:
+    if (above / FILE).is_file() and Journal.load(above).run_id == record.sweep_id:
         source = _read_sweep(above, tracking)
         if record.run_id in {other.run_id for other in source.records}:
             return _Source(source.store, source.parent, source.records, record.run_id)
@@ -222,7 +217,7 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> _Source:
 
 def _of_folder(record: RunRecord) -> RunRecord:
     """Return the record of a folder; the store that another user's folder names is left out."""
-    return record if origin.own_folder(record) else replace(record, store_words=())
+    return record if origin.own_folder(record) else record.changed(store_words=())
 
 
 def _read_journal(folder: Path) -> Journal:

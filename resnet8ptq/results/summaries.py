@@ -1,19 +1,16 @@
-"""A run and a sweep as typed values, with the report's verdicts, for programs.
+"""Runs of a sweep with the report's verdicts, and the choices of the sweep, for programs.
 
-Nothing is measured or tested here: records come from `tracking.record`, verdicts and choices from
-`report`. Texts are printable, because a store is untrusted. Numbers are finite, or None if they
-were not measured.
+Nothing is measured or tested here: verdicts and choices come from `report`.
 """
 
-import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resnet8ptq.core import child, invocation
+from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import printable
 from resnet8ptq.report import equal_files, facts, verdicts
@@ -25,127 +22,16 @@ from resnet8ptq.report.recommend import (
     own_family,
     why_none,
 )
-from resnet8ptq.report.verdicts import Verdict
+from resnet8ptq.report.verdicts import UNSUPPORTED, Verdict
 from resnet8ptq.results.bounds import Bounds, measure
-from resnet8ptq.tasks.metric import BASELINE, Metric
+from resnet8ptq.tasks.metric import BASELINE
 from resnet8ptq.tracking import origin
-from resnet8ptq.tracking.record import RunRecord
+from resnet8ptq.tracking.record import RunRecord, printable_or_none, show_frame, to_frame
 
 if TYPE_CHECKING:  # half a second to import
     import pandas
 
-UNSUPPORTED = "unsupported"  # a verdict beside those of `report.verdicts`
 _HALVED = "of the test samples"  # the end of `RunRecord.chosen_by` with evaluate.choice=half
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """A run, judged among the runs of its sweep.
-
-    Attributes:
-        label: the combination as text, with the settings that vary in the sweep.
-        status: ok, unsupported, failed, killed or running.
-        reason: the reason if the run is unsupported, failed or void.
-        settings: the settings that vary in the sweep, besides the four columns before them.
-        verdict: pass, fail, undecided, void or unsupported; also fail if the metric is below its
-            own limit, such as `report.min_accuracy`. None for FP32 and for failed runs.
-        loss_verdict: the verdict on the loss alone; `verdict_text` is the report's text.
-        samples_needed: if undecided, the approximate sample size for 80% power at the measured
-            loss; None beyond a million, or without spread.
-        least: the metric's own limit.
-        loss: the loss against FP32, positive if the model is worse: a difference of the metric, or
-            for unbounded metrics a fraction of FP32's value, see `Metric.loss`.
-        loss_upper_bound, loss_lower_bound: one-sided 95% bounds, see `bounds`.
-        limit: the largest loss that passes.
-        p_value: p-value of the difference from FP32, corrected for the runs of the sweep.
-        samples: the number of scored samples; `samples_from` is test, selection or
-            held-out training.
-        samples_planned: planned samples of a run that stopped when decided; else None.
-        latency_ms: median latency of one sample; `batch_latency_ms` of a batch.
-        artifact: path or address of the quantized file.
-        equal_runs: ids of the other runs of the sweep with an equal file; the report has one row
-            for all of them.
-        deploy_command: the command that exports the file with a model card; `deploy_words`: its
-            settings.
-        reproduce_command: the command that repeats a sweep's run; None for other runs.
-
-    `load_run` and `load_sweep` return summaries.
-    """
-
-    run_id: str
-    name: str
-    sweep_id: str
-    label: str
-    status: str
-    reason: str
-    framework: str
-    dtype: str
-    calibration: str
-    weights: str
-    settings: Mapping[str, str]
-    execution: str
-    verdict: str | None
-    loss_verdict: str | None
-    verdict_text: str
-    samples_needed: int | None
-    metric: Metric
-    value: float | None
-    fp32_value: float | None
-    least: float | None
-    loss: float | None
-    loss_upper_bound: float | None
-    loss_lower_bound: float | None
-    limit: float
-    p_value: float | None
-    samples: int | None
-    samples_planned: int | None
-    samples_from: str
-    samples_digest: str
-    size_bytes: int | None
-    fp32_size_bytes: int | None
-    latency_ms: float | None
-    batch_latency_ms: float | None
-    fp32_latency_ms: float | None
-    speedup: float | None
-    latency_threads: str
-    cpu: str
-    artifact: str | None
-    artifact_sha256: str
-    deploy_command: str | None
-    reproduce_command: str | None
-    equal_runs: tuple[str, ...] = ()
-    deploy_words: tuple[str, ...] = field(default=(), repr=False)
-
-    @property
-    def path(self) -> Path | None:
-        """The quantized file; None if there is none on this machine."""
-        path = None if self.artifact is None else Path(self.artifact)
-        return path if path is not None and path.exists() else None
-
-    def deploy(self, folder: str | Path, **settings: object) -> Path:
-        """Export the model with its card, test vectors and example into a new folder.
-
-            load_run().deploy("folder", verify=False)
-
-        Args:
-            settings: keys of `resnet8ptq deploy`, with `__` for a dot.
-
-        Returns:
-            The folder.
-
-        Raises:
-            PtqError: as on the command line.
-        """
-        if self.deploy_command is None:
-            raise ConfigError(f"run_id: run {self.run_id} has no file of this tool to deploy")
-        target = Path(folder).expanduser().absolute()
-        asked = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
-        child.run("deploy", [*self.deploy_words, *asked, f"folder={target}"])
-        return target
-
-    def _repr_html_(self) -> str:
-        """Return the run as a table of one row, for a notebook."""
-        return _show_frame([self])
 
 
 @dataclass(frozen=True)
@@ -159,8 +45,8 @@ class Choice:
         equals: ids of the alternatives: for best and balanced, the runs proven to be within the
             margin of the best; for other uses, runs close in size or speed.
         unknown: ids of the runs that may be within the margin; the samples do not decide.
-        run: the run's summary, with its verdict as a recommended run: if other samples chose it,
-            not corrected for the runs that were not chosen. None for FP32 itself.
+        run: the run, with its verdict as a recommended run: if other samples chose it, not
+            corrected for the runs that were not chosen. None for FP32 itself.
         margin: half of the limit; None for uses other than best, balanced and best_NAME.
     """
 
@@ -171,7 +57,7 @@ class Choice:
     equals: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     margin: float | None = None
-    run: RunSummary | None = field(default=None, repr=False)
+    run: RunRecord | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -188,16 +74,16 @@ class SweepSummary:
     run_id: str
     name: str
     status: str
-    runs: tuple[RunSummary, ...]
+    runs: tuple[RunRecord, ...]
     choices: tuple[Choice, ...]
     why_none: str
     report: str | None
 
-    def run(self, run_id: str) -> RunSummary:
+    def run(self, run_id: str) -> RunRecord:
         """Return the run with this id; raise KeyError if the sweep has no such run."""
         return {run.run_id: run for run in self.runs}[run_id]
 
-    def choice(self, use: str = RECOMMENDED) -> RunSummary | None:
+    def choice(self, use: str = RECOMMENDED) -> RunRecord | None:
         """Return the recommended run for a use; None if there is none, or for FP32 itself.
 
         See `Choice.run` for its verdict. With several sets of scored samples, the first set counts.
@@ -207,7 +93,7 @@ class SweepSummary:
     recommended = choice
 
     def deploy(self, folder: str | Path, use: str = RECOMMENDED, **settings: object) -> Path:
-        """Export the recommended model into a new folder, see `RunSummary.deploy`.
+        """Export the recommended model into a new folder, see `RunRecord.deploy`.
 
         Raises:
             ConfigError: the sweep recommends no run for the use.
@@ -218,48 +104,12 @@ class SweepSummary:
         return run.deploy(folder, **settings)
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Return the runs as a frame, see `summaries.to_frame`."""
+        """Return the runs as a frame, see `tracking.record.to_frame`."""
         return to_frame(self.runs)
 
     def _repr_html_(self) -> str:
         """Return the main columns as a table, for a notebook."""
-        return _show_frame(self.runs)
-
-
-def to_frame(runs: Iterable[RunSummary]) -> "pandas.DataFrame":
-    """Return a frame with a row for each run, indexed by `run_id`, and a column for each attribute.
-
-    `metric` is the metric's name. Each setting of `settings` is a separate column. A number that
-    was not measured is NaN.
-
-        frame = load_sweep().to_frame()
-        frame[frame.loss_upper_bound <= 0.01].sort_values("size_bytes")
-    """
-    import pandas
-
-    names = [item.name for item in fields(RunSummary) if item.name not in _NO_COLUMNS]
-    rows = [
-        {name: getattr(run, name) for name in names} | {"metric": run.metric.name, **run.settings}
-        for run in runs
-    ]
-    columns = dict.fromkeys([*names, *(key for row in rows for key in row)])
-    frame = pandas.DataFrame(rows, columns=list(columns))
-    return frame.astype(dict.fromkeys(_NUMBERS, "float64")).set_index("run_id")
-
-
-_NO_COLUMNS = ("settings", "deploy_words")
-# The columns that a notebook shows.
-_SHOWN = ("label", "status", "value", "loss", "verdict", "size_bytes", "latency_ms", "speedup")
-
-
-def _show_frame(runs: Sequence[RunSummary]) -> str:
-    frame = to_frame(runs).reset_index()[list(_SHOWN)]
-    return str(frame.to_html(index=False, na_rep="", float_format="%.4g"))
-
-
-_NUMBERS = [
-    item.name for item in fields(RunSummary) if item.type in (float, float | None, int | None)
-]
+        return show_frame(self.runs)
 
 
 def summarize_sweep(
@@ -274,27 +124,14 @@ def summarize_sweep(
         selections: one for each set of scored samples.
         artifacts: path or address of each run's quantized file, by the run's id.
     """
-    runs = [run for selected in selections for run in summarize_runs(selected, artifacts)]
-    bounds = [measure(own_family(s, s.recommendations), s.limits) for s in selections]
-    choices = [
-        Choice(
-            recommended.key,
-            None if recommended.choice is None else printable(recommended.choice.record.run_id),
-            printable(recommended.label),
-            printable(recommended.why),
-            _ids(recommended.equals),
-            _ids(recommended.unknown),
-            _margin(selected, recommended.key),
-            _recommended(selected, recommended, runs, own),
-        )
-        for selected, own in zip(selections, bounds, strict=True)
-        for recommended in selected.recommendations
-    ]
+    runs = [run for selected in selections for run in judge_runs(selected, artifacts)]
+    by_id = {run.run_id: run for run in runs}
+    choices = [choice for selected in selections for choice in _choose(selected, by_id)]
     reasons = [line for s in selections if not s.recommendations for line in _why_none(s)]
     return SweepSummary(
-        run_id=printable(parent.run_id),
-        name=printable(parent.name),
-        status=printable(parent.status),
+        run_id=parent.run_id,
+        name=parent.name,
+        status=parent.status,
         runs=tuple(runs),
         choices=tuple(choices),
         why_none="" if choices else printable(" ".join(reasons)),
@@ -302,31 +139,39 @@ def summarize_sweep(
     )
 
 
-def _recommended(
-    selected: ModelSelection,
-    recommended: Recommendation,
-    runs: Sequence[RunSummary],
-    own: Mapping[str, Bounds],
-) -> RunSummary | None:
-    """Return the summary of a recommended run, with the verdict and bounds of `own_family`.
+def _choose(selected: ModelSelection, runs: Mapping[str, RunRecord]) -> list[Choice]:
+    """Return the choices of a selection, with the verdicts and bounds of `own_family`."""
+    bounds = measure(own_family(selected, selected.recommendations), selected.limits)
+    return [
+        Choice(
+            use=recommended.key,
+            run_id=None if recommended.choice is None else recommended.choice.record.run_id,
+            label=printable(recommended.label),
+            because=printable(recommended.why),
+            equals=_ids(recommended.equals),
+            unknown=_ids(recommended.unknown),
+            margin=_margin(selected, recommended.key),
+            run=_recommended(recommended, runs, bounds),
+        )
+        for recommended in selected.recommendations
+    ]
 
-    Args:
-        own: bounds of the models of `own_family`, by run id.
-    """
+
+def _recommended(
+    recommended: Recommendation, runs: Mapping[str, RunRecord], bounds: Mapping[str, Bounds]
+) -> RunRecord | None:
     cell = recommended.choice
     if cell is None:
         return None
     run_id = cell.record.run_id
-    [run] = [run for run in runs if run.run_id == printable(run_id)]
-    run = replace(run, **_judge(cell, recommended.judged))
-    if run_id not in own:
-        return run
-    bounds = own[run_id]
-    return replace(run, loss_upper_bound=bounds.upper, loss_lower_bound=bounds.lower)
+    judged = _judge(cell, recommended.judged)
+    if run_id in bounds:
+        judged |= _bound(bounds[run_id])
+    return runs[run_id].model_copy(update=judged)
 
 
 def _ids(cells: Sequence[Cell]) -> tuple[str, ...]:
-    return tuple(printable(cell.record.run_id) for cell in cells)
+    return tuple(cell.record.run_id for cell in cells)
 
 
 def _margin(selected: ModelSelection, use: str) -> float | None:
@@ -342,26 +187,34 @@ def _why_none(selected: ModelSelection) -> list[str]:
     return [f"No quantized run was measured ({', '.join(f'{n} {s}' for s, n in counts.items())})."]
 
 
-def summarize_runs(
+def judge_runs(
     selected: ModelSelection, artifacts: Mapping[str, str | None]
-) -> tuple[RunSummary, ...]:
-    """Return the summaries of runs that were scored on the same samples."""
+) -> tuple[RunRecord, ...]:
+    """Return runs that were scored on the same samples, with their verdicts and bounds."""
     family, limits = selected.family, selected.limits
+    metric, varied = family.metric, facts.varied(family.records)
     bounds, adjusted = measure(family, limits), facts.adjusted_p(family.records)
-    varied = facts.varied(family.records)
     equal = _find_equal_runs(family.records)
-    return tuple(
-        _summarize(
-            selected,
-            cell,
-            bounds.get(cell.record.run_id, Bounds()),
-            adjusted.get(cell.record.run_id),
-            {printable(k): printable(cell.record.params.get(k, "")) for k in varied},
-            artifacts.get(cell.record.run_id),
-            equal.get(cell.record.run_id, ()),
-        )
-        for cell in family.cells
-    )
+    runs = []
+    for cell in family.cells:
+        record = cell.record
+        judged = {
+            "label": printable(cell.label),
+            "settings": {printable(k): printable(record.params.get(k, "")) for k in varied},
+            "metric": metric,
+            "value": record.value_of(metric),
+            "fp32_value": record.value_of(metric, BASELINE),
+            "least": verdicts.least_of(metric, limits),
+            "limit": metric.limit(limits),
+            "p_value": adjusted.get(record.run_id),
+            "artifact": artifacts.get(record.run_id),
+            "reproduce_command": _reproduce(record),
+            "equal_runs": equal[record.run_id],
+        }
+        judged |= _judge(cell, selected.judged.get(record.run_id))
+        judged |= _bound(bounds.get(record.run_id, Bounds()))
+        runs.append(record.changed(**judged))
+    return tuple(runs)
 
 
 def _find_equal_runs(records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
@@ -370,74 +223,15 @@ def _find_equal_runs(records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]
     for members in equal_files.group(records):
         ids = [member.run_id for member in members]
         for run_id in ids:
-            others[run_id] = tuple(printable(other) for other in ids if other != run_id)
+            others[run_id] = tuple(other for other in ids if other != run_id)
     return others
 
 
-# Of a record, under the same names.
-_TEXTS = ("run_id", "name", "status", "execution", "latency_threads", "cpu", "artifact_sha256")
-
-
-def _summarize(
-    selected: ModelSelection,
-    cell: Cell,
-    bounds: Bounds,
-    p_value: float | None,
-    settings: Mapping[str, str],
-    artifact: str | None,
-    equal_runs: tuple[str, ...],
-) -> RunSummary:
-    record, metric, limits = cell.record, selected.family.metric, selected.limits
-    framework, dtype, calibration, weights = map(printable, record.combination.cells)
-    texts: dict[str, Any] = {name: printable(getattr(record, name)) for name in _TEXTS}
-    return RunSummary(
-        **texts,
-        sweep_id=printable(record.parent_id),
-        label=printable(cell.label),
-        reason=printable(record.reason or record.doubt),
-        framework=framework,
-        dtype=dtype,
-        calibration=calibration,
-        weights=weights,
-        settings=settings,
-        **_judge(cell, selected.judged.get(record.run_id)),
-        metric=metric,
-        value=_finite(record.value(metric)),
-        fp32_value=_finite(record.value(metric, BASELINE)),
-        least=verdicts.least_of(metric, limits),
-        loss=_finite(record.drop),
-        loss_upper_bound=bounds.upper,
-        loss_lower_bound=bounds.lower,
-        limit=metric.limit(limits),
-        p_value=_finite(p_value),
-        samples=_whole(record.total),
-        samples_planned=_whole(record.planned),
-        samples_from=facts.images_of([record]),
-        samples_digest=printable(record.test_digest),
-        size_bytes=_whole(record.size_bytes),
-        fp32_size_bytes=_whole(record.baseline_size_bytes),
-        latency_ms=_finite(record.latency_ms),
-        batch_latency_ms=_finite(record.batch_latency_ms),
-        fp32_latency_ms=_finite(record.baseline_latency_ms),
-        speedup=_finite(record.speedup),
-        artifact=artifact,
-        equal_runs=equal_runs,
-        deploy_command=_deploy(cell) if artifact else None,
-        deploy_words=tuple(Recommendation("", cell.label, "", cell).deploy_words),
-        reproduce_command=_reproduce(record),
-    )
-
-
 def _judge(cell: Cell, judged: Verdict | None) -> dict[str, Any]:
-    """Return the attributes of a `RunSummary` that hold the verdict on it."""
+    """Return the attributes of a run that hold the verdict on it."""
     if judged is None:
         verdict = UNSUPPORTED if cell.record.status == UNSUPPORTED else None
-        return {
-            "verdict": verdict,
-            "loss_verdict": None,
-            "verdict_text": "",
-            "samples_needed": None,
-        }
+        return {"verdict": verdict}
     return {
         "verdict": judged.outcome,
         "loss_verdict": judged.loss,
@@ -446,19 +240,8 @@ def _judge(cell: Cell, judged: Verdict | None) -> dict[str, Any]:
     }
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _whole(value: float | None) -> int | None:
-    return round(value) if value is not None and math.isfinite(value) else None
-
-
-def _deploy(cell: Cell) -> str | None:
-    """Return the deploy command of a run; None if its id, from an untrusted store, is not plain."""
-    if not re.fullmatch(r"\w+", cell.record.run_id):
-        return None
-    return _printable_or_none(Recommendation("", cell.label, "", cell).command)
+def _bound(bounds: Bounds) -> dict[str, Any]:
+    return {"loss_upper_bound": bounds.upper, "loss_lower_bound": bounds.lower}
 
 
 def _reproduce(record: RunRecord) -> str | None:
@@ -468,17 +251,12 @@ def _reproduce(record: RunRecord) -> str | None:
         return None
     if record.chosen_by.endswith(_HALVED):  # alone, a run chooses nothing, and reports on all
         kept.append("evaluate.choice=half")
-    elif record.planned is not None and record.chosen_by:
+    elif record.samples_planned is not None and record.chosen_by:
         kept.append("evaluate.choice=held_out")
-    if record.planned is not None:  # alone, a run would stop earlier
+    if record.samples_planned is not None:  # alone, a run would stop earlier
         models = record.params.get("evaluate.models", "null")
         if not re.fullmatch(r"\d+|null", models):
             return None
         kept.append(f"evaluate.models={models}")
     # A named experiment may be a sweep.
-    return _printable_or_none(invocation.command("run", *kept, "hydra.mode=RUN"))
-
-
-def _printable_or_none(command: str) -> str | None:
-    """Return a command if it is one printable line, because an escaped one would differ."""
-    return command if command and command.isprintable() else None
+    return printable_or_none(invocation.command("run", *kept, "hydra.mode=RUN"))

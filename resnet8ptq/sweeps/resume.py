@@ -45,7 +45,7 @@ def find_finished(
     background.rest()  # a run that has just ended may not be in the store yet
     finished = f"tags.identity = '{identity}' and attributes.status = 'FINISHED'"
     matching = [r for r in _find(sweep.store, finished) if "cut_short" not in r.params]
-    ours = [r for r in matching if r.parent_id == sweep.parent_id]
+    ours = [r for r in matching if r.sweep_id == sweep.parent_id]
     for record in ours:
         if record.job_number == str(number):
             return record

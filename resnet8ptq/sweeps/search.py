@@ -245,7 +245,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
             weights_db=record.metrics.get("diagnosis/weights_alone_sqnr_db"),
             activations_db=record.metrics.get("diagnosis/activations_alone_sqnr_db"),
         )
-    if record.drop is None:
+    if record.loss is None:
         return shared
     metric = record.task.metric
     spent_s = sum(record.metrics.get(f"system/{key}", 0.0) for key in (*_TIMES, "prepare_s"))
@@ -253,7 +253,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
         shared,
         seconds=max(seconds, spent_s),
         doubt=record.doubt,
-        loss=record.drop,
+        loss=record.loss,
         show_loss=metric.say_loss,
         error=_error(record, metric),
         within=record.p_within is not None and record.p_within <= level,
@@ -299,7 +299,7 @@ def _error(record: RunRecord, metric: Metric) -> float:
     """Return half of the loss's 95% interval, in the unit of the loss; 0 if unknown."""
     if (ends := record.interval("drop")) is not None:  # in the unit of the loss itself
         return (ends[1] - ends[0]) / 2
-    ends, baseline = record.interval("delta"), record.value(metric, BASELINE)
+    ends, baseline = record.interval("delta"), record.value_of(metric, BASELINE)
     if ends is None and metric.bounded:  # FP32 is the reference itself
         ends = record.interval("value")
     if ends is None:

@@ -151,7 +151,7 @@ def find_newest(store: Store) -> RunRecord | None:
     for most in (_AT_ONCE, None):
         for record in find_runs(store, "", most=most):
             if not record.is_analysis:
-                return load_run(store, record.parent_id) if record.parent_id else record
+                return load_run(store, record.sweep_id) if record.sweep_id else record
     return None
 
 

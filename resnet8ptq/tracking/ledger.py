@@ -68,13 +68,13 @@ def count_earlier(store: Store, records: Sequence[RunRecord], ids: Ids | None = 
         records: the runs of one family of a sweep, or a single run that has just ended.
         ids: ids of their samples; None: only runs on exactly the same samples count.
     """
-    scored = next((record for record in records if record.test_digest), None)
-    if scored is None or not re.fullmatch("[0-9a-f]{64}", scored.test_digest):
+    scored = next((record for record in records if record.samples_digest), None)
+    if scored is None or not re.fullmatch("[0-9a-f]{64}", scored.samples_digest):
         return NO_LOOKS
     try:
         check_answers(store.uri)
-        same = _find(store, scored, f"= '{scored.test_digest}'")
-        others = [] if ids is None else _find(store, scored, f"!= '{scored.test_digest}'")
+        same = _find(store, scored, f"= '{scored.samples_digest}'")
+        others = [] if ids is None else _find(store, scored, f"!= '{scored.samples_digest}'")
     except Exception as error:
         if not is_away(error):
             raise
@@ -87,14 +87,14 @@ def count_earlier(store: Store, records: Sequence[RunRecord], ids: Ids | None = 
         record
         for record in others
         if _counts(record) and ids is not None and _network_of(record) == network
-        if np.isin(read_sketch(record.sample_sketch), ids).any()
+        if np.isin(read_sketch(record.tags.get("sample_sketch", "")), ids).any()
     )
     more = MOST in (len(same), len(others))
     return Looks(len(counted) + len(shared), more and bool(counted or shared), shared)
 
 
 def _network_of(record: RunRecord) -> tuple[str | None, ...]:
-    return (record.model, *record.settings("model.path", "model.module", "model.state_dict"))
+    return (record.model, *record.select("model.path", "model.module", "model.state_dict"))
 
 
 def _counts(record: RunRecord) -> bool:
@@ -104,7 +104,7 @@ def _counts(record: RunRecord) -> bool:
 def _find(store: Store, scored: RunRecord, digest: str) -> list[RunRecord]:
     """Return the newest runs on samples with these digests; for a sweep, only those before it."""
     filters = f"tags.test_digest {digest}"
-    if scored.parent_id:
-        begun = store.client.get_run(scored.parent_id).info.start_time
+    if scored.sweep_id:
+        begun = store.client.get_run(scored.sweep_id).info.start_time
         filters += f" AND attributes.start_time < {begun}"
     return history.find_runs(store, filters, most=MOST, deleted=True)

@@ -1,13 +1,31 @@
-"""Typed records of runs; the only module that names params, metrics and tags."""
+"""The run: one typed record, which every table, page, command and program reads.
+
+Only this module names the params, metrics and tags of a run. `RunRecord.of` reads them, from MLflow
+(`of_mlflow`) or from the run's folder (`of_journal`). `report.verdicts` judges a run among the runs
+of its sweep, and fills the attributes below "judged".
+"""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from resnet8ptq.config.naming import Combination
-from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.core import child, invocation
+from resnet8ptq.core.errors import ConfigError, TrackingError
+from resnet8ptq.core.text import printable
 from resnet8ptq.evaluation.stopped_hits import PLANNED, STOPPED_LOSS
 from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.metric import BASELINE, GROUPED, TOTAL, Metric
@@ -15,136 +33,254 @@ from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal, check_id
 from resnet8ptq.tracking.params import complete
 
-T = TypeVar("T")
-
-
-class _Value(Generic[T]):
-    """An attribute of a record that reads a param, metric or tag of the run, or `default`."""
-
-    def __init__(self, kind: str, key: str, default: T) -> None:
-        self.kind, self.key, self.default = kind, key, default
-
-    def __get__(self, record: "RunRecord", owner: type | None = None) -> T:
-        value: T = getattr(record, self.kind).get(self.key, self.default)
-        return value
-
-
-class _Count(_Value[float | None]):
-    """A metric that counts, or None: a store may hold NaN, or more than there can be."""
-
-    def __get__(self, record: "RunRecord", owner: type | None = None) -> float | None:
-        value = super().__get__(record, owner)
-        return value if value is not None and 0 <= value <= _MOST else None
-
+if TYPE_CHECKING:  # half a second to import
+    import pandas
 
 _MOST = 2.0**53  # a larger float is no exact count
+# Settings of `deploy` that name the store -> the run's param and its default.
+_STORE = {
+    "uri": ("tracking.uri", "null"),
+    "root": ("tracking.root", "mlruns"),
+    "experiment": ("tracking.experiment_name", "resnet8ptq"),
+}
 
 
-def _param(key: str, default: str = "") -> _Value[str]:
-    return _Value("params", key, default)
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
-def _metric(key: str) -> _Value[float | None]:
-    return _Value("metrics", key, None)
+def _whole(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value  # pydantic refuses it unless it is an int or None
+    return round(value) if 0 <= value <= _MOST else None
 
 
-def _tag(key: str, default: str = "") -> _Value[str]:
-    return _Value("tags", key, default)
+def _id_or_empty(text: str) -> str:
+    return check_id(text) if text else ""
 
 
-@dataclass(frozen=True)
-class RunRecord:
+Text = Annotated[str, AfterValidator(printable)]
+Number = Annotated[float | None, AfterValidator(_finite)]
+Count = Annotated[int | None, BeforeValidator(_whole)]
+
+
+def _param(key: str, about: str = "", default: str = "") -> Any:
+    return Field(default, validation_alias=AliasPath("params", key), description=about)
+
+
+def _metric(key: str, about: str) -> Any:
+    return Field(None, validation_alias=AliasPath("metrics", key), description=about)
+
+
+def _tag(key: str, about: str = "", default: str = "") -> Any:
+    return Field(default, validation_alias=AliasPath("tags", key), description=about)
+
+
+def _judged(about: str, default: Any = None) -> Any:
+    return Field(default, description=about)
+
+
+class RunRecord(BaseModel):
     """One run: finished, in progress, or the parent run of a sweep.
 
-    A store is untrusted, so a text may hold anything. A missing text is empty, or `?` if it is
-    shown; a metric that was not measured is None.
+    A store is untrusted. So texts are printable, and numbers are finite and typed. A missing text
+    is empty, or `?` if it is shown; a number that was not measured is None, in old runs too.
+    `load_run` and `load_sweep` return judged runs.
     """
 
-    run_id: str
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    run_id: Annotated[str, AfterValidator(check_id)] = Field(description="id of the run in MLflow")
     params: dict[str, str]  # the settings by their config keys, and resolved settings
-    metrics: dict[str, float]  # last values; `value` reads those that depend on the task
-    tags: dict[str, str] = field(repr=False)
+    metrics: dict[str, float]  # last values, also NaN; `value_of` reads those of the task
+    tags: dict[str, str] = Field(repr=False)
     artifact_uri: str = ""
     ended: bool = True
     in_folder: bool = False  # read from its folder, where its files are too
     # The settings that select the store it was read from, see `Store.words`; None: from its folder.
     store_words: tuple[str, ...] | None = None
 
-    name = _tag("mlflow.runName")
-    status = _tag("status", "?")  # ok, unsupported, failed, running or killed
-    reason = _tag("reason")
-    kind = _tag("kind")  # "sweep", or empty
-    key = _tag("record")  # of its journal
-    parent_id = _tag(PARENT_TAG)
-    job_number = _tag("job_number")
-    job_overrides = _tag("job_overrides")
-    jobs_at_once = _tag("jobs_at_once", "1")
-    folder = _tag("folder")
-    cpu = _tag("cpu")
-    platform = _tag("platform")
-    test_digest = _tag("test_digest")  # of the scored samples
-    sample_sketch = _tag("sample_sketch")  # of their numbers, see `ledger.sketch`
-    calibration_digest = _tag("calibration_digest")
+    name: Text = _tag("mlflow.runName", "name of the run")
+    status: Text = _tag("status", "ok, unsupported, failed, killed or running", "?")
+    reason: Text = _tag("reason", "why the run is unsupported or failed")
+    sweep_id: Annotated[str, AfterValidator(_id_or_empty)] = _tag(
+        PARENT_TAG, "id of the sweep's parent run; empty for a single run"
+    )
+    kind: Text = _tag("kind")  # "sweep", or empty
+    key: Text = _tag("record")  # of its journal
+    job_number: Text = _tag("job_number")
+    jobs_at_once: Text = _tag("jobs_at_once", default="1")
+    cpu: Text = _tag("cpu", "the CPU that was measured")
+    platform: Text = _tag("platform")
+    calibration_digest: Text = _tag("calibration_digest")
 
-    backend = _param("backend", "?")
-    dtype = _param("dtype")
-    calib = _param("calib", "?")
-    model = _param("model", "?")
-    seed = _param("seed")
-    split = _param("evaluate.split")
-    execution = _param("execution")  # see `backends.contract.Resolved`
-    cause = _param("cause")  # why a file is far from FP32
-    doubt = _param("doubt")  # why FP32 is broken and the verdict void
-    silent = _param("silent")  # an output that does not depend on the sample, as FP32's does
-    chosen_by = _param("chosen_by")
-    scored_as = _param("scored_as", "classification")  # the task's name
-    calibration_samples = _param("calibration_samples")
-    latency_threads = _param("latency.threads", "?")
-    benchmark = _param("benchmark.name", "null")
-    target = _param("benchmark.target", "nan")
-    float_operators = _param("float_operators")
-    planned_bits = _param("planned_bits")
-    engine = _param("engine")  # torch's
-    artifact_sha256 = _param("artifact_sha256")
-    outputs_sha256 = _param("outputs_sha256")  # of the outputs for all scored samples
+    backend: Text = _param("backend", "the backend", "?")
+    dtype: Text = _param("dtype", "dtype setting, such as int8")
+    calib: Text = _param("calib", "the calibration method", "?")
+    model: Text = _param("model", "name of the network", "?")
+    dataset: Text = Field(
+        "?",
+        validation_alias=AliasChoices(AliasPath("params", "dataset"), AliasPath("params", "data")),
+        description="name of the data set; if the run did not read it, name of its source",
+    )
+    seed: Text = _param("seed")
+    split: Text = _param("evaluate.split")
+    execution: Text = _param("execution", "kernels that ran: integer, float, mixed or simulated")
+    cause: Text = _param("cause", "why a file is far from FP32")
+    doubt: Text = _param("doubt", "why FP32 is broken and the verdict void")
+    silent: Text = _param("silent", "an output that depends on the sample in FP32 only")
+    chosen_by: Text = _param("chosen_by", "the samples that chose the run's settings")
+    scored_as: Text = _param("scored_as", "name of the task", "classification")
+    calibration_samples: Text = _param("calibration_samples")
+    latency_threads: Text = _param("latency.threads", "threads of the latency", "?")
+    benchmark: Text = _param("benchmark.name", default="null")
+    target: Text = _param("benchmark.target", default="nan")
+    float_operators: Text = _param("float_operators", "operators that stay in float")
+    planned_bits: Text = _param("planned_bits", "bits of each layer's weights")
+    engine: Text = _param("engine", "torch's kernels")
+    artifact_sha256: Text = _param("artifact_sha256", "hash of the quantized file")
+    outputs_sha256: Text = _param("outputs_sha256", "hash of the outputs for all scored samples")
 
-    total = _Count("metrics", TOTAL, None)  # scored samples
-    planned = _Count("metrics", PLANNED, None)  # samples of a sequential test
-    stopped_loss = _metric(STOPPED_LOSS)  # corrected for its looks
-    stopped_loss_low = _metric(f"{STOPPED_LOSS}_low")  # ends of its 95% interval
-    stopped_loss_high = _metric(f"{STOPPED_LOSS}_high")
-    drop = _metric("drop")  # how much worse than FP32; lower is better
-    p_value = _metric("paired/p_value")
-    p_within = _metric("paired/p_within")  # of a loss at the limit or above, uncorrected
-    size_bytes = _Count("metrics", "size_bytes", None)
-    baseline_size_bytes = _Count("metrics", f"{BASELINE}size_bytes", None)
-    latency_ms = _metric("latency_p50_ms")
-    batch_latency_ms = _metric("latency_batch_p50_ms")
-    baseline_latency_ms = _metric(f"{BASELINE}latency_p50_ms")
-    speedup = _metric("speedup")
+    samples: Count = _metric(TOTAL, "number of scored samples")
+    samples_planned: Count = _metric(
+        PLANNED,
+        "with evaluate.stop=decided, the samples of which the first ones were scored until the "
+        "verdict was decided; else null",
+    )
+    samples_digest: Text = _tag(
+        "test_digest", "hash of the scored samples, of all planned ones with evaluate.stop=decided"
+    )
+    loss: Number = _metric(
+        "drop",
+        "measured loss against FP32, positive if worse: a difference of the metric, or a fraction "
+        "of FP32's value for errors, or noise over signal without labels",
+    )
+    stopped_loss: Number = _metric(STOPPED_LOSS, "the loss, corrected for stopping when decided")
+    stopped_loss_low: Number = _metric(f"{STOPPED_LOSS}_low", "low end of its 95% interval")
+    stopped_loss_high: Number = _metric(f"{STOPPED_LOSS}_high", "high end of its 95% interval")
+    p_alone: Number = _metric("paired/p_value", "of the difference from FP32, not corrected")
+    p_within: Number = _metric("paired/p_within", "of a loss at the limit or above, not corrected")
+    size_bytes: Count = _metric("size_bytes", "size of the quantized file, in bytes")
+    fp32_size_bytes: Count = _metric(
+        f"{BASELINE}size_bytes", "size of the FP32 file in the same framework, in bytes"
+    )
+    latency_ms: Number = _metric(
+        "latency_p50_ms", "median latency of one sample at a time, in milliseconds"
+    )
+    batch_latency_ms: Number = _metric(
+        "latency_batch_p50_ms", "median latency of a batch, in milliseconds"
+    )
+    fp32_latency_ms: Number = _metric(
+        f"{BASELINE}latency_p50_ms",
+        "latency_ms of FP32 in the same framework, measured in turns with the run",
+    )
+    speedup: Number = _metric("speedup", "fp32_latency_ms divided by latency_ms")
+
+    # Judged among the runs of its sweep.
+    label: Text = _judged("the combination in words, as in the report", "")
+    settings: dict[str, str] = _judged("other settings that vary in the sweep, by key", {})
+    metric: Metric | None = _judged("the primary metric of the task")
+    value: Number = _judged("the metric of the quantized network; accuracies are fractions")
+    fp32_value: Number = _judged("the metric of FP32 in the same framework on the same samples")
+    least: Number = _judged(
+        "smallest accepted value (report.min_accuracy); null without this limit"
+    )
+    limit: Number = _judged("largest loss that passes, such as report.max_drop")
+    verdict: str | None = _judged(
+        "pass, fail, undecided, void or unsupported; fail also below the metric's own limit; null "
+        "for FP32 and for failed runs"
+    )
+    loss_verdict: str | None = _judged("verdict on the loss alone; null without a measurement")
+    verdict_text: Text = _judged("the verdict as in the report's table", "")
+    loss_upper_bound: Number = _judged(
+        "the loss is at most this: one-sided 95% bound, corrected (Holm): with `use=` for the "
+        "recommended models, with `run_id=` for all of the sweep"
+    )
+    loss_lower_bound: Number = _judged(
+        "the loss is at least this: one-sided 95% bound, corrected in the same way"
+    )
+    p_value: Number = _judged("of the difference from FP32, two-sided, corrected (Holm)")
+    samples_needed: Count = _judged(
+        "where undecided, about the sample size for 80% power at the measured loss; null beyond a "
+        "million or without spread"
+    )
+    artifact: Text | None = _judged("path of the quantized file, or its address in a remote store")
+    equal_runs: tuple[str, ...] = _judged(
+        "ids of the other runs of the sweep with an equal file; the report has one row for them", ()
+    )
+    reproduce_command: str | None = _judged(
+        "the command that repeats a sweep's run; null for other runs"
+    )
 
     @classmethod
-    def of_mlflow(cls, run: Any, store_words: Sequence[str] = ()) -> "RunRecord":
-        """Return the record of an MLflow run.
+    def of(
+        cls,
+        run_id: str,
+        params: Mapping[str, str],
+        metrics: Mapping[str, float],
+        tags: Mapping[str, str],
+        **others: Any,
+    ) -> Self:
+        """Return the record of a run's params, metrics and tags.
 
         Raises:
-            TrackingError: the id of the run, or of its sweep, is not plain.
+            TrackingError: an id is not plain, or a value has another type.
         """
-        info, data = run.info, run.data
-        values = complete(data.params), dict(data.metrics), dict(data.tags)
-        for run_id in filter(None, (info.run_id, data.tags.get(PARENT_TAG))):
-            check_id(run_id)
-        ended = info.status in ENDED
-        words = tuple(store_words)
-        return cls(info.run_id, *values, info.artifact_uri, ended, store_words=words)
+        logged = {"params": dict(params), "metrics": dict(metrics), "tags": dict(tags)}
+        try:
+            return cls.model_validate({"run_id": run_id, **logged, **others})
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise TrackingError(
+                f"run {run_id}: {printable(key)}: got {printable(repr(first['input']))[:100]}, "
+                f"expected another type ({first['msg']})"
+            ) from None
 
     @classmethod
-    def of_journal(cls, journal: Journal, folder: Path, run_id: str = "") -> "RunRecord":
+    def of_mlflow(cls, run: Any, store_words: Sequence[str] = ()) -> Self:
+        """Return the record of an MLflow run; raise the errors of `of`."""
+        info, data = run.info, run.data
+        return cls.of(
+            info.run_id,
+            complete(data.params),
+            data.metrics,
+            data.tags,
+            artifact_uri=info.artifact_uri,
+            ended=info.status in ENDED,
+            store_words=tuple(store_words),
+        )
+
+    @classmethod
+    def of_journal(cls, journal: Journal, folder: Path, run_id: str = "") -> Self:
         """Return the record of a run from its own folder."""
-        tags = {**journal.tags, "record": journal.key, "mlflow.runName": journal.name}
-        run_id = run_id or journal.run_id or journal.key
-        values = journal.params, journal.metrics, tags
-        return cls(run_id, *values, folder.as_uri(), journal.ended, in_folder=True)
+        return cls.of(
+            run_id or journal.run_id or journal.key,
+            journal.params,
+            journal.metrics,
+            {**journal.tags, "record": journal.key, "mlflow.runName": journal.name},
+            artifact_uri=folder.as_uri(),
+            ended=journal.ended,
+            in_folder=True,
+        )
+
+    def changed(self, **logged: Any) -> Self:
+        """Return the record with other values of `params`, `metrics`, `tags` or `store_words`."""
+        return self.of(**{name: getattr(self, name) for name in _READ} | logged)
+
+    def as_failed(self, reason: str) -> Self:
+        """Return the record as that of a failed run, such as one whose file was lost."""
+        return self.changed(tags={**self.tags, "status": "failed", "reason": reason})
+
+    @property
+    def folder(self) -> str:
+        """The run's folder, as logged."""
+        return self.tags.get("folder", "")
+
+    @property
+    def job_overrides(self) -> str:
+        """The settings of a sweep's job, as logged."""
+        return self.tags.get("job_overrides", "")
 
     @property
     def finished(self) -> bool:
@@ -152,9 +288,29 @@ class RunRecord:
         return self.status in ("ok", "unsupported")
 
     @property
+    def why_none(self) -> str:
+        """The reason if the run is unsupported, failed or void."""
+        return self.reason or self.doubt
+
+    @property
     def combination(self) -> Combination:
         """The framework, dtype, calibration and granularity."""
         return Combination.of_params(self.params)
+
+    @property
+    def framework(self) -> str:
+        """The backend, with its flow where it has several."""
+        return printable(self.combination.cells[0])
+
+    @property
+    def calibration(self) -> str:
+        """The calibration method; empty without calibration."""
+        return printable(self.combination.cells[2])
+
+    @property
+    def weights(self) -> str:
+        """The granularity of the weights: per tensor, per channel or in blocks."""
+        return printable(self.combination.cells[3])
 
     @property
     def quantized(self) -> bool:
@@ -167,11 +323,6 @@ class RunRecord:
         return self.execution == "simulated" and self.dtype == "w8a16"
 
     @property
-    def dataset(self) -> str:
-        """The name of the data set; if the run did not read it, the name of its source."""
-        return self.params.get("dataset", self.params.get("data", "?"))
-
-    @property
     def is_analysis(self) -> bool:
         """Whether the run is an analysis, which has no result to compare."""
         return self.params.get("analysis.name", "null") != "null"
@@ -180,6 +331,13 @@ class RunRecord:
     def held_out(self) -> bool:
         """Whether the run was scored on held-out or selection samples, not on the reported ones."""
         return self.split in ("held_out", "choice")
+
+    @property
+    def samples_from(self) -> str:
+        """The kind of the scored samples: test, selection or held-out training."""
+        if self.split == "choice":
+            return "selection"
+        return "held-out training" if self.held_out else "test"
 
     @property
     def dynamic_batch(self) -> str | None:
@@ -224,19 +382,19 @@ class RunRecord:
             raise TrackingError(f"class_names: got {text[:100]!r}, expected a list of names")
         return tuple(names)
 
-    def value(self, metric: Metric, prefix: str = "") -> float | None:
-        """Return the run's value of a task's metric; with `BASELINE`, that of FP32."""
+    def value_of(self, metric: Metric, prefix: str = "") -> float | None:
+        """Return the run's value of a task's metric, also NaN; with `BASELINE`, that of FP32."""
         return self.metrics.get(prefix + metric.name)
 
     def delta(self, metric: Metric) -> float | None:
         """Return the run's value minus FP32's; None if either was not measured."""
-        value, baseline = self.value(metric), self.value(metric, BASELINE)
+        value, baseline = self.value_of(metric), self.value_of(metric, BASELINE)
         return None if value is None or baseline is None else value - baseline
 
     @property
     def size_reduction(self) -> float | None:
         """The fraction of the FP32 file's bytes that the model saves."""
-        size, baseline = self.size_bytes, self.baseline_size_bytes
+        size, baseline = self.size_bytes, self.fp32_size_bytes
         return None if size is None or not baseline else 1 - size / baseline
 
     def interval(self, name: str) -> tuple[float, float] | None:
@@ -247,10 +405,101 @@ class RunRecord:
         low, high = (self.metrics.get(f"ci95/{name}_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
 
-    def as_failed(self, reason: str) -> "RunRecord":
-        """Return the record as that of a failed run, such as one whose file was lost."""
-        return replace(self, tags={**self.tags, "status": "failed", "reason": reason})
-
-    def settings(self, *keys: str) -> tuple[str | None, ...]:
+    def select(self, *keys: str) -> tuple[str | None, ...]:
         """Return params by their keys; None for missing ones."""
         return tuple(map(self.params.get, keys))
+
+    @property
+    def path(self) -> Path | None:
+        """The quantized file; None if there is none on this machine."""
+        path = None if self.artifact is None else Path(self.artifact)
+        return path if path is not None and path.exists() else None
+
+    @property
+    def deploy_words(self) -> list[str]:
+        """The settings of `deploy` that name the run and its store; empty for another's file."""
+        if self.combination.path:
+            return []
+        words = [f"run_id={self.run_id}", *(self.store_words or ())]
+        if self.store_words is None:  # read from its folder
+            for name, (key, default) in _STORE.items():
+                value = self.params.get(key, default)
+                if value != default:
+                    words.append(f"{name}={value}")
+        return words
+
+    @property
+    def deploy_command(self) -> str | None:
+        """The command that exports the file with a model card; None without such a file."""
+        if self.artifact is None or not self.deploy_words:
+            return None
+        return printable_or_none(invocation.command("deploy", *self.deploy_words))
+
+    def deploy(self, folder: str | Path, **settings: object) -> Path:
+        """Export the model with its card, test vectors and example into a new folder.
+
+            load_run().deploy("folder", verify=False)
+
+        Args:
+            settings: keys of `resnet8ptq deploy`, with `__` for a dot.
+
+        Returns:
+            The folder.
+
+        Raises:
+            PtqError: as on the command line.
+        """
+        if self.deploy_command is None:
+            raise ConfigError(f"run_id: run {self.run_id} has no file of this tool to deploy")
+        target = Path(folder).expanduser().absolute()
+        asked = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
+        child.run("deploy", [*self.deploy_words, *asked, f"folder={target}"])
+        return target
+
+    def _repr_html_(self) -> str:
+        """Return the run as a table of one row, for a notebook."""
+        return show_frame([self])
+
+
+_READ = ("run_id", "params", "metrics", "tags", "artifact_uri", "ended", "in_folder", "store_words")
+# The columns of a frame that are no fields, and the fields that are no columns.
+_DERIVED = ("framework", "calibration", "weights", "samples_from", "deploy_command")
+_NO_COLUMNS = {*_READ[1:], "settings"}
+# The columns that a notebook shows.
+_SHOWN = ("label", "status", "value", "loss", "verdict", "size_bytes", "latency_ms", "speedup")
+
+
+def to_frame(runs: Iterable[RunRecord]) -> "pandas.DataFrame":
+    """Return a frame with a row for each run, indexed by `run_id`, and a column for each attribute.
+
+    `metric` is the metric's name. Each setting of `settings` is a separate column. A number that
+    was not measured is NaN.
+
+        frame = load_sweep().to_frame()
+        frame[frame.loss_upper_bound <= 0.01].sort_values("size_bytes")
+    """
+    import pandas
+
+    kinds = {name: field.annotation for name, field in RunRecord.model_fields.items()}
+    names = ["run_id", *(name for name in kinds if name not in _NO_COLUMNS), *_DERIVED]
+    names = list(dict.fromkeys(names))
+    rows = []
+    for run in runs:
+        row = {name: getattr(run, name) for name in names}
+        row["metric"] = run.metric and run.metric.name
+        rows.append(row | run.settings)
+    columns = dict.fromkeys([*names, *(key for row in rows for key in row)])
+    frame = pandas.DataFrame(rows, columns=list(columns))
+    numbers = [name for name in names if kinds.get(name) in (float | None, int | None)]
+    return frame.astype(dict.fromkeys(numbers, "float64")).set_index("run_id")
+
+
+def show_frame(runs: Iterable[RunRecord]) -> str:
+    """Return the main columns of runs as HTML, for a notebook."""
+    frame = to_frame(runs).reset_index()[list(_SHOWN)]
+    return str(frame.to_html(index=False, na_rep="", float_format="%.4g"))
+
+
+def printable_or_none(command: str) -> str | None:
+    """Return a command if it is one printable line, because an escaped one would differ."""
+    return command if command and command.isprintable() else None

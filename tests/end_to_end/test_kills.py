@@ -146,7 +146,7 @@ def check(root: Path) -> None:
     assert parent is not None
     children = history.load_children(store, parent.run_id)
     assert [child.ended for child in (parent, *children)] == [True] * 3
-    assert [(c.job_number, c.status, c.drop) for c in children] == [
+    assert [(c.job_number, c.status, c.loss) for c in children] == [
         (str(number), "ok", lost / 1000) for number, lost in enumerate(LOSSES)
     ]
     assert len(history.find_runs(store, history.under(parent.run_id))) == len(LOSSES)

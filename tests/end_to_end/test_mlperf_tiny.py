@@ -104,9 +104,9 @@ def test_the_table_says_which_targets_are_met():
     metrics |= {"size_bytes": 53936.0}
     found = rows(
         [
-            RunRecord("1", params, metrics | {"accuracy": 0.902}, {"status": "ok"}),
-            RunRecord("2", params, metrics | {"accuracy": 0.899}, {"status": "ok"}),
-            RunRecord("3", params, {}, {"status": "unsupported"}),
+            RunRecord.of("1", params, metrics | {"accuracy": 0.902}, {"status": "ok"}),
+            RunRecord.of("2", params, metrics | {"accuracy": 0.899}, {"status": "ok"}),
+            RunRecord.of("3", params, {}, {"status": "unsupported"}),
         ]
     )
     start = ["kws", "onnx", "int8"]

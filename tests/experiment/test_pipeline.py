@@ -65,7 +65,7 @@ def test_run_is_measured_and_logged(store, tmp_path):
     assert record.metrics == result.to_metrics()
     assert record.params["weight_dtype"] == record.params["activation_dtype"] == "uint8"
     drop = record.metrics["baseline/accuracy"] - record.metrics["accuracy"]
-    assert record.drop == pytest.approx(drop)
+    assert record.loss == pytest.approx(drop)
     assert found.size_bytes == (tmp_path / "model.onnx").stat().st_size
     assert found.comparison.baseline.value > 0.85
     assert found.comparison.model.agreement(found.comparison.baseline) < 1
@@ -84,7 +84,7 @@ def test_unsupported_combination_does_no_work(store, tmp_path, monkeypatch, over
     result, record = run(store, tmp_path, *overrides)
     assert result.status == record.tags["status"] == "unsupported"
     assert result.reason == record.tags["reason"] != ""
-    assert record.drop is None
+    assert record.loss is None
     assert record.metrics == {}
     assert {path.name for path in tmp_path.iterdir()} == {journal.FILE, journal.LOCK}
 
@@ -143,7 +143,7 @@ def test_what_is_evaluated_is_the_file_on_disk(store, tmp_path, monkeypatch):
     assert result.measurement is not None
     comparison = result.measurement.comparison
     assert comparison.model.agreement(comparison.baseline) == 1
-    assert record.drop == 0
+    assert record.loss == 0
     assert record.size_reduction == 0
 
 
@@ -215,7 +215,7 @@ def test_fp32_run_equals_its_baseline(store, tmp_path, backend):
     assert result.measurement is not None
     comparison = result.measurement.comparison
     assert comparison.model.agreement(comparison.baseline) == 1
-    assert record.drop == 0
+    assert record.loss == 0
     assert record.metrics["paired/p_value"] == 1
     assert record.size_reduction == 0
     assert record.metrics["counts/quantized_layers"] == 0

@@ -1,8 +1,9 @@
 """Sweeps made by hand: records and cells whose figures follow from a few choices."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def record(run_id: str, model: np.ndarray, **changes: float | str) -> RunRecord:
     for key, value in changes.items():
         (params if isinstance(value, str) else metrics)[key] = value
     tags = {"status": "ok", "class_names": json.dumps(NAMES)}
-    return RunRecord(run_id, params, metrics, tags)
+    return RunRecord.of(run_id, params, metrics, tags)
 
 
 def sweep(
@@ -77,22 +78,36 @@ def sweep(
         for given, label, (_, model, _) in zip(records, facts.labels(records), cells, strict=True)
     ]
     for place, model in enumerate(choices):
-        made[place] = replace(made[place], choice=paired(model))
-        accuracy, before = (model == LABELS).mean(), (BASELINE == LABELS).mean()
-        made[place].record.metrics.update(
-            {
-                "choice/accuracy": accuracy,
-                "choice/expected_accuracy": accuracy,
-                "choice/baseline/accuracy": before,
-                "choice/drop": before - accuracy,
-                "choice/counts/total": IMAGES,
-            }
-        )
+        accuracy = float((model == LABELS).mean())
+        before = float((BASELINE == LABELS).mean())
+        measured = {
+            "choice/accuracy": accuracy,
+            "choice/expected_accuracy": accuracy,
+            "choice/baseline/accuracy": before,
+            "choice/drop": before - accuracy,
+            "choice/counts/total": float(IMAGES),
+        }
+        made[place] = amend(replace(made[place], choice=paired(model)), metrics=measured)
     return compare(made)
+
+
+def amend(cell: Cell, **logged: Mapping[str, Any]) -> Cell:
+    """Return a cell whose run has logged more `params`, `metrics` or `tags`."""
+    return replace(cell, record=amend_record(cell.record, **logged))
+
+
+def amend_record(run: RunRecord, **logged: Mapping[str, Any]) -> RunRecord:
+    """Return a run that has logged more `params`, `metrics` or `tags`."""
+    return run.changed(**{kind: {**getattr(run, kind), **more} for kind, more in logged.items()})
+
+
+def amend_family(family: Family, **logged: Mapping[str, Any]) -> Family:
+    """Return a family whose runs have logged more `params`, `metrics` or `tags`."""
+    return replace(family, cells=tuple(amend(cell, **logged) for cell in family.cells))
 
 
 def unmeasured(run_id: str, status: str, reason: str) -> Cell:
     """Return a cell without figures."""
     given = record(run_id, BASELINE)
-    bare = RunRecord(run_id, given.params, {}, {"status": status, "reason": reason})
+    bare = RunRecord.of(run_id, given.params, {}, {"status": status, "reason": reason})
     return Cell(bare, facts.labels([bare])[0])

@@ -16,7 +16,17 @@ from resnet8ptq.tasks.statistics import flips, mcnemar
 from resnet8ptq.tracking import history, ledger
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
-from tests.helpers.cells import BASELINE, LABELS, NAMES, predictions, record, sweep, unmeasured
+from tests.helpers.cells import (
+    BASELINE,
+    LABELS,
+    NAMES,
+    amend,
+    amend_record,
+    predictions,
+    record,
+    sweep,
+    unmeasured,
+)
 from tests.helpers.logged_runs import log_everything
 from tests.helpers.stores import new_store
 
@@ -57,11 +67,12 @@ def test_classes_of_any_name_are_tested():
     names = ("c++", "c--/")
     odd = sweep(("a", predictions(lost=25, label=1), {}))
     (cell,) = odd.cells
-    cell.record.tags["class_names"] = json.dumps(names)
-    for plain, name in zip(NAMES, metric_names(names), strict=True):
-        moved = cell.record.metrics.pop(f"class/{plain}/drop")
-        cell.record.metrics[f"class/{name}/drop"] = moved
-    found = compare(odd.cells)
+    drops = {
+        f"class/{name}/drop": cell.record.metrics[f"class/{plain}/drop"]
+        for plain, name in zip(NAMES, metric_names(names), strict=True)
+    }
+    cell = amend(cell, tags={"class_names": json.dumps(names)}, metrics=drops)
+    found = compare([cell])
     assert found.class_deltas(found.cells[0]) == [0, pytest.approx(-0.05)]
     assert found.cells[0].worse_classes == ("c--/",)
 
@@ -74,7 +85,7 @@ def test_what_a_cell_knows_of_itself():
         cell.metric("counts/total"),
         cell.quantized,
     ) == ("onnx", "ok", 1000, True)
-    bare = Cell(RunRecord("id", {}, {}, {}), "label")
+    bare = Cell(RunRecord.of("id", {}, {}, {}), "label")
     assert (bare.record.backend, bare.record.status, bare.quantized) == ("?", "?", False)
     assert math.isnan(bare.metric("accuracy"))
     (baseline,) = sweep(("a", predictions(), {"dtype": "fp32"})).cells
@@ -90,9 +101,10 @@ def test_families_are_read_and_tested_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(history, "artifact", lambda store, run, name: nullcontext(tmp_path / name))
 
     first, other = record("a", model), record("b", model, dtype="uint8")
-    failed = RunRecord("c", first.params, {}, {"status": "failed"})
-    for run, images in ((first, "1"), (failed, "1"), (other, "2")):
-        run.tags["test_digest"] = images
+    failed = RunRecord.of("c", first.params, {}, {"status": "failed"})
+    first = amend_record(first, tags={"test_digest": "1"})
+    failed = amend_record(failed, tags={"test_digest": "1"})
+    other = amend_record(other, tags={"test_digest": "2"})
     one, two = comparison.load(None, [first, failed, other])
     cell, unread = one.cells
     assert one.measured == [cell]

@@ -18,7 +18,7 @@ from resnet8ptq.report.pooled import Stratum
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, invert, tango, tango_interval
-from tests.helpers.cells import predictions, sweep
+from tests.helpers.cells import amend_family, predictions, sweep
 from tests.helpers.pages import to_page
 
 LIMITS = ReportConfig()
@@ -30,11 +30,9 @@ Models = dict[str, np.ndarray]  # predictions by calibration
 def on(data: str, models: Models, **params: str) -> Family:
     """Return the runs of a network on one data set."""
     family = sweep(
-        *((f"{data} {calib}", model, {"calib": calib}) for calib, model in models.items())
+        *((f"{data[0]}_{calib}", model, {"calib": calib}) for calib, model in models.items())
     )
-    for record in family.records:
-        record.params.update({"model.path": "net.onnx", "data": data, **params})
-    return family
+    return amend_family(family, params={"model.path": "net.onnx", "data": data, **params})
 
 
 @given(COUNTS, st.floats(-0.05, 0.05))
@@ -138,8 +136,8 @@ def test_only_the_same_network_on_different_data_sets_is_pooled():
 def test_data_sets_of_one_name_are_told_apart_and_stopped_runs_left_out():
     models = {"minmax": predictions()}
     here, there = (on("arrays", models, **{"data.root": f"{name}/x.npz"}) for name in "ab")
-    for family, digest in (here, "1"), (there, "2"):
-        family.records[0].tags["test_digest"] = digest * 64
+    here = amend_family(here, tags={"test_digest": "1" * 64})
+    there = amend_family(there, tags={"test_digest": "2" * 64})
     (pool,) = pooled.judge([here, there], LIMITS)
     assert pool.data_sets == tuple(f"arrays, digest {digest * 16}…" for digest in "12")
     (cell,) = there.cells

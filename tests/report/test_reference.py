@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.report import page, reference
-from tests.helpers.cells import IMAGES, predictions, sweep
+from tests.helpers.cells import IMAGES, amend_family, predictions, sweep
 
 HEAD = "tool,configuration,correct,expected_correct,total,size_bytes\n"
 
@@ -72,5 +72,5 @@ def test_a_shipped_reference_stands_beside_its_own_network_only():
     found = sweep(("a", predictions(lost=1), {}))
     assert not reference.fits("resnet8_cifar10", found)
     assert reference.fits("own.csv", found)
-    found.records[0].params.update(model="resnet8", dataset="cifar10")
+    found = amend_family(found, params={"model": "resnet8", "dataset": "cifar10"})
     assert reference.fits("resnet8_cifar10", found)

@@ -19,7 +19,7 @@ from resnet8ptq.tracking import history
 from resnet8ptq.tracking.run import start_parent, start_run
 from resnet8ptq.tracking.store import Store
 from resnet8ptq.tracking.sweep_file import Sweep
-from tests.helpers.cells import predictions, sweep, unmeasured
+from tests.helpers.cells import amend, predictions, sweep, unmeasured
 from tests.helpers.configs import make_config
 from tests.helpers.logged_runs import log_measured
 from tests.helpers.pages import to_page
@@ -160,8 +160,8 @@ def families() -> list[Family]:
         *sweep(("a", predictions(lost=30), {}), ("b", predictions(won=2), {"seed": "2"})).cells,
         *sweep(("c", predictions(won=40), {"data": "wild pets", "counts/total": 998.0})).cells,
     ]
-    for cell, digest in zip(made, "112", strict=True):
-        cell.record.tags["test_digest"] = digest * 64
+    pairs = zip(made, "112", strict=True)
+    made = [amend(cell, tags={"test_digest": digest * 64}) for cell, digest in pairs]
     made.append(unmeasured("d", "failed", "boom"))
     grouped = group([cell.record for cell in made])
     cells = {cell.record.run_id: cell for cell in made}

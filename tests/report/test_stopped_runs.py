@@ -13,8 +13,17 @@ from resnet8ptq.report.comparison import Cell, Family, compare
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.values import Paired
 from resnet8ptq.tracking.ledger import Looks
-from tests.helpers.cells import BASELINE, LABELS, predictions, sweep
+from tests.helpers.cells import (
+    BASELINE,
+    LABELS,
+    amend,
+    amend_family,
+    amend_record,
+    predictions,
+    sweep,
+)
 
+DIGEST = {"test_digest": "a" * 64}
 PLAN = StoppingPlan(1000, 0.01, 0.025)
 STOPS = (400, 700)
 
@@ -31,7 +40,7 @@ def stopped() -> Family:
 
 
 def _stop(cell: Cell, seen: int) -> Cell:
-    paired, record = cell.paired, cell.record
+    paired = cell.paired
     assert paired is not None and isinstance(paired.model, Hits)
     order = np.random.default_rng(0).permutation(len(LABELS))[:seen]
     model, baseline = (
@@ -39,8 +48,8 @@ def _stop(cell: Cell, seen: int) -> Cell:
         for values in (paired.model, Hits(BASELINE, LABELS))
     )
     low_high = {"stopping/loss_low": -0.009, "stopping/loss_high": 0.004}
-    record.metrics.update({"stopping/planned": 1000.0, "stopping/loss": -0.002, **low_high})
-    record.metrics["counts/total"] = float(seen)
+    stop = {"stopping/planned": 1000.0, "stopping/loss": -0.002, "counts/total": float(seen)}
+    cell = amend(cell, metrics=stop | low_high)
     return replace(cell, paired=Paired(StoppedHits(model, PLAN), baseline))
 
 
@@ -78,10 +87,11 @@ def test_the_verdicts_are_those_of_the_corrected_p_values(stopped):
 
 def test_stopped_and_whole_runs_are_two_families():
     records = sweep(*((str(n), predictions(), {}) for n in range(2))).records
-    for record, stop in zip(records, ("all", "decided"), strict=True):
-        record.tags["test_digest"] = "a" * 64
-        record.params["evaluate.stop"] = stop
-    assert [len(family) for family in facts.group(records)] == [1, 1]
+    stopped = [
+        amend_record(record, tags=DIGEST, params={"evaluate.stop": stop})
+        for record, stop in zip(records, ("all", "decided"), strict=True)
+    ]
+    assert [len(family) for family in facts.group(stopped)] == [1, 1]
 
 
 def test_added_samples_are_judged_alone():
@@ -91,7 +101,7 @@ def test_added_samples_are_judged_alone():
     labels = np.arange(1000) % 2
     worse = np.where(np.arange(1000) >= 970, 1 - labels, labels)
     pair = Paired(Hits(worse, labels), Hits(labels, labels))
-    cell.record.tags["test_digest"] = "a" * 64
+    cell = amend(cell, tags=DIGEST)
     family = replace(family, cells=(replace(cell, paired=pair),), added=added, looks=Looks(1))
     limits = ReportConfig(max_drop=0.05)
     [verdict] = verdicts.judge(family, limits).values()
@@ -115,9 +125,7 @@ def test_added_samples_are_judged_alone():
     ],
 )
 def test_earlier_runs_are_told(looks, begin):
-    family = sweep(("a", predictions(), {}))
-    for record in family.records:
-        record.tags["test_digest"] = "a" * 64
+    family = amend_family(sweep(("a", predictions(), {})), tags=DIGEST)
     judged = verdicts.in_words([replace(family, looks=looks)], ReportConfig())
     assert any(line.startswith(begin) for line in notes.collect(family.records, judged))
     unseen = verdicts.in_words([family], ReportConfig())

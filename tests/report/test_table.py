@@ -2,7 +2,7 @@
 
 import csv
 import io
-from dataclasses import replace
+import re
 
 import pytest
 from hypothesis import given
@@ -43,7 +43,9 @@ def record(
         tags["reason"] = (
             REASON if status == "unsupported" else "calib.percentile: got 120, expected p"
         )
-    return RunRecord(" ".join([*params.values(), status]), params, metrics, tags)
+    return RunRecord.of(
+        re.sub(r"\W", "_", "_".join([*params.values(), status])), params, metrics, tags
+    )
 
 
 OK = record()
@@ -55,7 +57,7 @@ ALL = [OK, CHANNEL, UNSUPPORTED, FAILED, FP32]
 
 
 def with_metrics(given: RunRecord, **metrics: float) -> RunRecord:
-    return RunRecord(given.run_id, given.params, {**given.metrics, **metrics}, given.tags)
+    return RunRecord.of(given.run_id, given.params, {**given.metrics, **metrics}, given.tags)
 
 
 def printed(records: list[RunRecord], *more: str, **options: object) -> str:
@@ -99,7 +101,7 @@ def test_title_says_which_images_were_scored():
 
 def test_run_that_was_not_timed_has_no_speedup():
     metrics = {key: value for key, value in OK.metrics.items() if key != "speedup"}
-    untimed = replace(OK, metrics=metrics)
+    untimed = OK.changed(metrics=metrics)
     assert table.rows([untimed])[-1][-6:] == ["64.1%", "0.080", "", "", "integer", "ok"]
     assert [note for note in notes.collect([untimed]) if note.startswith("speedup")] == []
 
@@ -146,7 +148,7 @@ def test_every_run_has_a_row_and_every_framework_one_baseline():
 
 
 def test_a_run_that_knows_nothing_of_itself_still_has_a_row():
-    bare = RunRecord("id", {}, {}, {})
+    bare = RunRecord.of("id", {}, {}, {})
     assert table.rows([bare])[0][-1] == "?"
     assert "?" in printed([bare])
 
@@ -235,7 +237,7 @@ def test_columns_without_a_value_are_left_out():
 
 
 def test_a_doubtful_baseline_is_told_below_the_table():
-    doubtful = replace(OK, params={**OK.params, "doubt": "FP32 ACCURACY NEAR CHANCE, 9%"})
+    doubtful = OK.changed(params={**OK.params, "doubt": "FP32 ACCURACY NEAR CHANCE, 9%"})
     assert any(note.startswith("FP32 ACCURACY NEAR CHANCE") for note in notes.collect([doubtful]))
 
 
@@ -266,7 +268,7 @@ def test_title_names_every_data_set():
 def test_runs_on_different_images_have_tables_of_their_own():
     def scored(digest: str, p_value: float, **changes: str) -> RunRecord:
         found = with_metrics(record(**changes), **{"paired/p_value": p_value})
-        return replace(found, tags={**found.tags, "test_digest": digest})
+        return found.changed(tags={**found.tags, "test_digest": digest})
 
     other = {"evaluate.split": "held_out"}
     given = [
@@ -285,7 +287,7 @@ def test_runs_on_different_images_have_tables_of_their_own():
 
 
 def test_titles_that_are_alike_have_the_digest():
-    given = [replace(OK, tags={"status": "ok", "test_digest": digit * 64}) for digit in "12"]
+    given = [OK.changed(tags={"status": "ok", "test_digest": digit * 64}) for digit in "12"]
     assert facts.headings(facts.group(given)) == [
         f"shapes, resnet8, 5,000 test samples, digest {digit * 16}…" for digit in "12"
     ]
@@ -297,7 +299,7 @@ OPTIONS = {"data": ["a", "b"], "evaluate.split": ["test", "held_out"], "seed": [
 def test_the_reported_samples_come_before_those_that_chose():
     choosing = record(**{"evaluate.split": "choice"})
     step, reported = (
-        replace(one, tags={"status": "ok", "test_digest": digit * 64})
+        one.changed(tags={"status": "ok", "test_digest": digit * 64})
         for one, digit in ((choosing, "1"), (OK, "2"))
     )
     assert facts.group([step, reported]) == [[reported], [step]]
@@ -314,7 +316,7 @@ def test_the_reported_samples_come_before_those_that_chose():
 )
 def test_a_family_has_one_digest_and_every_run_one_family(given_runs):
     runs = [
-        RunRecord(str(n), params, {}, {"test_digest": digest} if digest else {})
+        RunRecord.of(str(n), params, {}, {"test_digest": digest} if digest else {})
         for n, (params, digest) in enumerate(given_runs)
     ]
     found = facts.group(runs)
@@ -326,7 +328,7 @@ def test_a_family_has_one_digest_and_every_run_one_family(given_runs):
 
 def test_csv_parses_back():
     odd = record("torch", "uint8", "failed", calib='a "quoted", comma')
-    odd.tags["reason"] = "first,\nsecond"
+    odd = odd.as_failed("first, second")
     given = [*ALL, odd]
     found = list(csv.DictReader(io.StringIO(table.to_csv(given))))
     assert [row["run_id"] for row in found] == [r.run_id for r in given]
@@ -359,7 +361,7 @@ def test_verdicts_have_a_column_and_a_note():
 
 def test_bootstrap_samples_without_a_value_are_counted_below_the_table():
     few, many = (
-        notes.collect([replace(OK, metrics=OK.metrics | {"ci95/undefined_share": share})])
+        notes.collect([OK.changed(metrics=OK.metrics | {"ci95/undefined_share": share})])
         for share in (0.004, 0.02)
     )
     assert [line for line in few if "0.40% of the bootstrap samples" in line]
@@ -400,8 +402,7 @@ def test_an_unknown_column_is_named_with_those_there_are():
 
 
 def test_brackets_in_a_reason_are_printed_as_they_are():
-    odd = record("torch", "uint8", "failed")
-    odd.tags["reason"] = "got [red], expected [1, 2]"
+    odd = record("torch", "uint8", "failed").as_failed("got [red], expected [1, 2]")
     assert "got [red], expected [1, 2]" in printed([odd])
 
 

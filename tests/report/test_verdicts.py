@@ -48,13 +48,13 @@ def test_runs_with_equal_files_are_corrected_as_one_model():
     many = sweep(*((str(n), near, {"seed": str(n), **digest}) for n in range(100)))
     judged = verdicts.judge(many, ReportConfig())
     assert {verdict.outcome for verdict in judged.values()} == {PASS} and len(judged) == 100
-    assert set(facts.adjusted_p(many.records).values()) == {many.records[0].p_value}
+    assert set(facts.adjusted_p(many.records).values()) == {many.records[0].p_alone}
     told = notes.collect(many.records, verdicts.in_words([many], ReportConfig()))
     assert not any("corrected for 100" in line for line in told)
     other = ("other", near, {"artifact_sha256": "f" * 64})  # on the same samples, another file
     engine = ("engine", near, {"engine": "qnnpack", **digest})  # the same file, other kernels
     three = sweep(("a", near, digest), ("b", near, {"seed": "7", **digest}), other, engine)
-    assert set(facts.adjusted_p(three.records).values()) == {3 * three.records[0].p_value}
+    assert set(facts.adjusted_p(three.records).values()) == {3 * three.records[0].p_alone}
     told = notes.collect(three.records, verdicts.in_words([three], ReportConfig()))
     assert any("corrected for 3 models (Holm)" in line for line in told)
 

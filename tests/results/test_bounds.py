@@ -53,7 +53,7 @@ def test_bounds_count_equal_files_once_as_verdicts_do():
 
 def family_of(task: str, *values: Paired, **params: str) -> Family:
     records = [
-        RunRecord(
+        RunRecord.of(
             str(n), {"scored_as": task, "seed": str(n), **params}, {"counts/total": 400.0}, {}
         )
         for n in range(len(values))

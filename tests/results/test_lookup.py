@@ -13,7 +13,7 @@ import pytest
 
 from resnet8ptq import results
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.results import RunSummary
+from resnet8ptq.results import RunRecord
 from tests.helpers.calling import NO_REAL_FILES, QUICK, REPO, Called, call, call_beside
 
 SCHEMA = json.loads((REPO / "docs/verdict.schema.json").read_text())
@@ -85,7 +85,7 @@ def test_by_id_folder_and_tag_it_is_the_same(sweep, in_folder):
     folder = Path(sweep.children[0].data.tags["folder"])
     assert run == results.load_run(run.run_id) == results.load_run(folder=folder)
     assert run == results.load_run(tags={"folder": str(folder)})
-    assert isinstance(results.load_run(), RunSummary)
+    assert isinstance(results.load_run(), RunRecord)
 
 
 def test_a_folder_is_read_without_the_store(sweep, tmp_path):

@@ -95,7 +95,7 @@ def render(text: str) -> str:
     params = {"backend": "onnx", **dict.fromkeys(texts, text)}
     tags = dict.fromkeys(("cpu", "platform", "test_digest", "calibration_digest"), text)
     tags["class_names"] = json.dumps([text, f"{text}b"])
-    record = RunRecord(RUN_ID, params, {"accuracy": 0.5, "total": 10.0}, tags)
+    record = RunRecord.of(RUN_ID, params, {"accuracy": 0.5, "total": 10.0}, tags)
     model = Path(__file__)  # any file
     tensor = Tensor(text, ("n", text), text)
     facts = Facts(Interface((tensor,), (tensor,)), vectors, text, text, change=text)
@@ -140,7 +140,7 @@ def test_a_card_holds_no_html_and_its_commands_keep_their_words(text):
 def test_only_plain_settings_of_others_are_repeated(word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tags = {"job_overrides": invocation.shell("dtype=int8", word), "folder": "/home/others"}
-    record = RunRecord(RUN_ID, {}, {}, tags)
+    record = RunRecord.of(RUN_ID, {}, {}, tags)
     reproduced = summaries._reproduce(record)
     if word.lstrip("+~").startswith("hydra"):
         assert reproduced is not None
@@ -170,4 +170,4 @@ def test_settings_of_a_run_made_here_are_repeated_from_its_folder(tmp_path, monk
     kept = Journal("a run", "resnet8ptq", tags={"job_overrides": invocation.shell(*mine)})
     kept.save(folder)
     tags = {"record": kept.key, "folder": str(folder), "job_overrides": "dtype=fp32 x=1"}
-    assert origin.find_overrides(RunRecord(RUN_ID, {}, {}, tags)) == mine
+    assert origin.find_overrides(RunRecord.of(RUN_ID, {}, {}, tags)) == mine

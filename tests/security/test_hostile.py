@@ -367,14 +367,14 @@ def test_hostile_predictions_are_one_error(tmp_path, write):
     write(path)
     with pytest.raises(TrackingError, match=r"predictions\.npz is damaged") as caught:
         reader = partial(comparison._read_predictions, MCNEMAR, kept={})
-        comparison._read(RunRecord("id", {}, {}, {}), path, reader)
+        comparison._read(RunRecord.of("id", {}, {}, {}), path, reader)
     line(caught.value)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{}", "[1]", "null", NASTY])
 def test_class_names_of_a_store_are_names_or_one_error(text):
     with pytest.raises(TrackingError, match="class_names"):
-        _ = RunRecord("id", {}, {}, {"class_names": text}).class_names
+        _ = RunRecord.of("id", {}, {}, {"class_names": text}).class_names
 
 
 # Names
@@ -493,6 +493,6 @@ def test_a_traceback_steers_no_terminal(capsys):
 @pytest.mark.parametrize("total", [float("nan"), float("inf"), -1.0])
 def test_a_run_with_an_impossible_number_of_samples_was_not_measured(total):
     metrics = {ACCURACY.name: 0.9, TOTAL: total}
-    record = RunRecord("1", {}, metrics, {"status": "ok"})
+    record = RunRecord.of("1", {}, metrics, {"status": "ok"})
     cell = comparison._load_cell(Store("", "", ""), recall({}), record, "onnx", {})
     assert cell.paired is None  # and its files are not read

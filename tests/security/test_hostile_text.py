@@ -25,7 +25,7 @@ from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.tasks import class_plots
 from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.metric import Metric
-from tests.helpers.cells import predictions, sweep, unmeasured
+from tests.helpers.cells import amend, amend_family, predictions, sweep, unmeasured
 from tests.helpers.pages import to_page
 
 LIMITS = ReportConfig()
@@ -47,9 +47,8 @@ def found() -> Family:
         ("b", predictions(won=2), {**settings, "backend": NASTY, "nodes_to_exclude": "[]"}),
     )
     cells = [*whole.cells, unmeasured("c", "unsupported", NASTY), unmeasured("d", "failed", NASTY)]
-    for cell in cells:
-        cell.record.params.update({"model": NASTY, "data": NASTY})
-    return compare([replace(cell, label=NASTY) for cell in cells])
+    names = {"model": NASTY, "data": NASTY}
+    return compare([replace(amend(cell, params=names), label=NASTY) for cell in cells])
 
 
 class Tags(HTMLParser):
@@ -169,11 +168,8 @@ def test_figures_of_a_sweep_take_any_text(found):
 
 def test_files_of_the_report_stay_in_its_folder(found):
     ranges = {"activations": {"x": [0.0, 1.0]}, "weights": {}}
-    cells = tuple(replace(cell, ranges=ranges) for cell in found.cells)
-    for cell in cells:
-        cell.record.params["backend"] = "../../x"
-        cell.record.params["calib"] = "minmax"
-    family = Family(tuple(replace(cell, label="x") for cell in cells))
+    named = amend_family(found, params={"backend": "../../x", "calib": "minmax"})
+    family = Family(tuple(replace(cell, label="x", ranges=ranges) for cell in named.cells))
     drawn = page._draw(*page.select([family], LIMITS))
     assert any(name.startswith("ranges_") for name in drawn)
     assert not any("/" in name for name in drawn)

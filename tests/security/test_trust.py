@@ -249,7 +249,7 @@ def test_only_a_folder_below_runs_with_the_runs_own_record_was_made_here(tmp_pat
     Journal("another", "resnet8ptq", run_id="1").save(tmp_path / "runs" / "other")
 
     def record(folder: str, key: str = kept.key) -> RunRecord:
-        return RunRecord("1", {}, {}, {"folder": folder, "record": key})
+        return RunRecord.of("1", {}, {}, {"folder": folder, "record": key})
 
     assert origin.own_folder(record(str(places["runs/mine"]))) == places["runs/mine"]
     for folder in (
@@ -271,9 +271,9 @@ def test_a_race_takes_no_files_from_where_a_store_says(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
         kept.save(folder)
     tags = {"folder": str(sweep / "0"), "record": kept.key}
-    cell = SimpleNamespace(record=RunRecord("1", {}, {}, tags))
+    cell = SimpleNamespace(record=RunRecord.of("1", {}, {}, tags))
     assert final_timing._folder(cell, sweep) == sweep / "0"
-    cell.record.tags["folder"] = str(elsewhere)
+    cell.record = cell.record.changed(tags={**tags, "folder": str(elsewhere)})
     with pytest.raises(TrackingError, match="run 1 was not made below"):
         final_timing._folder(cell, sweep)
 

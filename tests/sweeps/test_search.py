@@ -17,7 +17,7 @@ from resnet8ptq.sweeps.search import RecipeSearch, measure, noise
 from resnet8ptq.sweeps.winner import announce, to_yaml
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.calling import NO_REAL_FILES, call
-from tests.helpers.cells import predictions, sweep
+from tests.helpers.cells import amend_record, predictions, sweep
 from tests.helpers.configs import make_config
 
 
@@ -25,7 +25,9 @@ def record(loss: float, half_width: float = 0.002, **more: Any) -> RunRecord:
     metrics = {"accuracy": 0.9 - loss, "baseline/accuracy": 0.9, "drop": loss, "size_bytes": 1e5}
     metrics |= {"paired/p_within": 0.01 if loss + half_width <= 0.01 else 0.5}
     metrics |= {"ci95/delta_low": -loss - half_width, "ci95/delta_high": -loss + half_width}
-    return RunRecord("id", {"dtype": "u8s8"}, metrics | {"kl_divergence": loss}, {"status": "ok"})
+    return RunRecord.of(
+        "id", {"dtype": "u8s8"}, metrics | {"kl_divergence": loss}, {"status": "ok"}
+    )
 
 
 @dataclass
@@ -74,8 +76,7 @@ def test_a_model_below_the_least_accuracy_does_not_pass():
 
 def test_a_step_that_an_earlier_sweep_has_run_counts_with_its_own_time():
     step = Jobs(lambda step: record(0.1)).run().tried[-1].step
-    done = record(0.1)
-    done.metrics["system/prepare_s"] = 90.0
+    done = amend_record(record(0.1), metrics={"system/prepare_s": 90.0})
     assert measure(step, done, 0.1).seconds == 90
 
 
@@ -125,8 +126,8 @@ def test_ship_for_an_npu_takes_the_settings_of_its_preset():
 
 def test_the_time_of_a_job_that_all_steps_share_is_expected_once(capsys):
     """On a busy machine most of a small job; thirty times it would not fit."""
-    quick = record(0.05)
-    quick.metrics.update({"system/quantize_s": 0.2, "system/evaluate_s": 0.3})
+    times = {"system/quantize_s": 0.2, "system/evaluate_s": 0.3}
+    quick = amend_record(record(0.05), metrics=times)
     jobs = Jobs(lambda step: quick, seconds=lambda step: 10.0)
     jobs.run(seconds=120)
     assert "learned_rounding" in jobs.kinds and jobs.kinds[-1] == CONFIRM
@@ -142,8 +143,8 @@ def test_a_step_that_is_not_expected_to_fit_is_not_started(capsys):
 
 def test_a_long_step_starts_where_a_part_of_it_fits_and_leaves_time_to_confirm(capsys):
     """It keeps the best so far; the confirmation takes learned layers from the cache."""
-    cut = record(0.05)
-    cut.params["cut_short"] = "learned rounding: 9 of 28 layers"
+    cut = {"cut_short": "learned rounding: 9 of 28 layers"}
+    cut = amend_record(record(0.05), params=cut)
     jobs = Jobs(lambda step: cut if step.kind == "learned_rounding" else record(0.05))
     jobs.run(seconds=20)
     assert jobs.kinds[-2:] == ["learned_rounding", CONFIRM]
@@ -189,7 +190,7 @@ def test_each_confirmation_passes_at_its_share_of_the_level(p_value, passes):
     def outcome(step):
         done = record(0.006 if step.kind != CONFIRM else 0.009)
         if step.kind == CONFIRM:
-            done.metrics["paired/p_within"] = p_value
+            done = amend_record(done, metrics={"paired/p_within": p_value})
         return done
 
     search = Jobs(outcome).run()
@@ -226,8 +227,7 @@ def test_jobs_run_at_once_where_a_launcher_can():
 
 
 def test_fp32_in_doubt_ends_the_search():
-    doubtful = record(0.0)
-    doubtful.params["doubt"] = "FP32 is near chance"
+    doubtful = amend_record(record(0.0), params={"doubt": "FP32 is near chance"})
     jobs = Jobs(lambda step: doubtful)
     jobs.run(goal="best")
     assert jobs.kinds == ["start", CONFIRM]
@@ -238,7 +238,7 @@ def test_a_record_is_measured_by_its_interval_and_its_divergence():
     done = measure(step, record(0.004), 1.0)
     assert (done.loss, round(done.error, 6), done.passes) == (0.004, 0.002, True)
     assert done.noise == 0.004
-    assert noise(RunRecord("id", {}, {"sqnr_db": 20.0}, {})) == pytest.approx(0.01)
+    assert noise(RunRecord.of("id", {}, {"sqnr_db": 20.0}, {})) == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(

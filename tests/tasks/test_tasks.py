@@ -64,6 +64,7 @@ from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tasks.values import Paired
 from resnet8ptq.tracking.record import RunRecord
+from tests.helpers.cells import amend
 
 ITEMS = 120
 RANDOM = np.random.default_rng(0)
@@ -294,7 +295,7 @@ def test_a_worse_model_is_told_apart(case):
 
 def family_of(case: Case, comparison: Comparison) -> Family:
     metrics, tags = defined(case.task.metrics(comparison)), {"status": "ok"}
-    record = RunRecord(
+    record = RunRecord.of(
         "run", {"dtype": "int8"} | params_of(case), metrics | {"size_bytes": 1}, tags
     )
     return Family((Cell(record, "model", comparison.paired),))
@@ -384,7 +385,7 @@ def test_few_samples_with_most_of_the_signal_do_not_hide_a_network_that_answers_
     [cell] = family_of(case, comparison).cells
     loss = verdicts.judge(Family((cell,)), ReportConfig())["run"]
     assert (loss.outcome, comparison.loss()) == (UNDECIDED, 1.0)
-    cell.record.params["silent"] = case.task.scope.find_silent(("scores",), zero, exact)
+    cell = amend(cell, params={"silent": case.task.scope.find_silent(("scores",), zero, exact)})
     verdict = verdicts.judge(Family((cell,)), ReportConfig())["run"]
     assert str(verdict) == "fail, output scores is zero for every sample"
 

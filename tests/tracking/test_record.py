@@ -18,9 +18,10 @@ from resnet8ptq.tracking.run import start_parent, start_run
 from tests.helpers.configs import make_config
 
 ATTRIBUTES = (
-    *("run_id", "name", "status", "key", "parent_id", "job_number", "folder", "cpu", "ended"),
-    *("test_digest", "backend", "dtype", "model", "seed", "dataset", "combination", "class_names"),
-    *("total", "size_bytes", "latency_ms", "held_out", "is_analysis", "quantized", "params"),
+    *("run_id", "name", "status", "key", "sweep_id", "job_number", "folder", "cpu", "ended"),
+    *("samples_digest", "backend", "dtype", "model", "seed", "dataset", "combination"),
+    *("samples", "size_bytes", "latency_ms", "held_out", "is_analysis", "quantized", "params"),
+    "class_names",
 )
 
 
@@ -28,10 +29,10 @@ ATTRIBUTES = (
 def test_an_impossible_count_was_not_measured(value):
     """Whoever writes to a store may log any float."""
     keys = (TOTAL, PLANNED, "size_bytes", f"{BASELINE}size_bytes")
-    record = RunRecord("1", {}, dict.fromkeys(keys, value), {})
-    counts = (record.total, record.planned, record.size_bytes, record.baseline_size_bytes)
+    record = RunRecord.of("1", {}, dict.fromkeys(keys, value), {})
+    counts = (record.samples, record.samples_planned, record.size_bytes, record.fp32_size_bytes)
     assert counts == (None, None, None, None)
-    assert RunRecord("1", {}, {TOTAL: 9.0, "size_bytes": 7.0}, {}).total == 9
+    assert RunRecord.of("1", {}, {TOTAL: 9.0, "size_bytes": 7.0}, {}).samples == 9
 
 
 def test_a_run_has_the_same_record_in_mlflow_and_in_its_folder(own_store, tmp_path):
@@ -50,25 +51,25 @@ def test_a_run_has_the_same_record_in_mlflow_and_in_its_folder(own_store, tmp_pa
     values = [[getattr(r, name) for name in ATTRIBUTES] for r in (stored, kept, run.record)]
     assert values[0] == values[1] == values[2]
     assert (stored.name, stored.dataset, stored.job_number) == ("a run", "made up", "3")
-    assert (stored.status, stored.ended, stored.parent_id) == ("ok", True, parent)
+    assert (stored.status, stored.ended, stored.sweep_id) == ("ok", True, parent)
     assert stored.combination.name == "onnx-uint8-minmax-per_tensor"
-    assert (stored.test_digest, stored.class_names) == (split.digest, ("a", "b"))
+    assert (stored.samples_digest, stored.class_names) == (split.digest, ("a", "b"))
     assert stored.task.name == "classification"
 
 
 def test_a_record_without_values_has_defaults():
-    bare = RunRecord("id", {}, {}, {})
+    bare = RunRecord.of("id", {}, {}, {})
     assert (bare.status, bare.backend, bare.dataset, bare.reason) == ("?", "?", "?", "")
-    assert (bare.total, bare.drop, bare.interval("value")) == (None, None, None)
+    assert (bare.samples, bare.loss, bare.interval("value")) == (None, None, None)
     assert not (bare.held_out or bare.is_analysis or bare.grouped)
-    assert bare.settings("seed", "dtype") == (None, None)
+    assert bare.select("seed", "dtype") == (None, None)
 
 
 @pytest.mark.parametrize("prefix", ["", BASELINE, CHOICE])
 def test_the_task_names_the_metric_of_a_record(prefix):
-    record = RunRecord("id", {}, {f"{prefix}accuracy": 0.5}, {})
-    assert record.value(record.task.metric, prefix) == 0.5
-    assert math.isclose(RunRecord("id", {}, {"drop": 0.25}, {}).drop or 0, 0.25)
+    record = RunRecord.of("id", {}, {f"{prefix}accuracy": 0.5}, {})
+    assert record.value_of(record.task.metric, prefix) == 0.5
+    assert math.isclose(RunRecord.of("id", {}, {"drop": 0.25}, {}).loss or 0, 0.25)
 
 
 def test_a_run_without_a_logged_model_is_not_registered(own_store, tmp_path):
