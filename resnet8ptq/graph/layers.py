@@ -92,6 +92,20 @@ def find_copies(graph: onnx.GraphProto) -> dict[str, tuple[str, float, float]]:
     return copies
 
 
+def find_offset_clips(graph: onnx.GraphProto) -> list[str]:
+    """Return the names of Clip nodes whose interval lacks 0, or may lack it.
+
+    A range in 8 bits includes 0, so rounding cannot take the place of such a Clip.
+    """
+    copies = find_copies(graph)
+    names = []
+    for node in graph.node:
+        _, low, high = copies.get(node.output[0], ("", math.inf, -math.inf))
+        if node.op_type == "Clip" and not low <= 0 <= high:
+            names.append(node.name)
+    return names
+
+
 def integer_nodes(proto: onnx.ModelProto) -> list[str]:
     """Return the names of the nodes with integer inputs or outputs, such as tokens or a mask."""
     inferred = infer_shapes(proto)

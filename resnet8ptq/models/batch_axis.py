@@ -139,8 +139,9 @@ def fix_sizes(
     for name in wanted:
         _replace(graph, name, producers[name], shaped[name], tensors, bool(any_length))
     prune(graph)
-    _shape_outputs(fixed, tensors[0], batch, sizes[0])
+    _shape_outputs(fixed, tensors, batch, sizes)
     normalization.write_paddings(fixed)
+    normalization.write_ceil_mode(fixed)
     normalization.write_group_norms(fixed)
     onnx.checker.check_model(fixed)
     return fixed
@@ -148,29 +149,33 @@ def fix_sizes(
 
 def _shape_outputs(
     proto: onnx.ModelProto,
-    tensors: Mapping[str, NDArray[Any]],
+    tensors: Sequence[Mapping[str, NDArray[Any]]],
     batch: int | None,
-    size: int,
+    sizes: Sequence[int],
 ) -> None:
     """Write the outputs' dtypes and shapes, in place; add a batch axis if one is missing.
 
     Args:
-        tensors: the values of the outputs for `size` samples, by name.
+        tensors: the values of the outputs by name, for each number of samples in `sizes`.
     """
     graph, data_sized = proto.graph, find_data_sized(proto)
+    rows = [
+        value.name
+        for value in graph.output
+        if all(t[value.name].shape[:1] == (n,) for t, n in zip(tensors, sizes, strict=False))
+    ]
     for value in graph.output:
-        example = tensors[value.name]
+        example = tensors[0][value.name]
         shape_of = data_sized.get(value.name, example.shape)
         value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(example.dtype)
-        if example.shape[:1] == (size,):
+        if value.name in rows:
             _set_shape(value, ("N" if batch is None else batch, *shape_of[1:]))
         elif batch == 1:
             _add_batch_axis(graph, value, shape_of)
         else:
-            rows = [v.name for v in graph.output if tensors[v.name].shape[:1] == (size,)]
             mend = f"; try model.outputs=[{','.join(rows)}]" if rows else ""
             raise ModelError(
-                f"output {value.name!r} is {list(example.shape)} for {size} samples; "
+                f"output {value.name!r} is {list(example.shape)} for {sizes[0]} samples; "
                 f"expected outputs with one row for each sample{mend}"
             )
 

@@ -3,12 +3,13 @@
 import copy
 import math
 import re
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import defs, numpy_helper, version_converter
 
 from resnet8ptq.core.errors import ModelError
@@ -202,7 +203,8 @@ def copy_shared_weights(graph: onnx.GraphProto) -> None:
     """Give a layer its own copy of a constant with another role elsewhere, in place.
 
     ONNX Runtime's quantizer rounds a constant once, with the scales of its first role: along the
-    axis of a Conv's channels, and not of those of a ConvTranspose.
+    axis of a Conv's channels, and not of those of a ConvTranspose. A bias has the scale of its
+    layer, so each layer has its own.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     roles: dict[str, dict[tuple[Any, ...], str]] = {}  # of each constant: its name in each role
@@ -214,7 +216,11 @@ def copy_shared_weights(graph: onnx.GraphProto) -> None:
             layer = index > 0 and node.op_type in (*LAYERS, "ConvTranspose")
             if name not in constants or node.op_type == "Gather":  # tables of embeddings are large
                 continue
-            role = (node.op_type, index, channel_axis(node)) if layer else ()
+            role: tuple[Any, ...] = ()
+            if layer:
+                role = (node.op_type, index, channel_axis(node))
+            if layer and index > 1:
+                role = (node.output[0],)
             names = roles.setdefault(name, {})
             if role not in names:
                 names[role] = f"{name}__copy_{len(names)}" if names else name
@@ -281,6 +287,82 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         node.attribute.append(onnx.helper.make_attribute("pads", pads))
 
 
+_POOLS = ("AveragePool", "LpPool", "MaxPool")
+
+
+def write_ceil_mode(proto: onnx.ModelProto) -> None:
+    """Remove `ceil_mode` from pools where frameworks read it differently, in place.
+
+    A window that would begin behind the input, in its padding, is dropped by ONNX Runtime and
+    torch, and kept by OpenVINO; without `ceil_mode` there is none. Sizes must be known.
+
+    The last window of an AveragePool may end behind the padding, which counts with
+    `count_include_pad` up to its end. ONNX Runtime's 8-bit kernel divides by the whole window
+    (1.31). So the padding is written as a Pad.
+    """
+    nodes = []
+    for node in proto.graph.node:
+        if node.op_type in _POOLS and attribute(node, "ceil_mode", 0):
+            # Inferred again: with `ceil_mode`, ONNX infers the size that OpenVINO returns.
+            spatial = find_sizes(proto).get(node.input[0], [])[2:]
+            windows = _find_windows(node, spatial)
+            if windows is not None and not windows[0].any():
+                drop_attribute(node, "ceil_mode")
+            elif windows is not None and attribute(node, "count_include_pad", 0):
+                nodes.extend(_pad_with_zeros(proto.graph, node, *windows))
+        nodes.append(node)
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+
+
+def _find_windows(
+    pool: onnx.NodeProto, spatial: Sequence[int]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]] | None:
+    """Return whether `ceil_mode` adds a window along each axis, and the end of the others.
+
+    The end is counted from the end of the input. None if sizes are unknown.
+    """
+    kernel = attribute(pool, "kernel_shape", [])
+    if len(kernel) != len(spatial) or 0 in spatial:
+        return None
+    rank, sizes = len(kernel), np.array(spatial)
+    begin, end = np.reshape(attribute(pool, "pads", [0] * 2 * rank), (2, rank))
+    strides = np.array(attribute(pool, "strides", [1] * rank))
+    spans = (np.array(kernel) - 1) * attribute(pool, "dilations", [1] * rank) + 1
+    steps = (begin + sizes + end - spans) // strides
+    ends = steps * strides + spans - begin - sizes
+    more = (ends < end) & ((steps + 1) * strides < begin + sizes)
+    return more, ends
+
+
+def _pad_with_zeros(
+    graph: onnx.GraphProto,
+    pool: onnx.NodeProto,
+    more: NDArray[np.bool_],
+    ends: NDArray[np.int64],
+) -> list[onnx.NodeProto]:
+    """Return a Pad with the padding of a pool, which loses it; empty without padding.
+
+    Along an axis without a further window the padding ends with the last window.
+    """
+    begin, end = np.reshape(attribute(pool, "pads", [0, 0] * len(ends)), (2, -1))
+    end = np.where(more, end, np.clip(ends, 0, end))
+    for name in ("pads", "count_include_pad"):
+        drop_attribute(pool, name)
+    if not begin.any() and not end.any():
+        return []
+    padded = f"{pool.output[0]}__padded"
+    constants = {
+        f"{padded}__sizes": np.concatenate([[0, 0], begin, [0, 0], end]).astype(np.int64),
+        f"{padded}__zero": np.float32(-0.0),  # see `_keep_pads`
+    }
+    for name, values in constants.items():
+        graph.initializer.append(numpy_helper.from_array(values, name))
+    pad = onnx.helper.make_node("Pad", [pool.input[0], *constants], [padded], padded)
+    pool.input[0] = padded
+    return [pad]
+
+
 def write_group_norms(proto: onnx.ModelProto) -> None:
     """Replace each GroupNormalization by an instance normalization of its groups, in place.
 
@@ -342,19 +424,17 @@ _SUFFIX = re.compile(r"_\w*(?:scale|zero_point|[Qq]uantize)\w*|_Q[48]|quant_scal
 def avoid_quantizer_names(graph: onnx.GraphProto) -> None:
     """Rename tensors whose names ONNX Runtime's quantizer would reuse, in place.
 
-    The quantizer names a tensor's scale after the tensor, and numbers the copies of a shared bias,
-    without checking that the name is free. Inputs and outputs keep their names.
+    The quantizer names a tensor's scale after the tensor, without checking that the name is free.
+    Inputs and outputs keep their names.
     """
     nodes = list(find_all(graph, onnx.NodeProto))
     names = {name for node in nodes for name in (*node.input, *node.output) if name}
     kept = {value.name for value in (*graph.input, *graph.output)}
-    biases = Counter(n.input[2] for n in nodes if n.op_type in LAYERS and len(n.input) > 2)
     renamed = set()
     for name in names:
         for length in range(1, len(name)):
             base, suffix = name[:length], name[length:]
-            copied = biases[base] > 1 and suffix.isdigit()
-            if base in names and (copied or _SUFFIX.fullmatch(suffix)):
+            if base in names and _SUFFIX.fullmatch(suffix):
                 renamed.add(base if name in kept else name)
     renamed -= kept
     if renamed:

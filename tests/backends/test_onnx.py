@@ -287,20 +287,6 @@ def test_weights_of_nearly_nothing_are_one_line(
     assert words in line.getMessage()
 
 
-def test_copies_of_a_shared_bias_are_no_lines(shapes, shapes_model, tmp_path, caplog):
-    proto = onnx.load(shapes_model.onnx_path)
-    sizes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
-    first, *convs = (node for node in proto.graph.node if node.op_type == "Conv")
-    second = next(node for node in convs if sizes[node.input[2]] == sizes[first.input[2]])
-    second.input[2] = first.input[2]
-    onnx.save(proto, tmp_path / "shared.onnx")
-    model = replace(shapes_model, onnx_path=tmp_path / "shared.onnx")
-    with caplog.at_level("INFO"):
-        quantizer = quantizer_of(make_config("data=shapes"))
-        quantizer.quantize(model, draw_calibration(shapes, 1, 0).split, tmp_path)
-    assert "copy of bias" not in caplog.text
-
-
 def test_what_an_inner_graph_takes_comes_before_it(shapes, shapes_model, tmp_path):
     """ONNX Runtime's quantizer sorts the nodes without a look inside an If or a Loop."""
     proto = onnx.load(shapes_model.onnx_path)

@@ -14,7 +14,7 @@ import onnx
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from resnet8ptq.backends.onnx import rewriting, weight_only
+from resnet8ptq.backends.onnx import dynamic, rewriting, weight_only
 from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.backends.openvino.rewriting import rewrite
 from resnet8ptq.backends.tflite import onnx_converter
@@ -250,12 +250,14 @@ RAW: dict[str, Callable[[Proto], Proto]] = {
 PASSES: dict[str, Callable[[Proto], Proto]] = {
     "branches.take_branches": _whole(lambda p: branches.take_branches(p, _feeds())),
     "batch_axis.fix_sizes": lambda p: batch_axis.fix_sizes(p, SAMPLES[:1], None),
+    "dynamic.transpose_weights": _in_place(dynamic.transpose_weights),
     "equalization.equalize": lambda p: equalization.equalize(p, Selection()),
     "folding.fold_into_products": _in_place(folding.fold_into_products),
     "folding.preprocess": _preprocess,
     "normalization.avoid_quantizer_names": _in_place(normalization.avoid_quantizer_names),
     "normalization.copy_shared_weights": _in_place(normalization.copy_shared_weights),
     "normalization.simplify_gemms": _in_place(normalization.simplify_gemms),
+    "normalization.write_ceil_mode": _whole(normalization.write_ceil_mode),
     "normalization.write_group_norms": _whole(normalization.write_group_norms),
     "normalization.write_paddings": _whole(normalization.write_paddings),
     "onnx_converter._to_dense_layers": lambda p: _whole(onnx_converter.prepare)(_single(p)),

@@ -43,6 +43,7 @@ from resnet8ptq.graph.embeddings import find_tables, quantize_tables
 from resnet8ptq.graph.layers import (
     LAYERS,
     RECURRENT,
+    find_offset_clips,
     find_split_groups,
     find_stacks,
     weight_layers,
@@ -218,10 +219,11 @@ class OnnxQuantizer(Quantizer):
         count = count_quantized_layers(written)
         if count == 0:
             stacks = self.config.per_channel and find_stacks(network)
-            if stacks and self.config.format == "qoperator":
+            if stacks and (self.config.method == "dynamic" or self.config.format == "qoperator"):
                 raise UnsupportedError(
-                    f"per_channel=true: format=qoperator has no scales by channel for products of "
-                    f"several matrices ({', '.join(stacks)[:100]}); try format=qdq"
+                    f"per_channel=true: the integer operators have no scales by channel for "
+                    f"products of several matrices ({', '.join(stacks)[:100]}); try "
+                    "per_channel=false, or method=static format=qdq"
                 )
             recurrent = any(node.op_type in RECURRENT for node in network.node)
             advice = "; method=dynamic quantizes its LSTM" if recurrent else ""
@@ -303,6 +305,7 @@ class OnnxQuantizer(Quantizer):
         if config.float_output:
             left += [name for name in rewriting.find_output_nodes(graph) if name not in left]
         left += self._find_unbounded(activations, left)
+        left += [name for name in find_offset_clips(graph) if name not in left]
         ranges = activations.find_around(left)
         whole: dict[str, list[dict[str, str]]] = {}  # weights with one scale, and no other options
         if config.per_channel and config.format == "qoperator":  # which takes no such option
@@ -355,7 +358,7 @@ class OnnxQuantizer(Quantizer):
 def _lines_counted() -> Iterator[None]:
     """Log one line with the number of biases beyond 32 bits; ONNX Runtime logs a line for each.
 
-    Its lines about copies of shared biases, and about scales without a channel axis, are dropped.
+    Its lines about scales without a channel axis are dropped.
     """
     raised = cut = 0
 
@@ -367,8 +370,7 @@ def _lines_counted() -> Iterator[None]:
         raised, cut = raised + raises, cut + cuts
         # Scales of a normalization, which are per tensor: they have no second axis.
         vector = message.startswith("Axis ") and message.endswith("with rank 1")
-        copies = message.startswith("Created a copy of bias input")
-        return not (raises or cuts or vector or copies)
+        return not (raises or cuts or vector)
 
     logging.getLogger().addFilter(count)  # a filter of the root sees only records of the root
     try:

@@ -1,0 +1,89 @@
+"""Normalized graphs compute the same, and mean the same in every framework."""
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from onnx import helper
+
+from resnet8ptq.core.errors import ModelError
+from resnet8ptq.graph.layers import attribute, find_offset_clips
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.models.batch_axis import fix_sizes
+from resnet8ptq.models.normalization import copy_shared_weights, write_ceil_mode
+from tests.helpers.assembling import assemble
+
+RANDOM = np.random.default_rng(0)
+NUMBERS = st.integers(1, 3)
+
+
+@given(
+    kind=st.sampled_from(["AveragePool", "MaxPool"]),
+    sizes=st.tuples(st.integers(3, 8), st.integers(3, 8)),
+    kernel=st.tuples(NUMBERS, NUMBERS),
+    strides=st.tuples(NUMBERS, NUMBERS),
+    pads=st.tuples(*[st.integers(0, 2)] * 4),
+    counts=st.booleans(),
+)
+def test_pool_in_ceil_mode_computes_the_same(kind, sizes, kernel, strides, pads, counts):
+    assume(all(pad < size for pad, size in zip(pads, kernel * 2, strict=True)))
+    window = {"kernel_shape": kernel, "strides": strides, "pads": pads, "ceil_mode": 1}
+    if kind == "AveragePool":
+        window["count_include_pad"] = int(counts)
+    pool = helper.make_node(kind, ["x"], ["y"], **window)
+    proto = assemble([pool], {"x": ["N", 2, *sizes]}, {"y": [None] * 4}, {}, opset=19)
+    samples = RANDOM.normal(size=(2, 2, *sizes)).astype(np.float32)
+    [expected] = open_runner(proto)(samples)
+    written = onnx.ModelProto()
+    written.CopyFrom(proto)
+    write_ceil_mode(written)
+    [values] = open_runner(written)(samples)
+    np.testing.assert_allclose(values, expected, atol=1e-6)
+    last = written.graph.node[-1]
+    whole = [
+        (n + a + b - k) // s + 1
+        for n, a, b, k, s in zip(sizes, pads[:2], pads[2:], kernel, strides, strict=True)
+    ]
+    assert attribute(last, "ceil_mode", 0) == (list(expected.shape[2:]) != whole)
+    assert not (attribute(last, "ceil_mode", 0) and attribute(last, "count_include_pad", 0))
+
+
+def test_layers_do_not_share_a_bias():
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["h"]),
+        helper.make_node("Gemm", ["h", "w", "b"], ["g"]),
+        helper.make_node("Add", ["g", "b"], ["y"]),
+    ]
+    constants = {"w": np.eye(4, dtype=np.float32), "b": np.ones(4, np.float32)}
+    proto = assemble(nodes, {"x": ["N", 4]}, {"y": ["N", 4]}, constants)
+    copy_shared_weights(proto.graph)
+    assert len({name for node in proto.graph.node for name in node.input if name[0] == "b"}) == 3
+    assert {node.input[1] for node in proto.graph.node[:2]} == {"w"}
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (3, 4)])
+def test_an_output_with_a_fixed_number_of_rows_is_refused(sizes):
+    """Two rows for two samples, and two for three."""
+    nodes = [helper.make_node("Identity", ["x"], ["y"]), helper.make_node("Neg", ["t"], ["table"])]
+    constants = {"t": np.ones(sizes, np.float32)}
+    outputs = {"y": ["N", 4], "table": sizes}
+    proto = assemble(nodes, {"x": ["N", 4]}, outputs, constants)
+    with pytest.raises(ModelError, match=r"'table'.*model\.outputs=\[y\]"):
+        fix_sizes(proto, np.zeros((1, 4), np.float32), None)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "lacks"),
+    [(-1, 1, False), (0, 6, False), (0.1, 1, True), (-1, -0.1, True), (None, 1, False)],
+)
+@pytest.mark.parametrize("computed", [True, False])
+def test_clips_whose_interval_may_lack_0_are_found(low, high, lacks, computed):
+    ends = {"low": low, "high": high}
+    constants = {name: np.float32(end) for name, end in ends.items() if end is not None}
+    names = [name if name in constants else "" for name in ends]
+    nodes = [helper.make_node("Neg", ["high"], ["computed"])] if computed else []
+    inputs = ["x", names[0], "computed"] if computed else ["x", *names]
+    nodes.append(helper.make_node("Clip", inputs, ["y"], "clip"))
+    proto = assemble(nodes, {"x": ["N", 4]}, {"y": ["N", 4]}, constants)
+    assert find_offset_clips(proto.graph) == (["clip"] if lacks or computed else [])
