@@ -6,19 +6,25 @@ beyond the first sample of a batch, after some fused operators.
 """
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from resnet8ptq.backends import kernels
 from resnet8ptq.backends.contract import Artifact, Quantizer
 from resnet8ptq.backends.openvino.predictor import open_network
 from resnet8ptq.core import machine
+from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.distortion import KERNELS_DB, sqnr_db
 
 log = logging.getLogger(__name__)
+
+Array = NDArray[Any]
 
 SAMPLES = 16
 
@@ -32,6 +38,9 @@ def check(
         quantizer: wrote the artifact.
         model: the FP32 network.
         calibration: a few of these samples run in one batch, and in float one by one.
+
+    Raises:
+        UnsupportedError: OpenVINO's outputs have other shapes than the network's.
     """
     threads, resolved = quantizer.runtime.threads, quantizer.resolve()
     count = min(calibration.limit(SAMPLES), len(calibration))
@@ -42,10 +51,12 @@ def check(
     singles = zip(*(exact(samples[n : n + 1]) for n in range(count)), strict=True)
     defined = [np.concatenate(outputs) for outputs in singles]
     computed = open_network(artifact.path, threads)(samples)
+    fp32 = open_runner(str(model.onnx_path), threads)(samples)
+    _check_shapes(quantizer.config.backend.name, fp32, defined)
     kernels_db = sqnr_db(defined, computed)
     if kernels_db is None:  # equal
         return {}
-    quantization_db = sqnr_db(open_runner(str(model.onnx_path), threads)(samples), defined)
+    quantization_db = sqnr_db(fp32, defined)
     if quantization_db is not None and kernels_db < min(quantization_db, KERNELS_DB):
         mend = "try backend=onnx"
         if kernels.saturates(resolved, (), machine.cpu()[1]):
@@ -57,3 +68,12 @@ def check(
             *(quantizer.config.backend.name, count, kernels_db, quantization_db, mend),
         )
     return {"kernels_sqnr_db": f"{kernels_db:.1f}"}
+
+
+def _check_shapes(name: str, fp32: Sequence[Array], outputs: Sequence[Array]) -> None:
+    shapes, expected = ([list(output.shape) for output in side] for side in (outputs, fp32))
+    if shapes != expected:
+        raise UnsupportedError(
+            f"backend={name}: OpenVINO returns {shapes} for this network, ONNX Runtime {expected}; "
+            "try backend=onnx"
+        )
