@@ -42,6 +42,7 @@ class Split:
             of one clip; None: no groups.
         hashes: the `pixel_hashes`, if known.
         names: names of the samples in messages, such as their files, [N]; None: not named.
+        texts: the texts of which the samples are the tokens, [N]; None: samples are not texts.
     """
 
     images: Images
@@ -56,6 +57,7 @@ class Split:
     hashes: NDArray[np.bytes_] | None = None
     within_memory: int | None = None
     names: NDArray[np.object_] | None = None
+    texts: NDArray[np.object_] | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -148,10 +150,20 @@ class Split:
         labels, groups = (
             None if array is None else array[indices] for array in (self.labels, self.groups)
         )
-        names = None if self.names is None else self.names[indices]
+        names, texts = (
+            None if array is None else array[indices] for array in (self.names, self.texts)
+        )
         known = self.hashes is not None or "pixel_hashes" in vars(self)
         hashes = self.pixel_hashes[indices] if known else None
-        return replace(self, images=taken, labels=labels, groups=groups, hashes=hashes, names=names)
+        return replace(
+            self,
+            images=taken,
+            labels=labels,
+            groups=groups,
+            hashes=hashes,
+            names=names,
+            texts=texts,
+        )
 
     def name_of(self, index: int) -> str:
         """Return a sample's name for messages, or its index in the stored array."""

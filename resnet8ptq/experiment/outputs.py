@@ -13,6 +13,7 @@
 | `exclusion.csv` | with `nodes_to_exclude=auto`: the trials |
 | `qat_loss.png` | with `method=qat`: the curves |
 | `example.npz` | the network input of the first scored sample, `inputs` [1, ...] |
+| `wrong_examples.json` | pictures or texts with a wrong class, for the report |
 | `tokenizer.json` | with texts: the file of `data.tokenizer` |
 | `ranges.json` | calibrated activation ranges, and the weights' ranges |
 """
@@ -33,6 +34,7 @@ from resnet8ptq.config.schema import RunConfig, TableConfig
 from resnet8ptq.core import background, files
 from resnet8ptq.data.dataset import CalibrationSet
 from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment import wrong_examples
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.graph import layers
 from resnet8ptq.models.model import Fp32Model
@@ -62,6 +64,7 @@ def write(
         files.write_text(folder / name, text)
     title = _title(config, task.metric.show(comparison.model.value))
     background.put(_draw, folder, task, comparison, title)
+    wrong_examples.write(folder, task, comparison, samples.reported)
     example = samples.reported.inputs(slice(1))
     arrays = task.files.arrays(comparison) | {SAMPLES: _scored_ids(samples, comparison)}
     kept = {"example.npz": {"inputs": example}, "predictions.npz": arrays}

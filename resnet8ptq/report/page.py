@@ -41,6 +41,7 @@ from resnet8ptq.report import (
     trade_off,
     verdicts,
     web_page,
+    wrong_answers,
 )
 from resnet8ptq.report.comparison import MAX_BYTES, Family, class_power, count_looks, load
 from resnet8ptq.report.facts import LIMITS, best_first, count_models, headings, limits_of
@@ -55,6 +56,7 @@ from resnet8ptq.report.recommend import (
 from resnet8ptq.report.terminal import REPORT
 from resnet8ptq.report.trade_off import Panel
 from resnet8ptq.report.verdicts import OUTCOMES, Verdict
+from resnet8ptq.report.wrong_answers import WrongAnswers
 from resnet8ptq.tasks.metric import Metric
 from resnet8ptq.tracking import history, origin, upload
 from resnet8ptq.tracking.record import RunRecord
@@ -87,7 +89,8 @@ def write(
         if (best := selected.recommendations) and best[0].choice is not None:
             own |= _load_figures(store, best[0].choice.record, selected.family.task.files.captions)
         drawn |= {prefix + name: content for name, content in own.items()}
-    page, runs = to_html(chosen, panels, drawn), [r for family in families for r in family.records]
+    wrong = [wrong_answers.load(store, selected) for selected in chosen]
+    page, runs = to_html(chosen, panels, drawn, wrong), [r for f in families for r in f.records]
     texts = {"report.md": to_markdown(chosen, drawn), REPORT: page, "runs.csv": table.to_csv(runs)}
     contents = drawn | {name: text.encode() for name, text in texts.items()}
     for name, content in contents.items():
@@ -157,19 +160,24 @@ def to_markdown(chosen: Sequence[ModelSelection], figures: Collection[str]) -> s
 
 
 def to_html(
-    chosen: Sequence[ModelSelection], panels: Sequence[list[Panel]], figures: Figures
+    chosen: Sequence[ModelSelection],
+    panels: Sequence[list[Panel]],
+    figures: Figures,
+    wrong: Sequence[WrongAnswers | None] | None = None,
 ) -> str:
     """Return the report as one page, see `web_page`.
 
     Args:
         panels: trade-off panels of each family, drawn as inline SVG.
         figures: image files of the details.
+        wrong: wrong answers of the recommended model of each family.
     """
     families = [selected.family for selected in chosen]
     parts = zip(chosen, _prefixes(families), strict=True)
     details = [_render(selected, figures, prefix, page=True) for selected, prefix in parts]
     heads, over = _headings(families), _render_pooled(chosen)
-    return web_page.to_html(heads, chosen, panels, details, figures, over)
+    wrong = wrong or [None] * len(chosen)
+    return web_page.to_html(heads, chosen, panels, details, wrong, figures, over)
 
 
 def _render_pooled(chosen: Sequence[ModelSelection]) -> str:

@@ -23,6 +23,7 @@ from resnet8ptq.report.answer import explain
 from resnet8ptq.report.facts import best_first
 from resnet8ptq.report.recommend import ModelSelection, why_none
 from resnet8ptq.report.trade_off import Panel
+from resnet8ptq.report.wrong_answers import WrongAnswers
 
 SHORT = ("speedup",)  # beside the columns of the terminal
 FOLD = re.compile(r"<details><summary>[^<>\n]*</summary>|</details>")
@@ -33,21 +34,22 @@ def to_html(
     chosen: Sequence[ModelSelection],
     panels: Sequence[list[Panel]],
     details: Sequence[str],
+    wrong: Sequence[WrongAnswers | None],
     images: Mapping[str, bytes],
     pooled: str = "",
 ) -> str:
     """Return the page.
 
     Args:
-        headings, chosen, panels, details: one for each family; the details are Markdown.
+        headings, chosen, panels, details, wrong: one for each family; the details are Markdown.
         images: the PNG files in the details.
         pooled: the verdicts over several families, in Markdown.
     """
-    parts = zip(headings, chosen, panels, details, strict=True)
-    sections = [
-        _section(heading if len(headings) > 1 else "", selected, drawn, render(text, images))
-        for heading, selected, drawn, text in parts
-    ]
+    parts = zip(headings, chosen, panels, details, wrong, strict=True)
+    sections = []
+    for heading, selected, drawn, text, answers in parts:
+        section = _section(heading if len(headings) > 1 else "", selected, drawn)
+        sections.append({**section, "details": render(text, images), "wrong": answers})
     script = _script()
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return templates.load("resnet8ptq.report", "report.html.j2").render(
@@ -66,15 +68,8 @@ def _script() -> str:
     return resources("resnet8ptq.report").joinpath("templates/report.js").read_text("utf-8")
 
 
-def _section(
-    heading: str, selected: ModelSelection, panels: list[Panel], details: str
-) -> dict[str, Any]:
-    """Return the part of the page for one family of runs.
-
-    Args:
-        heading: empty for a single family.
-        details: statistics and methods, in HTML.
-    """
+def _section(heading: str, selected: ModelSelection, panels: list[Panel]) -> dict[str, Any]:
+    """Return the part of the page for one family of runs; the heading is empty for a single one."""
     family, records = selected.family, selected.family.records
     judged = verdicts.in_words([family], selected.limits, [selected.judged])
     lines = table.rows(records, judged)
@@ -119,7 +114,6 @@ def _section(
         "numeric": table.numeric(records),
         "rows": rows,
         "notes": notes.collect_warnings(records, judged),
-        "details": details,
     }
 
 

@@ -63,6 +63,7 @@ def build(class_names: tuple[str, ...] = (), threshold: float = 0.5) -> Task:
             tables=partial(classification.class_tables, class_names),
             figures=partial(_draw, class_names),
             captions={ROC_FILE: ROC_CAPTION, CONFUSION_FILE: CONFUSION_CAPTION},
+            answers=classification.answers,
         ),
         doubt=doubt_auc,
         summary=partial(_summarize, threshold),

@@ -219,6 +219,12 @@ def _classes(comparison: Comparison) -> tuple[ClassScores, ClassScores]:
     return comparison.model.classes, comparison.baseline.classes
 
 
+def answers(comparison: Comparison) -> tuple[Hits, Hits]:
+    """Return the predicted classes of model and baseline."""
+    model, baseline = _classes(comparison)
+    return model.per_sample, baseline.per_sample
+
+
 def changes(comparison: Comparison) -> Metrics:
     """Return the samples that changed, and the distance of the outputs."""
     model, baseline = _classes(comparison)
@@ -272,6 +278,7 @@ def build(class_names: tuple[str, ...] = ()) -> Task:
                 "classes.png": "Accuracy by class, beside FP32",
                 CONFUSION_FILE: CONFUSION_CAPTION,
             },
+            answers=answers,
         ),
         doubt=_doubt,
         summary=_summarize,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from resnet8ptq.config.schema import TaskConfig
 from resnet8ptq.tasks.comparison import Comparison, Scores, summarize
 from resnet8ptq.tasks.distortion import is_silent
+from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.metric import BASELINE, TOTAL, Metric, Metrics, name_ends
 from resnet8ptq.tasks.outputs import Array, Outputs, Reduction, Targets, TaskContext
 from resnet8ptq.tasks.values import PairedTest
@@ -35,6 +36,10 @@ def _keep_paired(comparison: Comparison) -> dict[str, Array]:
 
 def _nothing(*arguments: object) -> dict[str, Any]:
     return {}
+
+
+def _no_answers(comparison: Comparison) -> None:
+    return None
 
 
 def _no_doubt(baseline: Scores, expected: float | None) -> None:
@@ -95,6 +100,7 @@ class TaskFiles:
         documents: other texts by file name.
         figures: figures by file name.
         captions: the caption of each figure by its file name.
+        answers: the predicted classes of model and baseline; None if answers are not classes.
     """
 
     arrays: Callable[[Comparison], dict[str, Array]] = _keep_paired
@@ -102,6 +108,7 @@ class TaskFiles:
     documents: Callable[[Comparison], dict[str, str]] = _nothing
     figures: "Callable[[Comparison, str], dict[str, Figure]]" = _nothing
     captions: Mapping[str, str] = field(default_factory=dict)
+    answers: Callable[[Comparison], tuple[Hits, Hits] | None] = _no_answers
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ LEADING = {
 ARTIFACTS = {
     *("config.yaml", "result.json", "per_class.csv", "confusion.png", "confusion.csv"),
     *("classes.png", "predictions.npz", "calibration.csv", "ranges.json", "run.log"),
-    "example.npz",
+    *("example.npz", "wrong_examples.json"),
 }
 
 

@@ -38,6 +38,7 @@ BASELINE = np.array([0, 0, 1, 1, 1, 1])
 FILES = {
     *("config.yaml", "result.json", "per_class.csv", "confusion.csv", "confusion.png"),
     *("classes.png", "predictions.npz", "example.npz", "calibration.csv", "ranges.json"),
+    "wrong_examples.json",
 }
 
 Write = Callable[..., tuple[RunConfig, RunResult]]
@@ -62,7 +63,7 @@ def written(shapes_model: Fp32Model) -> Write:
         calibrating = CalibrationSet(
             Split(images, np.array([2, 0, 1]), "here"), np.array([4, 7, 9])
         )
-        reported = Split(np.zeros((1, 32, 32, 3), np.uint8), np.array([0]), "here")
+        reported = Split(np.zeros((6, 32, 32, 3), np.uint8), LABELS, "here")
         samples = Samples(Dataset("shapes", NAMES, calibrating.split, reported), calibrating)
         outputs.write(folder, config, result, artifact, samples, shapes_model)
         return config, result

@@ -1,5 +1,6 @@
 """The report's pages, from sweeps made by hand; the real sweep's is looked at in test_browser."""
 
+import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.paired_latency import FILE
 from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment import wrong_examples
 from resnet8ptq.report import page, spread, table, trade_off
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.facts import group
@@ -267,6 +269,29 @@ def test_a_report_made_again_takes_the_limits_of_the_runs(logged):
 
 
 READ = ("predictions.npz", "ranges.json", "classes.png", "confusion.png")
+
+
+ANSWER = {"true": "cat", "fp32": "cat", "model": "<b>dog</b>", "text": "<i>how</i>"}
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ({"wrong": 100, "lost": 1, "examples": [ANSWER]}, True),
+        ({"wrong": 100, "lost": 1, "examples": [{**ANSWER, "png": "PHN2Zz4="}]}, False),
+        ({"wrong": 100, "lost": 1, "examples": [{"true": "cat"}]}, False),
+        ([1], False),
+    ],
+)
+def test_wrong_answers_of_a_store_are_text_and_pictures_or_one_line(logged, caplog, content, shown):
+    for name in "abc":
+        logged.artifact(name, wrong_examples.FILE).write_text(json.dumps(content))
+    logged.report()
+    text = (logged.folder / "report.html").read_text("utf-8")
+    assert ("&lt;i&gt;how&lt;/i&gt;" in text) is shown
+    assert "<i>how" not in text and "<b>dog" not in text
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
+    assert [wrong_examples.FILE in warning for warning in warnings] == [True] * (not shown)
 
 
 @pytest.mark.parametrize("name", READ)

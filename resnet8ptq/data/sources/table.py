@@ -120,7 +120,10 @@ def build(
     rows, shown = samples.rows, samples.names
     labels, groups = (None if values is None else values[rows] for values in (labels, groups))
     named_rows = np.array(shown, np.object_)
-    split = Split(samples.images, labels, str(root), groups=groups, names=named_rows)
+    read_texts = None if samples.texts is None else np.array(samples.texts, np.object_)
+    split = Split(
+        samples.images, labels, str(root), groups=groups, names=named_rows, texts=read_texts
+    )
     title = root.name.partition(".")[0] or root.name
     if side_column is None:
         mend = "data.split=COLUMN with train and test"
@@ -143,12 +146,14 @@ class _Samples:
         rows: the row of each sample, from 0.
         names: the name of each sample in messages.
         decoded: whether they are pictures that already have the size in the settings.
+        texts: the texts, if the samples are their tokens.
     """
 
     images: Images
     rows: NDArray[np.int64]
     names: Sequence[str]
     decoded: bool = False
+    texts: Sequence[str] | None = None
 
 
 def _read_inputs(
@@ -208,9 +213,9 @@ def _read_texts(
 ) -> _Samples:
     """Return the tokens of texts: one sample for each row, or for each text of a pair."""
     names = texts.find(table, config, others)
-    records = texts.encode(table, names, config, cache_root)
+    records, shown = texts.encode(table, names, config, cache_root)
     rows = np.repeat(np.arange(len(table.columns)), len(records) // len(table.columns))
-    return _Samples(records, rows, _name_rows(table, rows))
+    return _Samples(records, rows, _name_rows(table, rows), texts=shown)
 
 
 def _name_rows(table: Table, rows: NDArray[np.int64]) -> list[str]:

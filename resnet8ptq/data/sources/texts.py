@@ -64,8 +64,10 @@ def find(table: Table, config: TableConfig, others: Sequence[str]) -> list[str]:
     return usual[0]
 
 
-def encode(table: Table, names: Sequence[str], config: TableConfig, cache_root: Path) -> Array:
-    """Return the texts of each row as a record of tokens [N], mapped from the cache.
+def encode(
+    table: Table, names: Sequence[str], config: TableConfig, cache_root: Path
+) -> tuple[Array, Texts]:
+    """Return the texts of each row as a record of tokens [N], mapped from the cache; and the texts.
 
     All are padded to the longest. With `data.pairs=apart`, each text is a sample; the two texts of
     a row are adjacent. A warning gives the number of texts that `data.max_tokens` truncates.
@@ -110,7 +112,10 @@ def encode(table: Table, names: Sequence[str], config: TableConfig, cache_root: 
             "try data.max_tokens=, up to the length that the network takes",
             *(table.source, noted["truncated"], len(records), noted["most"]),
         )
-    return records
+    rows = list(zip(*texts, strict=True))
+    if apart:
+        return records, [text for row in rows for text in row]
+    return records, [" / ".join(row) for row in rows]
 
 
 def _read(table: Table, name: str) -> Texts:

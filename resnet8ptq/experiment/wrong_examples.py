@@ -1,0 +1,81 @@
+"""Samples with a wrong answer of the quantized model, beside FP32's answer, for the report.
+
+Written in the run, which has the samples at hand: a report reads no data set. Only for answers
+that are classes, and for pictures and texts.
+"""
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.core import files
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.hits import Hits
+from resnet8ptq.tasks.task import Task
+
+FILE = "wrong_examples.json"
+COUNT = 10
+MOST_PIXELS = 160  # of a side
+MOST_CHARACTERS = 400  # of a text
+
+
+def write(folder: Path, task: Task, comparison: Comparison, samples: Split) -> None:
+    """Write `FILE`, if the samples are pictures or texts and the answers are classes.
+
+    Args:
+        samples: the scored samples, in the order of the answers.
+    """
+    answers = task.files.answers(comparison)
+    if answers is None or not (_is_picture(samples) or samples.texts is not None):
+        return
+    model, baseline = answers
+    wrong = ~model.right
+    lost = wrong & baseline.right
+    examples = [
+        _describe(task, model, baseline, samples, int(index)) for index in choose(model, baseline)
+    ]
+    content = {"wrong": int(wrong.sum()), "lost": int(lost.sum()), "examples": examples}
+    files.write_text(folder / FILE, json.dumps(content))
+
+
+def choose(model: Hits, baseline: Hits) -> NDArray[np.int64]:
+    """Return the indices of the examples: first those that FP32 gets right, in sample order."""
+    wrong = np.flatnonzero(~model.right)
+    by_fp32 = baseline.right[wrong]
+    return np.concatenate([wrong[by_fp32], wrong[~by_fp32]])[:COUNT]
+
+
+def _describe(
+    task: Task, model: Hits, baseline: Hits, samples: Split, index: int
+) -> dict[str, str]:
+    names = task.class_names
+    example = {
+        "true": names[model.labels[index]],
+        "fp32": names[baseline.predictions[index]],
+        "model": names[model.predictions[index]],
+    }
+    if samples.texts is not None:
+        return {**example, "text": str(samples.texts[index])[:MOST_CHARACTERS]}
+    [picture] = samples.images[np.array([index])]
+    return {**example, "png": base64.b64encode(to_png(picture)).decode()}
+
+
+def _is_picture(samples: Split) -> bool:
+    return samples.has_pictures and samples.images.shape[3] in (1, 3)
+
+
+def to_png(picture: NDArray[Any]) -> bytes:
+    """Return a picture [H, W, 1 or 3] of bytes as a PNG file, reduced to `MOST_PIXELS`."""
+    from PIL import Image
+
+    image = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
+    image.thumbnail((MOST_PIXELS, MOST_PIXELS))
+    content = io.BytesIO()
+    image.save(content, "PNG", optimize=True)
+    return content.getvalue()
