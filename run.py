@@ -2,7 +2,7 @@
 
 import sys
 
-from resnet8ptq.run import main
+from resnet8ptq.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["run", *sys.argv[1:]]))

@@ -75,12 +75,15 @@ def _explain_unknown(name: str, words: list[str]) -> str:
     return f"{name}: no such command; expected {or_nearest(name, COMMANDS)}"
 
 
-def main() -> int:
-    """Run the command line; return the exit code."""
+def main(words: list[str] | None = None) -> int:
+    """Run the command line, by default that of this process; return the exit code."""
     importing.allow(Path.cwd())  # before other imports: with `-m`, Python searches there first
-    from resnet8ptq.core import command
+    from resnet8ptq.core import console
 
-    return command.main(lambda: call(sys.argv[1:]))
+    console.never_silent()
+    from resnet8ptq.core import command  # imports Hydra
+
+    return command.main(lambda: call(sys.argv[1:] if words is None else words))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Quantizes, evaluates and tracks one configuration, or a sweep of them with -m; see --help."""
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -113,8 +112,3 @@ def start(typed: Sequence[str]) -> int:
     """Execute a command line with a background process; return the exit code."""
     with background.allowed():
         return execute(typed).ending.code
-
-
-def main() -> int:
-    """Run the command line of this process; return the exit code."""
-    return command.main(lambda: start(sys.argv[1:]))

@@ -1,12 +1,10 @@
 """Terminal output: log and progress bars on stderr, tables of results on stdout."""
 
 import logging
-import threading
 import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from functools import cache
 from logging import Logger, LogRecord
 from typing import Any, TypeVar
@@ -27,11 +25,9 @@ from rich.table import Table
 from rich.text import Text
 
 from resnet8ptq.core.text import show
+from resnet8ptq.core.watch import Watch
 
 T = TypeVar("T")
-
-LINE_SECONDS = 15.0  # without a terminal: between two lines of progress
-QUIET_SECONDS = 3.0  # without a terminal: a step without parts is named after this time
 
 
 @cache
@@ -67,6 +63,7 @@ def warn_once(log: Logger, text: str, *values: object) -> None:
 def say(console: Console, text: object) -> None:
     """Print a line without folding it and without interpreting markup."""
     console.print(show(text), soft_wrap=True, markup=False, highlight=False)
+    _watch.hear()
 
 
 def print_table(
@@ -106,6 +103,7 @@ def print_table(
         style = styles[index] if styles else None
         table.add_row(*(Text(show(cell)) for cell in row), style=style or None)
     console.print(table)
+    _watch.hear()
 
 
 class LogHandler(RichHandler):
@@ -119,9 +117,9 @@ class LogHandler(RichHandler):
         return super().render_message(record, show(message))
 
     def emit(self, record: LogRecord) -> None:
-        """Write the record, and delay the next progress line by `LINE_SECONDS`."""
+        """Write the record, which delays the next line of `watch`."""
         super().emit(record)
-        _spoken.at = time.monotonic()
+        _watch.hear()
 
 
 class FileFormatter(logging.Formatter):
@@ -136,44 +134,43 @@ class FileFormatter(logging.Formatter):
 
 
 def track(batches: Iterable[T], label: str, unit: str = "batches") -> Iterator[T]:
-    """Yield `batches` with a progress bar; without a terminal, with a line every 15 seconds.
+    """Yield `batches` with a progress bar; without a terminal, with lines (see `watch`).
 
     Workers of a parallel sweep have no terminal: see `sweep.jobs.prepare_workers`.
     """
     total = len(batches) if isinstance(batches, Sized) else None
     console = stderr()
-    if not console.is_interactive:
-        yield from _track_in_lines(batches, _Step(label, unit, total))
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        yield from progress.track(batches, total=total, description=label)
+    with _watch.step(label, unit, total) as step:
+        if not console.is_interactive:
+            for batch in batches:
+                yield batch
+                step.done += 1
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(unit),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as progress:
+            yield from progress.track(batches, total=total, description=label)
 
 
 @contextmanager
 def waiting(label: str, draws_per_second: float = 10) -> Iterator[None]:
-    """Show a spinner during a step that cannot report its progress.
-
-    Without a terminal, name a step that takes longer than `QUIET_SECONDS` in a line, and again
-    every `LINE_SECONDS`.
-    """
+    """Show a spinner during a step that cannot report its progress; without a terminal, lines."""
     console = stderr()
-    if not console.is_interactive:
-        with _named_late(label):
+    with _watch.step(label):
+        if not console.is_interactive:
             yield
-        return
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(
-        *columns, console=console, transient=True, refresh_per_second=draws_per_second
-    ) as progress:
-        progress.add_task(label, total=None)
-        yield
+            return
+        columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+        with Progress(
+            *columns, console=console, transient=True, refresh_per_second=draws_per_second
+        ) as progress:
+            progress.add_task(label, total=None)
+            yield
 
 
 def measuring(label: str) -> AbstractContextManager[None]:
@@ -181,71 +178,21 @@ def measuring(label: str) -> AbstractContextManager[None]:
     return waiting(label, 1 / 2.5)
 
 
-@contextmanager
-def _named_late(label: str) -> Iterator[None]:
-    ended = threading.Event()
-    threading.Thread(target=_name_until, args=(ended, label), daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
+def never_silent(between: str = "Working") -> None:
+    """Say from now on what this process does, whenever it has said nothing for a while.
 
-
-def _name_until(ended: threading.Event, label: str) -> None:
-    """Name a step that does not end, first after `QUIET_SECONDS`, then every `LINE_SECONDS`."""
-    begin = time.monotonic()
-    pause, since = QUIET_SECONDS, ""
-    while not ended.wait(pause):
-        _say(f"{label} ...{since}")
-        pause = LINE_SECONDS
-        since = f" {time.monotonic() - begin + pause:.0f} s"
-
-
-@dataclass(eq=False)
-class _Step:
-    """The progress of a step."""
-
-    label: str
-    unit: str
-    total: int | None
-    done: int = 0
-    begin: float = field(default_factory=lambda: time.monotonic())
-
-    def __str__(self) -> str:
-        if self.total is None or self.done == 0:
-            return f"{self.label}: {self.done} {self.unit}"
-        seconds = (time.monotonic() - self.begin) / self.done * (self.total - self.done)
-        left = f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-        return f"{self.label}: {self.done} of {self.total} {self.unit}, {left} left"
-
-
-@dataclass
-class _Spoken:
-    """The time of the last progress line, and the running steps, outermost first."""
-
-    at: float = field(default_factory=lambda: time.monotonic())
-    steps: list[_Step] = field(default_factory=list)
-
-
-_spoken = _Spoken()
-
-
-def _track_in_lines(batches: Iterable[T], step: _Step) -> Iterator[T]:
-    _spoken.steps.append(step)
-    try:
-        for batch in batches:
-            quiet_since = max(_spoken.at, _spoken.steps[0].begin)
-            if time.monotonic() - quiet_since >= LINE_SECONDS:
-                _say("; ".join(map(str, _spoken.steps)))
-            yield batch
-            step.done += 1
-    finally:
-        _spoken.steps.remove(step)
+    Args:
+        between: what it does between the steps of `waiting` and `track`; empty: nothing.
+    """
+    _watch.between = between
+    _watch.start()
 
 
 def _say(line: str) -> None:
-    _spoken.at = time.monotonic()
     stderr().print(f"{time.strftime('%H:%M:%S')} {show(line)}", markup=False, highlight=False)
+
+
+_watch = Watch(_say, draws=lambda: stderr().is_interactive)
 
 
 @contextmanager

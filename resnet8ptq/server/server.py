@@ -30,7 +30,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from resnet8ptq.config.limits import require
-from resnet8ptq.core import command, invocation
+from resnet8ptq.core import command, console, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import redact
 from resnet8ptq.server import access
@@ -249,5 +249,6 @@ def serve(asked: Arguments) -> None:
             print(f"export MLFLOW_TRACKING_USERNAME=admin  # the password: {where}")
         log = folder / "server.log"
         print(f"files: {folder / 'artifacts'}; log: {log}; Ctrl-C ends", flush=True)
+        console.never_silent(between="")  # it serves without a word
         code = process.wait()
         raise TrackingError(f"the server has ended with code {code}: {log}")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command, invocation
-from resnet8ptq.core.console import waiting
+from resnet8ptq.core.console import never_silent, waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import redact
 from resnet8ptq.server import server
@@ -106,4 +106,5 @@ def serve(uri: str, port: int, page: str) -> None:
             answers = server.answers(f"http://{HOST}:{port}/health", process)
         if answers:
             print(f"http://{HOST}:{port}{page}  Ctrl-C ends", flush=True)
+        never_silent(between="")  # MLflow answers its pages without a word
         raise TrackingError(f"MLflow has ended with code {process.wait()}; its output is above")

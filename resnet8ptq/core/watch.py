@@ -1,0 +1,131 @@
+"""Says what the program is doing whenever it has said nothing for a while.
+
+A thread looks at the running steps, so code that takes time only names itself: see
+`console.waiting` and `console.track`.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+QUIET_SECONDS = 2.5  # the longest silence
+LOOK_SECONDS = 0.5
+LINE_SECONDS = 15.0  # the longest pause between the lines of a step that takes minutes
+
+
+def _now() -> float:
+    return time.monotonic()
+
+
+@dataclass(eq=False)
+class Step:
+    """A running step: what it does, and how much of it is done, if it has parts.
+
+    Attributes:
+        unit: of the parts; empty for a step that cannot report its progress.
+        total: the number of parts; None if it is unknown.
+    """
+
+    label: str
+    unit: str = ""
+    total: int | None = None
+    done: int = 0
+    begin: float = field(default_factory=lambda: _now())
+
+    def describe(self) -> str:
+        """Return the step and its progress as text."""
+        if not self.unit:
+            return f"{self.label} ... {_now() - self.begin:.0f} s"
+        if self.total is None or self.done == 0:
+            return f"{self.label}: {self.done} {self.unit}"
+        seconds = (_now() - self.begin) / self.done * (self.total - self.done)
+        left = f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+        return f"{self.label}: {self.done} of {self.total} {self.unit}, {left} left"
+
+
+class Watch:
+    """The running steps of this process, outermost first, and the time of its last line.
+
+    Args:
+        write: writes a line.
+        draws: whether running steps are drawn already, as bars are.
+
+    Attributes:
+        between: what the program does between steps; empty: nothing that needs a line.
+    """
+
+    def __init__(
+        self, write: Callable[[str], None], draws: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._write, self._draws = write, draws
+        self._forget()
+        # A child starts without the thread, and must not inherit a lock that it holds.
+        os.register_at_fork(
+            before=lambda: self._lock.acquire(),
+            after_in_parent=lambda: self._lock.release(),
+            after_in_child=self._forget,
+        )
+
+    def _forget(self) -> None:
+        self.steps: list[Step] = []
+        self.between = ""
+        self._modules = len(sys.modules)
+        self._heard = self._said = self._turned = _now()  # turned: a line, or another step
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, once in a process."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+                self._thread.start()
+
+    def hear(self) -> None:
+        """Note that a line was written: the next one is not due before `QUIET_SECONDS`."""
+        self._heard = self._turned = _now()
+
+    @contextmanager
+    def step(self, label: str, unit: str = "", total: int | None = None) -> Iterator[Step]:
+        """Keep a step among the running ones."""
+        step = Step(label, unit, total)
+        self.start()
+        self.steps.append(step)
+        self._turned = step.begin
+        try:
+            yield step
+        finally:
+            if step in self.steps:  # not in a fork, which starts without steps
+                self.steps.remove(step)
+            self._turned = _now()
+
+    def look(self) -> float:
+        """Write what is going on if a line is due; return the seconds until the next one."""
+        with self._lock:
+            steps, now = [*self.steps], _now()
+            pause = min(max(QUIET_SECONDS, (now - self._turned) / 30), LINE_SECONDS)
+            left = max(self._heard, self._said) + pause - now
+            if left > 0:
+                return left
+            if steps and not self._draws():
+                told = [step for step in steps[:-1] if step.unit]
+                self._write("; ".join(step.describe() for step in [*told, steps[-1]]))
+            elif self.between and not steps:
+                self._write(f"{self._find_import() or self.between} ... {now - self._heard:.0f} s")
+            self._said, self._modules = now, len(sys.modules)
+            return pause
+
+    def _find_import(self) -> str:
+        """Return which library is being imported; empty if none was since the last line."""
+        if len(sys.modules) <= self._modules:
+            return ""
+        newest = next(reversed(list(sys.modules)))  # Python keeps them in the order of their start
+        return f"Loading {newest.partition('.')[0].lstrip('_')}"
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(min(self.look(), LOOK_SECONDS))  # a new step may be due earlier
