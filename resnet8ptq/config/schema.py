@@ -345,12 +345,12 @@ class AnalysisConfig:
     """An analysis in place of a quantization run.
 
     `sensitivity` quantizes layer by layer; `diagnose` reports causes of the loss against FP32;
-    `profile` times each operator; `plan_test` reports the smallest loss that the test samples can
-    prove; `inspect` describes the network.
+    `compare` compares the tensors of a file with FP32's; `profile` times each operator; `plan_test`
+    reports the smallest loss that the test samples can prove; `inspect` describes the network.
     """
 
     name: str | None = limited(
-        None, one_of("sensitivity", "diagnose", "profile", "plan_test", "inspect")
+        None, one_of("sensitivity", "diagnose", "compare", "profile", "plan_test", "inspect")
     )
     mode: str = limited("one_at_a_time", one_of("one_at_a_time", "all_but_one"))
     changed: float | None = limited(None, limits.SHARE)

@@ -15,6 +15,7 @@ ANALYSES = {
     "sensitivity": "resnet8ptq.experiment.layers.sensitivity:analyse",
     "diagnose": "resnet8ptq.experiment.diagnosis.diagnosing:analyse",
     "profile": "resnet8ptq.experiment.profiling.profile:analyse",
+    "compare": "resnet8ptq.experiment.tensors.analysing:analyse",
     "plan_test": "resnet8ptq.experiment.power_analysis:analyse",
 }
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from resnet8ptq.graph.layers import FUSED, attribute, channel_axis, weight_layers
 from resnet8ptq.graph.links import Links
@@ -190,21 +190,3 @@ def joined(fp32: onnx.GraphProto, tensors: Sequence[RoundedActivation]) -> dict[
         if node is not None and node.op_type in JOINING:
             joins[index] = [indices[name] for name in dict.fromkeys(node.input) if name in indices]
     return {index: parts for index, parts in joins.items() if len(parts) > 1}
-
-
-def cut(quantized: onnx.ModelProto, tensors: Sequence[RoundedActivation]) -> onnx.ModelProto:
-    """Return a graph in which no layer depends on another.
-
-    The graph's inputs are the network's input and all of `tensors`. Its outputs are the same
-    tensors, in this order, each computed by its layer from these inputs.
-    """
-    proto = copy.deepcopy(quantized)
-    graph = proto.graph
-    names = {tensor.dequantized: tensor.dequantized + "/alone" for tensor in tensors}
-    for node in graph.node:
-        node.output[:] = [names.get(name, name) for name in node.output]
-    del graph.value_info[:], graph.output[:]
-    for name, alone in names.items():
-        graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
-        graph.output.append(onnx.ValueInfoProto(name=alone))
-    return proto

@@ -142,6 +142,24 @@ def expose(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     return exposed
 
 
+def cut_at(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """Return a copy in which no tensor of `names` depends on another.
+
+    Its inputs are the graph's and all of `names`, which are floats that nodes compute. Its outputs
+    are the same tensors, in this order, each computed by its layers from these inputs.
+    """
+    cut = copy.deepcopy(proto)
+    graph = cut.graph
+    alone = {name: f"{name}/alone" for name in names}
+    for node in graph.node:
+        node.output[:] = [alone.get(name, name) for name in node.output]
+    del graph.value_info[:], graph.output[:]
+    for name in names:
+        graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+        graph.output.append(onnx.ValueInfoProto(name=alone[name]))
+    return cut
+
+
 def end_at_logits(proto: onnx.ModelProto) -> bool:
     """Make the final softmax's input the only output, in place; return False without a softmax.
 

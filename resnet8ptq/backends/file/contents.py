@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,41 @@ def rounded(port: Port, scale: float, zero_point: int, levels: str) -> Port:
     if port.dtype in FLOATS:
         return replace(port, low=low, high=high)
     return replace(port, scale=scale, zero_point=zero_point, low=low, high=high)
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A tensor inside a file, without the additions of a quantizer to its name.
+
+    Attributes:
+        low, high, step: the range and the distance of its levels; None if it is not rounded.
+        weights: the dequantized weights of the layer that computes it, in any layout.
+    """
+
+    name: str
+    low: float | None = None
+    high: float | None = None
+    step: float | None = None
+    weights: NDArray[np.float32] | None = field(default=None, compare=False)
+
+    @classmethod
+    def rounded(cls, name: str, scale: float, zero_point: int, levels: str) -> "Inner":
+        """Return a tensor with one scale, rounded to an integer dtype."""
+        limits = np.iinfo(levels)
+        low, high = (scale * (level - zero_point) for level in (limits.min, limits.max))
+        return cls(name, low, high, scale)
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The float tensors inside a file, in the order of execution.
+
+    Attributes:
+        run: returns their values for the inputs of the file; integers are dequantized.
+    """
+
+    inner: tuple[Inner, ...]
+    run: RawRun
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,28 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from resnet8ptq.backends.file.contents import FLOATS, Contents, Layer, Port, RawRun, rounded
-from resnet8ptq.graph.layers import attribute
-from resnet8ptq.graph.session import end_at_logits, open_session
+from resnet8ptq.backends.file.contents import (
+    FLOATS,
+    Contents,
+    Inner,
+    Layer,
+    Port,
+    RawRun,
+    Tensors,
+    rounded,
+)
+from resnet8ptq.graph.layers import FUSED, attribute
+from resnet8ptq.graph.qdq import AT_OUTPUT
+from resnet8ptq.graph.session import end_at_logits, expose, open_session
 from resnet8ptq.models.gates import onnx as gate
 
 # By operator: the index of its weights, and of the zero point of its data (-1: none).
@@ -33,6 +44,8 @@ _OUTPUT_SCALES = {"QuantizeLinear": (1, 2), "QLinearConv": (6, 7), "QLinearMatMu
 _OUTPUT_SCALES |= {"QGemm": (7, 8), "QLinearSoftmax": (3, 4), "QLinearAdd": (6, 7)}
 _OUTPUT_SCALES |= {"QLinearGlobalAveragePool": (3, 4), "QLinearSigmoid": (3, 4)}
 _ROUNDED = ("int8", "uint8", "int16", "uint16")
+_INTEGERS = ("tensor(int8)", "tensor(uint8)", "tensor(int16)", "tensor(uint16)")
+_NO_TENSORS = ("QuantizeLinear", "DynamicQuantizeLinear", "Constant", "Shape")
 _MOVES = ("Identity", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Cast")
 
 
@@ -66,6 +79,42 @@ def open_run(
     session = open_session(content, threads, optimized=optimized, without=without)
     names = [value.name for value in session.get_inputs()]
     return lambda values: session.run(None, dict(zip(names, values, strict=True)))
+
+
+def open_tensors(content: bytes, threads: int) -> Tensors:
+    """Load a copy whose outputs are its float tensors, without graph optimization.
+
+    Of a tensor that is rounded, only the rounded values are returned, under its own name.
+    """
+    proto = onnx.ModelProto.FromString(content)
+    graph = _Graph.of(proto.graph)
+    inner = dict(graph.inner(proto.graph))
+    exposed = expose(proto, [*inner])
+    session = open_session(exposed.SerializeToString(), threads, optimized=False, arena=False)
+    floats = {value.name for value in session.get_outputs() if value.type == "tensor(float)"}
+    integers = {value.name for value in session.get_outputs() if value.type in _INTEGERS}
+    kept = {
+        name: tensor
+        for name, tensor in inner.items()
+        if name in floats or (name in integers and tensor.step is not None)
+    }
+    names = [value.name for value in session.get_inputs()]
+
+    def run(values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        outputs = session.run([*kept], dict(zip(names, values, strict=True)))
+        return [
+            _dequantize(output, tensor)
+            for output, tensor in zip(outputs, kept.values(), strict=True)
+        ]
+
+    return Tensors(tuple(kept.values()), run)
+
+
+def _dequantize(values: NDArray[Any], tensor: Inner) -> NDArray[Any]:
+    if values.dtype.kind == "f" or tensor.step is None or tensor.low is None:
+        return values
+    least = np.iinfo(values.dtype).min
+    return (values.astype(np.float32) - least) * np.float32(tensor.step) + np.float32(tensor.low)
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:
@@ -125,6 +174,56 @@ class _Graph:
         if node is None or port.dtype not in _ROUNDED:
             return port
         return _port(value, self._scale(node, _OUTPUT_SCALES.get(node.op_type)))
+
+    def inner(self, graph: onnx.GraphProto) -> Iterator[tuple[str, Inner]]:
+        """Yield the tensors that the nodes compute: their names in the file, and what they are."""
+        for node in graph.node:
+            if node.op_type in _NO_TENSORS:
+                continue
+            if node.op_type == "DequantizeLinear":
+                maker = self.producers.get(node.input[0])
+                if maker is None or maker.op_type != "QuantizeLinear":
+                    continue  # weights, or the output of an operator on integers
+                name = maker.input[0].removesuffix(AT_OUTPUT)
+                weights = self.weights(self.producers.get(maker.input[0]))
+                yield node.output[0], replace(self._inner(name, maker), weights=weights)
+                continue
+            for index, name in enumerate(node.output):
+                takers = {taker.op_type for taker in self.consumers.get(name, [])}
+                if name and takers != {"QuantizeLinear"}:
+                    named = name.removesuffix("_quantized")
+                    inner = self._inner(named, node) if index == 0 else Inner(named)
+                    yield name, replace(inner, weights=self.weights(node))
+
+    def weights(self, node: onnx.NodeProto | None) -> NDArray[Any] | None:
+        """Return the dequantized weights of a layer, also through a fused activation.
+
+        None if the node is no layer, or its weights are not stored as integers with scales.
+        """
+        if node is not None and node.op_type in FUSED:
+            node = self.producers.get(node.input[0])
+        if node is None or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+            return None
+        maker = self.producers.get(node.input[1])
+        names = [] if maker is None else [name for name in maker.input if name]
+        if maker is None or maker.op_type != "DequantizeLinear" or len(names) < 2:
+            return None
+        if any(name not in self.constants for name in names):
+            return None
+        values = [numpy_helper.to_array(self.constants[name]) for name in names]
+        levels, scale = values[0].astype(np.float32), values[1].astype(np.float32)
+        zero = values[2].astype(np.float32) if len(values) > 2 else np.float32(0)
+        if scale.ndim == 1 and scale.size > 1:
+            sizes = [1] * levels.ndim
+            sizes[attribute(maker, "axis", 1)] = scale.size
+            scale, zero = scale.reshape(sizes), np.broadcast_to(zero, scale.shape).reshape(sizes)
+        return None if scale.ndim > 1 and scale.ndim != levels.ndim else (levels - zero) * scale
+
+    def _inner(self, name: str, maker: onnx.NodeProto) -> Inner:
+        triple = self._scale(maker, _OUTPUT_SCALES.get(maker.op_type))
+        if triple is None or triple[2] not in _ROUNDED:
+            return Inner(name)
+        return Inner.rounded(name, *triple)
 
     def layers(self, graph: onnx.GraphProto) -> Iterator[Layer]:
         for node in graph.node:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun
+from resnet8ptq.backends.file.contents import Contents, Inner, Layer, Port, RawRun, Tensors
 from resnet8ptq.backends.openvino import archive
-from resnet8ptq.backends.openvino.predictor import make_network
+from resnet8ptq.backends.openvino.library import library
+from resnet8ptq.backends.openvino.predictor import Network, make_network
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import pack
@@ -68,6 +69,50 @@ def open_run(content: bytes, threads: int) -> RawRun:
     return _open(archive.read(content), threads)
 
 
+def open_tensors(content: bytes, threads: int) -> Tensors:
+    """Compile a copy whose outputs are its float tensors, in float arithmetic.
+
+    Of a tensor that is rounded, only the rounded values are returned, under its own name.
+    """
+    graph = archive.read(content)
+    rounded_from: set[str] = set()  # names of operators, as `varying`
+    varying: set[str] = set()
+    inner, values = [], []
+    for operator in graph.get_ordered_ops():
+        sources = [value.get_node() for value in operator.input_values()]
+        names = [source.get_friendly_name() for source in sources]
+        if operator.get_type_name() == "Parameter" or varying.intersection(names):
+            varying.add(operator.get_friendly_name())
+            if operator.get_type_name() == "FakeQuantize":
+                rounded_from.add(names[0])
+    for operator in graph.get_ordered_ops():
+        name = operator.get_friendly_name()
+        left_out = operator.get_type_name() in ("Parameter", "Result") or name in rounded_from
+        if left_out or name not in varying:
+            continue
+        value = operator.output(0)
+        if value.get_element_type().get_type_name() == "f32":
+            if operator.get_type_name() == "FakeQuantize":
+                name = operator.input_value(0).get_node().get_friendly_name()
+            inner.append(_inner(name, operator))
+            values.append(value)
+    exposed = library().Model(values, graph.get_parameters())
+    return Tensors(tuple(inner), _as_raw(make_network(exposed, threads, on_integers=False)))
+
+
+def _inner(name: str, operator: Any) -> Inner:
+    """Return a tensor with the range of its FakeQuantize, if it has one range."""
+    if operator.get_type_name() != "FakeQuantize":
+        return Inner(name)
+    low, high = (operator.input_value(index).get_node() for index in (3, 4))
+    ends = [node.get_data() for node in (low, high) if node.get_type_name() == "Constant"]
+    if len(ends) < 2 or any(end.size != 1 for end in ends):
+        return Inner(name)
+    least, most = (float(end.reshape(-1)[0]) for end in ends)
+    steps = operator.get_attributes()["levels"] - 1
+    return Inner(name, least, most, (most - least) / steps)
+
+
 def open_logits(content: bytes, threads: int) -> RawRun | None:
     """Load a copy that ends before its softmax; None if it has no softmax."""
     cut = archive.end_at_logits(archive.read(content))
@@ -76,7 +121,10 @@ def open_logits(content: bytes, threads: int) -> RawRun | None:
 
 def _open(graph: Any, threads: int) -> RawRun:
     """Compile a graph as the FP32 network is compiled, so that latencies are comparable."""
-    network = make_network(graph, threads)
+    return _as_raw(make_network(graph, threads))
+
+
+def _as_raw(network: Network) -> RawRun:
     if len(network.names) == 1:
         return lambda values: network(values[0])
     return lambda values: network(pack(dict(zip(network.names, values, strict=True))))

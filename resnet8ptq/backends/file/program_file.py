@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun
+from resnet8ptq.backends.file.contents import Contents, Inner, Layer, Port, RawRun, Tensors
 from resnet8ptq.backends.torch.annotate import LAYERS
 from resnet8ptq.backends.torch.program import ROUNDED
 from resnet8ptq.backends.torch.torchscript import known_warnings
@@ -52,6 +52,60 @@ def open_run(content: bytes, threads: int) -> RawRun:
         return [output.numpy() for output in torch.utils._pytree.tree_leaves(outputs)]
 
     return run
+
+
+def open_tensors(content: bytes, threads: int) -> Tensors:
+    """Load the program, and keep what its nodes return.
+
+    Of a tensor that is rounded, only the rounded values are returned, under its own name.
+    """
+    module = _load(content).module()
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    rounded_from = {node.args[0].name for node in nodes if node.target in ROUNDED[:1]}
+    kept = {}
+    for node in nodes:
+        if node.target in ROUNDED[:1] or node.name in rounded_from or not _is_float(node):
+            continue
+        source = node.args[0] if node.target in ROUNDED[1:] else None
+        if source is None:
+            kept[node] = Inner(node.name)
+        elif source.target in ROUNDED[:1]:  # not the weights, which are stored as integers
+            kept[node] = _rounded(source)
+
+    def run(values: Any) -> list[Any]:
+        recorder = _Recorder(module, kept)
+        with torch.inference_mode():
+            recorder.run(*map(torch.from_numpy, values))
+        return [recorder.values[node].numpy() for node in kept]
+
+    return Tensors(tuple(kept.values()), run)
+
+
+class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]
+    """Runs a program node by node, and keeps the values of some nodes."""
+
+    def __init__(self, module: Any, nodes: Any) -> None:
+        super().__init__(module)
+        self.nodes, self.values = nodes, dict[Any, Any]()
+
+    def run_node(self, n: Any) -> Any:
+        """Run a node."""
+        value = super().run_node(n)
+        if n in self.nodes:
+            self.values[n] = value
+        return value
+
+
+def _is_float(node: Any) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float32
+
+
+def _rounded(quantize: Any) -> Inner:
+    """Return what a node of quantize_per_tensor rounds."""
+    source, scale, zero_point, least, most = quantize.args[:5]
+    low, high = (scale * (level - zero_point) for level in (least, most))
+    return Inner(source.name, low, high, scale)
 
 
 def open_logits(content: bytes, threads: int) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.backends.file.contents import Contents, Port, RawRun
+from resnet8ptq.backends.file.contents import Contents, Port, RawRun, Tensors
 from resnet8ptq.config.schema import BackendConfig
 from resnet8ptq.core import cache, code, files, isolation
 from resnet8ptq.core.confinement import MAX_SECONDS
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.descriptor import find_readers
-from resnet8ptq.core.errors import ConfigError, ModelError, errors_as
+from resnet8ptq.core.errors import ConfigError, ModelError, UnsupportedError, errors_as
 
 _FREE = 8  # tried where a file leaves a size free
 _CODE = (".pt", ".pth", ".jit", ".ptl")
@@ -36,6 +36,18 @@ class Admitted:
         """Load the file."""
         run: RawRun = _reader(self.path).open_run(self.path.read_bytes(), threads)
         return run
+
+    def open_tensors(self, threads: int) -> Tensors:
+        """Load a copy that returns every float tensor, computed in float arithmetic.
+
+        Raises:
+            UnsupportedError: the format does not give its tensors.
+        """
+        opened = getattr(_reader(self.path), "open_tensors", None)
+        if opened is None:
+            raise UnsupportedError(f"{self.path.suffix} files do not give their inner tensors")
+        tensors: Tensors = opened(self.path.read_bytes(), threads)
+        return tensors
 
     def open_logits(self, threads: int) -> RawRun | None:
         """Load a copy that ends before the final softmax; None without one."""

@@ -1,13 +1,24 @@
 """Reads a quantized .tflite file."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ai_edge_litert.schema_py_generated import TensorType
+from numpy.typing import NDArray
 
-from resnet8ptq.backends.file.contents import Contents, Layer, Port, RawRun, rounded
+from resnet8ptq.backends.file.contents import (
+    Contents,
+    Inner,
+    Layer,
+    Port,
+    RawRun,
+    Tensors,
+    rounded,
+)
 from resnet8ptq.backends.tflite import contents as tflite
 from resnet8ptq.backends.tflite.predictor import (
     Network,
@@ -60,6 +71,50 @@ def open_run(content: bytes, threads: int) -> RawRun:
     """Load a file in LiteRT; inputs are resized to each batch."""
     network = open_interpreter(content, threads)
     return Network(network, lambda own, details: own.get_tensor(details["index"])).run
+
+
+def open_tensors(content: bytes, threads: int) -> Tensors:
+    """Load the file with an interpreter that keeps every tensor; integers are dequantized."""
+    model = tflite.read(content)
+    tensors = model.subgraphs[0].tensors
+    made = [
+        int(index)
+        for name, operator in tflite.operators(model)
+        if name not in ("QUANTIZE", "DEQUANTIZE")
+        for index in operator.outputs
+    ]
+    kept = [index for index in made if _is_value(tensors[index])]
+    weights = {
+        int(layer.operator.outputs[0]): tflite.read_values(model, layer.weights).astype(np.float32)
+        for layer in tflite.layers(model)
+        if _NAMES[layer.weights.type] in ("int4", "int8")
+    }
+    network = Network(open_interpreter(content, threads, keeps_all=True), read_output)
+
+    def run(values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        network.run(values)
+        details = {one["index"]: one for one in network.interpreter.get_tensor_details()}
+        return [read_output(network.interpreter, details[index]) for index in kept]
+
+    inner = [replace(_inner(tensors[i]), weights=weights.get(i)) for i in kept]
+    return Tensors(tuple(inner), run)
+
+
+def _is_value(tensor: Any) -> bool:
+    """Return whether a tensor holds floats, or integers with one scale."""
+    dtype, parameters = _NAMES[tensor.type], tensor.quantization
+    if dtype == "float32":
+        return True
+    has_scale = parameters is not None and parameters.scale is not None
+    return dtype in ("int8", "uint8", "int16") and has_scale and len(parameters.scale) == 1
+
+
+def _inner(tensor: Any) -> Inner:
+    dtype, name = _NAMES[tensor.type], tflite.name_of(tensor)
+    if dtype == "float32":
+        return Inner(name)
+    parameters = tensor.quantization
+    return Inner.rounded(name, float(parameters.scale[0]), int(parameters.zeroPoint[0]), dtype)
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:

@@ -21,9 +21,15 @@ def load(path: Path, threads: int) -> Predictor:
     return Predictor(open_run(content, threads), partial(_open_logits, content, threads))
 
 
-def open_interpreter(content: bytes, threads: int) -> Any:
-    """Return LiteRT's interpreter of a file's content."""
-    interpreter = Interpreter(model_content=content, num_threads=threads)
+def open_interpreter(content: bytes, threads: int, keeps_all: bool = False) -> Any:
+    """Return LiteRT's interpreter of a file's content.
+
+    Args:
+        keeps_all: whether the values of every tensor can be read after a run; without XNNPACK.
+    """
+    interpreter = Interpreter(
+        model_content=content, num_threads=threads, experimental_preserve_all_tensors=keeps_all
+    )
     interpreter.allocate_tensors()
     return interpreter
 

@@ -18,7 +18,7 @@ from resnet8ptq.core.records import feed, names_of, unpack
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph import qdq
 from resnet8ptq.graph.qdq import RoundedActivation, RoundedWeight
-from resnet8ptq.graph.session import end_at_logits, expose, fit, open_session
+from resnet8ptq.graph.session import cut_at, end_at_logits, expose, fit, open_session
 
 Array = NDArray[np.float32]
 
@@ -343,7 +343,7 @@ class _Sessions:
         # What is behind DequantizeLinear may be asked for without undoing integer kernels, but for
         # some of those with int8 activations: so the outputs are compared by themselves as well.
         self._quantized = open_(expose(quantized, self._dequantized))
-        self._layers = open_(qdq.cut(quantized, tensors), optimized=False)
+        self._layers = open_(cut_at(quantized, self._dequantized), optimized=False)
         ends = [copy.deepcopy(proto) for proto in (fp32, quantized)]
         for proto in ends:
             end_at_logits(proto)

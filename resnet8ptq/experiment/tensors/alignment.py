@@ -1,0 +1,189 @@
+"""Matches the tensors of two files of one network: by name, by values, and by position.
+
+Files of different formats share neither names nor layouts, and order parallel branches differently.
+The values of a broken file are wrong behind its fault. So tensors are matched in three steps:
+
+1. by equal names, if the file has kept the network's;
+2. by values: two tensors that are alike and each other's nearest, by fingerprints without a layout;
+3. by the order of the others, whose values may be wrong: the alignment with the largest sum of
+   scores (Needleman and Wunsch, 1970, with gaps that cost nothing). An error reaches the tensors
+   behind it, so pairs before the last pair of step 2 also need values that are somewhat alike.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+Matrix = NDArray[np.float64]
+Pairs = dict[int, int]  # from the index of a tensor of FP32 to the index in the other file
+
+QUANTILES = np.linspace(0, 1, 17)
+KEPT_NAMES = 0.5  # share of the file's tensors with a name of the network: its names are kept
+ALIKE = 0.95  # similarity of values that 8 bits have rounded
+SOMEWHAT = 0.4  # similarity of values with a wrong scale or bias
+SURE = 4.0  # times the error: by so much another layout must be better
+SHAPED = 0.1  # score of equal sizes alone, which the position decides
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A tensor without its layout.
+
+    Attributes:
+        name: its name in the file, without additions of a quantizer.
+        sizes: the sizes of its axes above 1, sorted, without the batch axis.
+        quantiles: `QUANTILES` of its values for each sample [samples, quantiles].
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    quantiles: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, name: str, samples: Sequence[Array]) -> "Fingerprint":
+        """Return the fingerprint of a tensor's values, one array [1, ...] for each sample."""
+        sizes = tuple(sorted(size for size in samples[0].shape[1:] if size > 1))
+        if not samples[0].size:
+            return cls(name, (0,), np.zeros((len(samples), len(QUANTILES))))
+        quantiles = [np.quantile(np.nan_to_num(values), QUANTILES) for values in samples]
+        return cls(name, sizes, np.asarray(quantiles, np.float64))
+
+
+def match(fp32: Sequence[Fingerprint], other: Sequence[Fingerprint]) -> list[tuple[int, int]]:
+    """Return the pairs of indices of tensors that are the same tensor, in the order of `fp32`.
+
+    Args:
+        fp32, other: the tensors of both files, in execution order.
+    """
+    similarity = _find_similarity(fp32, other)
+    pairs = _match_names(fp32, other, similarity)
+    if len(pairs) < KEPT_NAMES * len(other):
+        _match_nearest(pairs, similarity)
+        _match_order(pairs, similarity)
+    return sorted(pairs.items())
+
+
+def _find_similarity(fp32: Sequence[Fingerprint], other: Sequence[Fingerprint]) -> Matrix:
+    """Return the similarity of each pair [fp32, other], 0 to 1; -1 for tensors of other sizes."""
+    similarity = np.full((len(fp32), len(other)), -1.0)
+    by_sizes: dict[tuple[int, ...], list[int]] = {}
+    for column, tensor in enumerate(other):
+        by_sizes.setdefault(tensor.sizes, []).append(column)
+    for row, tensor in enumerate(fp32):
+        columns = by_sizes.get(tensor.sizes, [])
+        if columns:
+            quantiles = np.stack([other[column].quantiles for column in columns])
+            similarity[row, columns] = _compare(tensor.quantiles, quantiles)
+    return similarity
+
+
+def _compare(wanted: Matrix, others: Matrix) -> Matrix:
+    """Return the similarity of quantiles [samples, quantiles] with [others, ...], from 0 to 1.
+
+    It is the mean of three: their nearness, their correlation, which a wrong scale or bias leaves
+    unchanged, and the share of equal signs, which tells the output of a ReLU from its input.
+    """
+    size = np.linalg.norm(wanted)
+    distances = np.linalg.norm(others - wanted, axis=(1, 2))
+    near = np.clip(1 - distances / size, 0, 1) if size else (distances == 0).astype(float)
+    centred = wanted - wanted.mean()
+    others_centred = others - others.mean(axis=(1, 2), keepdims=True)
+    products = (others_centred * centred).sum(axis=(1, 2))
+    norms = np.linalg.norm(others_centred, axis=(1, 2)) * np.linalg.norm(centred)
+    correlation = np.divide(products, norms, out=np.zeros_like(products), where=norms > 0)
+    signs = (np.sign(others) == np.sign(wanted)).mean(axis=(1, 2))
+    similarity: Matrix = (near + np.clip(correlation, 0, 1) + signs) / 3
+    return similarity
+
+
+def _match_names(
+    fp32: Sequence[Fingerprint], other: Sequence[Fingerprint], similarity: Matrix
+) -> Pairs:
+    """Return the pairs of equal names and sizes."""
+    columns = {tensor.name: column for column, tensor in enumerate(other)}
+    named = {row: columns[tensor.name] for row, tensor in enumerate(fp32) if tensor.name in columns}
+    return {row: column for row, column in named.items() if similarity[row, column] >= 0}
+
+
+def _match_nearest(pairs: Pairs, similarity: Matrix) -> None:
+    """Add the pairs that are alike and each other's nearest, of those without a match."""
+    free = similarity.copy()
+    free[[*pairs.keys()], :] = -1
+    free[:, [*pairs.values()]] = -1
+    if not free.size:
+        return
+    nearest, back = free.argmax(axis=1), free.argmax(axis=0)
+    for row, column in enumerate(nearest.tolist()):
+        if free[row, column] >= ALIKE and back[column] == row:
+            pairs[row] = column
+
+
+def _match_order(pairs: Pairs, similarity: Matrix) -> None:
+    """Add pairs of the tensors without a match that keep their order, near their place."""
+    rows, columns = (np.arange(size) for size in similarity.shape)
+    known = sorted(pairs.items())
+    last_row, last_column = max(pairs, default=-1), max(pairs.values(), default=-1)
+    behind = (rows[:, np.newaxis] > last_row) & (columns > last_column)
+    # The column where a row is expected, by those around it: (0, 0) and the ends without any.
+    ends = [(-1, -1), *known, (len(rows), len(columns))]
+    expected = np.interp(rows, [row for row, _ in ends], [column for _, column in ends])
+    away = np.abs(columns - expected[:, np.newaxis]) / max(1, len(columns))
+    scores = np.where(behind | (similarity >= SOMEWHAT), similarity + SHAPED - away, 0)
+    scores[similarity < 0] = 0
+    scores[[*pairs.keys()], :] = 0
+    scores[:, [*pairs.values()]] = 0
+    pairs.update(_align(np.maximum(scores, 0)))
+
+
+def _align(scores: Matrix) -> list[tuple[int, int]]:
+    """Return the pairs with the largest sum of scores that are ascending on both sides."""
+    rows, columns = scores.shape
+    best = np.zeros((rows + 1, columns + 1))
+    for row, of_row in enumerate(scores, 1):
+        paired = best[row - 1, :-1] + of_row
+        best[row, 1:] = np.maximum(best[row - 1, 1:], paired)
+        best[row] = np.maximum.accumulate(best[row])
+    pairs = []
+    while rows and columns:
+        if best[rows, columns] == best[rows - 1, columns]:
+            rows -= 1
+        elif best[rows, columns] == best[rows, columns - 1]:
+            columns -= 1
+        else:
+            rows, columns = rows - 1, columns - 1
+            pairs.append((rows, columns))
+    return pairs[::-1]
+
+
+def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
+    """Return the transposition that gives `other` the layout of `fp32`; None if there is none.
+
+    Axes of size 1 do not count, see `arrange`. If several orders fit, the one whose values are
+    nearest is right; the order that is unchanged, unless another leaves a quarter of the error.
+
+    Args:
+        fp32, other: values of one sample [1, ...], or weights.
+    """
+    sizes = [size for size in fp32.shape if size > 1]
+    packed = other.reshape([size for size in other.shape if size > 1])
+    orders = itertools.permutations(range(packed.ndim)) if packed.ndim < 6 else ()
+    fitting = [axes for axes in orders if [packed.shape[axis] for axis in axes] == sizes]
+    if not fitting:
+        return None
+    target = fp32.reshape(sizes)
+    errors = [float(np.square(packed.transpose(axes) - target).sum()) for axes in fitting]
+    best = errors.index(min(errors))
+    unchanged = tuple(range(packed.ndim))
+    if unchanged in fitting and errors[fitting.index(unchanged)] < SURE * errors[best]:
+        return unchanged
+    return fitting[best]
+
+
+def arrange(other: Array, axes: tuple[int, ...], shape: Sequence[int]) -> Array:
+    """Return a tensor of another file in the layout of FP32; `axes` are those of `find_axes`."""
+    packed = other.reshape([size for size in other.shape if size > 1])
+    return packed.transpose(axes).reshape(shape)

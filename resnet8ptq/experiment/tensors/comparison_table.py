@@ -1,0 +1,147 @@
+"""Table, files and figure of a comparison of tensors."""
+
+import json
+import math
+from pathlib import Path
+
+from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
+from rich.console import Console
+
+from resnet8ptq.config.loading import CONFIG_FILE, save_config
+from resnet8ptq.config.naming import Combination
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import console as consoles
+from resnet8ptq.core import figures, files
+from resnet8ptq.core.text import plain
+from resnet8ptq.experiment.tensors.comparing import LOST_DB, Compared, TensorComparison
+
+ROWS = 12  # of the printed table: the layers that cost most
+_HEADS = (
+    "tensor",
+    "operator",
+    "in the file",
+    "alone dB",
+    "so far dB",
+    "FP32's values",
+    "its range",
+)
+
+
+def write(folder: Path, config: RunConfig, compared: TensorComparison) -> None:
+    """Write `config.yaml`, `tensors.csv`, `tensors.json` and `tensors.png`, each atomically."""
+    save_config(config, folder / CONFIG_FILE)
+    files.write_text(folder / "tensors.csv", to_csv(compared))
+    files.write_text(folder / "tensors.json", json.dumps(to_document(compared), indent=2))
+    figures.save(draw(compared, describe(config)), folder / "tensors.png")
+
+
+def to_csv(compared: TensorComparison) -> str:
+    """Return one line for each tensor, in the order of execution."""
+    rows: list[list[object]] = [
+        [
+            *("tensor", "operator", "file_tensor", "own_sqnr_db", "sqnr_db", "fp32_low"),
+            *("fp32_high", "file_low", "file_high"),
+        ]
+    ]
+    for tensor in compared.tensors:
+        inner = tensor.inner
+        names = [tensor.name, tensor.operator, inner.name]
+        ends = [tensor.low, tensor.high, inner.low, inner.high]
+        rows.append([*names, tensor.own_db, tensor.sqnr_db, *ends])
+    return files.to_csv(rows)
+
+
+def to_document(compared: TensorComparison) -> dict[str, object]:
+    """Return the comparison as a JSON document; SQNRs that are not finite are null."""
+    lost = compared.first_lost
+    return {
+        "finding": compared.describe(),
+        "explanation": compared.explanation,
+        "costliest": compared.costliest.name,
+        "first_below_10_db": None if lost is None else lost.name,
+        "samples": compared.samples,
+        "unmatched": compared.unmatched,
+        "tensors": [_to_entry(tensor) for tensor in compared.tensors],
+    }
+
+
+def _to_entry(tensor: Compared) -> dict[str, object]:
+    return {
+        "name": tensor.name,
+        "operator": tensor.operator,
+        "file_tensor": tensor.inner.name,
+        "own_sqnr_db": _finite(tensor.own_db),
+        "sqnr_db": _finite(tensor.sqnr_db),
+        "fp32_range": [_finite(tensor.low), _finite(tensor.high)],
+        "file_range": [tensor.inner.low, tensor.inner.high],
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def print_table(compared: TensorComparison, title: str, console: Console | None = None) -> None:
+    """Print the layers that cost most, in the order of execution, and the finding."""
+    console = consoles.stdout(console, 130)
+    worst = sorted(compared.tensors, key=lambda tensor: tensor.own_db)[:ROWS]
+    shown = [tensor for tensor in compared.tensors if tensor in worst]
+    rows = [_cells(tensor) for tensor in shown]
+    consoles.print_table(console, _HEADS, rows, title=title, right=(3, 4))
+    consoles.say(
+        console,
+        f"alone: the layer's own error, computed from the file's tensors before it; so far: with "
+        f"theirs. {len(compared.tensors)} tensors matched, {compared.unmatched} of FP32 not; "
+        f"{compared.samples} held-out training samples.",
+    )
+    consoles.say(console, compared.describe())
+
+
+def _cells(tensor: Compared) -> tuple[str, ...]:
+    levels = tensor.levels
+    return (
+        tensor.name,
+        tensor.operator or "input",
+        tensor.inner.name,
+        f"{tensor.own_db:.1f}",
+        f"{tensor.sqnr_db:.1f}",
+        f"{tensor.low:.3g} to {tensor.high:.3g}",
+        "" if levels is None else f"{levels.low:.3g} to {levels.high:.3g}",
+    )
+
+
+def describe(config: RunConfig) -> str:
+    """Return the title: the compared configuration, in one line."""
+    return " · ".join([config.data.name, *Combination.of_config(config).cells, "tensors"])
+
+
+def draw(compared: TensorComparison, title: str) -> Figure:
+    """Draw the SQNR of each tensor along the graph, alone and with all errors so far."""
+    tensors = compared.tensors
+    places = range(len(tensors))
+    ceiling = max([LOST_DB, *(db for t in tensors for db in (t.sqnr_db, t.own_db)
+                              if math.isfinite(db))])  # fmt: skip
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    axes = figure.subplots()
+    for label, colour, values in (
+        ("layer alone", "tab:blue", [tensor.own_db for tensor in tensors]),
+        ("with what came before", "tab:red", [tensor.sqnr_db for tensor in tensors]),
+    ):
+        heights = [min(max(value, -10.0), ceiling) for value in values]
+        axes.plot(places, heights, color=colour, marker=".", label=label)
+    axes.axhline(LOST_DB, color="grey", linestyle="--", linewidth=0.8)
+    worst = tensors.index(compared.costliest)
+    axes.annotate(
+        plain(compared.costliest.name),
+        (worst, max(compared.costliest.own_db, -10.0)),
+        xytext=(0, -24),
+        textcoords="offset points",
+        ha="center",
+        arrowprops={"arrowstyle": "->"},
+    )
+    axes.set_xlabel("tensors in the order of execution")
+    axes.set_ylabel("SQNR (dB)")
+    axes.set_title(plain(title), fontsize=11, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
