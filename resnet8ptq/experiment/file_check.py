@@ -1,29 +1,31 @@
 """Finds causes of the loss of a file quantized by another program.
 
 On training samples, never on reported ones, it tries other preprocessing and another order of the
-classes, and checks the ranges of the file's inputs and tensors.
+classes, and checks the ranges of the file's inputs; else it compares the tensors.
 """
 
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
+from resnet8ptq.backends.contract import options_of
 from resnet8ptq.backends.file import reading
+from resnet8ptq.backends.file.options import FileConfig
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core.errors import ModelError
+from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator, loader
 from resnet8ptq.experiment.preprocessing_check import run_all, usual
-from resnet8ptq.graph.qdq import rounded_activations
-from resnet8ptq.graph.session import expose, fit, group, open_runner
+from resnet8ptq.experiment.tensors.comparing import SOUND_DB, compare_file
+from resnet8ptq.graph.session import open_runner
 from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.distortion import sqnr_db
 
@@ -32,7 +34,7 @@ log = logging.getLogger(__name__)
 SAMPLES = 100
 FAR_DB = 10.0  # the noise has a tenth of the signal's power
 BETTER_DB = 6.0  # a quarter of the noise
-CUT = 2.0  # times the range in the file: a tensor whose values reach further is cut
+CUT = 2.0  # times the range in the file: an input whose values reach further is cut
 COARSE = 8.0  # times the values: an input with a larger range is coarse
 
 
@@ -52,11 +54,11 @@ def check(
         return {}
     tried = _Trial(config, evaluator, data.train.spaced(SAMPLES), path)
     causes = [*tried.input_ranges(), *tried.preprocessing(config), *tried.class_order()]
-    causes = causes or [*tried.tensor_ranges()]
+    causes = causes or [*tried.tensors()]
     shown = "" if sqnr is None else f", SQNR {sqnr:.1f} dB"
     what = f"the file is far from FP32 (loss {comparison.loss():.4g}{shown})"
     if not causes:
-        log.warning("%s: no cause found by its inputs, class order and ranges", what)
+        log.warning("%s: no cause found in its inputs, class order and tensors", what)
         return {}
     log.warning("%s: %s", what, "; ".join(causes))
     return {"cause": "; ".join(causes)}
@@ -67,10 +69,12 @@ class _Trial:
 
     def __init__(self, config: RunConfig, evaluator: Evaluator, split: Split, path: Path) -> None:
         runtime = evaluator.runtime
-        self.file, self.samples, self.fp32 = path, split, onnx.load(evaluator.network.onnx_path)
-        self.contents = reading.admit(path, runtime.cache_root).contents
+        self.network, self.samples, self.threads = evaluator.network, split, runtime.threads
+        self.admitted = reading.admit(path, runtime.cache_root)
+        self.contents = self.admitted.contents
+        self.inputs = options_of(config, FileConfig).inputs or {}
         self.run = loader(config, runtime, path)(runtime.threads).predict
-        self.reference = run_all(open_runner(self.fp32, runtime.threads), split)
+        self.reference = run_all(open_runner(str(self.network.onnx_path), self.threads), split)
 
     def input_ranges(self) -> Iterator[str]:
         """Yield the inputs whose range in the file differs from the samples' range."""
@@ -125,37 +129,13 @@ class _Trial:
         if _sqnr([expected], [got[:, order]]) > FAR_DB:
             yield f"its classes are in another order: {order[:20].tolist()} of the network's"
 
-    def tensor_ranges(self) -> Iterator[str]:
-        """Yield a text on the tensor whose range FP32's values exceed most, matched by name."""
-        if self.file.suffix != ".onnx":
-            return
-        graph = onnx.load(self.file).graph
-        rounded = rounded_activations(self.fp32.graph, graph)
-        inputs = {value.name for value in self.fp32.graph.input}
-        ranges = {tensor.name: tensor for tensor in rounded if tensor.name not in inputs}
-        if not ranges:
-            return
-        most = dict.fromkeys(ranges, 0.0)
-        for names in group(self.fp32, [*ranges]):
-            for name, values in self._run_parts(names):
-                tensor = ranges[name]
-                above = float(values.max()) / tensor.high if tensor.high > 0 else 0.0
-                below = float(values.min()) / tensor.low if tensor.low < 0 else 0.0
-                most[name] = max(most[name], above, below)
-        cut = sorted((name for name in most if most[name] > CUT), key=lambda name: -most[name])
-        if cut:
-            tensor, others = ranges[cut[0]], f" (and of {len(cut) - 1} more)" if cut[1:] else ""
-            yield (
-                f"the range of {cut[0]}{others} is cut: {tensor.low:.4g} to {tensor.high:.4g}, and "
-                f"FP32's values reach {most[cut[0]]:.1f} times as far"
-            )
-
-    def _run_parts(self, names: Sequence[str]) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield tensors of FP32 by name, batch by batch within the memory budget of a step."""
-        run = open_runner(expose(self.fp32, names))
-        (sample,) = self.samples.take(np.arange(1)).batches(1)
-        for batch in self.samples.batches(fit([run], sample)):
-            yield from zip(names, run(batch), strict=True)
+    def tensors(self) -> Iterator[str]:
+        """Yield the layer that costs most, if the format gives its tensors."""
+        inputs = self.inputs
+        with suppress(UnsupportedError):
+            compared = compare_file(self.network, self.admitted, inputs, self.samples, self.threads)
+            if compared is not None and compared.costliest.own_db < SOUND_DB:
+                yield compared.describe()
 
     def _sqnr(self, split: Split) -> float:
         try:

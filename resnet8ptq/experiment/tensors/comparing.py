@@ -35,6 +35,7 @@ Run = Callable[[NDArray[Any]], Sequence[Array]]  # from one sample to the values
 SAMPLES = 16
 MATCHED = 4  # samples of the fingerprints, and of the explanation
 LOST_DB = 10.0  # the noise has a tenth of the signal's power
+SOUND_DB = 20.0  # of a layer alone: 8 bits leave about 30 dB
 
 
 @dataclass
@@ -113,12 +114,12 @@ class TensorComparison:
         """Return the finding in one sentence."""
         worst = self.costliest
         made = f"{worst.operator} {worst.name}" if worst.operator else f"input {worst.name}"
+        measured = f"{worst.own_db:.1f} dB alone, {worst.sqnr_db:.1f} dB with what came before"
+        if worst.own_db >= SOUND_DB:
+            return f"no layer is faulty; {made} costs most: {measured}"
         lost = self.first_lost
         where = "" if lost in (None, worst) else f"; {lost.name} is the first below {LOST_DB:g} dB"
-        return (
-            f"{made} costs most: {worst.own_db:.1f} dB alone, {worst.sqnr_db:.1f} dB with what "
-            f"came before; {self.explanation}{where}"
-        )
+        return f"{made} costs most: {measured}; {self.explanation}{where}"
 
 
 def compare(

@@ -102,7 +102,7 @@ def _cells(tensor: Compared) -> tuple[str, ...]:
     return (
         tensor.name,
         tensor.operator or "input",
-        tensor.inner.name,
+        tensor.inner.name.partition(";")[0],  # TFLite joins the names of fused operators
         f"{tensor.own_db:.1f}",
         f"{tensor.sqnr_db:.1f}",
         f"{tensor.low:.3g} to {tensor.high:.3g}",

@@ -63,9 +63,9 @@ def explain(
 
 
 def _find_rounding(exact: Array, actual: Array, levels: Levels) -> str:
-    """Return a text if the levels of the tensor explain the error: by their ends, or their step."""
+    """Return a text if the levels of the tensor explain most of the error, by ends or step."""
     rounded = round_to(exact, levels)
-    if _power(actual - rounded) >= LEFT * _power(actual - exact):
+    if _power(actual - rounded) >= _power(actual - exact) / 2:
         return ""
     cut = _power(np.clip(exact, levels.low, levels.high) - exact)
     if cut > _power(rounded - exact) / 2:
