@@ -115,7 +115,6 @@ class RunRecord(BaseModel):
     calibration_digest: Text = _tag("calibration_digest")
 
     backend: Text = _param("backend", "the backend", "?")
-    dtype: Text = _param("dtype", "dtype setting, such as int8")
     calib: Text = _param("calib", "the calibration method", "?")
     model: Text = _param("model", "name of the network", "?")
     dataset: Text = Field(
@@ -301,6 +300,11 @@ class RunRecord(BaseModel):
     def framework(self) -> str:
         """The backend, with its flow where it has several."""
         return printable(self.combination.cells[0])
+
+    @property
+    def dtype(self) -> str:
+        """The dtype setting, such as int8; of a file of another program, the one it has."""
+        return printable(self.combination.cells[1])
 
     @property
     def calibration(self) -> str:
