@@ -200,7 +200,7 @@ def test_each_confirmation_passes_at_its_share_of_the_level(p_value, passes):
 def test_where_nothing_passes_the_closest_is_confirmed_alone():
     jobs = Jobs(lambda step: record(0.02 if "calib=percentile" in step.overrides else 0.05))
     search = jobs.run()
-    assert jobs.step_kinds.count(CONFIRM) == 1
+    assert jobs.kinds.count(CONFIRM) == 1
     assert "calib=percentile" in jobs.steps[-1].overrides
     assert not search.confirmed[0].passes
 
