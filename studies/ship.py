@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.setting import REPO
 from benchmarks.tables import table
 from resnet8ptq.core import command, files
-from resnet8ptq.experiment.search import step_kinds
+from resnet8ptq.experiment.search import step_table
 from resnet8ptq.experiment.search.properties import ATTENTION, POOLS
 from resnet8ptq.report.verdicts import PASS
 from resnet8ptq.results import load_run, load_sweep
@@ -220,10 +220,10 @@ def left_out(rows: Sequence[dict[str, Any]]) -> list[list[Any]]:
 
 def expected_times() -> dict[str, float]:
     """Return the search's expected time of each kind of step, in units of the plain run."""
-    seen = step_kinds.Seen("onnx", True, 0.01, (ATTENTION, POOLS))
-    steps = (step_kinds.calibrations, step_kinds.operators, step_kinds.quick_corrections)
-    costly = (step_kinds.float_layers, step_kinds.learned_rounding)
-    proposals = [proposal for kind in (*steps, *costly) for proposal in kind(seen)]
+    seen = step_table.Seen("onnx", True, 0.01, (ATTENTION, POOLS))
+    names = ("calibrations", "operators", "smooth_quant", "bias_correction")
+    costly = ("float_layers", "learned_rounding")
+    proposals = [one for name in (*names, *costly) for one in step_table.propose(name, seen)]
     return {kind_of(proposal.change.words): proposal.cost for proposal in proposals}
 
 

@@ -38,6 +38,7 @@ class SearchSweeper(Sweeper):
         """Search with these settings of the user."""
         # Hydra imports this module at each start, for --help too.
         from resnet8ptq.config.loading import parse_config
+        from resnet8ptq.config.schema import RunConfig
         from resnet8ptq.core import machine
         from resnet8ptq.experiment.search.searching import Asked, Step
         from resnet8ptq.sweeps import callback, search
@@ -46,31 +47,54 @@ class SearchSweeper(Sweeper):
         typed = {override.key_or_group: override for override in map(words.parse, arguments)}
         backends = words.values(typed["backend"]) if "backend" in typed else ["onnx"]
         shared = [word for word in arguments if words.parse(word).key_or_group != "backend"]
+        running = callback.find_current()
+        assert running is not None and running.delivery is not None  # started by the callback
 
-        def check(step: Step) -> None:
+        def compose(overrides: Sequence[str]) -> RunConfig:
             loader = self.hydra_context.config_loader
-            composed = loader.load_sweep_config(self.config, [*shared, *step.overrides])
+            composed = loader.load_sweep_config(self.config, [*shared, *overrides])
             with flag_override(composed, ["readonly", "struct"], False):
                 del composed["hydra"]  # as for a job
-            parse_config(composed)
+            return parse_config(composed)
 
-        def launch(steps: Sequence[Step], seconds: float) -> list[Any]:
-            own = [] if "max_seconds" in typed else [f"max_seconds={seconds:.0f}"]
+        def launch(steps: Sequence[Step], limits: search.TimeLimits) -> list[Any]:
+            own = [] if "max_seconds" in typed else [f"max_seconds={limits.soft_s:.0f}"]
             batch = [[*shared, *step.overrides, *own] for step in steps]
-            self.validate_batch_is_legal(batch)
-            results = self.launcher.launch(batch, initial_job_idx=self.jobs)
-            self.jobs += len(batch)
-            return [_outcome(result) for result in results]
+            return self._launch(batch, None if running.worker else limits.hard_s)
 
         fixed = {key: override.input_line or "" for key, override in typed.items()}
         asked = Asked(self.goal, tuple(backends), 0.0, fixed, machine.sums_exactly())
-        running = callback.find_current()
-        assert running is not None  # started by the callback
-        at_once = running.worker.at_once if running.worker else 1
-        seconds = 60 * self.minutes
-        search.RecipeSearch(
-            asked, launch, running.limits, seconds, at_once=at_once, check=check
-        ).run()
+        if running.worker is None:  # other machines may hold the network and the data
+            asked = search.read_network(asked, compose([f"backend={backends[0]}"]), running)
+        searched = search.RecipeSearch(
+            asked=asked,
+            launch=launch,
+            allowed=running.limits,
+            seconds=60 * self.minutes,
+            at_once=running.worker.at_once if running.worker else 1,
+            check=lambda step: compose(step.overrides),
+            delivery=running.delivery,
+            begun_s=running.begun_s,
+        )
+        searched.run()
+
+    def _launch(self, batch: list[list[str]], seconds: float | None) -> list[Any]:
+        """Run jobs; return the record or the error of each, whatever a job raises."""
+        from resnet8ptq.core.alarm import time_limit
+        from resnet8ptq.core.command import Abort
+
+        self.validate_batch_is_legal(batch)
+        try:
+            with time_limit(seconds):
+                results = self.launcher.launch(batch, initial_job_idx=self.jobs)
+        except (Abort, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # also a panic of a library in Rust
+            failure = error if isinstance(error, Exception) else RuntimeError(str(error))
+            return [failure] * len(batch)
+        finally:
+            self.jobs += len(batch)
+        return [_outcome(result) for result in results]
 
 
 def _outcome(result: JobReturn) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core.console import warn_once
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.sampling import (
@@ -149,7 +150,8 @@ def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
             )
     halves = halve(data.test, len(data.class_names))
     if halves is None or not all(_passes(check, half) for half in halves):
-        log.warning(
+        warn_once(
+            log,
             "%s: too few samples of each class for separate selection samples; the recommendation "
             "is chosen and reported on the same %d test samples",
             *(data.name, len(data.test)),
@@ -170,17 +172,11 @@ def _report_selection(samples: Samples) -> Samples:
     """Return the samples with the selection samples as the reported ones.
 
     All other roles are drawn as for `evaluate.split=test`, so the same settings calibrate with the
-    same samples in both cases.
-
-    Raises:
-        ConfigError: there are no selection samples.
+    same samples in both cases. Without separate selection samples, the test samples take both
+    roles: a search then chooses by the noise, and says so.
     """
     if samples.selection is None:
-        raise ConfigError(
-            f"evaluate.split: got choice, but {samples.data.name} has too few samples for separate "
-            f"selection samples, expected {2 * LEAST_TO_CHOOSE} test samples; try more samples, or "
-            "a larger data.test_fraction"
-        )
+        return samples
     data = replace(samples.data, test=samples.selection)
     return replace(samples, data=data, selection=None)
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make 
     from filelock import FileLock
 
     from resnet8ptq.report.recommend import ModelSelection
+    from resnet8ptq.sweeps.delivery import Delivery
     from resnet8ptq.tracking.record import RunRecord
     from resnet8ptq.tracking.store import Store
     from resnet8ptq.tracking.sweep_file import Sweep, Worker
@@ -50,6 +51,7 @@ class RunningSweep:
     lock: "FileLock"  # on the sweep's folder, held while the sweep runs
     jobs: int | None = None  # the largest number of jobs, if known
     goal: str | None = None  # of a search (`experiment=auto`)
+    delivery: "Delivery | None" = None  # of a search: its best model so far
     words: Sequence[str] = ()  # of the command line
     begun_s: float = field(default_factory=time.monotonic)
     failures: dict[str, str] = field(default_factory=dict)  # the first job of each error's text
@@ -98,7 +100,6 @@ class RunningSweep:
         # matplotlib is imported here, while the last runs are uploaded.
         from resnet8ptq.report import terminal
         from resnet8ptq.report.table import Judged
-        from resnet8ptq.sweeps import winner
         from resnet8ptq.tracking import sync
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
@@ -124,6 +125,7 @@ class RunningSweep:
             status = "failed"
         if away := background.ask(_end_parent, store, parent_id, status, folder):
             terminal.print_runs(sync.load_records(folder), judged=Judged(limits=self.limits))
+            self._announce(chosen)
             raise TrackingError(
                 f"the tracking store does not answer ({away[:200]}); the runs are kept in "
                 f"{folder}; try `{invocation.command('sync', f'folder={folder}', *store.words)}` "
@@ -133,6 +135,7 @@ class RunningSweep:
             terminal.print_paths(folder, store)
             if not self.is_search:
                 terminal.print_answers(chosen)
+        code = self._announce(chosen)
         if failure is not None:
             again = invocation.command("report", f"run_id={parent_id}", *store.words)
             if isinstance(failure, KeyboardInterrupt):
@@ -140,9 +143,15 @@ class RunningSweep:
             raise TrackingError(
                 f"the report could not be made ({one_line(failure)}); try `{again}`"
             ) from failure
-        if self.goal and status == "ok":
-            return winner.announce(chosen, folder, self.goal)
-        return int(status != "ok")
+        return code if self.goal and status == "ok" else int(status != "ok")
+
+    def _announce(self, chosen: "list[ModelSelection]") -> int:
+        """Print the winner of a search, also after an error or Ctrl-C; return its exit code."""
+        from resnet8ptq.sweeps import winner
+
+        if self.goal is None or self.delivery is None:
+            return 0
+        return winner.announce(chosen, self.delivery, self.goal)
 
     def _report(self, records: "list[RunRecord]", timed: bool) -> "list[ModelSelection]":
         """Print the comparison; write it to the folder and the parent run; return its choices.
@@ -273,7 +282,7 @@ def _start(
 ) -> RunningSweep:
     """Check the settings before the first job, and start opening the store."""
     from resnet8ptq.report import reference
-    from resnet8ptq.sweeps import identity, search
+    from resnet8ptq.sweeps import delivery, identity, search
     from resnet8ptq.tracking import sender
     from resnet8ptq.tracking.sweep_file import Sweep
 
@@ -314,8 +323,19 @@ def _start(
         store, parent_id = background.result(begun)
         return Sweep(store, parent_id, folder, worker, config.sweep.resume, count)
 
-    goal = config.hydra.sweeper.goal if is_search(config.hydra.sweeper) else None
-    return RunningSweep(open_begun, worker, limits, held, count, goal, command_line)
+    goal, kept = None, None
+    if is_search(config.hydra.sweeper):
+        goal, kept = config.hydra.sweeper.goal, delivery.Delivery(folder)
+    return RunningSweep(
+        open=open_begun,
+        worker=worker,
+        limits=limits,
+        lock=held,
+        jobs=count,
+        goal=goal,
+        delivery=kept,
+        words=command_line,
+    )
 
 
 def _say_jobs(sweeper: DictConfig, count: int | None) -> str:

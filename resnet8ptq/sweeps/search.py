@@ -6,30 +6,54 @@ converts their records into the input of the next choice.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from resnet8ptq.config import limits, words
-from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.config.schema import ReportConfig, RunConfig
 from resnet8ptq.core import console
 from resnet8ptq.core.descriptor import FILE
-from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.core.text import printable, unescape_markdown
 from resnet8ptq.experiment.search import searching
 from resnet8ptq.experiment.search.searching import Asked, Step, Tried
+from resnet8ptq.experiment.search.step_table import GOALS, START
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.verdicts import find_fault
+from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.tasks.metric import BASELINE, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking.journal import NOTE_TAG
 from resnet8ptq.tracking.record import RunRecord
 
-# Runs steps that have these seconds.
-Launch = Callable[[Sequence[Step], float], Sequence[RunRecord | Exception]]
+if TYPE_CHECKING:
+    from resnet8ptq.sweeps.callback import RunningSweep
+
+
+@dataclass(frozen=True)
+class TimeLimits:
+    """The seconds of a job.
+
+    Attributes:
+        soft_s: after them, searches and learned rounding end with the best so far.
+        hard_s: after them, the job is interrupted; None: it is not.
+    """
+
+    soft_s: float
+    hard_s: float | None = None
+
+
+Launch = Callable[[Sequence[Step], TimeLimits], Sequence[RunRecord | Exception]]
 LEAST_S = 1.0  # for a job: learned layers come from the cache
+LATE = 0.08  # of the time limit, by which a confirmation may end later
+CLOSING = 0.05  # of the time limit, for the report
+LEAST_CLOSING_S = 4.0
+INPUT_ERRORS = (ConfigError, DataError, ModelError)
 
 
 @dataclass
@@ -41,9 +65,11 @@ class RecipeSearch:
             record or the error of each, in the same order.
         allowed: the limits for a pass.
         check: raises `ConfigError` for a step whose settings conflict, also with the user's.
+        delivery: keeps the best model so far as a file, from the first measured step on.
         seconds: the time limit of all jobs together.
         at_once: the largest number of parallel jobs.
         clock: returns the time in seconds.
+        begun_s: when the command began, by the clock; None: when the search begins.
     """
 
     asked: Asked
@@ -52,31 +78,42 @@ class RecipeSearch:
     seconds: float
     at_once: int = 1
     check: Callable[[Step], object] = lambda step: None
+    delivery: Delivery = field(default_factory=Delivery)
     clock: Callable[[], float] = time.monotonic
     tried: list[Tried] = field(default_factory=list)
     confirmed: list[Tried] = field(default_factory=list)
-    begun_s: float = 0.0
+    begun_s: float | None = None
+    closing_s: float = 0.0
+    errors: list[Exception] = field(default_factory=list)
 
     def run(self) -> None:
         """Try steps until the goal is met, no step is left or the time is up; confirm the best.
 
         If the best passes on the selection samples only, the search goes on, unless the reported
-        samples are too few to show that any model passes.
+        samples are too few to show that any model passes. The error of a step ends nothing: the
+        next plainer step of the same idea follows.
 
         Raises:
-            Exception: the error of the first job, or of its settings, if no step could be measured.
+            PtqError: two steps fail with the same error of the input, and none could be measured.
         """
-        self.begun_s = self.clock()
+        now_s = self.clock()
+        if self.begun_s is None:
+            self.begun_s = now_s
+        elif self.seconds > 2 * LEAST_CLOSING_S:  # a loaded machine starts and closes slowly
+            self.closing_s = max(LEAST_CLOSING_S, CLOSING * self.seconds, now_s - self.begun_s)
+            self.closing_s = min(self.closing_s, self.seconds / 4)
         while len(self.confirmed) < self.allowed.confirmations:
             if not searching.passing(self.tried):
                 self._try_steps()
             ranked = searching.rank(self.asked, self.tried)
             if not ranked:
                 return
-            if self.confirmed and _again_s(ranked[0]) > self._left_s():
+            if _again_s(ranked[0]) > self._left_s() + LATE * self.seconds:
                 _say(f"not confirmed: {searching.say(ranked[0].found.settings)}; the time is up")
                 return
             done = self._confirm(ranked[0])
+            if not done.measured:
+                continue  # with the next model
             if done.passes or not ranked[0].passes or searching.loses_nothing(self.asked, done):
                 return
             _say("  not shown to pass on the reported samples: the search goes on")
@@ -107,15 +144,24 @@ class RecipeSearch:
         _say(f"not tried: {step.words}: {why}")
 
     def _confirm(self, finalist: Tried) -> Tried:
-        """Measure a model on the reported samples; note in `tried` if it does not pass there."""
+        """Measure a model on the reported samples; note in `tried` if it does not pass there.
+
+        A model that cannot be measured there is left out of the search.
+        """
         step = searching.confirm(self.asked, finalist.found)
-        [done] = self._run([step], self._left_s(), self.confirmed)
+        [done] = self._run([step], self._left_s())
+        position = self.tried.index(finalist)
+        if not done.measured:
+            self.tried[position] = replace(finalist, status=done.status, reason=done.reason)
+            return done
+        self.confirmed.append(done)
         if not done.passes:
-            self.tried[self.tried.index(finalist)] = replace(finalist, refuted=True)
+            self.tried[position] = replace(finalist, refuted=True)
         return done
 
     def _left_s(self) -> float:
-        return max(0.0, self.seconds - (self.clock() - self.begun_s))
+        assert self.begun_s is not None  # set by `run`
+        return max(0.0, self.seconds - self.closing_s - (self.clock() - self.begun_s))
 
     def _fits(self, step: Step) -> bool:
         """Return whether a step and a confirmation fit into the remaining time; else skip the step.
@@ -123,8 +169,9 @@ class RecipeSearch:
         For a step that can end early with the best so far, it is enough if a part fits.
         """
         expected_s, confirm_s, left_s = self._expect(step), self._confirm_s(), self._left_s()
-        expected_s *= searching.ENDS_IN_TIME.get(step.kind, 1)
-        if not self.tried or expected_s + confirm_s <= left_s:
+        expected_s *= step.part
+        is_first = not any(trial.measured for trial in self.tried)
+        if is_first or expected_s + confirm_s <= left_s:
             return True
         self._skip(
             step,
@@ -152,23 +199,52 @@ class RecipeSearch:
         varying_s = max((own_s or seconds for seconds, own_s in plain_s), default=0)
         return min(step.cost, 1) * job_s + max(step.cost - 1, 0) * varying_s
 
-    def _run(
-        self, steps: Sequence[Step], seconds_each: float, into: list[Tried] | None = None
-    ) -> list[Tried]:
+    def _run(self, steps: Sequence[Step], seconds_each: float) -> list[Tried]:
         for step in steps:
             left = f" ({self._left_s() / 60:.1f} minutes left)" if self.tried else ""
             _say(f"{step.backend}: {step.words}: {step.why}{left}")
         begun_s = self.clock()
-        results = self.launch(steps, max(seconds_each, LEAST_S)) if steps else []
+        limits = TimeLimits(max(seconds_each, LEAST_S), self._find_hard_limit(steps))
+        results = self.launch(steps, limits) if steps else []
         seconds = (self.clock() - begun_s) / max(len(steps), 1)
-        pairs = zip(steps, results, strict=True)
-        done = [self._measure(step, result, seconds) for step, result in pairs]
-        if steps and not self.tried and all(trial.status == "failed" for trial in done):
-            raise next(result for result in results if isinstance(result, Exception))
-        (self.tried if into is None else into).extend(done)
-        for trial in done:
+        done = []
+        for step, result in zip(steps, results, strict=True):
+            trial = self._measure(step, result, seconds)
+            done.append(trial)
             _say(f"  {self._outcome(trial)}")
+            if step.kind != searching.CONFIRM:
+                self.tried.append(trial)
+            if not isinstance(result, Exception):
+                self._deliver(trial, result)
+        self._raise_input_error(results)
         return done
+
+    def _find_hard_limit(self, steps: Sequence[Step]) -> float | None:
+        """Return the seconds after which a job is interrupted; None until a model is kept."""
+        if self.delivery.record is None:
+            return None
+        late_s = self._left_s() + LATE * self.seconds
+        if all(step.kind == searching.CONFIRM for step in steps):
+            return late_s
+        return max(late_s - self._confirm_s(), LEAST_S)
+
+    def _deliver(self, trial: Tried, record: RunRecord) -> None:
+        """Keep the file of a model that is the best so far, or that was confirmed."""
+        if not trial.measured:
+            return
+        is_confirmed = trial.step.kind == searching.CONFIRM
+        if is_confirmed or searching.rank(self.asked, self.tried)[:1] == [trial]:
+            self.delivery.keep(record, self._outcome(trial), is_confirmed)
+
+    def _raise_input_error(self, results: Sequence[RunRecord | Exception]) -> None:
+        """Raise an error of the input that two steps share, before any model was measured."""
+        self.errors += [error for error in results if isinstance(error, Exception)]
+        if any(trial.measured for trial in self.tried):
+            return
+        texts = Counter(str(error) for error in self.errors if isinstance(error, INPUT_ERRORS))
+        for error in self.errors:
+            if texts[str(error)] > 1:
+                raise error
 
     def _measure(self, step: Step, result: RunRecord | Exception, seconds: float) -> Tried:
         if isinstance(result, Exception):
@@ -197,15 +273,37 @@ class RecipeSearch:
         return f"{line}; in float: {tried.named or 'none'}" if tried.searches else line
 
 
+def read_network(asked: Asked, config: RunConfig, running: "RunningSweep") -> Asked:
+    """Return the request with the properties of the network; keep its FP32 file for the end.
+
+    A network or data that cannot be read end the search before its first step. If another error
+    hides the properties, the steps will show it.
+
+    Raises:
+        PtqError: network or data cannot be read, or do not fit each other.
+    """
+    from resnet8ptq.experiment.search import network_facts
+    from resnet8ptq.experiment.settings import resolve
+
+    try:
+        facts = network_facts.read(resolve(config))
+    except INPUT_ERRORS:
+        raise
+    except Exception as error:
+        _say(f"the properties of the network are not known: {printable(str(error))}")
+        return asked
+    assert running.delivery is not None  # of a search
+    running.delivery.fp32 = facts.onnx_path
+    return replace(asked, properties=facts.properties, nodes=facts.nodes)
+
+
 def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
     """Check the settings of the search, before the store is opened.
 
     Raises:
         ConfigError: a wrong goal or time, several values, or a setting of the search itself.
     """
-    limits.require(
-        "goal", sweeper.goal, sweeper.goal in searching.GOALS, " | ".join(searching.GOALS)
-    )
+    limits.require("goal", sweeper.goal, sweeper.goal in GOALS, " | ".join(GOALS))
     minutes = sweeper.minutes
     is_time = isinstance(minutes, int | float) and 0 < minutes < math.inf
     limits.require("minutes", minutes, is_time, "a number > 0")
@@ -225,7 +323,7 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
 _TIMES = ("quantize_s", "evaluate_s")
 _REFUSED = {
     ("method", "dynamic"): "try resnet8ptq run method=dynamic",
-    ("method", "weight_only"): "goal=best tries it for transformers",
+    ("method", "weight_only"): "try resnet8ptq run method=weight_only",
     ("nodes_to_exclude", "auto"): "it searches for layers itself; leave the setting out",
 }
 _OF_SEARCH = ("evaluate.split", "evaluate.choice", "evaluate.stop", "analysis")
@@ -236,7 +334,7 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
 
     A step that an earlier sweep has run returns at once; the time of that earlier run counts.
     """
-    shared = Tried(step, record.status, record.reason, seconds=seconds)
+    shared = Tried(step, record.status, record.reason, run_id=record.run_id, seconds=seconds)
     if record.is_analysis:
         return replace(
             shared,
@@ -260,6 +358,8 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
         noise=noise(record),
         own_seconds=sum(record.metrics.get(f"system/{key}", 0.0) for key in _TIMES),
         size_bytes=record.size_bytes or shared.size_bytes,
+        fp32_bytes=record.baseline_size_bytes or 0.0,
+        speedup=record.speedup,
         latency_ms=record.latency_ms,
         properties=tuple(filter(None, record.params.get("properties", "").split(", "))),
         classifies=record.scored_as == "classification",
@@ -285,12 +385,12 @@ def _warm_s(tried: Tried) -> float:
     The first job also converts the network and measures FP32, so its time is estimated as twice the
     seconds of quantization and evaluation.
     """
-    return _again_s(tried) if tried.step.kind == searching.START else tried.seconds
+    return _again_s(tried) if tried.step.kind == START else tried.seconds
 
 
 def _again_s(tried: Tried) -> float:
     """Return the seconds of a step on other samples: learned layers and choices are kept."""
-    if tried.step.kind == searching.START or tried.step.kind in searching.ENDS_IN_TIME:
+    if tried.step.kind == START or tried.step.part < 1:
         return min(tried.seconds, 2 * tried.own_seconds or tried.seconds)
     return tried.seconds
 

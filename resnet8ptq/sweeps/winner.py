@@ -12,11 +12,14 @@ from resnet8ptq.core import files, invocation
 from resnet8ptq.core.console import say, stdout
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import printable
+from resnet8ptq.evaluation.worth import WORTH, saves
 from resnet8ptq.report.answer import say_facts, say_verdict
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection, Recommendation
-from resnet8ptq.report.verdicts import EXIT_CODES, PASS, UNDECIDED, Verdict
+from resnet8ptq.report.verdicts import EXIT_CODES, FAIL, PASS, UNDECIDED, Verdict
+from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.tracking import origin
+from resnet8ptq.tracking.record import RunRecord
 
 FILE = "winner.yaml"  # in the sweep's folder
 _LEFT_OUT = ("experiment", "evaluate.split", "sweep.resume", "max_seconds")
@@ -43,14 +46,17 @@ class Winner:
     @property
     def settings(self) -> list[str]:
         """The settings that reproduce the model in one run."""
-        record = self.cell.record
-        settings = origin.find_overrides(record, self.folder)
-        if settings is None:
-            raise TrackingError(f"run {record.run_id}: job_overrides are not what the sweep set")
-        kept = [word for word in settings if not _is_of_search(word)]
-        if "of the test samples" in record.chosen_by:  # report on the same half
-            kept.append("evaluate.choice=half")
-        return kept
+        return _find_settings(self.cell.record, self.folder)
+
+
+def _find_settings(record: RunRecord, folder: Path) -> list[str]:
+    settings = origin.find_overrides(record, folder)
+    if settings is None:
+        raise TrackingError(f"run {record.run_id}: job_overrides are not what the sweep set")
+    kept = [word for word in settings if not _is_of_search(word)]
+    if "of the test samples" in record.chosen_by:  # report on the same half
+        kept.append("evaluate.choice=half")
+    return kept
 
 
 def find(chosen: Sequence[ModelSelection], folder: Path = origin.RUNS) -> Winner | None:
@@ -71,32 +77,70 @@ def find(chosen: Sequence[ModelSelection], folder: Path = origin.RUNS) -> Winner
     return next(iter([*reversed(passing), *confirmed]), None)
 
 
-def announce(chosen: Sequence[ModelSelection], folder: Path, goal: str) -> int:
-    """Print the winner, write its settings as a config; return the exit code of its verdict.
+def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) -> int:
+    """Print the winner and its file, write its settings as a config; return the exit code.
+
+    Without a confirmed model it is the best so far, without any model the FP32 network.
 
     Args:
         goal: `fastest`, `smallest` or `best`.
     """
-    console, winner = stdout(None, 240), find(chosen, folder)
-    if winner is None:
-        say(console, "\nNo model was confirmed: no step could be measured.")
+    folder = delivery.folder or Path()
+    winner = find(chosen, folder)
+    if winner is not None:
+        return _announce_confirmed(winner, delivery, folder, goal)
+    console = stdout(None, 240)
+    if delivery.record is not None:
+        say(console, "\nNot confirmed on the reported samples; the best so far on the selection")
+        say(console, f"samples: {delivery.outcome}")
+        _say_file(delivery, delivery.record, _find_settings(delivery.record, folder))
         return EXIT_CODES[UNDECIDED]
+    delivery.keep_fp32()
+    if delivery.path is not None:
+        say(console, "\nNothing could be quantized, see the reasons above: FP32 stays.")
+        say(console, f"  file: {delivery.path}")
+    else:
+        say(console, "\nNo model was confirmed: no step could be measured.")
+    return EXIT_CODES[FAIL]
+
+
+def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: str) -> int:
+    console, record = stdout(None, 240), winner.cell.record
     verdict = say_verdict(winner.selected, winner.cell, winner.judged)
+    is_worth = saves(record.size_bytes or 0, record.baseline_size_bytes or 0, record.speedup)
     title = "Winner" if winner.outcome == PASS else "Nothing passes; the closest to FP32"
-    again = printable(invocation.command("run", *winner.settings))
-    files.write_text(folder / FILE, to_yaml(winner.settings))
+    if not is_worth:
+        title = "Nothing is worth deploying beside FP32; the closest to it"
     say(console, f"\n{title}: {winner.cell.label}. {verdict}")
     say(console, f"  {'; '.join(say_facts(winner.selected, winner.cell))}")
-    record = winner.cell.record
+    if not is_worth:
+        say(console, f"  {WORTH}")
+    if not record.chosen_by:
+        say(console, "  the same samples chose and reported it: the figures may flatter it")
     slower = record.speedup is not None and round(record.speedup, 2) < 1
     if goal == "fastest" and winner.outcome == PASS and slower and (record.size_reduction or 0) > 0:
         say(console, "  FP32 is faster on this machine; the model is only smaller")
-    say(console, f"  reproduce it: {again}")
+    if delivery.record is None or delivery.record.run_id != record.run_id:
+        delivery.keep(record, "", is_confirmed=True)
+    _say_file(delivery, record, winner.settings)
+    say(console, f"  {Recommendation('', winner.cell.label, '', winner.cell).command}")
+    return (
+        EXIT_CODES[FAIL]
+        if winner.outcome == PASS and not is_worth
+        else (EXIT_CODES[winner.outcome])
+    )
+
+
+def _say_file(delivery: Delivery, record: RunRecord, settings: Sequence[str]) -> None:
+    """Print the file and the command that makes it again; write its settings as a config."""
+    console, folder = stdout(None, 240), delivery.folder or Path()
+    if delivery.path is not None:
+        say(console, f"  file: {delivery.path}")
+    say(console, f"  reproduce it: {printable(invocation.command('run', *settings))}")
     if cut := record.params.get("cut_short"):
         say(console, f"  the time limit cut work short ({cut}): without it, the result may differ")
+    files.write_text(folder / FILE, to_yaml(settings))
     say(console, f"  its settings, for conf/experiment/: {folder / FILE}")
-    say(console, f"  {Recommendation('', winner.cell.label, '', winner.cell).command}")
-    return EXIT_CODES[winner.outcome]
 
 
 def to_yaml(settings: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, Dia
 from resnet8ptq.experiment.diagnosis.diagnosis_table import to_markdown
 from resnet8ptq.experiment.diagnosis.findings import saturated_sum, wrong_preprocessing
 from resnet8ptq.experiment.diagnosis.measuring import Noise, Spread, TensorMeasurements
-from resnet8ptq.experiment.search import changes
+from resnet8ptq.experiment.search import step_table
 from resnet8ptq.experiment.settings import resolve
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import call
@@ -204,7 +204,7 @@ def test_corrections_are_tried_where_the_weights_of_each_channel_cost_more(diagn
         granularity: {each.words for each in diagnose(outlier_weight(), granularity).outcomes}
         for granularity in ("per_channel=false", "per_channel=true")
     }
-    words = {change.words for change in (changes.BIAS, changes.LEARN)}
+    words = {change.words for change in (step_table.BIAS, step_table.LEARN)}
     assert words <= tried["per_channel=true"]
     assert not words & tried["per_channel=false"]
 

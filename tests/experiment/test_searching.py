@@ -14,8 +14,8 @@ from onnx import parser
 
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config import limits, words
-from resnet8ptq.experiment.search import changes, properties, searching, step_kinds
-from resnet8ptq.experiment.search.changes import Change
+from resnet8ptq.experiment.search import properties, searching, step_table
+from resnet8ptq.experiment.search.changes import Change, calibrate_with
 from resnet8ptq.experiment.search.searching import DIAGNOSIS, FEWER_BITS, Asked, Tried, next_steps
 from resnet8ptq.sweeps import search as sweep_search
 from tests.helpers.configs import make_config
@@ -36,7 +36,7 @@ def run_search(asked, outcome, most=60):
     return tried
 
 
-def rungs_of(tried):
+def kinds_of(tried):
     return list(dict.fromkeys(each.step.kind for each in tried))
 
 
@@ -51,14 +51,14 @@ def test_cheap_steps_come_first_and_each_changes_the_best_so_far():
         return replace(LOST, loss=0.05) if "calib=mse" in step.overrides else LOST
 
     tried = run_search(ASKED, outcome)
-    assert rungs_of(tried) == [
-        *("start", "calibrations", DIAGNOSIS, "quick_corrections"),
-        *("learned_rounding", "float_layers", "fine_tuning"),
+    assert kinds_of(tried) == [
+        *("start", "calibrations", DIAGNOSIS, "bias_correction", "learned_rounding"),
+        *("float_layers", "weights_in_8_bits", "fine_tuning"),
     ]
     assert "calib=mse" in tried[-1].step.overrides
 
 
-FREE = ["start", "calibrations", "quick_corrections", "learned_rounding"]
+FREE = ["start", "calibrations", "bias_correction", "learned_rounding"]
 
 
 def test_where_nothing_is_lost_but_samples_are_too_few_no_step_costs_bytes_or_speed():
@@ -67,19 +67,19 @@ def test_where_nothing_is_lost_but_samples_are_too_few_no_step_costs_bytes_or_sp
         return replace(LOST, loss=0.0, noise=noise)
 
     tried = run_search(ASKED, outcome)
-    assert rungs_of(tried) == FREE
+    assert kinds_of(tried) == FREE
     assert searching.rank(ASKED, tried)[0].step.kind == "learned_rounding"
 
 
 @pytest.mark.parametrize(("loss", "ends"), [(0.004, True), (0.006, False)])
 def test_samples_that_can_show_no_loss_end_the_search_at_half_of_the_limit(loss, ends):
     tried = run_search(ASKED, lambda step: replace(LOST, loss=loss, error=0.015, noise=0.001))
-    assert (rungs_of(tried) == FREE) == ends
+    assert (kinds_of(tried) == FREE) == ends
 
 
 def test_outputs_far_from_fp32s_are_no_luck_of_few_samples():
     tried = run_search(ASKED, lambda step: replace(LOST, loss=0.0, error=0.015, noise=0.02))
-    assert rungs_of(tried)[-2:] == ["float_layers", "fine_tuning"]
+    assert kinds_of(tried)[-3:] == ["float_layers", "weights_in_8_bits", "fine_tuning"]
 
 
 def test_findings_decide_the_next_steps():
@@ -92,8 +92,9 @@ def test_findings_decide_the_next_steps():
         return better if step.kind == "float_layers" else LOST
 
     tried = run_search(ASKED, outcome)
-    assert rungs_of(tried)[3:] == [
-        *("answers", "quick_corrections", "float_layers", "learned_rounding", "fine_tuning")
+    assert kinds_of(tried)[3:] == [
+        *("answers", "bias_correction", "float_layers", "learned_rounding"),
+        *("weights_in_8_bits", "fine_tuning"),
     ]
     by_kind = {each.step.kind: each.step for each in tried}
     assert "nodes_to_exclude=[a]" in by_kind["answers"].overrides
@@ -106,7 +107,7 @@ def test_findings_decide_the_next_steps():
     ("name", "word"),
     [
         (properties.ATTENTION, "corrections.smooth_quant=true"),
-        (properties.POOLS, changes.POOLS_IN_FLOAT.words),
+        (properties.POOLS, step_table.POOLS_IN_FLOAT.words),
     ],
 )
 def test_a_property_of_the_network_brings_its_answer(name, word):
@@ -127,10 +128,10 @@ def test_fine_tuning_is_last_without_corrections_and_needs_classes():
     assert config.method == "qat"
     assert not any((config.corrections.adaround, config.corrections.bias_correction))
     other = run_search(ASKED, lambda step: replace(LOST, classifies=False))
-    assert "fine_tuning" not in rungs_of(other)
+    assert "fine_tuning" not in kinds_of(other)
 
 
-@pytest.mark.parametrize("goal", searching.GOALS)
+@pytest.mark.parametrize("goal", step_table.GOALS)
 def test_16_bit_activations_are_the_users_wish_and_hold_in_every_step(goal):
     known = (properties.POOLS, properties.SILU)
     asked = replace(ASKED, goal=goal, fixed={"dtype": "dtype=w8a16"})
@@ -141,7 +142,7 @@ def test_16_bit_activations_are_the_users_wish_and_hold_in_every_step(goal):
         config = make_config("dtype=w8a16", *each.step.overrides)
         if each.step.kind != DIAGNOSIS:
             quantizer_of(config).resolve()  # nothing that 16 bits do not take
-    assert {"operators", "fine_tuning"}.isdisjoint(rungs_of(rest))
+    assert {"operators", "fine_tuning"}.isdisjoint(kinds_of(rest))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_settings_of_the_user_are_never_changed():
     assert not any(
         word.startswith(("calib=", "per_ch")) for t in tried for word in t.step.overrides
     )
-    assert "calibrations" not in rungs_of(tried)
+    assert "calibrations" not in kinds_of(tried)
 
 
 def test_a_backend_that_cannot_is_left_and_the_other_goes_on():
@@ -184,7 +185,7 @@ def test_a_backend_that_cannot_is_left_and_the_other_goes_on():
     refused = replace(LOST, status="unsupported", loss=float("nan"))
     tried = run_search(asked, lambda step: refused if step.backend == "tflite" else LOST)
     assert [each.step.backend for each in tried].count("tflite") == 1
-    assert rungs_of(each for each in tried if each.step.backend == "torch")[-1] == "fine_tuning"
+    assert kinds_of(each for each in tried if each.step.backend == "torch")[-1] == "fine_tuning"
 
 
 def test_smallest_narrows_the_budget_between_pass_and_fail():
@@ -226,7 +227,7 @@ outcomes = st.sampled_from(
 
 @pytest.mark.slow
 @settings(max_examples=50)
-@given(st.sampled_from(searching.GOALS), st.lists(outcomes, min_size=1, max_size=20))
+@given(st.sampled_from(step_table.GOALS), st.lists(outcomes, min_size=1, max_size=20))
 def test_every_search_ends_and_tries_nothing_twice(goal, results):
     given_out = cycle(results)
     asked = replace(ASKED, goal=goal, backends=("onnx", "torch"))
@@ -235,7 +236,7 @@ def test_every_search_ends_and_tries_nothing_twice(goal, results):
     assert len(set(steps)) == len(steps)
 
 
-@pytest.mark.parametrize("goal", searching.GOALS)
+@pytest.mark.parametrize("goal", step_table.GOALS)
 @pytest.mark.parametrize("backend", [name for name, one in BACKENDS.items() if one.quantizes])
 def test_every_step_is_a_valid_configuration(goal, backend):
     known = (properties.ATTENTION, properties.DEPTHWISE, properties.POOLS)
@@ -266,20 +267,21 @@ def narrowing(step):
 @cache
 def every_change():
     """Every change that a finding of a diagnosis may name."""
-    named = [value for value in vars(changes).values() if isinstance(value, Change)]
-    return [*named, *changes.usual(make_config(), ["a"]), changes.calibrate_with(50)]
+    named = [value for value in vars(step_table).values() if isinstance(value, Change)]
+    return [*named, *step_table.usual(make_config(), ["a"]), calibrate_with(50)]
 
 
 def searches_steps():
     """Every request with jobs that report every property and finding, and with jobs that pass."""
     reported = [{"name": "f", "tensor": "t", "changes": [c.settings]} for c in every_change()]
-    known = [value for name, value in vars(properties).items() if name.isupper()]
+    named = {name: value for name, value in vars(properties).items() if isinstance(value, str)}
+    known = [value for name, value in named.items() if name.isupper()]
     jobs = (
         lambda: Improving(properties=known, findings=json.dumps(reported)),
         lambda: narrowing,
     )
     backends = [name for name, one in BACKENDS.items() if one.quantizes]
-    for goal, backend, job in product(searching.GOALS, backends, jobs):
+    for goal, backend, job in product(step_table.GOALS, backends, jobs):
         yield replace(ASKED, goal=goal, backends=(backend,)), job()
 
 
@@ -319,7 +321,7 @@ def test_steps_that_build_on_each_other_are_valid_configurations():
 def test_every_budget_of_bytes_is_a_valid_configuration(backend):
     asked = replace(ASKED, goal="smallest", backends=(backend,))
     tried = run_search(asked, lambda step: LOST if step.kind == FEWER_BITS else PASSED)
-    assert FEWER_BITS in rungs_of(tried)
+    assert FEWER_BITS in kinds_of(tried)
     for each in tried:
         make_config(*each.step.overrides)
 
@@ -331,7 +333,7 @@ def test_a_setting_of_the_user_leaves_out_the_steps_about_it():
         "latency.enabled": "latency.enabled=false",
     }
     tried = run_search(replace(ASKED, fixed=fixed), lambda step: LOST)
-    assert {"float_layers", "learned_rounding"}.isdisjoint(rungs_of(tried))
+    assert {"float_layers", "learned_rounding"}.isdisjoint(kinds_of(tried))
     last = searching.confirm(replace(ASKED, fixed=fixed), tried[-1].step)
     assert not any("latency" in word for each in tried for word in each.step.overrides)
     assert not any("latency" in word for word in last.overrides)
@@ -346,9 +348,9 @@ def test_layers_of_any_name_are_left_in_float():
 
 def test_the_flagships_are_presets_of_the_search():
     """The recipes of conf/experiment/ take the same settings as its steps on a CPU without VNNI."""
-    seen = step_kinds.Seen("onnx", exact_sums=False, limit=0.01)
-    quick = step_kinds.start(seen).settings
-    learned = (*quick, *changes.LEARN.settings)
+    seen = step_table.Seen("onnx", exact_sums=False, limit=0.01)
+    quick = step_table.start(seen).settings
+    learned = (*quick, *step_table.LEARN.settings)
     recipe, ours = make_config("experiment=flagship"), make_config("backend=onnx", *learned)
     for key in map(words.parse, learned):
         part = key.key_or_group.split(".")[0]
@@ -392,5 +394,5 @@ def test_channels_of_unequal_scale_are_equalized_first(before, after, unequal):
     found = properties.find_properties(proto.graph)
     assert found == ([properties.UNEQUAL] if unequal else [])
     tried = run_search(ASKED, lambda step: replace(LOST, properties=tuple(found)))
-    assert ("equalization" in rungs_of(tried)) == unequal
-    assert rungs_of(tried)[1] == ("equalization" if unequal else "calibrations")
+    assert ("equalization" in kinds_of(tried)) == unequal
+    assert kinds_of(tried)[1] == ("equalization" if unequal else "calibrations")

@@ -19,6 +19,7 @@ BACKEND = Backend(
         sums_in_16_bits=True,
         fewer_bits=("reduce_range=true",),
         chooses_operators=True,
+        dynamic=True,
         diagnoses=True,
         weights_alone=True,
     ),

@@ -20,7 +20,7 @@ from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, Dia
 from resnet8ptq.experiment.diagnosis.outcomes import Outcome
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples
-from resnet8ptq.experiment.search import changes
+from resnet8ptq.experiment.search import step_table
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.subject import open_subject
 from resnet8ptq.experiment.workspace import Workspace
@@ -87,9 +87,9 @@ def _diagnose(config: RunConfig, variants: "_Variants") -> DiagnosisResult:
         problems.insert(len(outliers), findings.doubtful_fp32(doubt))
     halves = variants.halves(config, quantized, network, compared)
     answers = [change for problem in problems for change in problem.changes]
-    answers += changes.usual(config, findings.worst_layer(measured))
+    answers += step_table.usual(config, findings.worst_layer(measured))
     if halves.costs_more == WEIGHTS:
-        answers += changes.correct(config)
+        answers += step_table.correct(config)
     once = {change.words: change for change in answers if config.analysis.try_changes}
     tried = outcomes.attempt(
         config, list(once.values()), compared, evaluator.task, variants.attempt

@@ -13,15 +13,13 @@ from resnet8ptq.core import machine
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.experiment.diagnosis.measuring import Activation, Spread, TensorMeasurements, to_db
 from resnet8ptq.experiment.search.changes import (
-    PER_CHANNEL,
-    REDUCE_RANGE,
-    UINT8,
     Change,
     calibrate,
     calibrate_with,
     change,
     leave_in_float,
 )
+from resnet8ptq.experiment.search.step_table import PER_CHANNEL, REDUCE_RANGE, UINT8
 from resnet8ptq.tasks.distortion import KERNELS_DB
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more

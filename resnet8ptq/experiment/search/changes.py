@@ -5,8 +5,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from resnet8ptq.config import words
-from resnet8ptq.config.schema import DTYPES, RunConfig
-from resnet8ptq.core import machine
+from resnet8ptq.config.schema import RunConfig
 
 
 @dataclass(frozen=True)
@@ -54,24 +53,6 @@ def _set(owner: Any, path: Sequence[str], value: Any) -> Any:
     return replace(owner, **{first: value})
 
 
-PER_CHANNEL = change("per_channel=true")
-REDUCE_RANGE = change("reduce_range=true")
-UINT8 = change("dtype=uint8")
-EQUALIZE = change("corrections.equalization=true")
-BIAS = change("corrections.bias_correction=true")
-LEARN = change(
-    "corrections.adaround=true corrections.adaround_iterations=500 corrections.bias_correction=true"
-)
-BLOCKS = change(
-    "corrections.reconstruction=true corrections.reconstruction_iterations=500 "
-    "corrections.bias_correction=true"
-)
-SMOOTH = change("corrections.smooth_quant=true")
-FLOAT_OUTPUT = change("float_output=true")
-# An average pool in 8 bits takes the range of its input, which is much too large for its output.
-POOLS_IN_FLOAT = change("op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPool]")
-
-
 def calibrate(method: str) -> Change:
     """Return the change to another calibration method."""
     return change(f"calib={method}")
@@ -86,29 +67,3 @@ def leave_in_float(config: RunConfig, nodes: Sequence[str]) -> Change:
     """Return the change that leaves more nodes in float."""
     every = list(dict.fromkeys([*config.nodes_to_exclude, *nodes]))
     return Change((f"nodes_to_exclude={words.as_list(every)}",))
-
-
-def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
-    """Return the changes that are worth trying with any finding.
-
-    Args:
-        worst: nodes of the layer that loses most by itself; empty if unknown.
-    """
-    changes = [] if config.per_channel else [PER_CHANNEL]
-    changes += [calibrate(name) for name in ("percentile", "minmax") if name != config.calib.name]
-    if DTYPES[config.dtype.name][1] == "int8":
-        changes.append(UINT8)
-        if not (config.reduce_range or machine.sums_exactly()):
-            changes.append(REDUCE_RANGE)
-    if worst:
-        changes.append(leave_in_float(config, worst))
-    return changes if config.float_output else [*changes, FLOAT_OUTPUT]
-
-
-def correct(config: RunConfig) -> list[Change]:
-    """Return the corrections to try if weights cost more than activations.
-
-    Empty with per-tensor scales, or if rounding is already learned.
-    """
-    learned = config.corrections.adaround or config.corrections.reconstruction
-    return [BIAS, LEARN] if config.per_channel and not learned else []

@@ -1,5 +1,8 @@
 """Properties of a network that decide the steps of the search."""
 
+import math
+from collections import Counter
+
 import onnx
 
 from resnet8ptq.corrections.equalization import find_imbalance
@@ -7,9 +10,11 @@ from resnet8ptq.graph.attention import find_attention
 from resnet8ptq.graph.layers import is_grouped
 
 ATTENTION, DEPTHWISE, POOLS, SILU = "attention", "depthwise", "average pool", "SiLU"
+PRODUCTS, RECURRENT = "weights in matrix products", "recurrent"
 UNEQUAL = "channels of unequal scale"
 
 _IMBALANCE = 16.0  # of channels that share a scale: the small ones keep 4 of 8 bits
+_RECURRENT = {"GRU", "LSTM", "RNN"}
 _POOLS = {"GlobalAveragePool", "AveragePool", "ReduceMean"}
 
 
@@ -19,12 +24,26 @@ def find_properties(graph: onnx.GraphProto) -> list[str]:
     attention = bool(find_attention(graph))
     present = {
         ATTENTION: attention,
+        PRODUCTS: _weighs_by_products(graph),
+        RECURRENT: not operators.isdisjoint(_RECURRENT),
         DEPTHWISE: any(map(is_grouped, graph.node)),
         POOLS: not attention and not operators.isdisjoint(_POOLS),
         SILU: "HardSwish" in operators or _has_silu(graph),
         UNEQUAL: find_imbalance(graph) >= _IMBALANCE,
     }
     return [name for name, holds in present.items() if holds]
+
+
+def _weighs_by_products(graph: onnx.GraphProto) -> bool:
+    """Whether matrix products have more weights than convolutions."""
+    sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
+    weights: Counter[str] = Counter()
+    for node in graph.node:
+        for name in node.input[:3]:
+            weights[node.op_type] += sizes.get(name, 0)
+    products = weights["MatMul"] + weights["Gemm"]
+    convolutions = weights["Conv"] + weights["ConvTranspose"]
+    return products > convolutions
 
 
 def _has_silu(graph: onnx.GraphProto) -> bool:

@@ -6,27 +6,23 @@ runs.
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from resnet8ptq.config import words
 from resnet8ptq.core.descriptor import find_search
-from resnet8ptq.experiment.search import changes, step_kinds
-from resnet8ptq.experiment.search.changes import Change
-from resnet8ptq.experiment.search.step_kinds import Proposal, Seen
+from resnet8ptq.evaluation.worth import saves
+from resnet8ptq.experiment.search import step_table
+from resnet8ptq.experiment.search.changes import Change, change
+from resnet8ptq.experiment.search.properties import PRODUCTS, RECURRENT
+from resnet8ptq.experiment.search.step_table import ANSWERS, Proposal, Seen
 
-GOALS = ("fastest", "smallest", "best")
 SKIPPED = "skipped"  # the status of a step that did not fit into the time
-START, DIAGNOSIS, FEWER_BITS, CONFIRM = "start", "diagnosis", "fewer bits", "confirm"
-# Steps that end in time with the best so far -> the part of them that has to fit.
-ENDS_IN_TIME = {
-    **dict.fromkeys(("float_layers", "learned_rounding", "learned_blocks"), 0.25),
-    "fine_tuning": 0.5,  # whole epochs
-}
+DIAGNOSIS, FEWER_BITS, CONFIRM = "diagnosis", "fewer bits", "confirm"  # kinds of its own
 SAME_SIZE = 1.03  # sizes that differ by less are not told apart
 SAME_NOISE = 1.25
 FEWEST = 0.35  # of the bytes of 8 bits: 2 or 3 bits a weight
-# Steps whose models have the bytes and the speed of the first one.
-COST_NOTHING = ("equalization", "calibrations", "quick_corrections", "learned_rounding")
 _EXCLUDE = "nodes_to_exclude"
 
 
@@ -41,6 +37,8 @@ class Asked:
         limit: the largest loss that passes, in the unit of the loss.
         fixed: the user's settings by key, as typed; no step changes them.
         exact_sums: whether this CPU sums 8-bit products exactly.
+        properties: properties of the network, see `properties`; empty if they are not known yet.
+        nodes: names of the network's nodes, which an error may name.
     """
 
     goal: str
@@ -48,6 +46,8 @@ class Asked:
     limit: float
     fixed: Mapping[str, str] = field(default_factory=dict)
     exact_sums: bool = True
+    properties: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,16 @@ class Step:
     cost: float = 1.0
 
     @property
+    def part(self) -> float:
+        """The part of the expected time that must fit; below 1 if it ends in time."""
+        return min((row.part for row in step_table.rows_of(self.kind)), default=1.0)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether its model has activation ranges from calibration, which other steps change."""
+        return self.settings.get("method") in (None, "method=static", "method=qat")
+
+    @property
     def overrides(self) -> list[str]:
         """The settings of the step's job, in addition to the user's."""
         return list(self.settings.values())
@@ -87,9 +97,12 @@ class Tried:
         within: whether the samples prove that the loss is within the limit.
         refuted: whether the reported samples do not prove it.
         noise: distance of the outputs from FP32's, the criterion between models of equal loss.
-        properties, findings: those that the job reported, see `step_kinds.Seen`; findings as JSON.
-        classifies: see `step_kinds.Seen`.
+        properties, findings: those that the job reported, see `step_table.Seen`; findings as JSON.
+        classifies: see `step_table.Seen`.
         named: nodes that `nodes_to_exclude=auto` left in float.
+        run_id: the id of the run.
+        fp32_bytes: size of the FP32 file; 0 if unknown.
+        speedup: speed relative to FP32; None if it was not measured.
         seconds: seconds of the job.
         own_seconds: seconds of its quantization and evaluation.
         weights_db, activations_db: SQNR with only weights or only activations rounded.
@@ -106,7 +119,10 @@ class Tried:
     within: bool = False
     refuted: bool = False
     noise: float = math.inf
+    run_id: str = ""
     size_bytes: float = math.inf
+    fp32_bytes: float = 0.0
+    speedup: float | None = None
     latency_ms: float | None = None
     seconds: float = 0.0
     own_seconds: float = 0.0
@@ -149,6 +165,11 @@ class Tried:
         """Whether the step has a model that is proven to be within the limit."""
         return self.measured and self.within and not self.refuted
 
+    @property
+    def saves(self) -> bool:
+        """Whether the model is clearly smaller or faster than FP32."""
+        return saves(self.size_bytes, self.fp32_bytes, self.speedup)
+
 
 def closest(tried: Sequence[Tried]) -> Tried:
     """Return the model with the lowest noise among those with the smallest loss.
@@ -167,28 +188,37 @@ def closest(tried: Sequence[Tried]) -> Tried:
 
 
 def passing(tried: Sequence[Tried]) -> list[Tried]:
-    """Return the models that pass, without those about as noisy as a model that was refuted.
+    """Return the models that pass and are clearly smaller or faster than FP32.
 
-    Chance on the selection samples lets several models pass that lose about the same.
+    Without those about as noisy as a model that was refuted, because chance on the selection
+    samples lets several models pass that lose about the same.
     """
-    return [trial for trial in tried if trial.passes and _is_quieter(trial, tried)]
+    return [trial for trial in tried if trial.passes and trial.saves and _is_quieter(trial, tried)]
 
 
 def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
     """Return the models in the order of confirmation.
 
     Models that pass on the selection samples come first, ordered by the goal. If none passes,
-    because the samples are too few or all models lose too much, the closest to FP32 come first. A
-    refuted model is left out, and a noisier one that does not pass either.
+    because the samples are too few or all models lose too much, the closest to FP32 come first;
+    those that save nothing come last. A refuted model is left out, and a noisier one that does not
+    pass either.
     """
     left = [trial for trial in tried if trial.measured and not trial.refuted]
     left = [trial for trial in left if trial.passes or _is_quieter(trial, tried)]
     first = passing(tried)
     if not first or asked.goal == "best":
-        return _by_closeness(first or left)
+        return _by_closeness(first) if first else _by_saving(left)
     if asked.goal == "smallest":
         return sorted(first, key=lambda trial: (trial.size_bytes, trial.noise))
     return sorted(first, key=lambda trial: (trial.latency_ms or math.inf, trial.noise))
+
+
+def _by_saving(tried: Sequence[Tried]) -> list[Tried]:
+    """Return the models by closeness to FP32, those that save nothing last."""
+    saving = [trial for trial in tried if trial.saves]
+    others = [trial for trial in tried if not trial.saves]
+    return _by_closeness(saving) + _by_closeness(others)
 
 
 def _is_quieter(trial: Tried, tried: Sequence[Tried]) -> bool:
@@ -234,32 +264,101 @@ def say(settings: Mapping[str, str]) -> str:
 
 
 def _next_of_backend(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
-    if not own:
-        begun = Seen(backend, asked.exact_sums, asked.limit, settings=asked.fixed)
-        why = "8-bit weights, 16-bit activations" if begun.is_wide else "plain 8 bits"
-        return [_step(asked, _base(asked, backend), START, Proposal(step_kinds.start(begun), why))]
-    if not any(trial.measured for trial in own):
-        return []  # the backend or the network cannot
+    names = step_table.order(_find_properties(asked, own), asked.goal)
+    starts = [name for name in names if all(row.is_start for row in step_table.rows_of(name))]
+    for name in starts:
+        if left := _propose(asked, backend, own, name, before=()):
+            return left
+    if plainer := _find_plainer(asked, own, starts):
+        return plainer
     if asked.goal != "best" and passing(own):
-        return _narrow(asked, own) if asked.goal == "smallest" else []
-    order = step_kinds.order(_see(asked, own, own), asked.goal)
-    above = [kind.__name__ for kind in order]
-    for kind in order:
-        before = [trial for trial in own if trial.step.kind not in above]
-        above.remove(kind.__name__)
-        best = closest([trial for trial in before if trial.measured])
-        costs_nothing = kind.__name__ in COST_NOTHING
-        if asked.goal != "best" and not costs_nothing and loses_nothing(asked, best):
-            continue
-        seen = kind(_see(asked, own, before))
-        proposals = [proposal for proposal in seen if not _is_fixed(asked, proposal)]
-        base = best.found.settings
-        steps = [_step(asked, base, kind.__name__, proposal) for proposal in proposals]
-        if kind is step_kinds.answers:
-            steps = _diagnose(asked, own, best.found) or steps
-        if left := [step for step in steps if not _is_tried(step, own)]:
+        return _find_smaller(asked, backend, own) if asked.goal == "smallest" else []
+    for position, name in enumerate(names):
+        before = [trial for trial in own if trial.step.kind not in names[position:]]
+        if name not in starts and (left := _propose(asked, backend, own, name, before)):
             return left
     return []
+
+
+def _propose(
+    asked: Asked, backend: str, own: Sequence[Tried], name: str, before: Sequence[Tried]
+) -> list[Step]:
+    """Return the untried steps of a kind; `before` are those that it may change."""
+    rows = step_table.rows_of(name)
+    measured = [trial for trial in before if trial.measured]
+    costs_nothing = all(row.free for row in rows)
+    may_end = measured and asked.goal != "best" and not costs_nothing
+    if may_end and loses_nothing(asked, _closest_that_saves(measured)):
+        return []
+    static = [trial for trial in measured if trial.step.is_static]
+    is_plain = all(row.plain for row in rows)
+    if not (is_plain or static):
+        return []
+    changed = None if is_plain else closest(static).found
+    seen = _see(asked, backend, own, changed)
+    base = _base(asked, backend) if changed is None else changed.settings
+    proposals = [one for one in step_table.propose(name, seen) if not _is_fixed(asked, one)]
+    steps = [_step(asked, base, name, proposal) for proposal in proposals]
+    if name == ANSWERS and changed is not None:
+        steps = _diagnose(asked, own, changed) or steps
+    return [step for step in steps if not _is_tried(step, own)]
+
+
+def _find_plainer(asked: Asked, own: Sequence[Tried], starts: Sequence[str]) -> list[Step]:
+    """Return a plainer step of the same idea for each kind of start that only failed."""
+    steps = []
+    for name in starts:
+        trials = [trial for trial in own if trial.step.kind == name]
+        if trials and not any(trial.measured for trial in trials):
+            steps += _make_plainer(asked, trials[-1])
+    return [step for step in steps if not _is_tried(step, own)]
+
+
+def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
+    """Return the step with the next plainer setting; empty if there is none.
+
+    A framework names the setting or the node that it does not support; an error may have any cause.
+    """
+    step, kept = failed.step, {**failed.step.settings}
+    if node := _find_named(asked, failed):
+        listed = [*_excluded(kept), node]
+        kept[_EXCLUDE] = f"{_EXCLUDE}={words.as_list(listed)}"
+        return [replace(step, settings=kept, words=say(kept), why=f"{node} in float")]
+    for setting, plainer, why in step_table.PLAINER:
+        key = _key(setting)
+        is_set = kept.get(key, f"{key}=null") == setting
+        to_blame = failed.status == "failed" or key in failed.reason
+        if is_set and to_blame and key not in asked.fixed:
+            kept[key] = plainer
+            return [replace(step, settings=kept, words=say(kept), why=f"it failed: {why}")]
+    return []
+
+
+def _find_named(asked: Asked, failed: Tried) -> str:
+    """Return the node that an error names, unless it is in float already; else empty."""
+    if failed.status != "failed" or _EXCLUDE in asked.fixed or not failed.step.is_static:
+        return ""
+    named = set(re.findall(r"[^\s'\"(),;:]+", failed.reason))
+    named |= {name.removesuffix("_quant") for name in named}
+    left = named.difference(_excluded(failed.step.settings))
+    return next((name for name in asked.nodes if name in left), "")
+
+
+def _excluded(settings: Mapping[str, str]) -> list[str]:
+    if _EXCLUDE not in settings:
+        return []
+    value = words.parse(settings[_EXCLUDE]).value()
+    return [str(name) for name in value] if isinstance(value, list) else []
+
+
+def _find_smaller(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
+    """Return steps with fewer bits, after a model of 8 bits passes."""
+    four = _propose(asked, backend, own, "weights_in_4_bits", before=())
+    return four or _narrow(asked, own)
+
+
+def _closest_that_saves(measured: Sequence[Tried]) -> Tried:
+    return closest([trial for trial in measured if trial.saves] or measured)
 
 
 def loses_nothing(asked: Asked, best: Tried) -> bool:
@@ -274,20 +373,27 @@ def loses_nothing(asked: Asked, best: Tried) -> bool:
     return kept and best.noise <= asked.limit and not best.refuted
 
 
-def _see(asked: Asked, own: Sequence[Tried], before: Sequence[Tried]) -> Seen:
-    """Return the state of the search before the next kind; `before` determines the settings."""
-    first = next(trial for trial in own if trial.measured)
+def _find_properties(asked: Asked, own: Sequence[Tried]) -> tuple[str, ...]:
+    """Return the properties of the network and of its loss, as far as they are known."""
+    first = next((trial for trial in own if trial.measured), None)
+    known = asked.properties or (first.properties if first else ())
     diagnosed = next((trial for trial in own if trial.step.kind == DIAGNOSIS), None)
-    base = closest([trial for trial in before if trial.measured]).found
+    costs_more = _costs_more(diagnosed) if diagnosed else ""
+    return (*known, costs_more) if costs_more else known
+
+
+def _see(asked: Asked, backend: str, own: Sequence[Tried], changed: Step | None) -> Seen:
+    """Return the state of the search before a step that changes `changed`, or starts afresh."""
+    first = next((trial for trial in own if trial.measured), None)
+    diagnosed = next((trial for trial in own if trial.step.kind == DIAGNOSIS), None)
     return Seen(
-        backend=base.backend,
+        backend=backend,
         exact_sums=asked.exact_sums,
         limit=asked.limit,
-        properties=first.properties,
-        settings={**base.settings, **asked.fixed},
+        properties=_find_properties(asked, own),
+        settings={**(changed.settings if changed else {}), **asked.fixed},
         findings=() if diagnosed is None else _read_findings(diagnosed.findings),
-        costs_more="" if diagnosed is None else _costs_more(diagnosed),
-        classifies=first.classifies,
+        classifies=first is None or first.classifies,
     )
 
 
@@ -305,7 +411,7 @@ def _costs_more(diagnosed: Tried) -> str:
     weights, activations = diagnosed.weights_db, diagnosed.activations_db
     if weights is None or activations is None or abs(weights - activations) < 3:  # twice the noise
         return ""
-    return step_kinds.WEIGHTS if weights < activations else step_kinds.ACTIVATIONS
+    return step_table.WEIGHTS if weights < activations else step_table.ACTIVATIONS
 
 
 def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
@@ -330,7 +436,8 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     """
     if {"precision.plan", "precision.max_bytes"} & {*asked.fixed}:
         return []
-    eight = [trial for trial in own if trial.passes and trial.step.kind != FEWER_BITS]
+    static = [trial for trial in own if trial.step.is_static]
+    eight = [trial for trial in static if trial.passes and trial.step.kind != FEWER_BITS]
     backend = own[0].step.backend
     more = find_search(backend).fewer_bits
     if more is None or not eight:
@@ -343,14 +450,14 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     if high <= low * SAME_SIZE or any(trial.status == SKIPPED for trial in below):
         return []
     budget = round(math.sqrt(low * high), -2)
-    words = (
+    typed = (
         f"dtype=w4a8 precision.plan=auto precision.max_bytes={budget:.0f} "
-        f"{changes.LEARN.words} corrections.reconstruction=false"
+        f"{step_table.LEARN.words} corrections.reconstruction=false"
     )
-    if not _see(asked, own, own).is_wide:
-        words = " ".join([words, *more])
+    if best.found.settings.get("dtype", asked.fixed.get("dtype")) != "dtype=w8a16":
+        typed = " ".join([typed, *more])
     why = f"8 bits pass: fewer bits, {budget / best.size_bytes:.0%} of the bytes"
-    proposal = Proposal(changes.change(words), why, 30)
+    proposal = Proposal(change(typed), why, 30)
     step = _step(asked, best.found.settings, FEWER_BITS, proposal)
     return [] if _is_tried(step, own) else [step]
 
@@ -362,7 +469,8 @@ def _budget(step: Step) -> float:
 def _base(asked: Asked, backend: str) -> dict[str, str]:
     """Return the settings of every trial, which runs on the selection samples only."""
     settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
-    compares = asked.goal == "fastest" and len(asked.backends) > 1  # latencies
+    several = len(asked.backends) > 1 or not {PRODUCTS, RECURRENT}.isdisjoint(asked.properties)
+    compares = asked.goal == "fastest" and several  # latencies
     if not compares and "latency.enabled" not in asked.fixed:
         settings["latency.enabled"] = "latency.enabled=false"
     return settings

@@ -1,0 +1,37 @@
+"""A time limit for code of this process, by the clock."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_AGAIN_S = 15.0  # after code that has caught the first one
+
+
+class TimeUpError(Exception):
+    """The time limit was reached; no `PtqError`, which a search would catch and go on."""
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise `TimeUpError` in the block after `seconds`; None: no limit.
+
+    Only the main thread of a system with SIGALRM can be interrupted; elsewhere there is no limit.
+    A library's call is interrupted when it returns to Python.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if seconds is None or not is_main or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TimeUpError(f"the time is up after {seconds:.0f} s; try a larger minutes=")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01), _AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,21 @@
+"""The rule that decides whether a quantized file is worth deploying beside FP32."""
+
+MOST_BYTES = 0.9  # of FP32's
+LEAST_SPEED = 1.05  # of FP32's: latencies of one file differ by less between two loadings
+
+WORTH = (
+    f"a file is worth deploying with at most {MOST_BYTES:.0%} of FP32's bytes, or "
+    f"{LEAST_SPEED - 1:.0%} faster"
+)
+
+
+def saves(size_bytes: float, fp32_bytes: float, speedup: float | None = None) -> bool:
+    """Return whether a file has at most 90% of FP32's bytes, or is at least 5% faster.
+
+    Args:
+        fp32_bytes: 0: unknown, then every size saves.
+        speedup: speed relative to FP32; None: not measured.
+    """
+    if not fp32_bytes or size_bytes <= MOST_BYTES * fp32_bytes:
+        return True
+    return speedup is not None and speedup >= LEAST_SPEED

@@ -1,0 +1,62 @@
+"""The file of a search: the best model so far, in the sweep's folder from the first step on."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.core import files
+from resnet8ptq.tracking.record import RunRecord
+
+NAME = "winner"  # the file's name, without its suffix
+
+
+@dataclass
+class Delivery:
+    """The best model so far.
+
+    Attributes:
+        folder: the folder of the sweep; None: nothing is written, as in tests.
+        fp32: the FP32 network, for the case that nothing can be quantized.
+        record: the run of the model; None before the first one.
+        outcome: its measurements as text.
+        is_confirmed: whether it was measured on the reported samples.
+        path: the copied file.
+    """
+
+    folder: Path | None = None
+    fp32: Path | None = None
+    record: RunRecord | None = None
+    outcome: str = ""
+    is_confirmed: bool = False
+    path: Path | None = None
+
+    def keep(self, record: RunRecord, outcome: str, is_confirmed: bool = False) -> None:
+        """Copy the file of a run in place of the one before."""
+        self.record, self.outcome, self.is_confirmed = record, outcome, is_confirmed
+        source = _find_model(record)
+        if source is not None:
+            self._copy(source)
+
+    def keep_fp32(self) -> None:
+        """Copy the FP32 network, if nothing was quantized."""
+        if self.path is None and self.fp32 is not None:
+            self._copy(self.fp32)
+
+    def _copy(self, source: Path) -> None:
+        if self.folder is None:
+            return
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+        self.path = self.folder / f"{NAME}{source.suffix}"
+        with files.atomic(self.path) as temporary:
+            shutil.copyfile(source, temporary)
+
+
+def _find_model(record: RunRecord) -> Path | None:
+    """Return the model in the folder of a run that was made here; None if it has moved."""
+    backend = BACKENDS.get(record.backend)
+    if backend is None or not record.folder:
+        return None
+    paths = [Path(record.folder, f"model{suffix}") for suffix in backend.suffixes]
+    return next((path for path in paths if path.is_file()), None)
