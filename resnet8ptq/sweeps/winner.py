@@ -107,7 +107,7 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
 def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: str) -> int:
     console, record = stdout(None, 240), winner.cell.record
     verdict = say_verdict(winner.selected, winner.cell, winner.judged)
-    is_worth = saves(record.size_bytes or 0, record.baseline_size_bytes or 0, record.speedup)
+    is_worth = saves(record.size_bytes or 0, record.fp32_size_bytes or 0, record.speedup)
     title = "Winner" if winner.outcome == PASS else "Nothing passes; the closest to FP32"
     if not is_worth:
         title = "Nothing is worth deploying beside FP32; the closest to it"
