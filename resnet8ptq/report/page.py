@@ -30,6 +30,7 @@ from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
 from resnet8ptq.report import (
     answer,
     equal_files,
+    layer_errors,
     methodology,
     notes,
     plots,
@@ -45,6 +46,7 @@ from resnet8ptq.report import (
 )
 from resnet8ptq.report.comparison import MAX_BYTES, Family, class_power, count_looks, load
 from resnet8ptq.report.facts import LIMITS, best_first, count_models, headings, limits_of
+from resnet8ptq.report.layer_errors import HeatMap
 from resnet8ptq.report.recommend import (
     ModelSelection,
     Recommendation,
@@ -90,8 +92,12 @@ def write(
             own |= _load_figures(store, best[0].choice.record, selected.family.task.files.captions)
         drawn |= {prefix + name: content for name, content in own.items()}
     wrong = [wrong_answers.load(store, selected) for selected in chosen]
-    page, runs = to_html(chosen, panels, drawn, wrong), [r for f in families for r in f.records]
-    texts = {"report.md": to_markdown(chosen, drawn), REPORT: page, "runs.csv": table.to_csv(runs)}
+    heat_maps = layer_errors.load(store, parent_id)
+    page = to_html(chosen, panels, drawn, wrong, heat_maps)
+    runs = [record for family in families for record in family.records]
+    texts = {REPORT: page}
+    if chosen:
+        texts |= {"report.md": to_markdown(chosen, drawn), "runs.csv": table.to_csv(runs)}
     contents = drawn | {name: text.encode() for name, text in texts.items()}
     for name, content in contents.items():
         files.write_bytes(folder / name, content)
@@ -99,7 +105,8 @@ def write(
     background.ask(upload.log_files, store, parent_id, paths)
     notes_of = [answer.to_markdown(answer.explain(selected)) for selected in chosen]
     note = "\n\n".join(filter(None, notes_of))
-    background.ask(upload.describe, store, parent_id, note or "No model is recommended.")
+    if chosen:
+        background.ask(upload.describe, store, parent_id, note or "No model is recommended.")
     return paths
 
 
@@ -164,6 +171,7 @@ def to_html(
     panels: Sequence[list[Panel]],
     figures: Figures,
     wrong: Sequence[WrongAnswers | None] | None = None,
+    heat_maps: Sequence[HeatMap] = (),
 ) -> str:
     """Return the report as one page, see `web_page`.
 
@@ -171,13 +179,14 @@ def to_html(
         panels: trade-off panels of each family, drawn as inline SVG.
         figures: image files of the details.
         wrong: wrong answers of the recommended model of each family.
+        heat_maps: the errors by layer of the sweep's analyses.
     """
     families = [selected.family for selected in chosen]
     parts = zip(chosen, _prefixes(families), strict=True)
     details = [_render(selected, figures, prefix, page=True) for selected, prefix in parts]
     heads, over = _headings(families), _render_pooled(chosen)
     wrong = wrong or [None] * len(chosen)
-    return web_page.to_html(heads, chosen, panels, details, wrong, figures, over)
+    return web_page.to_html(heads, chosen, panels, details, wrong, figures, over, heat_maps)
 
 
 def _render_pooled(chosen: Sequence[ModelSelection]) -> str:
@@ -195,7 +204,9 @@ def _headings(families: Sequence[Family]) -> list[str]:
 
 def _prefixes(families: Sequence[Family]) -> list[str]:
     """Return the prefix of the figure names of each family; empty for a single family."""
-    return [f"set{number}_" for number, _ in enumerate(families, 1)] if len(families) > 1 else [""]
+    if len(families) < 2:
+        return [""] * len(families)
+    return [f"set{number}_" for number, _ in enumerate(families, 1)]
 
 
 def _render(
@@ -414,7 +425,7 @@ def main(words: list[str]) -> None:
     records = history.load_compared(store, parent.run_id) if is_sweep else [parent]
     limits = limits_of(records, {name: getattr(asked, name) for name in LIMITS})
     limits = replace(limits, reference=asked.reference)
-    chosen = load_selections(store, parent, records, limits)
+    chosen = load_selections(store, parent, records, limits) if records else []
     families = count_looks(store, [selected.family for selected in chosen])
     chosen = [replace(s, family=family) for s, family in zip(chosen, families, strict=True)]
     with waiting("Drawing the report"):

@@ -21,6 +21,7 @@ from resnet8ptq.core import templates
 from resnet8ptq.report import equal_files, notes, table, trade_off, verdicts
 from resnet8ptq.report.answer import explain
 from resnet8ptq.report.facts import best_first
+from resnet8ptq.report.layer_errors import HeatMap
 from resnet8ptq.report.recommend import ModelSelection, why_none
 from resnet8ptq.report.trade_off import Panel
 from resnet8ptq.report.wrong_answers import WrongAnswers
@@ -37,6 +38,7 @@ def to_html(
     wrong: Sequence[WrongAnswers | None],
     images: Mapping[str, bytes],
     pooled: str = "",
+    heat_maps: Sequence[HeatMap] = (),
 ) -> str:
     """Return the page.
 
@@ -44,6 +46,7 @@ def to_html(
         headings, chosen, panels, details, wrong: one for each family; the details are Markdown.
         images: the PNG files in the details.
         pooled: the verdicts over several families, in Markdown.
+        heat_maps: the errors by layer.
     """
     parts = zip(headings, chosen, panels, details, wrong, strict=True)
     sections = []
@@ -56,6 +59,7 @@ def to_html(
         title="; ".join(headings),
         sections=sections,
         pooled=render(pooled, {}),
+        heat_maps=heat_maps,
         width=trade_off.WIDTH,
         height=trade_off.HEIGHT,
         script=script,

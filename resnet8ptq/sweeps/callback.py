@@ -153,6 +153,13 @@ class RunningSweep:
             return 0
         return winner.announce(chosen, self.delivery, self.goal)
 
+    def _has_analyses(self) -> bool:
+        """Return whether a job of the sweep was an analysis, which the report shows."""
+        from resnet8ptq.tracking import history
+
+        runs = history.load_children(self.sweep.store, self.sweep.parent_id)
+        return any(run.is_analysis and run.status == "ok" for run in runs)
+
     def _report(self, records: "list[RunRecord]", timed: bool) -> "list[ModelSelection]":
         """Print the comparison; write it to the folder and the parent run; return its choices.
 
@@ -188,6 +195,7 @@ class RunningSweep:
             terminal.print_pools(pooled.judge(families, self.limits))
             if mlperf_tiny.is_suite(shown):
                 mlperf_tiny.print_suite(shown)
+        if records or self._has_analyses():
             with console.waiting("Drawing the report"):
                 page.write(store, parent_id, chosen, folder)
         if self.sweep.resume:

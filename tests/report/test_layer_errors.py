@@ -1,0 +1,75 @@
+"""Heat maps of the error by layer, of the analyses of a sweep."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.report import layer_errors, page
+from resnet8ptq.report.layer_errors import DARKEST
+from resnet8ptq.tracking.run import start_parent, start_run
+from resnet8ptq.tracking.store import Store
+
+RANKED = "rank,layer,node,logits_sqnr_db,accuracy_lost\n1,<b>first</b>,a,20.0,0.1\n2,last,b,inf,0\n"
+DIAGNOSED = (
+    "kind,tensor,node,sqnr_db,layer_sqnr_db\n"
+    "activation,x,a,18,30\nactivation,y,a,17,31\nweight,w,a,40,\n"
+)
+
+
+def log(store: Store, tmp_path: Path, *analyses: tuple[str, str, str]) -> str:
+    """Log a sweep of analyses, given by name, mode and table; return its id."""
+    (tmp_path / "sweep").mkdir()
+    parent_id = start_parent(store, "sweep", tmp_path / "sweep", {})
+    for number, (name, mode, text) in enumerate(analyses):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with start_run(store, name, {}, folder, parent_id, {"job_number": str(number)}) as run:
+            params = {"analysis.name": name, "analysis.mode": mode, "backend": f"onnx{number}"}
+            table = "diagnosis.csv" if name == "diagnose" else f"{name}.csv"
+            (folder / table).write_text(text)
+            run.log_params(params)
+            run.log_result(RunResult("ok"))
+    return parent_id
+
+
+def test_analyses_of_several_settings_are_columns_of_one_map(own_store, tmp_path):
+    one = ("sensitivity", "one_at_a_time", RANKED)
+    [made] = layer_errors.load(own_store, log(own_store, tmp_path, one, one))
+    assert len(made.columns) == 2
+    assert [name for name, _ in made.rows] == ["<b>first</b>", "last"]
+    assert [cell.text for cell in made.rows[0][1]] == ["20.0"] * 2
+    assert [cell.text for cell in made.rows[1][1]] == ["∞"] * 2
+    text = page.to_html([], [], {}, heat_maps=[made])
+    assert "&lt;b&gt;first" in text and "<b>first" not in text
+
+
+def test_a_diagnosis_has_the_worst_tensor_of_each_layer(own_store, tmp_path):
+    parent_id = log(own_store, tmp_path, ("diagnose", "", DIAGNOSED))
+    [made] = layer_errors.load(own_store, parent_id)
+    [(name, cells)] = made.rows
+    assert name == "a"
+    assert [cell.text for cell in cells] == ["30.0", "17.0", "40.0"]
+
+
+@pytest.mark.parametrize("text", ["", "rank,layer\n1,a\n", RANKED.replace("20.0", "x"), "\x00"])
+def test_a_damaged_table_is_one_line(own_store, tmp_path, caplog, text):
+    parent_id = log(own_store, tmp_path, ("sensitivity", "one_at_a_time", text))
+    assert layer_errors.load(own_store, parent_id) == []
+    warnings = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
+    assert len(warnings) == 1 and "sensitivity.csv" in warnings[0]
+
+
+@given(
+    st.dictionaries(st.text(max_size=3), st.floats(-200, 200) | st.just(math.inf), min_size=1),
+    st.booleans(),
+)
+def test_the_worst_layer_is_first_and_darkest(found, high_is_bad):
+    made = layer_errors.draw("", {k: {"dB": v} for k, v in found.items()}, high_is_bad)
+    finite = [cell.opacity for _, (cell,) in made.rows if cell.text != "∞"]
+    assert len(made.rows) + made.more == len(found)
+    assert finite == sorted(finite, reverse=True)
+    assert all(0 <= opacity <= DARKEST for opacity in finite)
