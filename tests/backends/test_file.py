@@ -22,6 +22,7 @@ from resnet8ptq.core import code, files
 from resnet8ptq.core.descriptor import find_readers
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.evaluator import as_fp32
+from resnet8ptq.experiment.tensors.comparing import compare_file
 from resnet8ptq.graph.qdq import rounded_activations
 from resnet8ptq.models.contract import Tensor
 from resnet8ptq.models.gates.onnx import read_quantized
@@ -69,6 +70,45 @@ def test_predicts_what_its_framework_predicts(
     assert len(contents.quantized) == len(contents.layers) == 10
     got = judged(cell.artifact.path, shapes_model, tmp_path, quantize)
     np.testing.assert_allclose(got, cell.predict(IMAGES, IMAGES), atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("backend=onnx", "dtype=u8s8"),
+        ("backend=onnx", "dtype=int8", "format=qoperator"),
+        ("backend=tflite", "dtype=int8"),
+        ("backend=openvino_nncf", "dtype=int8"),
+        ("backend=torch_pt2e", "dtype=int8"),
+    ],
+)
+def test_the_tensors_of_a_file_are_those_of_the_network(quantize, shapes_model, cache_root, words):
+    """Each format gives its tensors in an order and layout of its own."""
+    if "backend=openvino_nncf" in words and not is_installed():
+        pytest.skip("OpenVINO is not installed")
+    cell = quantize(*words)
+    admitted = reading.admit(cell.artifact.path, cache_root)
+    ports = shapes_model.contract.inputs, admitted.contents.inputs
+    matched = match_inputs(*ports, None, cell.artifact.path)
+    compared = compare_file(shapes_model, admitted, matched, cell.data.train, THREADS)
+    assert compared is not None
+    named = [tensor.operator for tensor in compared.tensors]
+    for t in compared.tensors:
+        print(
+            t.name[-40:],
+            t.operator,
+            t.inner.name[:60],
+            round(t.own_db, 1),
+            round(t.sqnr_db, 1),
+            t.inner.low,
+            t.inner.high,
+            t.low,
+            t.high,
+        )
+    assert named.count("Conv") + named.count("Relu") >= 9
+    assert compared.costliest.own_db > 10
+    assert compared.first_lost is None
 
 
 def test_logits_behind_an_integer_softmax_are_floats(quantize, shapes_model, tmp_path):

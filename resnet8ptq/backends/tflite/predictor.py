@@ -1,5 +1,6 @@
 """Runs a TFLite file in LiteRT's interpreter."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,9 +28,11 @@ def open_interpreter(content: bytes, threads: int, keeps_all: bool = False) -> A
     Args:
         keeps_all: whether the values of every tensor can be read after a run; without XNNPACK.
     """
-    interpreter = Interpreter(
-        model_content=content, num_threads=threads, experimental_preserve_all_tensors=keeps_all
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning: Enabling `experimental_preserve_all_tensors`")
+        interpreter = Interpreter(
+            model_content=content, num_threads=threads, experimental_preserve_all_tensors=keeps_all
+        )
     interpreter.allocate_tensors()
     return interpreter
 

@@ -4,14 +4,15 @@ Files of different formats share neither names nor layouts, and order parallel b
 The values of a broken file are wrong behind its fault. So tensors are matched in three steps:
 
 1. by equal names, if the file has kept the network's;
-2. by values: two tensors that are alike and each other's nearest, by fingerprints without a layout;
+2. by values: two tensors that are near, and nearer to each other than to any other. Fingerprints
+   without a layout choose the candidates;
 3. by the order of the others, whose values may be wrong: the alignment with the largest sum of
    scores (Needleman and Wunsch, 1970, with gaps that cost nothing). An error reaches the tensors
    behind it, so pairs before the last pair of step 2 also need values that are somewhat alike.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,8 @@ Pairs = dict[int, int]  # from the index of a tensor of FP32 to the index in the
 
 QUANTILES = np.linspace(0, 1, 17)
 KEPT_NAMES = 0.5  # share of the file's tensors with a name of the network: its names are kept
-ALIKE = 0.95  # similarity of values that 8 bits have rounded
+ALIKE = 0.8  # similarity of candidates
+NEAR = 0.5  # of the signal's magnitude is left: 6 dB
 SOMEWHAT = 0.4  # similarity of values with a wrong scale or bias
 SURE = 4.0  # times the error: by so much another layout must be better
 SHAPED = 0.1  # score of equal sizes alone, which the position decides
@@ -53,16 +55,21 @@ class Fingerprint:
         return cls(name, sizes, np.asarray(quantiles, np.float64))
 
 
-def match(fp32: Sequence[Fingerprint], other: Sequence[Fingerprint]) -> list[tuple[int, int]]:
+def match(
+    fp32: Sequence[Fingerprint],
+    other: Sequence[Fingerprint],
+    measure: Callable[[int, int], float],
+) -> list[tuple[int, int]]:
     """Return the pairs of indices of tensors that are the same tensor, in the order of `fp32`.
 
     Args:
         fp32, other: the tensors of both files, in execution order.
+        measure: returns the nearness of the values of two tensors, see `find_nearness`.
     """
     similarity = _find_similarity(fp32, other)
     pairs = _match_names(fp32, other, similarity)
     if len(pairs) < KEPT_NAMES * len(other):
-        _match_nearest(pairs, similarity)
+        _match_nearest(pairs, similarity, measure)
         _match_order(pairs, similarity)
     return sorted(pairs.items())
 
@@ -109,16 +116,17 @@ def _match_names(
     return {row: column for row, column in named.items() if similarity[row, column] >= 0}
 
 
-def _match_nearest(pairs: Pairs, similarity: Matrix) -> None:
-    """Add the pairs that are alike and each other's nearest, of those without a match."""
-    free = similarity.copy()
-    free[[*pairs.keys()], :] = -1
-    free[:, [*pairs.values()]] = -1
-    if not free.size:
+def _match_nearest(pairs: Pairs, similarity: Matrix, measure: Callable[[int, int], float]) -> None:
+    """Add the pairs that are near and each other's nearest, of those without a match."""
+    nearness = np.zeros_like(similarity)
+    for row, column in np.argwhere(similarity >= ALIKE).tolist():
+        if row not in pairs and column not in pairs.values():
+            nearness[row, column] = measure(row, column)
+    if not nearness.size:
         return
-    nearest, back = free.argmax(axis=1), free.argmax(axis=0)
+    nearest, back = nearness.argmax(axis=1), nearness.argmax(axis=0)
     for row, column in enumerate(nearest.tolist()):
-        if free[row, column] >= ALIKE and back[column] == row:
+        if nearness[row, column] >= NEAR and back[column] == row:
             pairs[row] = column
 
 
@@ -181,6 +189,19 @@ def find_axes(fp32: Array, other: Array) -> tuple[int, ...] | None:
     if unchanged in fitting and errors[fitting.index(unchanged)] < SURE * errors[best]:
         return unchanged
     return fitting[best]
+
+
+def find_nearness(fp32: Array, other: Array) -> float:
+    """Return 1 - |difference| / |fp32| of one sample, at least 0; in the best layout.
+
+    0 if no layout fits.
+    """
+    axes = find_axes(fp32, other)
+    if axes is None:
+        return 0.0
+    distance = np.linalg.norm(np.nan_to_num(arrange(other, axes, fp32.shape) - fp32))
+    size = np.linalg.norm(np.nan_to_num(fp32))
+    return max(0.0, 1 - float(distance / size)) if size else float(distance == 0)
 
 
 def arrange(other: Array, axes: tuple[int, ...], shape: Sequence[int]) -> Array:

@@ -5,7 +5,7 @@ the SQNR of the file against FP32, with all errors so far, and the SQNR of the l
 FP32 computes from the file's own values of the tensors before it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,9 +218,17 @@ def _match(
     names = [tensor.name for tensor in inner]
     fp32 = [Fingerprint.of(n, values) for n, values in _by_tensor(exact.names, ours)]
     file = [Fingerprint.of(n, values) for n, values in _by_tensor(names, theirs)]
+    of_fp32, of_file = ours[0], theirs[0]
+
+    def measure(row: int, column: int) -> float:
+        return alignment.find_nearness(of_fp32[row], of_file[column])
+
     matched = []
-    for row, column in alignment.match(fp32, file):
-        axes = alignment.find_axes(ours[0][row], theirs[0][column])
+    pairs = alignment.match(fp32, file, measure)
+    rows = {row for row, _ in pairs}
+    for row, column in pairs:
+        row = exact.behind_activation(row, rows, inner[column])
+        axes = alignment.find_axes(of_fp32[row], of_file[column])
         if axes is not None:
             matched.append((exact.names[row], column, axes))
     return matched
@@ -252,7 +260,22 @@ class _Fp32:
         inputs = [value.name for value in session.get_inputs() if value.type == "tensor(float)"]
         self.operators = {name: made[name] for name in floats}
         self.names = [*inputs, *floats]
+        self._index = {name: index for index, name in enumerate(self.names)}
         self._session, self._alone = session, session
+
+    def behind_activation(self, row: int, taken: Collection[int], inner: Inner) -> int:
+        """Return the index of a tensor, or of its activation if the file's values end at 0.
+
+        A quantizer leaves out a ReLU whose zeros its range makes, and keeps the layer's name.
+
+        Args:
+            taken: indices of the tensors that have a match.
+        """
+        reader = self._links.only_reader(self.names[row])
+        if inner.low is None or inner.low < 0 or reader is None or reader.op_type not in FUSED:
+            return row
+        index = self._index.get(reader.output[0], row)
+        return row if index in taken else index
 
     def weights_beside(self, compared: Compared) -> tuple[Array, Array] | None:
         """Return the weights [channels, ...] of a tensor's layer in FP32 and in the file.
