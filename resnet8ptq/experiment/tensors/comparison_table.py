@@ -16,6 +16,9 @@ from resnet8ptq.core.text import plain
 from resnet8ptq.experiment.tensors.comparing import LOST_DB, Compared, TensorComparison
 
 ROWS = 12  # of the printed table: the layers that cost most
+LABELLED = 60  # tensors with a label in the figure
+SHORT = 30  # characters of a label: the end of a name tells tensors apart
+LOWEST_DB, HIGHEST_DB = -10.0, 60.0  # of the figure: what lies beyond is at its edge
 _HEADS = (
     "tensor",
     "operator",
@@ -119,28 +122,29 @@ def draw(compared: TensorComparison, title: str) -> Figure:
     """Draw the SQNR of each tensor along the graph, alone and with all errors so far."""
     tensors = compared.tensors
     places = range(len(tensors))
-    ceiling = max([LOST_DB, *(db for t in tensors for db in (t.sqnr_db, t.own_db)
-                              if math.isfinite(db))])  # fmt: skip
-    figure = Figure(figsize=(11, 5), layout="constrained")
+    figure = Figure(figsize=(11, 5.5), layout="constrained")
     axes = figure.subplots()
     for label, colour, values in (
         ("layer alone", "tab:blue", [tensor.own_db for tensor in tensors]),
         ("with what came before", "tab:red", [tensor.sqnr_db for tensor in tensors]),
     ):
-        heights = [min(max(value, -10.0), ceiling) for value in values]
+        heights = [min(max(value, LOWEST_DB), HIGHEST_DB) for value in values]
         axes.plot(places, heights, color=colour, marker=".", label=label)
     axes.axhline(LOST_DB, color="grey", linestyle="--", linewidth=0.8)
     worst = tensors.index(compared.costliest)
     axes.annotate(
         plain(compared.costliest.name),
-        (worst, max(compared.costliest.own_db, -10.0)),
+        (worst, max(compared.costliest.own_db, LOWEST_DB)),
         xytext=(0, -24),
         textcoords="offset points",
         ha="center",
         arrowprops={"arrowstyle": "->"},
     )
     axes.set_xlabel("tensors in the order of execution")
-    axes.set_ylabel("SQNR (dB)")
+    axes.set_ylabel(f"SQNR (dB), drawn up to {HIGHEST_DB:g}")
+    if len(tensors) <= LABELLED:
+        names = [plain(tensor.name[-SHORT:]) for tensor in tensors]
+        axes.set_xticks(places, names, rotation=90, fontsize=7)
     axes.set_title(plain(title), fontsize=11, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
