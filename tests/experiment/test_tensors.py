@@ -102,6 +102,7 @@ def test_a_right_file_has_no_lost_tensor(files):
     assert compared.first_lost is None
     assert {tensor.name for tensor in compared.tensors} >= {"x", "first", "left", "right", "second"}
     assert compared.costliest.own_db > 25
+    assert not compared.cut
 
 
 def clip(proto):
@@ -142,6 +143,7 @@ def test_a_fault_is_found_where_it_is(files, fault, tensor, word, names):
     assert compared.costliest.name == tensor
     assert word in compared.explanation
     assert tensor in compared.describe()
+    assert (fault is clip) == (tensor in [one.name for one in compared.cut])
 
 
 def rename(proto):

@@ -35,6 +35,7 @@ Run = Callable[[NDArray[Any]], Sequence[Array]]  # from one sample to the values
 SAMPLES = 16
 MATCHED = 4  # samples of the fingerprints, and of the explanation
 LOST_DB = 10.0  # the noise has a tenth of the signal's power
+CUT = 1.5  # times the range in the file: a tensor whose values reach further is cut
 SOUND_DB = 20.0  # of a layer alone: 8 bits leave about 30 dB
 
 
@@ -81,6 +82,16 @@ class Compared:
             return None
         return Levels(low, high, step)
 
+    @property
+    def reach(self) -> float:
+        """How many times as far as the file's range FP32 reaches; 0 without a range."""
+        levels = self.levels
+        if levels is None:
+            return 0.0
+        above = self.high / levels.high if levels.high > 0 else 0.0
+        below = self.low / levels.low if levels.low < 0 else 0.0
+        return max(above, below)
+
     def add(self, fp32: Array, file: Array, alone: Array) -> None:
         """Add the values of a sample; `alone`: what FP32 computes from the file's tensors."""
         self.low, self.high = min(self.low, float(fp32.min())), max(self.high, float(fp32.max()))
@@ -109,6 +120,12 @@ class TensorComparison:
     def first_lost(self) -> Compared | None:
         """The first tensor below `LOST_DB`; None if there is none."""
         return next((tensor for tensor in self.tensors if tensor.sqnr_db < LOST_DB), None)
+
+    @property
+    def cut(self) -> list[Compared]:
+        """The tensors whose range in the file is too small for FP32's values, the worst first."""
+        tensors = [tensor for tensor in self.tensors if tensor.reach > CUT]
+        return sorted(tensors, key=lambda tensor: -tensor.reach)
 
     def describe(self) -> str:
         """Return the finding in one sentence."""

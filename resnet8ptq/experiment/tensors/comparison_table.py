@@ -62,6 +62,7 @@ def to_document(compared: TensorComparison) -> dict[str, object]:
         "explanation": compared.explanation,
         "costliest": compared.costliest.name,
         "first_below_10_db": None if lost is None else lost.name,
+        "cut": [tensor.name for tensor in compared.cut],
         "samples": compared.samples,
         "unmatched": compared.unmatched,
         "tensors": [_to_entry(tensor) for tensor in compared.tensors],
@@ -97,6 +98,15 @@ def print_table(compared: TensorComparison, title: str, console: Console | None 
         f"theirs. {len(compared.tensors)} tensors matched, {compared.unmatched} of FP32 not; "
         f"{compared.samples} held-out training samples.",
     )
+    if cut := compared.cut:
+        levels = cut[0].levels
+        assert levels is not None  # of a tensor with a reach
+        consoles.say(
+            console,
+            f"FP32's values reach beyond the range in the file in {len(cut)} tensors, furthest in "
+            f"{cut[0].name}: {cut[0].low:.3g} to {cut[0].high:.3g}, range {levels.low:.3g} to "
+            f"{levels.high:.3g}.",
+        )
     consoles.say(console, compared.describe())
 
 
