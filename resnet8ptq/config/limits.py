@@ -129,7 +129,7 @@ ANCHORS = Limit(
     "null, or [[width, height, ...], ...] in pixels, a list for each stride", _are_anchors
 )
 INPUTS = Limit("null, a name, or {input: name, ...}", _are_inputs)
-BLOCK = Limit(" | ".join(map(str, BLOCKS)), lambda got: got in BLOCKS)
+BLOCK = Limit(f"null | {' | '.join(map(str, BLOCKS))}", lambda got: got in BLOCKS)
 COLUMNS = Limit("null, a column or a list of columns", _is_columns)
 TEXTS = Limit(
     "null, a column of texts, or two of pairs",

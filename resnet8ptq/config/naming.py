@@ -11,6 +11,8 @@ from resnet8ptq.config.schema import (
 )
 from resnet8ptq.core.descriptor import FILE, find_readers
 
+_BLOCK_SIZE = "weight_only.block_size"
+
 
 @dataclass(frozen=True)
 class Combination:
@@ -19,6 +21,7 @@ class Combination:
     Attributes:
         path: path of a file quantized by another program; else empty.
         fp32: the framework of the FP32 baseline of such a file.
+        in_blocks: whether blocks of weights share a scale, with method=weight_only.
     """
 
     backend: str
@@ -29,6 +32,7 @@ class Combination:
     per_channel: bool
     path: str = ""
     fp32: str = ""
+    in_blocks: bool = True
 
     @classmethod
     def of_config(cls, config: QuantizationConfig) -> "Combination":
@@ -37,7 +41,8 @@ class Combination:
         names = (config.dtype.name, config.method, config.calib.name, config.per_channel)
         if backend.name == FILE:  # its dtype is known when it is read
             return cls(backend.name, None, "", *names[1:], backend.path or "")
-        return cls(backend.name, getattr(backend, "flow", None), *names)
+        flow = getattr(backend, "flow", None)
+        return cls(backend.name, flow, *names, in_blocks=config.weight_only.block_size is not None)
 
     @classmethod
     def of_params(cls, params: Mapping[str, str]) -> "Combination":
@@ -48,7 +53,8 @@ class Combination:
             path, fp32 = (params.get(key, "") for key in ("backend.path", "fp32_framework"))
             named = method, calib, per_channel, "" if path == "null" else path, fp32
             return cls(backend, None, _dtype_of_file(params), *named)
-        return cls(backend, params.get("backend.flow"), dtype, method, calib, per_channel)
+        flow, in_blocks = params.get("backend.flow"), params.get(_BLOCK_SIZE) != "null"
+        return cls(backend, flow, dtype, method, calib, per_channel, in_blocks=in_blocks)
 
     @property
     def framework(self) -> str:
@@ -76,7 +82,7 @@ class Combination:
             calibration = f"qat, {self.calib}"
         granularity = "per channel" if self.per_channel else "per tensor"
         if self.method == "weight_only":
-            granularity = "in blocks"
+            granularity = "in blocks" if self.in_blocks else "per channel"
         return [self.framework, self.dtype, calibration, granularity]
 
     @property

@@ -391,7 +391,7 @@ class CorrectionsConfig:
 class WeightOnlyConfig:
     """Quantization of weights alone by `method=weight_only`; see `backends.onnx.weight_only`."""
 
-    block_size: int = limited(32, limits.BLOCK)
+    block_size: int | None = limited(32, limits.BLOCK)
     algorithm: str = limited("rtn", one_of("rtn", "hqq"))
     int8_products: bool = False
 

@@ -15,6 +15,7 @@ from resnet8ptq.graph.shapes import infer_shapes
 
 LAYERS = ("Conv", "Gemm", "MatMul")
 RECURRENT = ("LSTM",)  # quantized by ONNX Runtime with method=dynamic alone
+STORED = ("ConvTranspose", "GRU", "RNN")  # their weights alone are stored in 8 bits
 FUSED = ("Relu", "Clip")  # activations that can be part of a layer's kernel
 MOVING = ("Identity", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 

@@ -65,12 +65,13 @@ class Links:
 
     def replace_input(self, node: onnx.NodeProto, index: int, tensor: onnx.TensorProto) -> None:
         """Let a node read another constant, which is one of the graph's initializers."""
+        readers = self._readers  # made before the change
         old = node.input[index]
         node.input[index] = tensor.name
         self.constants[tensor.name] = tensor
-        self._readers.setdefault(tensor.name, []).append(node)
+        readers.setdefault(tensor.name, []).append(node)
         if old and old not in inputs_of(node):
-            self._readers[old] = [other for other in self._readers[old] if other is not node]
+            readers[old] = [other for other in readers[old] if other is not node]
 
 
 Linked = onnx.GraphProto | Links

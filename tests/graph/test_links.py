@@ -51,3 +51,12 @@ def test_constant_output_is_computed_by_a_node():
     compute_outputs(proto.graph)
     onnx.checker.check_model(proto, full_check=True)
     assert Links(proto.graph).producers["w"].op_type == "Identity"
+
+
+def test_an_input_is_replaced_before_anything_asks_for_readers():
+    links = Links(parser.parse_model(NETWORK).graph)
+    [node] = [node for node in links.graph.node if node.op_type == "Exp"]
+    other = onnx.helper.make_tensor("other", onnx.TensorProto.FLOAT, [1], [2.0])
+    links.replace_input(node, 0, other)
+    assert links.readers("other") == [node]
+    assert [reader.op_type for reader in links.readers("alone")] == ["If"]

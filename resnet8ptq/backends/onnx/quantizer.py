@@ -27,7 +27,15 @@ from resnet8ptq.backends.contract import (
     refuse_others,
     run_once,
 )
-from resnet8ptq.backends.onnx import checking, dynamic, predictor, profiler, rewriting, weight_only
+from resnet8ptq.backends.onnx import (
+    checking,
+    dynamic,
+    predictor,
+    profiler,
+    rewriting,
+    weight_only,
+    weight_storage,
+)
 from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
@@ -130,7 +138,7 @@ class OnnxQuantizer(Quantizer):
         if config.method == "weight_only":
             operators = weight_only.find_operators(config)
             others = [node.name for node in graph.node if node.op_type not in operators]
-            weight_only.check(graph, [*skipped, *others])
+            weight_only.check(graph, [*skipped, *others], config)
             return replace(config, op_types=operators)
         if config.float_output:
             rewriting.find_output_nodes(graph)
@@ -188,7 +196,7 @@ class OnnxQuantizer(Quantizer):
                 dynamic.quantize(source, temporary, skipped, config)
             elif config.method == "weight_only":
                 weight_only.quantize(source, temporary, skipped, config)
-                details = weight_only.describe_left(proto.graph, skipped)
+                details = weight_only.describe_left(proto.graph, skipped, config)
             else:
                 settings = config.calib, self.runtime, ranges or {}
                 activations = Activations(model.onnx_path, calibration, *settings)
@@ -398,9 +406,10 @@ def count_quantized_layers(proto: onnx.ModelProto) -> int:
     In QDQ format these are float operators with dequantized data and weights.
     """
     nodes = proto.graph.node
+    stored = weight_storage.count_layers(proto.graph)
     dequantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
     integer = (*_INTEGER_LAYERS, *dynamic.LAYERS, weight_only.OPERATOR)
-    return sum(
+    return stored + sum(
         node.op_type in integer or (node.op_type in LAYERS and set(node.input[:2]) <= dequantized)
         for node in nodes
     )

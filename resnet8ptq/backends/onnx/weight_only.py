@@ -1,5 +1,7 @@
 """Weight-only quantization in ONNX Runtime: weights in blocks that share a scale.
 
+`weight_only.block_size=null` stores one scale per output channel, see `weight_storage`.
+
 ONNX Runtime's operator MatMulNBits multiplies float activations by weights of 4 or 8 bits, and
 GatherBlockQuantized looks up rows of a table of 4 bits:
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
@@ -17,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.backends.contract import Resolved, Takes, refuse_others
-from resnet8ptq.backends.onnx import rewriting
+from resnet8ptq.backends.onnx import rewriting, weight_storage
 from resnet8ptq.config.schema import CORRECTIONS, DTYPES, WEIGHT_ONLY, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import attribute, weight_layers
@@ -61,6 +63,15 @@ def resolve(config: QuantizationConfig) -> Resolved:
         UnsupportedError: a setting has no meaning for weights in blocks.
     """
     refuse_others(config, _TAKES)
+    if by_channel(config):
+        refuse_others(config, weight_storage.TAKES)
+        return Resolved(
+            weight_dtype="int8",
+            weight_scheme="symmetric",
+            weight_bits=8,
+            execution="weights only, float activations",
+            file_format="Cast and Mul",
+        )
     if config.weight_only.algorithm == "hqq":
         refuse_others(config, _HQQ_TAKES)
     if _EMBEDDING in find_operators(config):
@@ -79,8 +90,16 @@ def resolve(config: QuantizationConfig) -> Resolved:
 
 def find_operators(config: QuantizationConfig) -> list[str]:
     """Return the operators that the settings quantize; Gather only if `op_types` names it."""
+    if by_channel(config):
+        named = config.op_types or weight_storage.OPERATORS
+        return [name for name in weight_storage.OPERATORS if name in named]
     taken = LAYERS if config.op_types is None else (*LAYERS, _EMBEDDING)
     return [name for name in taken if name in (config.op_types or taken)]
+
+
+def by_channel(config: QuantizationConfig) -> bool:
+    """Return whether all weights of an output channel share a scale; see `weight_storage`."""
+    return config.weight_only.block_size is None
 
 
 def find_layers(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> list[onnx.NodeProto]:
@@ -111,12 +130,14 @@ def find_embeddings(graph: onnx.GraphProto, skipped: Collection[str] = ()) -> li
     return [n for n in lookups if n.name not in skipped and attribute(n, "axis", 0) == 0]
 
 
-def check(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
+def check(graph: onnx.GraphProto, skipped: Collection[str], config: QuantizationConfig) -> None:
     """Check that there is a layer to quantize; warn about the layers that stay in float.
 
     Raises:
         UnsupportedError: there is no layer to quantize.
     """
+    if by_channel(config):
+        return weight_storage.check(graph, skipped)
     left = count_left(graph, skipped)
     if not find_layers(graph, skipped):
         listed = f": {_list(left)} stay in float" if left else ""
@@ -128,9 +149,12 @@ def check(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
         log.warning("method=weight_only: layers in float: %s", _list(left))
 
 
-def describe_left(graph: onnx.GraphProto, skipped: Collection[str]) -> dict[str, str]:
+def describe_left(
+    graph: onnx.GraphProto, skipped: Collection[str], config: QuantizationConfig
+) -> dict[str, str]:
     """Return the number of float layers by operator, as a param; empty if there are none."""
-    left = count_left(graph, skipped)
+    count = weight_storage.count_left if by_channel(config) else count_left
+    left = count(graph, skipped)
     return {"float_operators": _list(left)} if left else {}
 
 
@@ -141,7 +165,11 @@ def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]
 
 
 def quantize(source: Path, path: Path, skipped: Sequence[str], config: QuantizationConfig) -> None:
-    """Write the model with block-quantized weights to `path`."""
+    """Write the model with quantized weights to `path`."""
+    if by_channel(config):
+        stored = onnx.load(source)
+        weight_storage.quantize(stored, skipped)
+        return onnx.save(stored, path)
     # It sets up logging as it is imported; under a run, this has no effect.
     from onnxruntime.quantization import matmul_nbits_quantizer as library
 

@@ -90,7 +90,6 @@ class StepKind:
 
 _CALIBRATION = "another calibration method on the collected statistics"
 _NOT_FASTEST = ("smallest", "best")
-_WITH_WEIGHTS = "[Conv,ConvTranspose,Gemm,GRU,LSTM,MatMul,RNN]"
 
 STEPS = (
     StepKind(
@@ -190,7 +189,7 @@ STEPS = (
     StepKind(
         name="weights_in_8_bits",
         rank=70,
-        settings=f"method=weight_only dtype=w8 op_types={_WITH_WEIGHTS}",
+        settings="method=weight_only dtype=w8 weight_only.block_size=null slim=true",
         why="weights alone in 8 bits lose next to nothing; activations stay in float",
         capability="weights_alone",
         moved={PRODUCTS: 10, RECURRENT: 10},

@@ -5,7 +5,7 @@ ONNX Runtime and onnx's version converter read the file only afterwards.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
-from resnet8ptq.graph.layers import LAYERS, RECURRENT
+from resnet8ptq.graph.layers import LAYERS, RECURRENT, STORED
 from resnet8ptq.graph.pruning import find_all
 from resnet8ptq.models.gates import EXPECTS_FP32
 
@@ -254,11 +254,12 @@ def _reasons_not_to_quantize(proto: onnx.ModelProto) -> Iterator[str]:
             "export without it (the branch that is used), or, if an input decides, its value: "
             "model.inputs={NAME: ...}"
         )
-    if not weights:
+    if not weights and not any(find_weights(proto.graph, STORED)):
         products = "Einsum" in {node.op_type for node in find_all(proto, onnx.NodeProto)}
         mend = ", and no backend quantizes Einsum; try an export with MatMul in its place"
+        layers = ", ".join((*LAYERS, *RECURRENT, *STORED))
         yield (
-            f"quantization would find nothing: no {', '.join((*LAYERS, *RECURRENT))} with constant "
+            f"quantization would find nothing: no {layers} with constant "
             f"weights{mend if products else ''}"
         )
     for layer, tensor in weights:
@@ -281,7 +282,9 @@ def _counted(names: list[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in Counter(names).items())
 
 
-def find_weights(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
+def find_weights(
+    graph: onnx.GraphProto, operators: Sequence[str] = (*LAYERS, *RECURRENT)
+) -> Iterator[tuple[str, TensorProto]]:
     """Yield each layer's operator and the constant of its weights."""
     origin = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
@@ -289,7 +292,7 @@ def find_weights(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
             tensor = read_constant(node)
             if tensor is not None:
                 origin[node.output[0]] = tensor
-        elif node.op_type in (*LAYERS, *RECURRENT):
+        elif node.op_type in operators:
             if node.input[1:2] and node.input[1] in origin:
                 yield node.op_type, origin[node.input[1]]
         elif node.op_type in ("ConstantOfShape", "Range"):
