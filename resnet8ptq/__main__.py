@@ -67,9 +67,12 @@ def call(words: list[str]) -> int | None:
 
 def _explain_unknown(name: str, words: list[str]) -> str:
     """Return the message for an unknown command; a path or a setting belongs to `run`."""
-    from resnet8ptq.core import invocation
+    from resnet8ptq.core import invocation, other_names
     from resnet8ptq.core.text import or_nearest
 
+    if name in other_names.COMMANDS:
+        meant = other_names.COMMANDS[name].split()
+        return f"{name}: no such command; try {invocation.command(*meant, *words[1:])}"
     if "=" in name or Path(name).exists() or name == "-m":
         return f"{name}: no such command; try {invocation.command('run', *words)}"
     return f"{name}: no such command; expected {or_nearest(name, COMMANDS)}"
@@ -83,7 +86,9 @@ def main(words: list[str] | None = None) -> int:
     console.never_silent()
     from resnet8ptq.core import command  # imports Hydra
 
-    return command.main(lambda: call(sys.argv[1:] if words is None else words))
+    code = command.main(lambda: call(sys.argv[1:] if words is None else words))
+    console.never_silent(between="")
+    return code
 
 
 if __name__ == "__main__":

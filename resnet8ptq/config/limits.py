@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.text import no_such_key, or_nearest
+from resnet8ptq.core.text import mend_value, no_such_key, or_nearest
 
 MOST_PIXELS = 2**13  # along a side of a picture
 
@@ -170,7 +170,7 @@ def require(key: str, got: object, ok: bool, expected: str) -> None:
     """
     if not ok:
         quoted = repr(got) if isinstance(got, str) else shown(got)
-        raise ConfigError(f"{key}: got {quoted}, expected {expected}")
+        raise ConfigError(f"{key}: got {quoted}, expected {expected}{mend_value(key, got)}")
 
 
 def shown(value: object) -> str:

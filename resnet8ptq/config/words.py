@@ -43,6 +43,8 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
         ConfigError: an unknown setting or option, or a value outside the limits of its setting.
     """
     parser = get_args_parser()
+    # Hydra adds an analysis, and selects in other groups: nobody need know the difference.
+    words = [f"+{word}" if word.startswith("analysis=") else word for word in words]
     known, unknown = parser.parse_known_intermixed_args(list(words))
     settings = list(known.overrides)
     for word in unknown:
@@ -192,12 +194,17 @@ def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None
         before, after = settings[i - 1] if i else "", "".join(settings[i + 1 : i + 3])
         if "=" in word[1:] or word.startswith("~"):
             continue
-        if before and _is_open(before):
+        following = settings[i + 1] if i + 1 < len(settings) else ""
+        _, _, value = before.partition("=")
+        is_path = value and Path(f"{value} {word}").expanduser().exists()
+        if before and (is_path or _is_open(before)):
             mend = f"a space has split a value; put it in quotes: '{before} {word}'"
         elif before.endswith((",", "=")) or word.startswith(","):
             mend = f"a space has split a value; leave it out: {before}{word}"
         elif after.startswith("="):
             mend = f"a space has split it; leave it out: {word}{after}"
+        elif find_fields(word) and following and "=" not in following:
+            mend = f"try {word}={following}"
         else:
             mend = _find_option(word, groups)
         raise ConfigError(f"{word}: got a word without a key, expected key=value; {mend}")
@@ -242,7 +249,9 @@ def _check_key(override: Override, groups: Collection[str]) -> None:
         return
     if first in other_names.ABSENT:
         raise ConfigError(f"{first}: no such key; {other_names.ABSENT[first]}")
-    keys = [other_names.KEYS[first]] if first in other_names.KEYS else _find_keys(first)
+    others = {name.replace("_", ""): full for name, full in other_names.KEYS.items()}
+    meant = others.get(first.casefold().replace("_", ""))
+    keys = [meant] if meant else _find_keys(first)
     if keys and first == key:
         raise ConfigError(f"{first}: no such key; try {' | '.join(f'{full}=' for full in keys)}")
     raise ConfigError(no_such_key(first, known))

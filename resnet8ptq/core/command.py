@@ -28,6 +28,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from resnet8ptq.core import files, invocation, other_names
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError
 from resnet8ptq.core.text import (
+    mend_value,
     nearest,
     no_such_key,
     no_such_name,
@@ -254,7 +255,7 @@ def explain(error: BaseException) -> str:
             text = no_such_key(str(cause.full_key), known)
     if match := _NO_VALUE.search(text):
         got, kind, key = match.groups()
-        text = f"{key}: got {got!r}, expected {_KINDS.get(kind, kind)}"
+        text = f"{key}: got {got!r}, expected {_KINDS.get(kind, kind)}{mend_value(key, got)}"
     extras = [extra for option, extra in _EXTRAS.items() if f"'hydra/{option}'" in text]
     if match := _NO_OPTION.search(text):
         name, group, options = match.groups()

@@ -19,6 +19,21 @@ KEYS = {
     "output_dir": "hydra.run.dir",
     "jobs": "hydra.launcher.n_jobs",
 }
+COMMANDS = {  # other names of commands
+    "inspect": "run +analysis=inspect",
+    "diagnose": "run +analysis=diagnose",
+    "profile": "run +analysis=profile",
+    "sensitivity": "run +analysis=sensitivity",
+    "quantize": "run",
+    "ptq": "run",
+    "sweep": "run -m",
+    "compare": "run -m",
+    "export": "deploy",
+    "evaluate": "judge",
+    "validate": "judge",
+    "serve": "ui",
+    "mlflow": "ui",
+}
 _CPU = "every framework runs on the CPU here; threads= sets the number of threads"
 ABSENT = {"device": _CPU, "gpu": _CPU, "cuda": _CPU}  # keys without a counterpart
 PATHS = {"data": "data.root", "model": "model.path"}  # groups for which a path may be typed

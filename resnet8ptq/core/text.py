@@ -76,17 +76,28 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     'int8'
     >>> nearest("depoly", ["advise", "deploy", "report"])
     'deploy'
+    >>> nearest("imagnet", ["raw", "torchvision_imagenet"])
+    'torchvision_imagenet'
     """
     from difflib import get_close_matches
 
+    wanted = word.casefold().rstrip("=")
     spelled = {name.casefold().rstrip("="): name for name in known}
-    close = get_close_matches(word.casefold().rstrip("="), spelled, n=1)
-    return spelled[close[0]] if close else None
+    if close := get_close_matches(wanted, spelled, n=1):
+        return spelled[close[0]]
+    parts = {part: name for name in spelled for part in reversed(name.split("_")) if "_" in name}
+    close = get_close_matches(wanted, parts, n=1, cutoff=0.8)
+    return spelled[parts[close[0]]] if close else None
+
+
+_MANY = 20  # words: more of them hide the closest match
 
 
 def or_nearest(word: object, known: Collection[str]) -> str:
     """Return the known words for a message, with the closest match to `word`, if any."""
     close = nearest(str(word), known)
+    if close and len(known) > _MANY:
+        return f"one of {len(known)} that --help lists (nearest: {close})"
     return " | ".join(known) + (f" (nearest: {close})" if close else "")
 
 
@@ -102,6 +113,30 @@ def no_such_name(key: str, name: str, known: Collection[str]) -> str:
     "format: got 'yml', expected json | yaml (nearest: yaml)"
     """
     return f"{key}: got {name!r}, expected {or_nearest(name, known)}"
+
+
+_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600}
+
+
+def mend_value(key: str, got: object) -> str:
+    """Return the setting that a value with a unit means, such as `30s` or `1%`; empty for others.
+
+    >>> mend_value("max_drop", "1%"), mend_value("minutes", "30s")
+    ('; try max_drop=0.01', '; try minutes=0.5')
+    >>> mend_value("preprocess.size", "32x24")
+    '; try preprocess.size=[32,24]'
+    """
+    if sides := re.fullmatch(r"(\d+)[x*](\d+)", str(got)):
+        return f"; try {key}=[{sides[1]},{sides[2]}]"
+    if not (quantity := re.fullmatch(r"(\d+(?:\.\d+)?) ?(%|[a-z]+)", str(got))):
+        return ""
+    number, unit = float(quantity[1]), quantity[2]
+    if unit == "%":
+        return f"; try {key}={number / 100:.6g}"
+    each = {"minutes": 60, "seconds": 1}.get(re.split(r"[._]", key)[-1])
+    if each is None or unit not in _SECONDS:
+        return ""
+    return f"; try {key}={number * _SECONDS[unit] / each:.6g}"
 
 
 def safe_name(text: str) -> str:

@@ -11,7 +11,7 @@ from resnet8ptq.core import cache, files
 from resnet8ptq.core.console import warn_once
 from resnet8ptq.core.errors import ConfigError, DataNotFoundError
 from resnet8ptq.core.registry import look_up
-from resnet8ptq.data.sources import SOURCES, cifar10
+from resnet8ptq.data.sources import SOURCES, cifar10, mend_archive
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def settle(config: DataConfig, own_network: bool = False) -> DataConfig:
     fits = (source.file and root.is_file()) or (source.folder and root.is_dir())
     if name is None or not fits:
         missing = "" if root.exists() else " (not there)"
-        near = files.name_nearest(name) if missing else ""
+        near = files.name_nearest(name) if missing else mend_archive(root)
         raise ConfigError(
             f"data.{source.key}: got {name or 'null'}{missing}, expected {source.takes}{near}"
         )

@@ -19,14 +19,14 @@ name the MLflow store, `cache_dir=` the folder of converted networks.
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resnet8ptq.config.limits import require
 from resnet8ptq.config.schema import TrackingConfig
-from resnet8ptq.core import cache, command
+from resnet8ptq.core import cache, command, invocation
 from resnet8ptq.core.console import say, stderr, stdout, waiting
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import redact, safe_name
@@ -69,7 +69,7 @@ class Arguments:
 
 def main(words: list[str]) -> None:
     """Find the run, check its artifact, write the folder."""
-    asked = command.parse_words(words, Arguments, __doc__)
+    asked = command.parse_words(words, Arguments, __doc__, plain="use")
     _check(asked)
     limits = {"max_drop": asked.max_drop, "min_sqnr_db": asked.min_sqnr_db}
     with waiting("Reading the runs"):
@@ -84,10 +84,14 @@ def main(words: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:
         run = source.fetch(store, record, Path(scratch), use, verdict, asked.trust)
         _check_register(run, asked.register)
-        lines = _write(store, run, asked, temporary)
+        lines, takes = _write(store, run, asked, temporary)
     console = stdout(None, 130)
-    for line in (*lines, f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"):
+    held = ", ".join(sorted(path.name for path in folder.iterdir()))
+    for line in (*lines, f"Folder: {folder} ({held})"):
         say(console, line)
+    here = Path.cwd()
+    shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    say(console, f"Try:    {invocation.shell('python', str(shown / example.FILE), *takes)}")
 
 
 def _check(asked: Arguments) -> None:
@@ -146,7 +150,10 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[str]:
+def _write(
+    store: Store, run: Source, asked: Arguments, folder: Path
+) -> tuple[list[str], Sequence[str]]:
+    """Write the folder; return what to say, and the words that its example takes."""
     runtime = cache.runtime(asked.cache_dir or run.config.cache_dir, run.config.threads)
     version = asked.target.onnxruntime
     model, change = _convert(run, asked.target, folder)
@@ -188,7 +195,7 @@ def _write(store: Store, run: Source, asked: Arguments, folder: Path) -> list[st
         serve = card.serve_command(uri, MLFLOW_TRACKING_URI=redact(store.uri))
         lines.append(f"registered as {uri}; {serve}")
     (folder / card.FILE).write_text(card.render(run, model, facts), encoding="utf-8")
-    return lines
+    return lines, ["PICTURE"] if "pillow" in others else []
 
 
 def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str]:

@@ -409,7 +409,7 @@ class Arguments:
 
 def main(words: list[str]) -> None:
     """Write the report of a sweep or a single run again."""
-    asked = command.parse_words(words, Arguments, __doc__)
+    asked = command.parse_words(words, Arguments, __doc__, plain="run_id")
     with waiting("Reading the runs"):
         store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
         parent = (

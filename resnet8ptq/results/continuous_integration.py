@@ -58,7 +58,7 @@ class Arguments:
 
 def main(words: list[str]) -> int:
     """Print the verdict; return its exit code."""
-    asked = command.parse_words(words, Arguments, __doc__)
+    asked = command.parse_words(words, Arguments, __doc__, plain="use")
     if asked.format not in FORMATS:
         raise ConfigError(no_such_name("format", asked.format, FORMATS))
     with waiting("Reading the runs"):

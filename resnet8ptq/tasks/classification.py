@@ -24,7 +24,7 @@ from resnet8ptq.tasks.outputs import (
     check_labels,
     describe,
 )
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, above_chance, flips
+from resnet8ptq.tasks.statistics import LEAST_KAPPA, SIGNIFICANCE, above_chance, flips, kappa
 from resnet8ptq.tasks.task import Table, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
@@ -316,10 +316,11 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
 
 
 def _doubt(baseline: ClassScores, expected: float | None) -> str | None:
-    """Doubt an accuracy that is not significantly above chance, or is below `expected`."""
+    """Doubt an accuracy that is not clearly above chance, or is below `expected`."""
     classes, hits = baseline.probabilities.shape[1], baseline.per_sample
     shown = f"{ACCURACY.show(baseline.value)} ({baseline.correct} of {baseline.total}"
-    if above_chance(hits.labels, hits.predictions, classes) > SIGNIFICANCE:
+    proven = above_chance(hits.labels, hits.predictions, classes) <= SIGNIFICANCE
+    if not proven or kappa(hits.labels, hits.predictions, classes) < LEAST_KAPPA:
         return f"NEAR CHANCE, {shown}, {classes} classes)"
     return doubt_below(f"{shown})", hits.interval, expected)
 

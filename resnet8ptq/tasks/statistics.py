@@ -463,6 +463,21 @@ def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], clas
     return float(ndtr((mean - hits + 0.5) / math.sqrt(variance)))
 
 
+LEAST_KAPPA = 0.05  # with many samples, even a network on the wrong inputs is proven above chance
+
+
+def kappa(labels: NDArray[np.int64], predictions: NDArray[np.int64], classes: int) -> float:
+    """Return Cohen's kappa: the share of the mistakes of chance that the predictions avoid.
+
+    1 if chance makes none.
+    """
+    total = len(labels)
+    true, said = (np.bincount(c, minlength=classes) / total for c in (labels, predictions))
+    by_chance = float(true @ said)
+    hits = float((labels == predictions).mean())
+    return 1.0 if by_chance == 1 else (hits - by_chance) / (1 - by_chance)
+
+
 def binomial_tail(hits: int, total: int, chance: float) -> float:
     """Return the probability of at least this many hits with equal probabilities.
 

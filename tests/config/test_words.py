@@ -48,7 +48,7 @@ LIST = "got a list, [{0}], expected one option; to run each: -m {1}={0}"
         ("--mulitrun", "--mulitrun: no such option (nearest: --multirun)"),
         ("--seed=3", "--seed=3: no such option (settings have no dash: seed=3)"),
         ("-m|--cfg|job", "options: got '--multirun --cfg', expected one of them"),
-        ("backnd=torch", "backnd: no such key; expected backend | dtype | "),
+        ("backnd=torch", "(nearest: backend)"),
         ("backnd=torch", "(nearest: backend)"),
         ("experimnt=flagship", "(nearest: experiment)"),
         ("DTYPE=int8", "(nearest: dtype)"),
@@ -183,7 +183,7 @@ def test_a_wrong_input_leaves_no_run(tmp_path, typed):
     [
         (["depoly"], "depoly: no such command; expected init | run | ship | ui | advise | deploy | "
          "report | verdict | judge | sync | server (nearest: deploy)"),
-        (["report", "abc"], "abc: got a word without a key, expected experiment= | run_id= | "),
+        (["report", "abc"], "run_id: got 'abc', expected the id of a run"),
         (["deploy", "uze=smallest"], "(nearest: use=)"),
         (["advise", "missing.onnx"], "model.path: got missing.onnx (not there)"),
     ],

@@ -82,7 +82,19 @@ CASES = {
     GOOD + "backend=onnx, torch": "torch: got a word without a key|backend=onnx,torch",
     GOOD + "experiment=gird": "experiment: got 'gird'|nearest: grid",
     GOOD + "threads=999": "threads: got 999|CPUs of this machine",
+    GOOD + "max_drop=1%": "max_drop: got '1%'|try max_drop=0.01",
+    GOOD + "preprocess.size=8x6": "preprocess.size: got '8x6'|try preprocess.size=[8,6]",
+    GOOD + "preprocess=imagnet": "preprocess: got 'imagnet'|nearest: torchvision_imagenet",
+    GOOD + "calib.samples=9": "calib.samples: no such key|nearest: samples_per_class",
+    "run model.path my.onnx data.root=a.npz": "model.path: got a word|try model.path=my.onnx",
+    "run modelpath=my.onnx": "modelpath: no such key|model.path=",
+    RUN + "data=folder data.root=my pics": "pics: got a word|'data.root=my pics'",
+    RUN + "data=folder data.root=pics.zip": "data.root: got pics.zip|try unpacking it",
     # Other commands
+    "inspect model.path=my.onnx": "inspect: no such command|run +analysis=inspect model.path",
+    "sweep my.onnx a.npz dtype=int8,u8s8": "sweep: no such command|run -m my.onnx a.npz",
+    "ship my.onnx a.npz minutes=30s": "minutes: got '30s'|try minutes=0.5",
+    "judge my.onnx pictures": "pictures|",
     "rnu model.path=my.onnx": "rnu: no such command|nearest: run",
     "my.onnx data.root=a.npz": "my.onnx: no such command|resnet8ptq run my.onnx",
     "advise My.onnx": "model.path: got My.onnx|my.onnx",
@@ -102,9 +114,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     good = write_network(path / "my.onnx").read_bytes()
     write_data(path / "a.npz", 12)
     (path / "truncated.onnx").write_bytes(good[:200])
-    for name in ("empty.onnx", "notes.txt", "weights.pt", "theirs.xml"):
+    for name in ("empty.onnx", "notes.txt", "weights.pt", "theirs.xml", "pics.zip"):
         (path / name).write_text("" if name == "empty.onnx" else "text")
-    for name in ("pictures/cat/1.png", "pictures/dog/1.png", "flat/1.png"):
+    for name in ("pictures/cat/1.png", "pictures/dog/1.png", "my pics/a/1.png", "flat/1.png"):
         (path / name).parent.mkdir(parents=True)
         Image.new("RGB", (6, 8)).save(path / name)
     (path / "boxes.json").write_text("{}")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from mlflow.utils.validation import _validate_metric_name
 from scipy.stats import binomtest
-from sklearn.metrics import confusion_matrix
+from sklearn.metrics import cohen_kappa_score, confusion_matrix
 from statsmodels.stats.multitest import multipletests
 
 from resnet8ptq.evaluation.result import RunResult
@@ -19,7 +19,14 @@ from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores, metric_names
 from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.hits import Hits
-from resnet8ptq.tasks.statistics import above_chance, binomial_tail, holm, mcnemar, wilson
+from resnet8ptq.tasks.statistics import (
+    above_chance,
+    binomial_tail,
+    holm,
+    kappa,
+    mcnemar,
+    wilson,
+)
 from tests.helpers.results import make_result
 
 
@@ -219,6 +226,16 @@ def test_a_constant_answer_is_chance_however_often_it_hits():
     assert above_chance(labels, labels, 2) < 1e-9
     alone = np.zeros(20, int)  # of one class no order differs
     assert above_chance(alone, alone, 4) == pytest.approx(0.25**20)
+
+
+def test_kappa_is_sklearns():
+    random = np.random.default_rng(0)
+    labels = random.choice(4, 300, p=[0.4, 0.3, 0.2, 0.1])
+    predictions = np.where(random.random(300) < 0.3, labels, random.permutation(labels))
+    expected = cohen_kappa_score(labels, predictions)
+    assert kappa(labels, predictions, 4) == pytest.approx(expected)
+    alone = np.zeros(20, int)
+    assert kappa(alone, alone, 4) == 1
 
 
 @given(p_values)

@@ -117,7 +117,17 @@ def find_settings(path: Path, annotated: bool = False) -> dict[str, str]:
     if path.is_dir() and any(child.suffix.lower() in _PICTURES for child in path.iterdir()):
         return {"data": "folder", "data.root": str(path), "data.labels": "none"}
     takes = "; ".join(f"{source.takes} (data={key})" for key, source in _OWN.items())
-    raise ConfigError(f"data.root: got {path}, expected {takes}")
+    raise ConfigError(f"data.root: got {path}, expected {takes}{mend_archive(path)}")
+
+
+def mend_archive(path: Path) -> str:
+    """Return what to do with an archive, which no source reads; empty for other files.
+
+    >>> mend_archive(Path("pictures.tar.gz"))
+    '; try unpacking it'
+    """
+    is_archive = path.suffix.lower() in (".zip", ".tar", ".tgz", ".7z") or ".tar" in path.suffixes
+    return "; try unpacking it" if is_archive else ""
 
 
 def name_file(path: Path) -> str | None:
