@@ -66,7 +66,7 @@ class Source:
         """Warnings for the user: a verdict other than pass."""
         if not self.verdict or self.verdict == verdicts.PASS:
             return []
-        return [f"CAUTION: the verdict on its loss is not pass, but {self.verdict}"]
+        return [f"CAUTION: verdict on its loss: {self.verdict}, not pass"]
 
     @property
     def folder(self) -> Path:

@@ -182,7 +182,7 @@ def test_what_does_not_pass_is_deployed_with_a_caution(runs, tmp_path):
     assert "undecided" in caution
     assert "**CAUTION: verdict" in (tmp_path / "new/README.md").read_text()
     named = deploy(runs, "max_drop=0", f"run_id={run_id(runs, 'onnx')}", f"folder={tmp_path}/named")
-    assert "CAUTION: verdict on its loss, as in a report: undecided" in named.out
+    assert "CAUTION: verdict on its loss: undecided" in named.out
 
 
 @pytest.mark.slow
