@@ -20,6 +20,8 @@ from resnet8ptq.report.verdicts import FAIL, PASS, Verdict
 from resnet8ptq.tasks.metric import BASELINE, TOTAL
 from resnet8ptq.tracking.record import RunRecord
 
+NOTHING_FASTER = "One sample at a time, nothing here is shown to be faster than FP32 on this CPU."
+KNOWN = " Known to be fast here, and untried:"
 UNKNOWN_SPEED = "for an NPU: its speed was not measured, because this CPU computes it in float"
 
 
@@ -30,7 +32,8 @@ class Answer:
     Attributes:
         advice: such as `Deploy onnx int8 minmax per tensor`.
         reason: of the headline, in about ten words; empty for other models.
-        hint: that no model is faster than FP32, with a command to try; empty otherwise.
+        hint: that no model is faster than FP32; empty otherwise.
+        untried: the command of a setting that should be faster; empty without a hint or a setting.
         outcome: the outcome of the verdict; empty for FP32.
         verdict: the verdict as a sentence.
         facts: the metric with its 95% interval, size and latency.
@@ -46,6 +49,7 @@ class Answer:
     command: str
     reason: str = ""
     hint: str = ""
+    untried: str = ""
 
 
 def explain(selected: ModelSelection) -> list[Answer]:
@@ -58,6 +62,9 @@ def explain(selected: ModelSelection) -> list[Answer]:
 
 def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Answer:
     first, uses = choices[0], tuple(choice.use for choice in choices)
+    kept = selected.headline is not None and selected.headline.headline.advice == "keep"
+    if kept and first.key == RECOMMENDED:  # FP32 is, and not this model
+        uses = uses[1:] or ("quantized",)
     if first.choice is None:  # FP32 itself is the fastest
         times = tuple(choice.why.partition("; ")[0] for choice in choices)
         verdict = "FP32 itself: no quantized model within the limit is faster."
@@ -78,12 +85,15 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
     if first.key != RECOMMENDED or selected.headline is None:
         return answer
     chosen = selected.headline
-    return replace(
+    answer = replace(
         answer,
         advice=_ADVICE[chosen.headline.advice].format(first.label),
         reason=chosen.reason,
-        hint=say_nothing_faster(selected) if chosen.headline.nothing_faster else "",
     )
+    if not chosen.headline.nothing_faster:
+        return answer
+    untried = find_untried(selected.family.records)
+    return replace(answer, hint=f"{NOTHING_FASTER}{KNOWN if untried else ''}", untried=untried)
 
 
 _ADVICE = {
@@ -91,13 +101,6 @@ _ADVICE = {
     "test": "Test {} on more samples",
     "keep": "Keep FP32 instead of {}",
 }
-
-
-def say_nothing_faster(selected: ModelSelection) -> str:
-    """Return that no model is faster than FP32, and the command of an untried setting, if any."""
-    untried = find_untried(selected.family.records)
-    text = "One sample at a time, nothing here is shown to be faster than FP32 on this CPU."
-    return f"{text} Known to be fast here, and untried: {untried}" if untried else text
 
 
 def say_reason(answer: Answer) -> str:
@@ -112,7 +115,7 @@ def to_markdown(answers: Sequence[Answer]) -> str:
     best = answers[0]
     lines = [
         f"**{escape_markdown(best.advice)}{say_reason(best)}.** {escape_markdown(best.verdict)}",
-        *([escape_markdown(best.hint)] if best.hint else []),
+        *([escape_markdown(f"{best.hint} {best.untried}")] if best.hint else []),
         "",
         "| for | model | verdict | measured | command |",
         "|---|---|---|---|---|",

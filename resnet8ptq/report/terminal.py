@@ -105,6 +105,6 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
         say(console, f"  {best.verdict}")
         say(console, f"  {'; '.join(best.facts)}")
         if best.hint:
-            say(console, f"  {best.hint}")
+            say(console, f"  {best.hint} {best.untried}".rstrip())
         if best.command:
             say(console, f"  {best.command}")

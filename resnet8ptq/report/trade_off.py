@@ -18,6 +18,8 @@ from resnet8ptq.report import equal_files
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.reference import Entry
+from resnet8ptq.report.table import VOID
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.tasks.metric import BASELINE, Metric
 
 WIDTH, HEIGHT = 640, 360
@@ -100,6 +102,23 @@ class Panel:
         front = find_front(np.array([(point.x, point.loss) for point in self.points]))
         points = sorted((self.points[index] for index in front), key=lambda point: point.x)
         return " ".join(f"{self.x_axis.at(p.x)},{self.y(p.loss)}" for p in points)
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """The meaning of each kind of mark in the drawing."""
+        kinds = {point.kind for point in self.points}
+        beyond = any(point.loss > self.bottom for point in self.points)
+        marks = {}
+        if PASS in kinds:
+            marks["filled"] = PASS
+        if kinds & {UNDECIDED, VOID}:
+            marks["hollow"] = " or ".join(sorted(kinds & {UNDECIDED, VOID}))
+        crossed = [FAIL] * (FAIL in kinds) + ["a loss beyond the drawing"] * beyond
+        if crossed:
+            marks["cross"] = ", or ".join(crossed)
+        if "other" in kinds:
+            marks["plus"] = "other tools"
+        return {**marks, "diamond": "FP32"}
 
     def say(self, point: Point) -> str:
         """Return a model's name and values, for hovering and screen readers."""

@@ -10,6 +10,7 @@ from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.report import answer, comparison, page, verdicts
 from resnet8ptq.results import summaries
 from resnet8ptq.sweeps import winner
+from resnet8ptq.sweeps.delivery import Delivery
 from tests.helpers.cells import predictions, sweep
 from tests.helpers.pages import to_page
 
@@ -76,6 +77,7 @@ def test_a_model_that_is_neither_smaller_nor_faster_is_told(size, ms, gains):
     best = answer.explain(selected)[0]
     assert ("neither smaller nor faster than FP32" in best.reason) != gains
     assert best.advice.startswith("Deploy ") == gains
+    assert ("recommended" in best.uses) == gains
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_a_model_has_one_outcome_wherever_it_is_shown(name, tmp_path, capsys):
     shown.add(verdicts.in_words([family], limits).texts["a"].split()[0].strip(","))
     shown |= {a.outcome for a in answer.explain(selected) if a.label == family.cells[0].label}
     alone = replace(selected, family=comparison.compare(family.cells[:1]))
-    winner.announce([alone], tmp_path, "fastest")
+    winner.announce([alone], Delivery(tmp_path), "fastest")
     shown.add("pass" if "Winner" in capsys.readouterr().out else outcome)
     assert shown == {outcome}
     assert all(
