@@ -14,7 +14,6 @@ calibration images: a table is refused if one of the three differs.
 import hashlib
 import json
 import logging
-import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ import numpy as np
 from onnxruntime.quantization.calibrate import CalibrationMethod, TensorData, TensorsData
 from onnxruntime.quantization.quant_utils import write_calibration_table
 
+from resnet8ptq.calibration import foreign_table
 from resnet8ptq.calibration.methods import describe_method
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import CalibConfig
@@ -77,12 +77,13 @@ def as_tensors_data(ranges: Mapping[str, Range]) -> TensorsData:
     return TensorsData(CalibrationMethod.MinMax, tensors)
 
 
-def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
+def load(path: str | Path, provenance: Provenance | None) -> dict[str, Range]:
     """Read the ranges of an earlier run, by ONNX tensor name; float32 values.
 
     Args:
         path: a `calibration.json`, or its folder.
-        provenance: the provenance of this run's ranges, see `provenance`.
+        provenance: the provenance of this run's ranges, see `provenance`; None accepts a table of
+            any origin, in the formats of `foreign_table`.
 
     Raises:
         ConfigError: the file is missing, damaged or edited; it belongs to another model, method or
@@ -96,8 +97,10 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
         )
     table = table / TABLE_FILE if table.is_dir() else table
     content = _read(table, f"a {TABLE_FILE} of an earlier run, or its folder")
+    if provenance is None:
+        return foreign_table.read(_decode(content, table), table)
     beside = table.with_name(PROVENANCE_FILE)
-    takes = f"a table with the {PROVENANCE_FILE} that its run wrote beside it"
+    takes = f"a table with the {PROVENANCE_FILE} of its run; calib.trust=true takes any ranges"
     made_from = _decode(_read(beside, takes), beside)
     if not isinstance(made_from, dict):
         raise ConfigError(f"calib.table: {beside} is damaged: got other JSON, expected an object")
@@ -108,8 +111,10 @@ def load(path: str | Path, provenance: Provenance) -> dict[str, Range]:
     if differing := [key for key in provenance if made_from.get(key) != provenance[key]]:
         theirs = ", ".join(_describe(key, made_from.get(key)) for key in differing)
         ours = ", ".join(_describe(key, provenance[key]) for key in differing)
-        raise ConfigError(f"calib.table: made from {theirs}; this run has {ours}")
-    return _as_ranges(_decode(content, table), table)
+        raise ConfigError(
+            f"calib.table: made from {theirs}; this run has {ours}; calib.trust=true takes it"
+        )
+    return foreign_table.read(_decode(content, table), table)
 
 
 def _is_other(record: logging.LogRecord) -> bool:
@@ -147,31 +152,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(unique) < len(pairs):
         raise ValueError("a key occurs twice in one object")
     return unique
-
-
-def _as_ranges(parsed: object, path: Path) -> dict[str, Range]:
-    tensors = parsed.get("data") if isinstance(parsed, dict) else None
-    if not isinstance(tensors, dict) or not tensors:
-        raise ConfigError(f"calib.table: {path} holds no tensors")
-    ranges = {}
-    for name, tensor in tensors.items():
-        ends = tensor if isinstance(tensor, dict) else {}
-        low, high = _as_number(ends.get("lowest")), _as_number(ends.get("highest"))
-        if low is None or high is None or low > high:
-            raise ConfigError(
-                f"calib.table: {path}: {name!r}: no valid range; expected low <= high"
-            )
-        ranges[name] = (low, high)
-    return ranges
-
-
-def _as_number(value: object) -> float | None:
-    """Return a finite number, given as a number or as an array of one in ONNX Runtime's format."""
-    while isinstance(value, dict | list):
-        if isinstance(value, list) and len(value) != 1:
-            return None
-        value = value.get("data") if isinstance(value, dict) else value[0]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    number = float(value) if abs(value) < 2**128 else math.inf  # an int may be beyond any float
-    return number if math.isfinite(number) else None

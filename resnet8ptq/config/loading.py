@@ -203,6 +203,8 @@ def _check_together(config: RunConfig) -> None:
     require("calib.num_bins", bins, bins % 2 == 0 and bins > 2 * levels, takes)
     if config.calib.table is not None and config.method != "static":
         raise ConfigError(f"calib.table: has no effect with method={config.method}")
+    if config.calib.trust and config.calib.table is None:
+        raise ConfigError("calib.trust: has no effect without calib.table")
     if config.calib.table is not None and config.calib.name == "histogram":
         raise ConfigError("calib.table: torch's own observer of calib=histogram takes no ranges")
     for name in ("smooth_quant", "equalization"):

@@ -101,6 +101,7 @@ class CalibConfig:
     num_quantized_bins: int = limited(128, at_least(2), only=_with("calib.name", "entropy"))
     averaging_constant: float = limited(0.01, limits.SHARE, only=_AVERAGE)
     table: str | None = limited(None, is_path=True)
+    trust: bool = False  # a table of any origin
     images: str | None = limited(None, is_path=True)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq.calibration import table
+from resnet8ptq.calibration import foreign_table, table
 from resnet8ptq.config.schema import CorrectionsConfig, RunConfig
 from resnet8ptq.core import background
 from resnet8ptq.corrections import sequence
@@ -92,11 +92,19 @@ def correct(work: Workspace, decisions: Decisions) -> Decisions:
 
 
 def read_table(work: Workspace, decisions: Decisions) -> Decisions:
-    """Read the ranges that `calib.table` names."""
-    path = work.config.calib.table
-    if path is None:
+    """Read the ranges that `calib.table` names; of any origin with `calib.trust`.
+
+    Raises:
+        ConfigError: no tensor of the table is one of the network's.
+    """
+    calib = work.config.calib
+    if calib.table is None:
         return decisions
-    return replace(decisions, ranges=table.load(path, work.provenance(decisions)))
+    if not calib.trust:
+        return replace(decisions, ranges=table.load(calib.table, work.provenance(decisions)))
+    ranges = table.load(calib.table, provenance=None)
+    graph = onnx.load(decisions.network.onnx_path, load_external_data=False).graph
+    return replace(decisions, ranges=foreign_table.match(ranges, graph, calib.table))
 
 
 def leave_in_float(work: Workspace, decisions: Decisions) -> Decisions:

@@ -106,15 +106,15 @@ def test_provenance_has_what_ranges_depend_on_and_no_more(tmp_path, shapes):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"model": "2" * 64}, r"made from model 000000000000; this run has model 222222222222$"),
+        ({"model": "2" * 64}, r"made from model 000000000000; this run has model 222222222222;"),
         (
             {"method": {"name": "minmax"}},
-            r"made from method mse \(num_bins=2048\); this run has method minmax$",
+            r"made from method mse \(num_bins=2048\); this run has method minmax;",
         ),
         (
             {"images": "3" * 64, "method": {"name": "mse", "num_bins": 512}},
             r"made from method mse \(num_bins=2048\), images 1{12}; "
-            r"this run has method mse \(num_bins=512\), images 3{12}$",
+            r"this run has method mse \(num_bins=512\), images 3{12};",
         ),
     ],
 )
@@ -172,7 +172,7 @@ def test_formats_with_one_number_per_tensor_are_refused(folder, name):
 )
 def test_ranges_that_are_none_are_refused(folder, ends):
     forge(folder, f'{{"data": {{"good": {{"lowest": 0, "highest": 1}}, "x": {ends}}}}}'.encode())
-    with pytest.raises(ConfigError, match="'x': no valid range; expected low <= high"):
+    with pytest.raises(ConfigError, match="'x': no valid range"):
         load(folder, MADE_FROM)
 
 

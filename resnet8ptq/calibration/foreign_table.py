@@ -1,0 +1,143 @@
+"""Reads activation ranges that another program, another network's run, or a person wrote.
+
+Formats: `calibration.json` of any run; ONNX Runtime's `TensorQuantOverrides` as JSON; AIMET's
+encodings, versions 0.6, 1.0 and 2.0
+(https://quic.github.io/aimet-pages/releases/latest/techniques/encoding_spec.html). Each gives a
+range by tensor name; encodings of weights are left out, because weights have ranges of their own.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from resnet8ptq.calibration.statistics import Range
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.numbers import as_finite
+
+log = logging.getLogger(__name__)
+
+NAMED = 5  # tensors that a message lists
+TAKES = (
+    "a calibration.json, ONNX Runtime's tensor overrides {tensor: [{rmin, rmax}]}, or AIMET's "
+    "encodings"
+)
+_BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
+
+
+def read(parsed: object, path: Path) -> dict[str, Range]:
+    """Return the range of each activation by tensor name.
+
+    Raises:
+        ConfigError: the format is unknown, or a range is not valid.
+    """
+    if not isinstance(parsed, dict) or not parsed:
+        raise ConfigError(f"calib.table: {path}: got other JSON, expected {TAKES}")
+    ranges = {}
+    for name, entry in _entries(parsed):
+        ends = _find_range(entry)
+        if ends is None or ends[0] > ends[1]:
+            raise ConfigError(
+                f"calib.table: {path}: {name!r}: no valid range; expected rmin <= rmax, or a scale "
+                "with its offset"
+            )
+        ranges[name] = ends
+    if not ranges:
+        raise ConfigError(f"calib.table: {path} holds no tensors; expected {TAKES}")
+    return ranges
+
+
+def match(ranges: Mapping[str, Range], graph: onnx.GraphProto, path: str) -> dict[str, Range]:
+    """Return the ranges of tensors that the network has; warn about the others.
+
+    Raises:
+        ConfigError: no tensor is one of the network's.
+    """
+    known = {value.name for value in graph.input}
+    for node in graph.node:
+        known.update(node.output)
+    matched = {name: ends for name, ends in ranges.items() if name in known}
+    unmatched = [name for name in ranges if name not in known]
+    listed = ", ".join(unmatched[:NAMED]) + (", ..." if unmatched[NAMED:] else "")
+    if not matched:
+        raise ConfigError(
+            f"calib.table: got {listed}, expected tensors of the network, such as "
+            f"{graph.node[0].output[0]}"
+        )
+    log.warning(
+        "calib.trust=true: %d tensors have the ranges of %s, whatever network and samples these "
+        "come from; all others are calibrated",
+        *(len(matched), path),
+    )
+    if unmatched:
+        log.warning("calib.table: %d tensors are not the network's: %s", len(unmatched), listed)
+    return matched
+
+
+def _entries(parsed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names of activations, and what the file holds for each."""
+    if isinstance(parsed.get("data"), dict):  # calibration.json
+        yield from parsed["data"].items()
+        return
+    encodings = parsed.get("activation_encodings", parsed.get("encodings"))
+    if isinstance(encodings, list):  # AIMET 1.0 and 2.0
+        for entry in encodings:
+            name = entry.get("name") if isinstance(entry, dict) else None
+            if not isinstance(name, str):
+                name, entry = "(no name)", None
+            if not _is_by_channel(entry):
+                yield name, entry
+        return
+    if isinstance(encodings, dict):  # AIMET 0.6
+        yield from encodings.items()
+        return
+    yield from ((name, entry) for name, entry in parsed.items() if isinstance(entry, list))
+
+
+def _is_by_channel(entry: Any) -> bool:
+    """Return whether AIMET's encoding is of weights: with an axis, or several scales."""
+    if not isinstance(entry, dict):
+        return False
+    scales = entry.get("y_scale", entry.get("scale"))
+    return "axis" in entry or (isinstance(scales, list) and len(scales) > 1)
+
+
+def _find_range(entry: Any) -> Range | None:
+    """Return both ends of a range, given by themselves or by levels; None if there is none."""
+    if isinstance(entry, list):
+        entry = entry[0] if len(entry) == 1 else None
+    if not isinstance(entry, dict):
+        return None
+    for low, high in (("lowest", "highest"), ("rmin", "rmax"), ("min", "max")):
+        if low in entry and high in entry:
+            least, most = as_finite(entry[low]), as_finite(entry[high])
+            return None if least is None or most is None else (least, most)
+    return _from_levels(entry)
+
+
+def _from_levels(entry: Mapping[str, Any]) -> Range | None:
+    """Return the range of a scale and an offset.
+
+    AIMET 0.6 and 1.0: low = scale * offset, with unsigned levels. AIMET 2.0 and ONNX:
+    low = scale * (least level - zero_point).
+    """
+    scale = as_finite(entry.get("scale", entry.get("y_scale")))
+    if scale is None or scale <= 0:
+        return None
+    if "offset" in entry:
+        offset, bits = as_finite(entry["offset"]), entry.get("bw", entry.get("bitwidth", 8))
+        if offset is None or bits not in (4, 8, 16):
+            return None
+        return scale * offset, scale * (offset + 2**bits - 1)
+    dtype = str(entry.get("output_dtype", entry.get("quant_type", "uint8"))).lower()
+    dtype = {"quint8": "uint8", "qint8": "int8", "quint16": "uint16", "qint16": "int16"}.get(
+        dtype, dtype
+    )
+    zero_point = as_finite(entry.get("zero_point", entry.get("y_zero_point", 0)))
+    if dtype not in _BITS or zero_point is None:
+        return None
+    count = 2 ** _BITS[dtype]
+    least = 0 if dtype.startswith("u") else -count // 2
+    return scale * (least - zero_point), scale * (least + count - 1 - zero_point)
