@@ -1,7 +1,7 @@
 """Finds the run to deploy, by its id or as a sweep's recommendation, and copies its files."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,8 +15,10 @@ from resnet8ptq.core.errors import ConfigError, QuantizationError, TrackingError
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.core.text import one_line, or_nearest, printable
 from resnet8ptq.experiment.outputs import TOKENIZER
-from resnet8ptq.report import comparison, facts, page, verdicts
+from resnet8ptq.report import verdicts
 from resnet8ptq.report.recommend import RECOMMENDED, find_use
+from resnet8ptq.results import lookup
+from resnet8ptq.results.lookup import Asked
 from resnet8ptq.tracking import history, origin
 from resnet8ptq.tracking.mlflow_model import EXAMPLE
 from resnet8ptq.tracking.record import RunRecord
@@ -25,7 +27,6 @@ from resnet8ptq.tracking.store import Store
 # Suffixes of files that can run code when they are loaded.
 RUN_CODE = {end for backend in BACKENDS.values() if backend.runs_code for end in backend.suffixes}
 T = TypeVar("T")
-Asked = Mapping[str, float | None]
 _COPIED = (EXAMPLE, "predictions.npz", "detections.json", TOKENIZER)
 
 
@@ -89,28 +90,21 @@ def find(
         ConfigError: the run or sweep does not exist, or no run is recommended for the use.
         TrackingError: nothing is recommended, and the predictions of a run cannot be read.
     """
-    if run_id is not None:
-        record = history.load_named(store, "run_id", run_id)
-        return record, "", _judge(store, record, asked)
-    parent = history.require_newest(store) if sweep is None else None
-    if parent is not None and parent.kind != history.SWEEP:
-        if use != RECOMMENDED:
+    source = lookup.find(store, run_id, sweep)
+    if source.run is not None:
+        if use != RECOMMENDED and run_id is None:
             raise ConfigError(
-                f"use: got {use!r}, but the newest is a single run, {parent.run_id}; try without "
-                "use=, or sweep=ID"
+                f"use: got {use!r}, but the newest is a single run, {source.run.run_id}; try "
+                "without use=, or sweep=ID"
             )
-        return parent, "", _judge(store, parent, asked)
-    if parent is None:
-        parent = history.load_named(store, "sweep", str(sweep))
-    children = history.load_compared(store, parent.run_id)
-    if not children:
-        raise ConfigError(f"sweep: {parent.run_id} has no runs; expected a sweep's parent run")
-    selections = page.load_selections(store, parent, children, facts.limits_of(children, asked))
+        return source.run, "", _say_verdict(source.run, source, asked)
+    assert source.parent is not None
+    parent, selections = source.parent, source.select(asked)
     recommended = [r for selected in selections for r in selected.recommendations]
     lost = [c for selected in selections for c in selected.family.cells if c.lost]
     if lost and not recommended:
         raise TrackingError(f"sweep {parent.run_id}: {printable(lost[0].record.reason)}")
-    doubt = next(filter(None, (child.doubt for child in children)), "")
+    doubt = next(filter(None, (record.doubt for record in source.records)), "")
     nothing = f"nothing: {f'void: {printable(doubt)}' if doubt else 'no run passes'}"
     options = [(r.key, r.label, r if r.choice else None) for r in recommended]
     chosen, uses = find_use(use, options, parent.run_id)
@@ -122,27 +116,24 @@ def find(
     return chosen.choice.record, use, chosen.verdict
 
 
-def _judge(store: Store, record: RunRecord, asked: Asked) -> str:
+def _say_verdict(record: RunRecord, source: lookup.Source, asked: Asked) -> str:
     """Return the verdict on a run among the others of its sweep; empty for FP32."""
-    parent = record.sweep_id
-    together = history.load_compared(store, parent) if parent else []
-    if record.run_id not in {other.run_id for other in together}:
-        together = [record]
-    limits = facts.limits_of([record], asked)
     try:
-        selections = page.select(comparison.load(store, together), limits)
-    except TrackingError as error:  # another run lacks a file
+        selections = source.select(asked)
+    except TrackingError as error:  # another run has damaged texts
         return f"not judged ({one_line(error)})"
-    cells = [cell for selected in selections for cell in selected.family.cells]
-    [own] = [cell for cell in cells if cell.record.run_id == record.run_id]
-    if own.lost:
-        return f"not judged ({printable(own.record.reason)})"
     for selected in selections:
         for recommended in selected.recommendations:
             if recommended.choice and recommended.choice.record.run_id == record.run_id:
                 return recommended.verdict
-    families, judged = [s.family for s in selections], [s.judged for s in selections]
-    return verdicts.in_words(families, limits, judged).texts.get(record.run_id, "")
+        for cell in selected.family.cells:
+            if cell.record.run_id != record.run_id:
+                continue
+            if cell.lost:
+                return f"not judged ({cell.record.reason})"
+            if verdict := selected.judged.get(record.run_id):
+                return verdicts.say(cell, verdict)
+    return ""
 
 
 def fetch(
@@ -163,8 +154,6 @@ def fetch(
             untrusted code.
         TrackingError: it has no artifact, or the artifact is not the measured file.
     """
-    if record.kind == "sweep":
-        raise ConfigError(f"run_id: {record.run_id} is a sweep; try sweep={record.run_id} use=")
     if record.status != "ok":
         raise ConfigError(
             f"run_id: run {record.run_id} is {record.status}; expected one that is ok"

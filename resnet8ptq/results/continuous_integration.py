@@ -15,7 +15,7 @@ recommended: `choice` is null, and the verdict is fail. A model below `min_accur
 `experiment=`, `uri=` and `root=` name the MLflow store. The fields: docs/verdict.md.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from resnet8ptq.config.schema import TrackingConfig
@@ -27,8 +27,8 @@ from resnet8ptq.report.facts import LIMITS
 from resnet8ptq.report.recommend import RECOMMENDED, find_use
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, UNSUPPORTED
+from resnet8ptq.results import lookup
 from resnet8ptq.results.document import Answer, to_json, to_markdown
-from resnet8ptq.results.lookup import is_sweep, load_run, load_sweep
 from resnet8ptq.results.summaries import SweepSummary
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.record import RunRecord
@@ -75,22 +75,19 @@ def find(asked: Arguments) -> Answer:
         raise ConfigError(f"{named[1]}: has no effect with {named[0]}=; expected one of the two")
     limits = {key: getattr(asked, key) for key in LIMITS}
     tracking = TrackingConfig(asked.uri, asked.root, asked.experiment)
-    folder = asked.folder and Path(asked.folder)
-    if not named:
-        newest = history.require_newest(open_store(tracking))
-        if newest.kind == history.SWEEP:
-            answer = find(replace(asked, sweep=newest.run_id))
-        else:
-            answer = find(replace(asked, run_id=newest.run_id))
+    if asked.folder is None:
+        source = lookup.find(open_store(tracking), asked.run_id, asked.sweep)
+    else:
+        source = lookup.read(Path(asked.folder), tracking)
+    if source.run is None:
+        answer = judge_sweep(source.judge_sweep(limits), asked.use)
+    elif asked.use != Arguments.use:
+        raise ConfigError("use: has no effect with a run; expected sweep= or a sweep's folder")
+    else:
+        answer = judge_run(source.judge_run(limits))
+    if not named and (newest := source.run or source.parent):
         history.say_newest(newest)
-        return answer
-    if asked.run_id or (folder and not is_sweep(folder)):
-        if asked.use != Arguments.use:
-            raise ConfigError("use: has no effect with a run; expected sweep= or a sweep's folder")
-        run = load_run(asked.run_id, folder=folder, limits=limits, tracking=tracking)
-        return judge_run(run)
-    sweep = load_sweep(asked.sweep, folder=folder, limits=limits, tracking=tracking)
-    return judge_sweep(sweep, asked.use)
+    return answer
 
 
 def judge_run(run: RunRecord) -> Answer:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from resnet8ptq.config.schema import ReportConfig, TrackingConfig
+from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import no_such_name, printable, redact
 from resnet8ptq.report import comparison, facts, page, terminal
@@ -25,22 +25,52 @@ _NO_STORE = Store("", "", "")  # of records whose files lie in their own folders
 SWEEP, RUN = "sweep", "run_id"  # the settings that name one
 _WORD = re.compile(r"[\w.:/@ -]+")  # in a query: no quotes
 
-Asked = Mapping[str, float | None]
+Asked = Mapping[str, float | None]  # limits by the key of `report`; None: the sweep's own
 
 
 @dataclass(frozen=True)
-class _Source:
-    """The records of a sweep or of a single run.
+class Source:
+    """A sweep, or a run among the runs of its sweep.
 
     Attributes:
         parent: the sweep's parent run; None for a single run.
-        run_id: the id of the requested run; empty for a sweep.
+        records: the compared runs.
+        run: the requested run; None for a sweep.
     """
 
     store: Store
     parent: RunRecord | None
     records: Sequence[RunRecord]
-    run_id: str = ""
+    run: RunRecord | None = None
+
+    def select(self, asked: Asked) -> list[ModelSelection]:
+        """Judge the runs as in the report, by the requested limits or else the sweep's."""
+        if unknown := asked.keys() - {*facts.LIMITS}:
+            raise ConfigError(no_such_name("limits", min(unknown), facts.LIMITS))
+        limits = facts.limits_of(self.records, asked)
+        if self.parent is not None:
+            return page.load_selections(self.store, self.parent, self.records, limits)
+        return page.select(comparison.load(self.store, self.records), limits)
+
+    def judge_run(self, asked: Asked) -> RunRecord:
+        """Return the requested run, judged among the runs of its sweep."""
+        assert self.run is not None
+        artifacts = {self.run.run_id: _find_artifact(self.store, self.run)}
+        for selected in self.select(asked):
+            for judged in judge_runs(selected, artifacts):
+                if judged.run_id == self.run.run_id:
+                    return judged
+        raise ConfigError(
+            f"run_id: run {self.run.run_id} is an analysis, expected a run that quantized a network"
+        )
+
+    def judge_sweep(self, asked: Asked) -> SweepSummary:
+        """Return the sweep with its runs, verdicts and recommendations."""
+        assert self.parent is not None
+        selections = self.select(asked)
+        artifacts = {r.run_id: _find_artifact(self.store, r) for r in self.records}
+        report = _find_file(self.store, self.parent, re.compile(re.escape(terminal.REPORT)))
+        return summarize_sweep(self.parent, selections, artifacts, report)
 
 
 def load_sweep(
@@ -68,11 +98,7 @@ def load_sweep(
         TrackingError: the store does not answer, or its texts are damaged.
     """
     source = _find(SWEEP, run_id, folder, tags, tracking or TrackingConfig())
-    assert source.parent is not None  # of every sweep
-    selections = _select(source, limits or {})
-    artifacts = {r.run_id: _find_artifact(source.store, r) for r in source.records}
-    report = _find_file(source.store, source.parent, re.compile(re.escape(terminal.REPORT)))
-    return summarize_sweep(source.parent, selections, artifacts, report)
+    return source.judge_sweep(limits or {})
 
 
 def load_run(
@@ -91,35 +117,27 @@ def load_run(
     Without arguments: the newest run.
     """
     source = _find(RUN, run_id, folder, tags, tracking or TrackingConfig())
-    own = [record for record in source.records if record.run_id == source.run_id]
-    if not own:
-        raise ConfigError(
-            f"run_id: run {source.run_id} is an analysis, expected a run that quantized a network"
-        )
-    selections = _select(source, limits or {})
-    artifacts = {source.run_id: _find_artifact(source.store, own[0])}
-    ids = [[record.run_id for record in selected.family.records] for selected in selections]
-    (family,) = [number for number, members in enumerate(ids) if source.run_id in members]
-    return judge_runs(selections[family], artifacts)[ids[family].index(source.run_id)]
+    return source.judge_run(limits or {})
 
 
-def is_sweep(folder: Path) -> bool:
-    """Return True for a sweep's folder and False for a run's; raise ConfigError for others."""
-    return _read_journal(folder).tags.get("kind") == SWEEP
+def find(store: Store, run_id: str | None, sweep: str | None) -> Source:
+    """Return a run or a sweep by its id; without an id, the newest sweep or single run.
+
+    Raises:
+        ConfigError: it does not exist, or is of the other kind.
+    """
+    if run_id is not None:
+        return _load_run(store, history.load_named(store, RUN, run_id))
+    if sweep is not None:
+        return _load_sweep(store, history.load_named(store, SWEEP, sweep))
+    newest = history.require_newest(store)
+    return (_load_sweep if newest.kind == SWEEP else _load_run)(store, newest)
 
 
-def _select(source: _Source, asked: Asked) -> list[ModelSelection]:
-    """Judge the runs as in the report, by the requested limits or else the sweep's."""
-    limits = _limits(source.records, asked)
-    if source.parent is not None:
-        return page.load_selections(source.store, source.parent, source.records, limits)
-    return page.select(comparison.load(source.store, source.records), limits)
-
-
-def _limits(records: Sequence[RunRecord], asked: Asked) -> ReportConfig:
-    if unknown := asked.keys() - {*facts.LIMITS}:
-        raise ConfigError(no_such_name("limits", min(unknown), facts.LIMITS))
-    return facts.limits_of(records, asked)
+def read(folder: Path, tracking: TrackingConfig) -> Source:
+    """Return the run or the sweep of a folder; raise ConfigError for another folder."""
+    folder = folder.resolve()
+    return (_read_sweep if _is_sweep(folder) else _read_run)(folder, tracking)
 
 
 def _find(
@@ -128,20 +146,17 @@ def _find(
     folder: str | Path | None,
     tags: Mapping[str, str] | None,
     tracking: TrackingConfig,
-) -> _Source:
+) -> Source:
     """Return the sweep or the run, whose `kind` is the setting that names it."""
     if sum(value is not None for value in (run_id, folder, tags)) > 1:
         raise ConfigError("run_id: got more than one of run_id, folder and tags, expected one")
-    load, read = (_load_sweep, _read_sweep) if kind == SWEEP else (_load_run, _read_run)
+    load, from_folder = (_load_sweep, _read_sweep) if kind == SWEEP else (_load_run, _read_run)
     if folder is not None:
-        return read(Path(folder).resolve(), tracking)
+        return from_folder(Path(folder).resolve(), tracking)
     store = open_store(tracking)
     if run_id is None:
         return load(store, _find_newest(store, kind, tags or {}))
-    record = history.load_named(store, kind, run_id)
-    if kind == SWEEP and record.kind != SWEEP:
-        raise ConfigError(f"sweep: {run_id} is a run; try run_id={run_id}")
-    return load(store, record)
+    return load(store, history.load_named(store, kind, run_id))
 
 
 def _find_newest(store: Store, kind: str, tags: Mapping[str, str]) -> RunRecord:
@@ -166,51 +181,57 @@ def _name_other(store: Store, kind: str) -> str:
     return "" if newest is None else f"; its newest run is {newest.run_id}: load_run()"
 
 
-def _load_sweep(store: Store, parent: RunRecord, run_id: str = "") -> _Source:
+def _load_sweep(store: Store, parent: RunRecord, run: RunRecord | None = None) -> Source:
+    if parent.kind != SWEEP:
+        raise ConfigError(f"sweep: {parent.run_id} is a run; try run_id={parent.run_id}")
     records = history.load_compared(store, parent.run_id)
     if not records:
         raise ConfigError(f"sweep: {parent.run_id} has no runs, expected a sweep with runs")
-    return _Source(store, parent, records, run_id)
+    return Source(store, parent, records, run)
 
 
-def _load_run(store: Store, record: RunRecord) -> _Source:
+def _load_run(store: Store, record: RunRecord) -> Source:
     """Return a run with its sweep; without the sweep if a newer run has replaced it."""
     if record.kind == SWEEP:
         raise ConfigError(f"run_id: {record.run_id} is a sweep; try sweep={record.run_id}")
     if record.sweep_id:
-        source = _load_sweep(store, history.load_run(store, record.sweep_id), record.run_id)
+        source = _load_sweep(store, history.load_run(store, record.sweep_id), record)
         if record.run_id in {other.run_id for other in source.records}:
             return source
-    return _Source(store, None, [] if record.is_analysis else [record], record.run_id)
+    return _alone(store, record)
 
 
-def _read_sweep(folder: Path, tracking: TrackingConfig) -> _Source:
+def _alone(store: Store, record: RunRecord) -> Source:
+    return Source(store, None, [] if record.is_analysis else [record], record)
+
+
+def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = None) -> Source:
     """Read a sweep from its folder; from the store if it includes runs of another sweep."""
-    kept = _read_journal(folder)
-    if not is_sweep(folder):
+    if not _is_sweep(folder):
         raise ConfigError(f"folder: got {folder}, a run's folder, expected the folder of a sweep")
+    kept = _read_journal(folder)
     if Sweep.load(folder).resume:
         store = open_store(tracking)
-        return _load_sweep(store, _find_logged(store, kept, folder))
+        return _load_sweep(store, _find_logged(store, kept, folder), run)
     records = [_of_folder(r) for r in sync.load_records(folder) if not r.is_analysis]
     if not records:
         raise ConfigError(f"folder: got {folder}, expected the folder of a sweep with runs")
-    return _Source(_NO_STORE, RunRecord.of_journal(kept, folder), records)
+    return Source(_NO_STORE, RunRecord.of_journal(kept, folder), records, run)
 
 
-def _read_run(folder: Path, tracking: TrackingConfig) -> _Source:
+def _read_run(folder: Path, tracking: TrackingConfig) -> Source:
     """Read a run from its folder, among the others of its sweep."""
     kept = _read_journal(folder)
     record = _of_folder(RunRecord.of_journal(kept, folder))
     if record.kind == SWEEP:
         raise ConfigError(f"folder: got {folder}, a sweep's folder, expected the folder of a run")
     if not record.sweep_id:
-        return _Source(_NO_STORE, None, [] if record.is_analysis else [record], record.run_id)
+        return _alone(_NO_STORE, record)
     above = folder.parent
     if (above / FILE).is_file() and Journal.load(above).run_id == record.sweep_id:
-        source = _read_sweep(above, tracking)
+        source = _read_sweep(above, tracking, record)
         if record.run_id in {other.run_id for other in source.records}:
-            return _Source(source.store, source.parent, source.records, record.run_id)
+            return source
     store = open_store(tracking)
     return _load_run(store, _find_logged(store, kept, folder))
 
@@ -218,6 +239,10 @@ def _read_run(folder: Path, tracking: TrackingConfig) -> _Source:
 def _of_folder(record: RunRecord) -> RunRecord:
     """Return the record of a folder; the store that another user's folder names is left out."""
     return record if origin.own_folder(record) else record.changed(store_words=())
+
+
+def _is_sweep(folder: Path) -> bool:
+    return _read_journal(folder).tags.get("kind") == SWEEP
 
 
 def _read_journal(folder: Path) -> Journal:
