@@ -66,7 +66,7 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     done = run_recorded(cfg, settings, folder, store, tags=tags)
     if config.analysis.name is None:  # an analysis has printed its own table
         families = comparison.count_looks(store, comparison.load(store, [done]))
-        terminal.print_runs([done], judged=verdicts.in_words(families, config.report))
+        terminal.print_runs([verdicts.judge(family, config.report) for family in families])
     terminal.print_paths(folder, store)
     print(f"Run:    {done.run_id}")
     is_model = config.analysis.name is None and config.backend.quantizes

@@ -129,10 +129,7 @@ def _say_verdict(record: RunRecord, source: lookup.Source, asked: Asked) -> str:
         for cell in selected.family.cells:
             if cell.record.run_id != record.run_id:
                 continue
-            if cell.lost:
-                return f"not judged ({cell.record.reason})"
-            if verdict := selected.judged.get(record.run_id):
-                return verdicts.say(cell, verdict)
+            return f"not judged ({cell.record.reason})" if cell.lost else cell.record.verdict_text
     return ""
 
 

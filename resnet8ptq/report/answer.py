@@ -16,8 +16,8 @@ from resnet8ptq.report.recommend import (
 from resnet8ptq.report.rule import SAME_SIZE
 from resnet8ptq.report.table import VOID, say_size
 from resnet8ptq.report.untried import find_untried
-from resnet8ptq.report.verdicts import FAIL, PASS, Verdict
-from resnet8ptq.tasks.metric import BASELINE, TOTAL
+from resnet8ptq.report.verdicts import FAIL, PASS
+from resnet8ptq.tasks.metric import BASELINE
 from resnet8ptq.tracking.record import RunRecord
 
 NOTHING_FASTER = "One sample at a time, nothing here is shown to be faster than FP32 on this CPU."
@@ -69,15 +69,14 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
         times = tuple(choice.why.partition("; ")[0] for choice in choices)
         verdict = "FP32 itself: no quantized model within the limit is faster."
         return Answer(uses, first.label, f"Keep {first.label}", "", verdict, times, "")
-    assert first.judged is not None  # of every quantized model
-    verdict = say_verdict(selected, first.choice, first.judged)
+    verdict = say_verdict(selected, first.choice)
     if any(choice.key == BEST for choice in choices):
         verdict += say_chance(selected, first.choice) + say_balanced(selected, first.choice)
     answer = Answer(
         uses=uses,
         label=first.label,
         advice=f"Do not deploy {first.label}",
-        outcome=first.judged.outcome,
+        outcome=first.choice.record.verdict or "",
         verdict=verdict,
         facts=say_facts(selected, first.choice),
         command=first.command,
@@ -126,22 +125,23 @@ def to_markdown(answers: Sequence[Answer]) -> str:
     return "\n".join(lines)
 
 
-def say_verdict(selected: ModelSelection, cell: Cell, verdict: Verdict) -> str:
+def say_verdict(selected: ModelSelection, cell: Cell) -> str:
     """Return the verdict on a model as a sentence, with the number of scored samples."""
+    record = cell.record
     limit = selected.family.metric.say_limit(selected.limits)
-    total = f"{int(cell.metric(TOTAL)):,} samples"
-    if cell.record.samples_planned is not None:
-        total = f"the first {total} of {cell.record.samples_planned:,.0f} in random order"
-    if verdict.outcome == VOID:
-        return f"No verdict: {cell.record.doubt}."
-    fault = f"Fails: {verdict.fault}. " if verdict.fault else ""
-    if verdict.loss == PASS:
+    total = f"{record.samples or 0:,} samples"
+    if record.samples_planned is not None:
+        total = f"the first {total} of {record.samples_planned:,.0f} in random order"
+    if record.verdict == VOID:
+        return f"No verdict: {record.doubt}."
+    fault = f"Fails: {record.fault}. " if record.fault else ""
+    if record.loss_verdict == PASS:
         return f"{fault}{limit[:1].upper()}{limit[1:]}, shown with 95% confidence on {total}."
-    if verdict.loss == FAIL:
+    if record.loss_verdict == FAIL:
         return f"{fault}Fails the limit ({limit}), shown with 95% confidence on {total}."
     text = f"{fault}Undecided: {total} neither prove nor disprove the limit ({limit})."
-    if verdict.samples is not None:
-        text += f" About {verdict.samples:,} samples would, with 80% power at this loss."
+    if record.samples_needed is not None:
+        text += f" About {record.samples_needed:,} samples would, with 80% power at this loss."
     return text
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import background, files
 from resnet8ptq.core.console import track
 from resnet8ptq.core.errors import TrackingError, errors_as
@@ -69,6 +70,7 @@ class Family:
     """The cells of one family, scored on the same images and tested together."""
 
     cells: tuple[Cell, ...]
+    limits: ReportConfig = field(default_factory=ReportConfig)  # see `verdicts.judge`
     looks: Looks = NO_LOOKS  # of earlier runs at the same samples
     added: NDArray[np.bool_] | None = (
         None  # samples that no earlier run was scored on, if only some
@@ -116,6 +118,10 @@ class Family:
         measured = [cell.record for cell in self.measured]
         return max(planned, facts.count_models([*measured, *lost]))
 
+    def without_held_out(self) -> "Family":
+        """Return the family without the runs on held-out or selection samples."""
+        return replace(self, cells=tuple(c for c in self.cells if not c.record.held_out))
+
     @cached_property
     def task(self) -> Task:
         """The task that scored the runs."""
@@ -158,6 +164,15 @@ def load(store: Store, records: Sequence[RunRecord]) -> list[Family]:
     A run whose file is missing or damaged is warned of, and stays as failed.
     """
     return [_load_family(store, family) for family in facts.group(records)]
+
+
+def without_files(records: Sequence[RunRecord], limits: ReportConfig) -> list[Family]:
+    """Return the families of runs whose files are not read, so that none has a verdict."""
+    families = []
+    for members in facts.group(records):
+        pairs = zip(members, facts.labels(members), strict=True)
+        families.append(Family(tuple(Cell(record, label) for record, label in pairs), limits))
+    return families
 
 
 def count_looks(store: Store, families: Sequence[Family]) -> list[Family]:

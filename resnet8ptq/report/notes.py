@@ -4,13 +4,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from resnet8ptq.evaluation.sequential import ANALYSES
 from resnet8ptq.report import equal_files
-from resnet8ptq.report.facts import adjusted_p, count_models, labels, task_of, varied
-from resnet8ptq.report.table import NOTHING_JUDGED, VOID, Judged
-from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
+from resnet8ptq.report.comparison import Family
+from resnet8ptq.report.facts import adjusted_p, count_models, labels, varied
+from resnet8ptq.report.table import VOID
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, say_added
 from resnet8ptq.tasks.metric import UNDEFINED
 from resnet8ptq.tasks.statistics import KNOWN
 from resnet8ptq.tasks.task import Task
-from resnet8ptq.tracking.ledger import NO_LOOKS
 from resnet8ptq.tracking.record import RunRecord
 
 EQUAL_NOTE = "equal files, one row: {names}. The row shows the figures of the first."
@@ -81,29 +81,31 @@ FAMILIES_NOTE = (
 )
 
 
-def collect(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[str]:
+def collect(family: Family) -> list[str]:
     """Return the notes on the runs of one family, for a table of all columns."""
-    task, named = task_of(records), list(zip(records, labels(records), strict=True))
+    task, records = family.task, family.records
+    named = list(zip(records, labels(records), strict=True))
     hidden = {"execution"}  # a column
     hidden |= {"planned_bits"} if "planned_bits" in varied(records) else set()
     lines = _reasons(named, hidden)
     lines += _on_equal_files(records, {record.run_id: label for record, label in named})
     lines += _on_tests(task, records)
-    lines += _on_limits(task, records, judged) + _on_stops(task, named)
+    lines += _on_limits(family) + _on_stops(task, named)
     if task.reference and any(record.value_of(task.metric) is not None for record in records):
         lines.append(task.reference.note)
     lines += _on_batches(task, named) + _on_undefined(task, named)
     return lines + _on_speed(records)
 
 
-def collect_warnings(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[str]:
+def collect_warnings(family: Family) -> list[str]:
     """Return what a reader of the short table must know about single runs.
 
     The columns and the verdicts are explained in the report and in docs/decisions.md.
     """
-    task, named = task_of(records), list(zip(records, labels(records), strict=True))
+    task, records = family.task, family.records
+    named = list(zip(records, labels(records), strict=True))
     lines = _reasons(named, hidden={"execution", "planned_bits", "float_operators"})
-    lines += [VOID_NOTE] * (VOID in {judged.texts.get(record.run_id) for record in records})
+    lines += [VOID_NOTE] * (any(record.verdict == VOID for record in records))
     lines += [GROUPED_NOTE] * any(record.grouped for record in records)
     return lines + _on_batches(task, named) + _on_undefined(task, named)
 
@@ -165,36 +167,37 @@ def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
     return lines
 
 
-def _on_limits(task: Task, records: Sequence[RunRecord], judged: Judged) -> list[str]:
-    texts = [judged.texts[r.run_id] for r in records if r.run_id in judged.texts]
-    if not texts:
+def _on_limits(family: Family) -> list[str]:
+    records, metric = family.records, family.metric
+    judged = [record for record in records if record.verdict_text]
+    if not judged:
         return []
     planned = max(record.confirmations for record in records)
-    tested = [r for r in records if judged.texts.get(r.run_id, VOID) != VOID]
+    tested = [record for record in judged if record.verdict != VOID]
     together = max(count_models(tested), planned)
     several = f", corrected for {together} models (Holm)" if together > 1 else ""
-    occurring = [outcome for outcome in OUTCOME_NOTES if any(t.startswith(outcome) for t in texts)]
+    found = {record.verdict for record in judged}
+    occurring = [outcome for outcome in OUTCOME_NOTES if outcome in found]
     outcomes = "".join(OUTCOME_NOTES[outcome] for outcome in occurring)
-    limit, key = task.metric.say_limit(judged.limits), f"report.{task.metric.limit_key}"
-    void, grouped = VOID in texts, any(record.grouped for record in records)
+    limit, key = metric.say_limit(family.limits), f"report.{metric.limit_key}"
+    grouped = any(record.grouped for record in records)
     return [
         LIMIT_NOTE.format(limit=limit, key=key, several=several, outcomes=outcomes),
-        *[VOID_NOTE] * void,
+        *[VOID_NOTE] * (VOID in found),
         *[GROUPED_NOTE] * grouped,
-        *_on_looks(records, judged),
+        *_on_looks(family),
     ]
 
 
-def _on_looks(records: Sequence[RunRecord], judged: Judged) -> list[str]:
-    digest = next((record.samples_digest for record in records if record.samples_digest), "")
-    looks = judged.looks.get(digest, NO_LOOKS)
+def _on_looks(family: Family) -> list[str]:
+    looks = family.looks
     if not looks.count:
         return []
     several = looks.count > 1 or looks.more
     count = f"{'at least ' * looks.more}{looks.count:,}"
     part = " or some of them" if looks.others else ""
     lines = [LOOKS_NOTE.format(count=count, runs="runs were" if several else "run was", part=part)]
-    return [*lines, judged.added[digest]] if digest in judged.added else lines
+    return lines if family.added is None else [*lines, say_added(family)]
 
 
 def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:

@@ -57,7 +57,7 @@ from resnet8ptq.report.recommend import (
 )
 from resnet8ptq.report.terminal import REPORT
 from resnet8ptq.report.trade_off import Panel
-from resnet8ptq.report.verdicts import OUTCOMES, Verdict
+from resnet8ptq.report.verdicts import OUTCOMES
 from resnet8ptq.report.wrong_answers import WrongAnswers
 from resnet8ptq.tasks.metric import Metric
 from resnet8ptq.tracking import history, origin, upload
@@ -136,8 +136,8 @@ def select(
     """Judge the models of each family, whose latencies become those of its timing."""
     result = []
     for family, timed in zip(families, timings or [None] * len(families), strict=True):
-        judged = verdicts.judge(family, limits)
-        result.append(ModelSelection(timing.put_in(family, timed), limits, judged, timed))
+        judged = verdicts.judge(timing.put_in(family, timed), limits)
+        result.append(ModelSelection(judged, timed))
     return result
 
 
@@ -221,11 +221,10 @@ def _render(
     family, limits = selected.family, selected.limits
     recommended = selected.recommendations
     own = own_family(selected, recommended)
-    judged = verdicts.in_words([family], limits, [selected.judged])
-    lines = table.rows(family.records, judged)
+    lines = table.rows(family.records)
     runs = lines[len(lines) - len(equal_files.distinct(family.records)) :]
     heads, (shown, cut) = table.columns(family.records), table.shorten(family.records, lines)
-    above = notes.collect_warnings(family.records, judged) if page else ()
+    above = notes.collect_warnings(family) if page else ()
     losses = [(cell.label, cell.worse_classes) for cell in family.models if cell.worse_classes]
     return templates.load("resnet8ptq.report", "family.md.j2").render(
         level="###" if prefix else "##",
@@ -243,7 +242,7 @@ def _render(
         folds=_fold(selected, heads, runs) if cut else [],
         numeric=table.numeric(family.records),
         many=table.MANY,
-        notes=[line for line in notes.collect(family.records, judged) if line not in above],
+        notes=[line for line in notes.collect(family) if line not in above],
         class_names=() if family.stopped else family.class_names,
         class_power=class_power(family),
         losses=losses,
@@ -275,21 +274,17 @@ def _fold(
         groups.setdefault(records[index].combination, []).append(index)
     return [
         (
-            _head(name, [records[index] for index in members], selected.judged, metric),
+            _head(name, [records[index] for index in members], metric),
             table.without_empty(heads, [lines[index] for index in members]),
         )
         for name, members in groups.items()
     ]
 
 
-def _head(
-    name: Combination, records: Sequence[RunRecord], judged: Mapping[str, Verdict], metric: Metric
-) -> str:
+def _head(name: Combination, records: Sequence[RunRecord], metric: Metric) -> str:
     """Return the heading of a combination: number of runs, range of the metric, verdicts."""
     values = [value for run in records if (value := run.value_of(metric)) is not None]
-    outcomes = Counter(
-        judged[run.run_id].outcome if run.run_id in judged else run.status for run in records
-    )
+    outcomes = Counter(run.verdict or run.status for run in records)
     parts = [f"{len(records):,} runs" if len(records) > 1 else "1 run"]
     if values:
         ends = sorted({metric.show(end) for end in (min(values), max(values))})
@@ -327,7 +322,7 @@ def summarize(selected: ModelSelection) -> list[str]:
     if (reference := family.task.reference) is not None:
         lines.append(reference.note)
     lines += dict.fromkeys(cell.record.doubt for cell in measured if cell.record.doubt)
-    outcomes = Counter(map(selected.outcome, family.models))
+    outcomes = Counter(cell.record.verdict for cell in family.models)
     numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
     limit = family.metric.say_limit(selected.limits)
     lines.append(

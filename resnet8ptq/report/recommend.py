@@ -20,7 +20,7 @@ from resnet8ptq.report import rule, timing, verdicts
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.rule import SAME_SIZE, SAME_SPEED
 from resnet8ptq.report.table import VOID, say_size, show_interval
-from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, Verdict, least_of
+from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, least_of
 from resnet8ptq.tasks.metric import BASELINE, CHOICE, Metric
 from resnet8ptq.tasks.statistics import ROUNDING
 
@@ -44,8 +44,7 @@ class Recommendation:
     Attributes:
         key: the use as typed: recommended, best, balanced, smallest, fastest, fastest_batch, or
             best_NAME for a backend.
-        judged: the verdict on the reported samples, see `_judge`; None for FP32.
-        verdict: the same as text; empty for FP32.
+        choice: the run, with its verdict on the reported samples, see `_judge`; None for FP32.
         equals: the alternatives; `equals_mean` names the property in which they are equal.
         unknown: models that may be as good; the samples do not decide.
     """
@@ -53,13 +52,16 @@ class Recommendation:
     use: str
     label: str
     why: str
-    choice: Cell | None = None  # None for FP32 itself
-    judged: Verdict | None = None
-    verdict: str = ""
+    choice: Cell | None = None
     equals: tuple[Cell, ...] = ()
     equals_mean: str = ""
     unknown: tuple[Cell, ...] = ()
     key: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """The verdict as text; empty for FP32."""
+        return "" if self.choice is None else self.choice.record.verdict_text
 
     @property
     def command(self) -> str:
@@ -73,13 +75,12 @@ class Choice:
     """The headline of a family.
 
     Attributes:
-        verdict: the verdict that the advice follows.
+        cell: the model, with the verdict that the advice follows.
         alone: whether the model was judged by itself, and not corrected for all models.
     """
 
     headline: rule.Headline
     cell: Cell
-    verdict: Verdict
     alone: bool = False
 
     @property
@@ -94,10 +95,13 @@ class Choice:
 class ModelSelection:
     """The deployable models of a family, and the criteria of the choice."""
 
-    family: Family
-    limits: ReportConfig
-    judged: Mapping[str, Verdict]
+    family: Family  # judged
     timing: PairedLatency | None = None  # of the finalists, if they were timed
+
+    @property
+    def limits(self) -> ReportConfig:
+        """The limits by which the models are judged."""
+        return self.family.limits
 
     @cached_property
     def candidates(self) -> list[Cell]:
@@ -105,7 +109,7 @@ class ModelSelection:
 
         Without selection samples, only models that do not fail and that reach the metric's minimum.
         """
-        kept = [cell for cell in self._ran if self.outcome(cell) != FAIL]
+        kept = [cell for cell in self._ran if cell.record.verdict != FAIL]
         return self._ran if kept and self.apart else kept
 
     @cached_property
@@ -132,7 +136,7 @@ class ModelSelection:
         metric, limits = self.family.metric, self.limits
         if self.apart:
             return [c for c in self.candidates if verdicts.passes_to_choose(metric, c, limits)]
-        return [cell for cell in self.candidates if self.outcome(cell) == verdicts.PASS]
+        return [cell for cell in self.candidates if cell.record.verdict == verdicts.PASS]
 
     @cached_property
     def within(self) -> list[Cell]:
@@ -151,40 +155,34 @@ class ModelSelection:
         on the reported ones, where verdicts are corrected for all models. If none passes, the rule
         chooses by the selection samples alone, and the chosen model is judged by itself.
         """
-        passing = [cell for cell in self.within if self.outcome(cell) == PASS]
+        passing = [cell for cell in self.within if cell.record.verdict == PASS]
         if passing:
-            return self._choose(passing, self.judged)
-        undecided = [cell for cell in self.within if self.outcome(cell) == UNDECIDED]
-        chosen = self._choose(undecided, self.judged)
+            return self._choose(passing)
+        undecided = [cell for cell in self.within if cell.record.verdict == UNDECIDED]
+        chosen = self._choose(undecided)
         if chosen is None or not self.apart:
             return chosen
-        alone = verdicts.judge(Family((chosen.cell,)), self.limits)
-        if alone[chosen.cell.record.run_id].outcome != PASS:
+        alone = verdicts.judge_losses(Family((chosen.cell,), self.limits)).cells
+        if alone[0].record.verdict != PASS:
             return chosen
-        return self._choose([chosen.cell], alone)
+        return self._choose(alone, alone=True)
 
-    def _choose(self, cells: Sequence[Cell], judged: Mapping[str, Verdict]) -> "Choice | None":
+    def _choose(self, cells: Sequence[Cell], alone: bool = False) -> "Choice | None":
         timed = {} if self.timing is None else self.timing.single
         kept = [cell for cell in cells if cell.record.run_id in timed] or list(cells)
         fp32_ms = min(map(_baseline_latency, _timed(kept)), default=math.nan)
         ranked = self._rank(kept)
-        options = [self._option(cell, ranked, judged, fp32_ms) for cell in kept]
+        options = [self._option(cell, ranked, fp32_ms) for cell in kept]
         error = verdicts.margin_of(self.family.metric, self.limits)
         headline = rule.choose(options, self.limits.prefer, error)
         if headline is None:
             return None
         [cell] = [cell for cell in kept if cell.record.run_id == headline.candidate.key]
-        return Choice(headline, cell, judged[cell.record.run_id], judged is not self.judged)
+        return Choice(headline, cell, alone)
 
-    def _option(
-        self,
-        cell: Cell,
-        ranked: Sequence[Cell],
-        judged: Mapping[str, Verdict],
-        fp32_ms: float,
-    ) -> rule.Candidate:
+    def _option(self, cell: Cell, ranked: Sequence[Cell], fp32_ms: float) -> rule.Candidate:
         record, ms = cell.record, _finite(cell.record.latency_ms)
-        passes = judged[record.run_id].outcome == PASS
+        passes = record.verdict == PASS
         speed = None
         if self.timing is not None:
             speed = timing.speed(record, self.timing, len(ranked))
@@ -221,10 +219,6 @@ class ModelSelection:
     def on_selection(self) -> bool:
         """Whether the runs were scored on the selection samples instead of the reported ones."""
         return any(cell.record.split == "choice" for cell in self.family.cells)
-
-    def outcome(self, cell: Cell) -> str:
-        """Return the outcome of the verdict on a cell."""
-        return self.judged[cell.record.run_id].outcome
 
     @cached_property
     def criterion(self) -> Metric | None:
@@ -299,7 +293,7 @@ def why_none(selected: ModelSelection) -> list[str]:
         if least is not None and metric.cost(value) > metric.cost(least):
             lines.append(f"FP32 itself has {metric.show(value)}, less than report.{metric.least}.")
     ours = [cell for cell in measured if not cell.record.combination.path]
-    losses = {verdict.loss for verdict in selected.judged.values()}
+    losses = {cell.record.loss_verdict for cell in measured}
     if ours and losses <= {FAIL, VOID}:
         tried = any(cell.record.combination.per_channel for cell in measured)
         lines.append(
@@ -377,27 +371,24 @@ def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Fa
     """Return the recommended models chosen on the selection samples, see `ModelSelection.own`."""
     reported = (RECOMMENDED, BALANCED)  # chosen on the reported samples
     apart = [r.choice for r in chosen if r.choice and r.key not in reported and selected.apart]
-    return Family(tuple({cell.record.run_id: cell for cell in apart}.values()))
+    cells = {cell.record.run_id: cell for cell in apart}
+    return Family(tuple(cells.values()), selected.limits)
 
 
 def _judge(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[Recommendation]:
-    """Add the verdicts on the reported samples.
+    """Return the recommendations with their verdicts on the reported samples.
 
     Models of `own_family` are judged together. The balanced model is chosen on the reported
     samples, so its verdict is corrected for all models, unless it is another use's model too. The
-    headline has a verdict already.
+    headline has its verdict already.
     """
-    own = own_family(selected, chosen)
-    judged = {**selected.judged, **verdicts.judge(own, selected.limits)}
-
+    own = verdicts.judge_losses(own_family(selected, chosen))
+    judged = {cell.record.run_id: cell for cell in own.cells}
     result = []
     for recommended in chosen:
-        if (cell := recommended.choice) is not None:
-            verdict = judged[cell.record.run_id]
-            if recommended.key == RECOMMENDED and selected.headline is not None:
-                verdict = selected.headline.verdict
-            text = verdicts.say(cell, verdict)
-            recommended = replace(recommended, judged=verdict, verdict=text)
+        cell = recommended.choice
+        if cell is not None and recommended.key != RECOMMENDED:
+            recommended = replace(recommended, choice=judged.get(cell.record.run_id, cell))
         result.append(recommended)
     return result
 
@@ -483,7 +474,7 @@ def _balanced(selected: ModelSelection, best: Recommendation) -> Recommendation 
     The test uses the reported samples and is corrected for all models, so it holds for the chosen
     one.
     """
-    ids = {cell.record.run_id for cell in selected.within if selected.outcome(cell) != FAIL}
+    ids = {cell.record.run_id for cell in selected.within if cell.record.verdict != FAIL}
     assert best.choice is not None  # of every recommendation but the fastest
     members = [cell for cell in (best.choice, *best.equals) if cell.record.run_id in ids]
     if not members:

@@ -1,16 +1,13 @@
 """The table of runs: its headings, its cells, and the CSV of all logged values."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 
-from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import files
 from resnet8ptq.report import equal_files
 from resnet8ptq.report.facts import adjusted_p, best_first, is_stopped, task_of, varied
 from resnet8ptq.tasks.metric import BASELINE, Metric
 from resnet8ptq.tasks.task import Task
-from resnet8ptq.tracking.ledger import Looks
 from resnet8ptq.tracking.record import RunRecord
 
 PAIRED = ("delta", "interval", "p")  # against FP32
@@ -21,19 +18,6 @@ MANY = 50  # runs of a family that a table shows; of more, only the best
 FIRST = 20  # the best of many
 _BASELINE_KEYS = ("data", "model.fold", "evaluate.split")
 _FIRST_NOTE = "The {first} best of {total} runs by {title}; the others: {others}."
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The verdicts on runs as text, their limits, and the earlier runs on the same samples."""
-
-    texts: Mapping[str, str] = field(default_factory=dict)  # run id -> cell of `LIMIT`
-    limits: ReportConfig = field(default_factory=ReportConfig)
-    looks: Mapping[str, Looks] = field(default_factory=dict)  # digest of the samples -> earlier
-    added: Mapping[str, str] = field(default_factory=dict)  # digest -> note on added samples
-
-
-NOTHING_JUDGED = Judged()
 
 
 def columns(records: Sequence[RunRecord]) -> list[str]:
@@ -47,7 +31,7 @@ def numeric(records: Sequence[RunRecord]) -> list[str]:
     return [task.metric.title, *PAIRED, *(metric.title for metric in task.beside), *COSTS]
 
 
-def rows(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[list[str]]:
+def rows(records: Sequence[RunRecord]) -> list[list[str]]:
     """Return a row for each FP32 baseline that is not itself a run, then one for each other run.
 
     Runs with equal files share the row of the first, see `equal_files`.
@@ -56,8 +40,7 @@ def rows(records: Sequence[RunRecord], judged: Judged = NOTHING_JUDGED) -> list[
     runs = []
     for members in equal_files.group(records):
         record = members[0]
-        limit = judged.texts.get(record.run_id, "")
-        cells = _run_cells(task, record, adjusted.get(record.run_id), limit)
+        cells = _run_cells(task, record, adjusted.get(record.run_id))
         runs.append([*equal_files.name_cells(members, keys), *cells])
     return [*_baseline_rows(task, records, [""] * len(keys)), *runs]
 
@@ -161,7 +144,7 @@ def _baseline_key(record: RunRecord) -> tuple[str | None, ...]:
     return (record.combination.baseline, *record.select(*_BASELINE_KEYS))
 
 
-def _run_cells(task: Task, record: RunRecord, p: float | None, limit: str) -> list[str]:
+def _run_cells(task: Task, record: RunRecord, p: float | None) -> list[str]:
     """Return the cells from the metric on, with the corrected p-value; empty if not measured."""
     scored, quantized = _metric_cells(task, record), record.quantized
     costs = [show_kb(record.size_bytes), "", show_ms(record.latency_ms), ""]
@@ -173,7 +156,7 @@ def _run_cells(task: Task, record: RunRecord, p: float | None, limit: str) -> li
     if p is not None:
         scored[3] = "<0.001" if p < 0.001 else f"{p:.3f}"
     status = "baseline" if record.status == "ok" and not quantized else record.status
-    return [*scored, *costs, limit, record.execution, status]
+    return [*scored, *costs, record.verdict_text, record.execution, status]
 
 
 def show_interval(metric: Metric, record: RunRecord) -> str:

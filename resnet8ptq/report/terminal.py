@@ -8,11 +8,10 @@ from rich.console import Console
 from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.report import notes, table
 from resnet8ptq.report.answer import explain, say_reason
-from resnet8ptq.report.facts import group, headings
+from resnet8ptq.report.comparison import Family
+from resnet8ptq.report.facts import headings
 from resnet8ptq.report.pooled import HEADS, Pool
 from resnet8ptq.report.recommend import ModelSelection, why_none
-from resnet8ptq.report.table import NOTHING_JUDGED, Judged
-from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
 PIPE_WIDTH = 240  # of the widest table
@@ -25,23 +24,20 @@ POOLED_NOTE = (
 _NARROW = 100  # characters of a line, below which the table of six columns is compact
 
 
-def print_runs(
-    records: Sequence[RunRecord], console: Console | None = None, judged: Judged = NOTHING_JUDGED
-) -> None:
+def print_runs(families: Sequence[Family], console: Console | None = None) -> None:
     """Print a table with notes to stdout for each family of runs."""
     console = stdout(console, PIPE_WIDTH)
-    families = group(records)
     if len(families) > 1:
         say(console, notes.FAMILIES_NOTE.format(count=len(families)))
-    for heading, family in zip(headings(families), families, strict=True):
-        _print_family(heading, family, console, judged)
+    titles = headings([family.records for family in families])
+    for heading, family in zip(titles, families, strict=True):
+        _print_family(heading, family, console)
 
 
-def _print_family(
-    heading: str, records: Sequence[RunRecord], console: Console, judged: Judged
-) -> None:
-    more, numbers = judged.limits.columns, table.numeric(records)
-    shown, cut = table.shorten(records, table.rows(records, judged))
+def _print_family(heading: str, family: Family, console: Console) -> None:
+    records, more = family.records, family.limits.columns
+    numbers = table.numeric(records)
+    shown, cut = table.shorten(records, table.rows(records))
     whole = ALL in more
     if whole:
         heads, lines = table.without_empty(table.columns(records), shown)
@@ -62,7 +58,7 @@ def _print_family(
         known = ", ".join(head for head in table.columns(records) if head not in heads)
         say(console, f"report.columns: got {', '.join(sorted(unknown))}, expected {ALL} or {known}")
     collect = notes.collect if whole else notes.collect_warnings
-    for note in collect(records, judged):
+    for note in collect(family):
         say(console, note)
 
 

@@ -173,7 +173,7 @@ def _point(selected: ModelSelection, cell: Cell, row: int, x: float) -> Point:
     interval = record.interval("delta")
     low, high = sorted(map(metric.cost, interval)) if interval else (loss, loss)
     framework = record.combination.framework
-    return Point(cell.label, x, loss, low, high, selected.outcome(cell), framework, row)
+    return Point(cell.label, x, loss, low, high, cell.record.verdict or "", framework, row)
 
 
 def _baselines(family: Family, metric_name: str, scale: float) -> list[Point]:

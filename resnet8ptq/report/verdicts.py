@@ -16,10 +16,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.core.text import printable
+from resnet8ptq.report import equal_files
 from resnet8ptq.report.comparison import Cell, Family
-from resnet8ptq.report.facts import by_model
-from resnet8ptq.report.table import VOID, Judged
-from resnet8ptq.tasks.metric import CHOICE, TOTAL, Metric
+from resnet8ptq.report.facts import adjusted_p, by_model, varied
+from resnet8ptq.report.table import VOID
+from resnet8ptq.tasks.metric import BASELINE, CHOICE, TOTAL, Metric
 from resnet8ptq.tasks.statistics import (
     SIGNIFICANCE,
     UNKNOWN,
@@ -28,6 +30,7 @@ from resnet8ptq.tasks.statistics import (
     holm,
     round_size,
 )
+from resnet8ptq.tracking.record import RunRecord
 
 PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
 UNSUPPORTED = "unsupported"  # of a run that was not measured, beside `OUTCOMES`
@@ -74,71 +77,101 @@ class Verdict:
         return round_size(self.needed)
 
 
-def in_words(
-    families: Sequence[Family],
-    limits: ReportConfig,
-    judged: Sequence[Mapping[str, Verdict]] | None = None,
-) -> Judged:
-    """Return the verdicts on the runs of all families as texts; by default those of `judge`."""
-    texts = {}
-    judged = judged or [judge(family, limits) for family in families]
-    for family, verdicts in zip(families, judged, strict=True):
-        for cell in family.measured:
-            run_id = cell.record.run_id
-            texts[run_id] = say(cell, verdicts[run_id])
-    looks = {
-        record.samples_digest: family.looks for family in families for record in family.records
-    }
-    added = {
-        record.samples_digest: say_added(family, limits)
-        for family in families
-        if family.added is not None
-        for record in family.records
-    }
-    return Judged(texts, limits, looks, added)
+def judge(family: Family, limits: ReportConfig) -> Family:
+    """Return the family with the verdict on each run in its record, and all that it is judged by.
+
+    This is the only function that judges runs by their limits: tables, pages, recommendations,
+    programs and deployments read its result.
+    """
+    metric = family.metric
+    adjusted, keys = adjusted_p(family.records), varied(family.records)
+    equal = _find_equal_runs(family.records)
+    cells = []
+    for cell in family.cells:
+        record = cell.record
+        known = record.changed(
+            label=cell.label,
+            settings={printable(key): printable(record.params.get(key, "")) for key in keys},
+            metric=metric,
+            value=record.value_of(metric),
+            fp32_value=record.value_of(metric, BASELINE),
+            least=least_of(metric, limits),
+            limit=metric.limit(limits),
+            p_value=adjusted.get(record.run_id),
+            equal_runs=equal[record.run_id],
+            verdict=UNSUPPORTED if record.status == UNSUPPORTED else None,
+        )
+        cells.append(replace(cell, record=known))
+    return judge_losses(replace(family, cells=tuple(cells), limits=limits))
 
 
-def say(cell: Cell, verdict: Verdict) -> str:
-    """Return the verdict as text; for a run that stopped early, with the number of its samples."""
+def judge_losses(family: Family) -> Family:
+    """Return a family of judged runs with their verdicts as a family of their own.
+
+    Models that other samples chose are not corrected for the models that were not chosen.
+    """
+    metric, limits = family.metric, family.limits
+    cells = [cell for cell in family.measured if not cell.record.doubt]
+    margins = [margin_at(metric, cell, metric.limit(limits)) for cell in cells]
+    totals = [int(cell.metric(TOTAL)) for cell in cells]
+    decided = _decide_by_model(family, cells, margins, totals)
+    losses = {cell.record.run_id: loss for cell, loss in zip(cells, decided, strict=True)}
+    void = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.record.doubt}
+    judged = [_with_verdict(cell, metric, limits, losses | void) for cell in family.cells]
+    return replace(family, cells=tuple(judged))
+
+
+def _with_verdict(
+    cell: Cell, metric: Metric, limits: ReportConfig, losses: Mapping[str, Verdict]
+) -> Cell:
     record = cell.record
-    if record.samples_planned is None or record.samples is None:
-        return str(verdict)
-    return verdict.say(f" after {record.samples:,.0f} of {record.samples_planned:,.0f}")
+    if (verdict := losses.get(record.run_id)) is None:
+        return cell
+    verdict = replace(verdict, fault=find_fault(metric, record, limits))
+    after = ""
+    if record.samples_planned is not None and record.samples is not None:
+        after = f" after {record.samples:,} of {record.samples_planned:,}"
+    told = {
+        "verdict": verdict.outcome,
+        "loss_verdict": verdict.loss,
+        "fault": verdict.fault,
+        "verdict_text": printable(verdict.say(after)),
+        "samples_needed": verdict.samples,
+    }
+    return replace(cell, record=record.model_copy(update=told))
 
 
-def find_fault(metric: Metric, cell: Cell, limits: ReportConfig) -> str:
+def _decide_by_model(
+    family: Family, cells: Sequence[Cell], margins: Sequence[Margin], totals: Sequence[int]
+) -> list[Verdict]:
+    records = [cell.record for cell in cells]
+    items = list(zip(margins, totals, strict=True))
+    return by_model(records, items, partial(decide, planned=family.planned))
+
+
+def _find_equal_runs(records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
+    """Return the ids of the other runs with an equal file, by run id."""
+    others = {}
+    for members in equal_files.group(records):
+        ids = [member.run_id for member in members]
+        for run_id in ids:
+            others[run_id] = tuple(other for other in ids if other != run_id)
+    return others
+
+
+def find_fault(metric: Metric, record: RunRecord, limits: ReportConfig) -> str:
     """Return why a model fails whatever its loss; empty if nothing is known."""
-    if cell.record.silent:
-        return cell.record.silent
-    if reaches_least(metric, cell, limits):
+    if record.silent:
+        return record.silent
+    least, value = least_of(metric, limits), record.value_of(metric)
+    if least is None or (value is not None and metric.cost(value) <= metric.cost(least)):
         return ""
-    return f"{metric.title} < {metric.show(least_of(metric, limits) or 0)}"
+    return f"{metric.title} < {metric.show(least)}"
 
 
 def least_of(metric: Metric, limits: ReportConfig) -> float | None:
     """Return the smallest accepted value of the metric; None without such a limit."""
     return getattr(limits, metric.least) if metric.least else None
-
-
-def reaches_least(metric: Metric, cell: Cell, limits: ReportConfig) -> bool:
-    """Return whether a model reaches its metric's own limit, such as `report.min_accuracy`."""
-    least = least_of(metric, limits)
-    return least is None or metric.cost(cell.metric(metric.name)) <= metric.cost(least)
-
-
-def judge(family: Family, limits: ReportConfig) -> dict[str, Verdict]:
-    """Return the verdict on each measured quantized model of a family, by run id."""
-    metric, drop = family.metric, family.metric.limit(limits)
-    verdicts = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.record.doubt}
-    judged = [cell for cell in family.measured if not cell.record.doubt]
-    cells = [cell for cell in judged if cell.paired is not None]
-    margins = [(margin_at(metric, cell, drop), int(cell.metric(TOTAL))) for cell in cells]
-    records = [cell.record for cell in cells]
-    decided = by_model(records, margins, partial(decide, planned=family.planned))
-    for cell, verdict in zip(cells, decided, strict=True):
-        fault = find_fault(metric, cell, limits)
-        verdicts[cell.record.run_id] = replace(verdict, fault=fault)
-    return verdicts
 
 
 def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:
@@ -149,7 +182,7 @@ def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:
     return cell.paired.margin(metric, limit, int(cell.metric(TOTAL)))
 
 
-def judge_added(family: Family, limits: ReportConfig) -> list[tuple[Cell, Verdict]]:
+def judge_added(family: Family) -> list[tuple[Cell, Verdict]]:
     """Return the verdicts on the added samples only, for runs with values kept by sample.
 
     Samples added after an undecided verdict form an independent test. Their results influence
@@ -158,22 +191,24 @@ def judge_added(family: Family, limits: ReportConfig) -> list[tuple[Cell, Verdic
     metric, rows = family.metric, family.added
     if rows is None:
         return []
-    usable = [cell for cell in family.measured if not cell.record.doubt and not cell.record.grouped]
-    parts = [(cell, cell.paired.select(rows)) for cell in usable if cell.paired is not None]
-    kept = [(cell, paired) for cell, paired in parts if paired is not None]
-    total, drop = int(rows.sum()), metric.limit(limits)
-    cells = [cell for cell, _ in kept]
-    margins = [(paired.margin(metric, drop, total), total) for _, paired in kept]
-    records = [cell.record for cell in cells]
-    decided = by_model(records, margins, partial(decide, planned=family.planned))
+    total, limit = int(rows.sum()), metric.limit(family.limits)
+    cells, margins = [], []
+    for cell in family.measured:
+        if cell.record.doubt or cell.record.grouped or cell.paired is None:
+            continue
+        paired = cell.paired.select(rows)
+        if paired is not None:
+            cells.append(cell)
+            margins.append(paired.margin(metric, limit, total))
+    decided = _decide_by_model(family, cells, margins, [total] * len(cells))
     return list(zip(cells, decided, strict=True))
 
 
-def say_added(family: Family, limits: ReportConfig) -> str:
+def say_added(family: Family) -> str:
     """Return the note about samples that were added to those of earlier runs."""
     assert family.added is not None
     added, total = int(family.added.sum()), len(family.added)
-    judged = judge_added(family, limits)
+    judged = judge_added(family)
     verdicts = "; ".join(f"{cell.label}: {verdict}" for cell, verdict in judged[:NAMED])
     if len(judged) > NAMED:
         verdicts += f"; and {len(judged) - NAMED} more"

@@ -18,7 +18,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from resnet8ptq.core import templates
-from resnet8ptq.report import equal_files, notes, table, trade_off, verdicts
+from resnet8ptq.report import equal_files, notes, table, trade_off
 from resnet8ptq.report.answer import explain
 from resnet8ptq.report.facts import best_first
 from resnet8ptq.report.layer_errors import HeatMap
@@ -75,8 +75,7 @@ def _script() -> str:
 def _section(heading: str, selected: ModelSelection, panels: list[Panel]) -> dict[str, Any]:
     """Return the part of the page for one family of runs; the heading is empty for a single one."""
     family, records = selected.family, selected.family.records
-    judged = verdicts.in_words([family], selected.limits, [selected.judged])
-    lines = table.rows(records, judged)
+    lines = table.rows(records)
     heads, shown = table.brief(records, lines, SHORT)
     heads, shown = table.without_empty(heads, shown)
     all_heads, whole = table.without_empty(table.columns(records), lines)
@@ -117,7 +116,7 @@ def _section(heading: str, selected: ModelSelection, panels: list[Panel]) -> dic
         "extra": SHORT,
         "numeric": table.numeric(records),
         "rows": rows,
-        "notes": notes.collect_warnings(records, judged),
+        "notes": notes.collect_warnings(family),
     }
 
 

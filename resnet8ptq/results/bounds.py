@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 
-from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.facts import by_model
 from resnet8ptq.report.verdicts import margin_at
@@ -25,23 +24,23 @@ STEPS = 50  # halvings of an interval
 
 @dataclass(frozen=True)
 class Bounds:
-    """The loss is at most `upper`, and at least `lower`; each holds with 95% confidence.
+    """The loss lies between the bounds; each holds with 95% confidence.
 
     None if there is no bound: without spread, or if samples of groups were scored one by one.
     """
 
-    upper: float | None = None
-    lower: float | None = None
+    loss_upper_bound: float | None = None
+    loss_lower_bound: float | None = None
 
 
-def measure(family: Family, limits: ReportConfig) -> dict[str, Bounds]:
+def measure(family: Family) -> dict[str, Bounds]:
     """Return the bounds of each judged model of a family, by the id of its run.
 
     With a broken FP32, no model is judged. The unit is that of `RunRecord.drop`.
     """
     metric = family.metric
     cells = [cell for cell in family.measured if not cell.record.doubt]
-    margins = [margin_at(metric, cell, metric.limit(limits)) for cell in cells]
+    margins = [margin_at(metric, cell, metric.limit(family.limits)) for cell in cells]
     records, test = [cell.record for cell in cells], partial(levels, planned=family.planned)
     uppers = by_model(records, [margin.p_within for margin in margins], test)
     lowers = by_model(records, [margin.p_beyond for margin in margins], test)

@@ -8,23 +8,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import printable
-from resnet8ptq.report import equal_files, facts, verdicts
+from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import (
     RECOMMENDED,
     ModelSelection,
-    Recommendation,
     own_family,
     why_none,
 )
-from resnet8ptq.report.verdicts import UNSUPPORTED, Verdict
 from resnet8ptq.results.bounds import Bounds, measure
-from resnet8ptq.tasks.metric import BASELINE
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord, printable_or_none, show_frame, to_frame
 
@@ -140,34 +137,34 @@ def summarize_sweep(
 
 
 def _choose(selected: ModelSelection, runs: Mapping[str, RunRecord]) -> list[Choice]:
-    """Return the choices of a selection, with the verdicts and bounds of `own_family`."""
-    bounds = measure(own_family(selected, selected.recommendations), selected.limits)
-    return [
-        Choice(
+    """Return the choices of a selection, with the bounds of `own_family`."""
+    bounds = measure(own_family(selected, selected.recommendations))
+    choices = []
+    for recommended in selected.recommendations:
+        run = None
+        if recommended.choice is not None:
+            chosen = recommended.choice.record
+            whole = runs[chosen.run_id]
+            found = {name: getattr(whole, name) for name in _FOUND}
+            if chosen.run_id in bounds:
+                found |= vars(bounds[chosen.run_id])
+            run = chosen.model_copy(update=found)
+        choice = Choice(
             use=recommended.key,
-            run_id=None if recommended.choice is None else recommended.choice.record.run_id,
+            run_id=None if run is None else run.run_id,
             label=printable(recommended.label),
             because=printable(recommended.why),
             equals=_ids(recommended.equals),
             unknown=_ids(recommended.unknown),
             margin=_margin(selected, recommended.key),
-            run=_recommended(recommended, runs, bounds),
+            run=run,
         )
-        for recommended in selected.recommendations
-    ]
+        choices.append(choice)
+    return choices
 
 
-def _recommended(
-    recommended: Recommendation, runs: Mapping[str, RunRecord], bounds: Mapping[str, Bounds]
-) -> RunRecord | None:
-    cell = recommended.choice
-    if cell is None:
-        return None
-    run_id = cell.record.run_id
-    judged = _judge(cell, recommended.judged)
-    if run_id in bounds:
-        judged |= _bound(bounds[run_id])
-    return runs[run_id].model_copy(update=judged)
+# Attributes that this module adds to those of `verdicts.judge`.
+_FOUND = ("artifact", "reproduce_command", "loss_upper_bound", "loss_lower_bound")
 
 
 def _ids(cells: Sequence[Cell]) -> tuple[str, ...]:
@@ -190,58 +187,14 @@ def _why_none(selected: ModelSelection) -> list[str]:
 def judge_runs(
     selected: ModelSelection, artifacts: Mapping[str, str | None]
 ) -> tuple[RunRecord, ...]:
-    """Return runs that were scored on the same samples, with their verdicts and bounds."""
-    family, limits = selected.family, selected.limits
-    metric, varied = family.metric, facts.varied(family.records)
-    bounds, adjusted = measure(family, limits), facts.adjusted_p(family.records)
-    equal = _find_equal_runs(family.records)
+    """Return runs that were scored on the same samples, with bounds, file and command."""
+    bounds = measure(selected.family)
     runs = []
-    for cell in family.cells:
-        record = cell.record
-        judged = {
-            "label": printable(cell.label),
-            "settings": {printable(k): printable(record.params.get(k, "")) for k in varied},
-            "metric": metric,
-            "value": record.value_of(metric),
-            "fp32_value": record.value_of(metric, BASELINE),
-            "least": verdicts.least_of(metric, limits),
-            "limit": metric.limit(limits),
-            "p_value": adjusted.get(record.run_id),
-            "artifact": artifacts.get(record.run_id),
-            "reproduce_command": _reproduce(record),
-            "equal_runs": equal[record.run_id],
-        }
-        judged |= _judge(cell, selected.judged.get(record.run_id))
-        judged |= _bound(bounds.get(record.run_id, Bounds()))
-        runs.append(record.changed(**judged))
+    for record in selected.family.records:
+        bound = bounds.get(record.run_id, Bounds())
+        found = {"artifact": artifacts.get(record.run_id), "reproduce_command": _reproduce(record)}
+        runs.append(record.model_copy(update=found | vars(bound)))
     return tuple(runs)
-
-
-def _find_equal_runs(records: Sequence[RunRecord]) -> dict[str, tuple[str, ...]]:
-    """Return the ids of the other runs with an equal file, by run id."""
-    others = {}
-    for members in equal_files.group(records):
-        ids = [member.run_id for member in members]
-        for run_id in ids:
-            others[run_id] = tuple(other for other in ids if other != run_id)
-    return others
-
-
-def _judge(cell: Cell, judged: Verdict | None) -> dict[str, Any]:
-    """Return the attributes of a run that hold the verdict on it."""
-    if judged is None:
-        verdict = UNSUPPORTED if cell.record.status == UNSUPPORTED else None
-        return {"verdict": verdict}
-    return {
-        "verdict": judged.outcome,
-        "loss_verdict": judged.loss,
-        "verdict_text": verdicts.say(cell, judged),
-        "samples_needed": judged.samples,
-    }
-
-
-def _bound(bounds: Bounds) -> dict[str, Any]:
-    return {"loss_upper_bound": bounds.upper, "loss_lower_bound": bounds.lower}
 
 
 def _reproduce(record: RunRecord) -> str | None:

@@ -98,8 +98,7 @@ class RunningSweep:
             KeyboardInterrupt: the report was interrupted; the message names the command for it.
         """
         # matplotlib is imported here, while the last runs are uploaded.
-        from resnet8ptq.report import terminal
-        from resnet8ptq.report.table import Judged
+        from resnet8ptq.report import comparison, terminal
         from resnet8ptq.tracking import sync
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
@@ -124,7 +123,8 @@ class RunningSweep:
         if status == "ok" and not self.is_search and any(r.status == "failed" for r in records):
             status = "failed"
         if away := background.ask(_end_parent, store, parent_id, status, folder):
-            terminal.print_runs(sync.load_records(folder), judged=Judged(limits=self.limits))
+            done = sync.load_records(folder)
+            terminal.print_runs(comparison.without_files(done, self.limits))
             self._announce(chosen)
             raise TrackingError(
                 f"the tracking store does not answer ({away[:200]}); the runs are kept in "
@@ -166,8 +166,7 @@ class RunningSweep:
         If `timed`, time the best models against each other first.
         """
         from resnet8ptq.evaluation import paired_latency
-        from resnet8ptq.report import comparison, mlperf_tiny, page, pooled, terminal, verdicts
-        from resnet8ptq.report.table import Judged
+        from resnet8ptq.report import comparison, mlperf_tiny, page, pooled, terminal
         from resnet8ptq.sweeps import final_timing
         from resnet8ptq.tracking import upload
 
@@ -177,7 +176,7 @@ class RunningSweep:
             try:
                 families = comparison.count_looks(store, comparison.load(store, records))
             except Exception:  # an artifact is missing, but the metrics are there
-                terminal.print_runs(records, judged=Judged(limits=self.limits))
+                terminal.print_runs(comparison.without_files(records, self.limits))
                 raise
             with console.waiting("Comparing the runs"):
                 chosen = page.select(families, self.limits)
@@ -186,15 +185,16 @@ class RunningSweep:
                 chosen = page.select(families, self.limits, timings)
                 families = [selected.family for selected in chosen]
                 background.put(final_timing.log_latencies, store, families, timings)
-            judged = verdicts.in_words(families, self.limits, [s.judged for s in chosen])
-            # A search has said what each step came to.
-            judged_runs = [record for family in families for record in family.records]
-            shown = [r for r in judged_runs if not (self.is_search and r.held_out)]
+            judged = [selected.family for selected in chosen]
+            if self.is_search:  # it has said what each step came to
+                judged = [family.without_held_out() for family in judged]
+            shown = [family for family in judged if family.cells]
             if shown:
-                terminal.print_runs(shown, judged=judged)
+                terminal.print_runs(shown)
             terminal.print_pools(pooled.judge(families, self.limits))
-            if mlperf_tiny.is_suite(shown):
-                mlperf_tiny.print_suite(shown)
+            runs = [record for family in shown for record in family.records]
+            if mlperf_tiny.is_suite(runs):
+                mlperf_tiny.print_suite(runs)
         if records or self._has_analyses():
             with console.waiting("Drawing the report"):
                 page.write(store, parent_id, chosen, folder)

@@ -23,7 +23,6 @@ from resnet8ptq.core.text import printable, unescape_markdown
 from resnet8ptq.experiment.search import searching
 from resnet8ptq.experiment.search.searching import Asked, Step, Tried
 from resnet8ptq.experiment.search.step_table import GOALS, START
-from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.verdicts import find_fault
 from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.tasks.metric import BASELINE, Metric
@@ -253,7 +252,7 @@ class RecipeSearch:
         if result.status == "ok" and not result.is_analysis:
             metric = result.task.metric
             self.asked = replace(self.asked, limit=metric.limit(self.allowed))
-            sound = not find_fault(metric, Cell(result, ""), self.allowed)
+            sound = not find_fault(metric, result, self.allowed)
         # The level of each of several looks at the same samples.
         looks = self.allowed.confirmations if step.kind == searching.CONFIRM else 1
         done = measure(step, result, seconds, SIGNIFICANCE / looks)

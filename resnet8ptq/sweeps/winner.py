@@ -16,7 +16,7 @@ from resnet8ptq.evaluation.worth import WORTH, saves
 from resnet8ptq.report.answer import say_facts, say_verdict
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection, Recommendation
-from resnet8ptq.report.verdicts import EXIT_CODES, FAIL, PASS, UNDECIDED, Verdict
+from resnet8ptq.report.verdicts import EXIT_CODES, FAIL, PASS, UNDECIDED
 from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
@@ -34,14 +34,9 @@ class Winner:
     folder: Path = origin.RUNS  # of the sweep
 
     @property
-    def judged(self) -> Verdict:
-        """The verdict on the reported samples."""
-        return self.selected.judged[self.cell.record.run_id]
-
-    @property
     def outcome(self) -> str:
-        """The outcome of the verdict."""
-        return self.judged.outcome
+        """The verdict on the reported samples."""
+        return self.cell.record.verdict or UNDECIDED
 
     @property
     def settings(self) -> list[str]:
@@ -106,7 +101,7 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
 
 def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: str) -> int:
     console, record = stdout(None, 240), winner.cell.record
-    verdict = say_verdict(winner.selected, winner.cell, winner.judged)
+    verdict = say_verdict(winner.selected, winner.cell)
     is_worth = saves(record.size_bytes or 0, record.fp32_size_bytes or 0, record.speedup)
     title = "Winner" if winner.outcome == PASS else "Nothing passes; the closest to FP32"
     if not is_worth:

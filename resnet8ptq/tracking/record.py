@@ -191,6 +191,7 @@ class RunRecord(BaseModel):
     )
     loss_verdict: str | None = _judged("verdict on the loss alone; null without a measurement")
     verdict_text: Text = _judged("the verdict as in the report's table", "")
+    fault: Text = _judged("why the model fails whatever its loss", "")
     loss_upper_bound: Number = _judged(
         "the loss is at most this: one-sided 95% bound, corrected (Holm): with `use=` for the "
         "recommended models, with `run_id=` for all of the sweep"
@@ -467,7 +468,7 @@ class RunRecord(BaseModel):
 
 _READ = ("run_id", "params", "metrics", "tags", "artifact_uri", "ended", "in_folder", "store_words")
 # The columns of a frame that are no fields, and the fields that are no columns.
-_DERIVED = ("framework", "calibration", "weights", "samples_from", "deploy_command")
+_DERIVED = ("framework", "dtype", "calibration", "weights", "samples_from", "deploy_command")
 _NO_COLUMNS = {*_READ[1:], "settings"}
 # The columns that a notebook shows.
 _SHOWN = ("label", "status", "value", "loss", "verdict", "size_bytes", "latency_ms", "speedup")

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from resnet8ptq.report import facts
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.report import comparison, facts, notes, verdicts
 from resnet8ptq.report.comparison import Cell, Family, compare
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.statistics import flips, mcnemar
@@ -89,6 +90,18 @@ def sweep(
         }
         made[place] = amend(replace(made[place], choice=paired(model)), metrics=measured)
     return compare(made)
+
+
+def judged_of(family: Family, limits: ReportConfig | None = None) -> dict[str, str]:
+    """Return the verdicts on the models of a family as texts, by run id."""
+    records = verdicts.judge(family, limits or ReportConfig()).records
+    return {record.run_id: record.verdict_text for record in records if record.verdict_text}
+
+
+def notes_on(records: Sequence[RunRecord]) -> list[str]:
+    """Return the notes below the table of runs without verdicts."""
+    [family] = comparison.without_files(records, ReportConfig())
+    return notes.collect(family)
 
 
 def amend(cell: Cell, **logged: Mapping[str, Any]) -> Cell:

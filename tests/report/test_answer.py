@@ -7,7 +7,7 @@ import pytest
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.paired_latency import PairedLatency
-from resnet8ptq.report import answer, comparison, page, verdicts
+from resnet8ptq.report import answer, comparison, page
 from resnet8ptq.results import summaries
 from resnet8ptq.sweeps import winner
 from resnet8ptq.sweeps.delivery import Delivery
@@ -118,10 +118,10 @@ def test_a_model_has_one_outcome_wherever_it_is_shown(name, tmp_path, capsys):
     limits = ReportConfig(min_accuracy=least)
     [selected] = page.select([family], limits)
     run = summaries.summarize_sweep(family.records[0], [selected], {}, None).run("a")
-    shown = {run.verdict, selected.outcome(family.cells[0])}
-    shown.add(verdicts.in_words([family], limits).texts["a"].split()[0].strip(","))
+    shown = {run.verdict, selected.family.records[0].verdict}
+    shown.add(selected.family.records[0].verdict_text.split()[0].strip(","))
     shown |= {a.outcome for a in answer.explain(selected) if a.label == family.cells[0].label}
-    alone = replace(selected, family=comparison.compare(family.cells[:1]))
+    alone = replace(selected, family=comparison.compare(selected.family.cells[:1]))
     winner.announce([alone], Delivery(tmp_path), "fastest")
     shown.add("pass" if "Winner" in capsys.readouterr().out else outcome)
     assert shown == {outcome}

@@ -35,7 +35,16 @@ from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import end_parent, start_parent, start_run
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
-from tests.helpers.cells import BASELINE, LABELS, NAMES, predictions, record, sweep, unmeasured
+from tests.helpers.cells import (
+    BASELINE,
+    LABELS,
+    NAMES,
+    notes_on,
+    predictions,
+    record,
+    sweep,
+    unmeasured,
+)
 from tests.helpers.configs import make_config
 from tests.helpers.pages import to_page
 
@@ -194,7 +203,7 @@ def test_the_page_folds_and_takes_no_other_html(many):
 
 def test_the_terminal_says_what_it_leaves_out(many):
     console = Console(file=io.StringIO(), width=200)
-    terminal.print_runs(many.records, console)
+    terminal.print_runs([many], console)
     text = console.file.getvalue()
     assert text.count("│ onnx") == 1 + table.FIRST
     assert "The 20 best of 52 runs by accuracy; the others: 31 ok, 1 failed. All: rep" in text
@@ -202,9 +211,9 @@ def test_the_terminal_says_what_it_leaves_out(many):
 
 def test_notes_and_figures_name_some_of_many(many):
     same = [unmeasured(f"{n}", "unsupported", "no kernel").record for n in range(20)]
-    assert any(note.endswith("; and 8 more)") for note in notes.collect(same))
+    assert any(note.endswith("; and 8 more)") for note in notes_on(same))
     dynamic = [record(f"{n}", BASELINE, **{"batch1/accuracy": 0.9}) for n in range(20)]
-    texts = notes.collect(dynamic)
+    texts = notes_on(dynamic)
     assert sum("each batch sets its ranges" in note for note in texts) == notes.NAMED
     assert "The same for 8 more runs (batch1/accuracy in runs.csv)." in texts
     figure = class_impact(many)

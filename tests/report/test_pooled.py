@@ -102,7 +102,7 @@ def test_a_gain_hides_a_loss_in_the_mean_and_not_on_all():
 def test_verdicts_on_equal_data_sets_are_no_weaker_than_those_of_each():
     models = {f"m{lost}": predictions(lost=lost) for lost in (0, 5, 12, 40)}
     first, second = on("a", models), on("b", models)
-    each = [verdict.outcome for verdict in verdicts.judge(first, LIMITS).values()]
+    each = [record.verdict for record in verdicts.judge(first, LIMITS).records]
     (pool,) = pooled.judge([first, second], LIMITS)
     for own, row in zip(each, pool.configurations, strict=True):
         assert own in (UNDECIDED, row.pooled)

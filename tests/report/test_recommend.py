@@ -427,14 +427,14 @@ def test_frameworks_are_told_in_the_order_of_their_names():
 
 
 def test_why_nothing_is_recommended():
-    lost = select(sweep(("a", predictions(lost=100), {})))
-    lines = why_none(replace(lost, limits=ReportConfig(min_accuracy=0.95)))
+    family = sweep(("a", predictions(lost=100), {}))
+    lines = why_none(select(family, limits=ReportConfig(min_accuracy=0.95)))
     assert "report.max_drop=0.01, report.min_accuracy=0.95" in lines[0]
     assert lines[1] == "FP32 itself has 90.00%, less than report.min_accuracy."
     assert lines[2].startswith(
         "To reduce the loss, try per_channel=true, another calibration (calib=), "
     )
-    enough = why_none(replace(lost, limits=ReportConfig(min_accuracy=0.9)))  # of FP32
+    enough = why_none(select(family, limits=ReportConfig(min_accuracy=0.9)))  # of FP32
     assert not any(line.startswith("FP32 itself") for line in enough)
     kept = select(sweep(("a", predictions(), {"per_channel": "true"})))
     assert len(why_none(kept)) == 1
@@ -457,11 +457,10 @@ def test_fp32_is_told_only_where_it_has_less_than_is_asked():
         (name, predictions(), {"seed": name, "baseline/accuracy": value})
         for name, value in (("a", 0.9), ("b", 0.8), ("c", 0.95), ("d", 0.85))
     ]
-    selected = select(sweep(*cells))
     asked = ReportConfig(max_drop=0.02, min_accuracy=0.95)
-    _, *told = why_none(replace(selected, limits=asked))
+    _, *told = why_none(select(sweep(*cells), limits=asked))
     assert [line.split()[3] for line in told] == ["80.00%,", "85.00%,", "90.00%,"]
-    (line,) = why_none(replace(selected, limits=ReportConfig(max_drop=0.02)))
+    (line,) = why_none(select(sweep(*cells), limits=ReportConfig(max_drop=0.02)))
     assert "(report.max_drop=0.02)" in line
 
 
@@ -541,7 +540,7 @@ def test_recommended_models_are_judged_as_a_family_of_their_own():
     cells = [(str(n), near, {"seed": str(n), "size_bytes": 1e5 + n * 1e4}) for n in range(20)]
     limits, choices = ReportConfig(), [predictions(won=5), *[predictions()] * 19]
     selected = select(sweep(*cells, choices=choices), limits=limits)
-    assert {verdict.outcome for verdict in selected.judged.values()} == {"undecided"}
+    assert {record.verdict for record in selected.family.records} == {"undecided"}
     best = best_of(selected)
     assert (chosen(best), best.verdict) == ("0", "pass")
     # Chosen on the reported samples it is one of twenty.
@@ -569,7 +568,7 @@ def test_a_model_that_no_correction_lets_pass_may_pass_by_itself():
     cells = [(str(n), near, {"seed": str(n), "size_bytes": 1e5 + n * 1e4}) for n in range(20)]
     limits = ReportConfig()
     apart = select(sweep(*cells, choices=[predictions()] * 20), limits=limits)
-    assert {apart.outcome(cell) for cell in apart.family.measured} == {UNDECIDED}
+    assert {cell.record.verdict for cell in apart.family.measured} == {UNDECIDED}
     assert apart.headline.headline.advice == "deploy"
     assert apart.headline.reason.endswith("not corrected for the other models")
     together = select(sweep(*cells), limits=limits)

@@ -122,7 +122,7 @@ def test_seeds_are_no_separate_hypotheses():
     selected = page.select(
         [sweep(*[(str(n), near, {"seed": str(n)}) for n in range(10)])], ReportConfig()
     )[0]
-    assert {verdict.outcome for verdict in selected.judged.values()} == {UNDECIDED}
+    assert {record.verdict for record in selected.family.records} == {UNDECIDED}
     (recipe,) = spread.measure(selected.family, ReportConfig())
     assert recipe.verdict is not None and recipe.verdict.outcome == PASS
     text = page.to_markdown([selected], {})

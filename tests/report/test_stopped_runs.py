@@ -54,10 +54,10 @@ def _stop(cell: Cell, seen: int) -> Cell:
 
 
 def test_the_place_of_the_stop_and_the_corrected_loss_are_shown(stopped):
-    judged = verdicts.in_words([stopped], ReportConfig())
-    for seen in STOPS:
-        assert judged.texts[str(seen)].endswith(f" after {seen} of 1,000")
-    lines = notes.collect(stopped.records, judged)
+    judged = verdicts.judge(stopped, ReportConfig())
+    for seen, record in zip(STOPS, judged.records, strict=True):
+        assert record.verdict_text.endswith(f" after {seen} of 1,000")
+    lines = notes.collect(judged)
     assert sum("loss -0.20 points (95%: -0.90 to +0.40), corrected" in line for line in lines) == 2
     assert any(line.startswith("after N of M") for line in lines)
     assert facts.title(stopped.records).endswith("up to 1,000 test samples")
@@ -81,8 +81,9 @@ def test_the_verdicts_are_those_of_the_corrected_p_values(stopped):
             for cell, seen in zip(stopped.cells, STOPS, strict=True)
         ]
         expected = verdicts.decide(list(zip(margins, STOPS, strict=True)))
-        judged = verdicts.judge(stopped, ReportConfig(max_drop=max_drop))
-        assert [judged[str(seen)] for seen in STOPS] == expected
+        judged = verdicts.judge(stopped, ReportConfig(max_drop=max_drop)).records
+        found = [(record.verdict, record.samples_needed) for record in judged]
+        assert found == [(verdict.outcome, verdict.samples) for verdict in expected]
 
 
 def test_stopped_and_whole_runs_are_two_families():
@@ -104,16 +105,18 @@ def test_added_samples_are_judged_alone():
     cell = amend(cell, tags=DIGEST)
     family = replace(family, cells=(replace(cell, paired=pair),), added=added, looks=Looks(1))
     limits = ReportConfig(max_drop=0.05)
-    [verdict] = verdicts.judge(family, limits).values()
-    assert str(verdict) == "pass"
-    [(_, alone)] = verdicts.judge_added(family, limits)
+    judged = verdicts.judge(family, limits)
+    assert [record.verdict_text for record in judged.records] == ["pass"]
+    [(_, alone)] = verdicts.judge_added(judged)
     assert alone.outcome == "fail"
-    lines = notes.collect(family.records, verdicts.in_words([family], limits))
+    lines = notes.collect(judged)
     [line] = [line for line in lines if line.startswith("900 of these 1,000 samples")]
     assert "100 added samples alone" in line and line.endswith(f"{cell.label}: fail.")
     stopped = Paired(StoppedHits(pair.model, StoppingPlan(1000, 0.05, 0.05)), pair.baseline)
     family = replace(family, cells=(replace(cell, paired=stopped),))
-    assert verdicts.judge_added(family, limits) == []  # the plan has looked at all of them
+    assert (
+        verdicts.judge_added(verdicts.judge(family, limits)) == []
+    )  # the plan has looked at all of them
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,6 @@ def test_added_samples_are_judged_alone():
 )
 def test_earlier_runs_are_told(looks, begin):
     family = amend_family(sweep(("a", predictions(), {})), tags=DIGEST)
-    judged = verdicts.in_words([replace(family, looks=looks)], ReportConfig())
-    assert any(line.startswith(begin) for line in notes.collect(family.records, judged))
-    unseen = verdicts.in_words([family], ReportConfig())
-    assert not any("earlier" in line for line in notes.collect(family.records, unseen))
+    judged = verdicts.judge(family, ReportConfig())
+    assert any(line.startswith(begin) for line in notes.collect(replace(judged, looks=looks)))
+    assert not any("earlier" in line for line in notes.collect(judged))

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report import facts, notes, table, terminal
+from resnet8ptq.report import comparison, facts, notes, table, terminal
 from resnet8ptq.tracking.record import RunRecord
+from tests.helpers.cells import notes_on
 
 REASON = "kernels take qint8 weights"
 
@@ -60,10 +61,14 @@ def with_metrics(given: RunRecord, **metrics: float) -> RunRecord:
     return RunRecord.of(given.run_id, given.params, {**given.metrics, **metrics}, given.tags)
 
 
+def judgement(verdict: str) -> dict[str, str]:
+    return {"verdict": verdict, "verdict_text": verdict}
+
+
 def printed(records: list[RunRecord], *more: str, **options: object) -> str:
     console = Console(file=io.StringIO(), **options)
     limits = ReportConfig(columns=[*more])
-    terminal.print_runs(records, console, table.Judged(limits=limits))
+    terminal.print_runs(comparison.without_files(records, limits), console)
     return console.file.getvalue()
 
 
@@ -86,11 +91,11 @@ def test_row_of_a_measured_run():
 def test_simulated_and_dynamic_runs_say_what_their_figures_are():
     simulated = record("torch", "uint8", execution="simulated")
     assert table.rows([simulated])[-1][-2] == "simulated"
-    assert notes.SIMULATED_NOTE in notes.collect([simulated])
+    assert notes.SIMULATED_NOTE in notes_on([simulated])
     dynamic = with_metrics(OK, **{"batch1/accuracy": 0.8712})
-    (note,) = [note for note in notes.collect([dynamic]) if "87.12%" in note]
+    (note,) = [note for note in notes_on([dynamic]) if "87.12%" in note]
     assert note.startswith(f"{facts.labels([dynamic])[0]}: each batch sets its ranges")
-    assert notes.SIMULATED_NOTE not in notes.collect([dynamic])
+    assert notes.SIMULATED_NOTE not in notes_on([dynamic])
 
 
 def test_title_says_which_images_were_scored():
@@ -103,7 +108,7 @@ def test_run_that_was_not_timed_has_no_speedup():
     metrics = {key: value for key, value in OK.metrics.items() if key != "speedup"}
     untimed = OK.changed(metrics=metrics)
     assert table.rows([untimed])[-1][-6:] == ["64.1%", "0.080", "", "", "integer", "ok"]
-    assert [note for note in notes.collect([untimed]) if note.startswith("speedup")] == []
+    assert [note for note in notes_on([untimed]) if note.startswith("speedup")] == []
 
 
 def test_row_of_a_run_without_figures_keeps_its_place():
@@ -161,7 +166,7 @@ def test_p_is_corrected_over_the_measured_quantized_runs():
     ]
     found = table.rows([*tested, UNSUPPORTED, FAILED, FP32])
     assert [row[7] for row in found] == ["", "0.040", "0.500", "0.030", "", "", ""]
-    (note,) = [note for note in notes.collect([*tested, FP32]) if note.startswith("p:")]
+    (note,) = [note for note in notes_on([*tested, FP32]) if note.startswith("p:")]
     assert "corrected for 3 comparisons (Holm)" in note
 
 
@@ -198,8 +203,8 @@ def test_what_a_failed_run_has_not_settled_is_no_column():
 def test_runs_of_other_plans_are_told_apart_and_their_bits_noted():
     given = [record(planned_bits=bits) for bits in ("{conv: 4}", "{dense: 2}")]
     assert facts.varied([OK, *given]) == ["planned_bits"]
-    assert not any("weight bits" in note for note in notes.collect(given))
-    (note,) = [each for each in notes.collect(given[:1]) if each.startswith("weight bits")]
+    assert not any("weight bits" in note for note in notes_on(given))
+    (note,) = [each for each in notes_on(given[:1]) if each.startswith("weight bits")]
     assert note.endswith("{conv: 4} (onnx int8 minmax per tensor)")
     unsupported = record(dtype="uint8", status="unsupported")
     assert facts.varied([given[0], unsupported]) == []
@@ -223,11 +228,11 @@ def test_delta_always_has_a_sign():
 
 
 def test_reasons_are_grouped():
-    found = notes.collect([UNSUPPORTED, record("torch", "u8s8", "unsupported"), FAILED, OK])
+    found = notes_on([UNSUPPORTED, record("torch", "u8s8", "unsupported"), FAILED, OK])
     assert found == [
         f"unsupported: {REASON} (torch uint8 minmax per tensor; torch u8s8 minmax per tensor)",
         "failed: calib.percentile: got 120, expected p (torch int8 minmax per tensor)",
-        *notes.collect([OK]),
+        *notes_on([OK]),
     ]
 
 
@@ -238,7 +243,7 @@ def test_columns_without_a_value_are_left_out():
 
 def test_a_doubtful_baseline_is_told_below_the_table():
     doubtful = OK.changed(params={**OK.params, "doubt": "FP32 ACCURACY NEAR CHANCE, 9%"})
-    assert any(note.startswith("FP32 ACCURACY NEAR CHANCE") for note in notes.collect([doubtful]))
+    assert any(note.startswith("FP32 ACCURACY NEAR CHANCE") for note in notes_on([doubtful]))
 
 
 def test_speedup_is_a_ratio_in_words():
@@ -246,11 +251,11 @@ def test_speedup_is_a_ratio_in_words():
 
 
 def test_p_and_speedup_are_explained_only_where_there_is_one():
-    assert notes.collect([OK])[1:] == [
+    assert notes_on([OK])[1:] == [
         notes.P_NOTE.format(test="exact McNemar test", correction=""),
         notes.SPEEDUP_NOTE.format(threads="1"),
     ]
-    assert notes.collect([UNSUPPORTED])[1:] == []
+    assert notes_on([UNSUPPORTED])[1:] == []
 
 
 def test_title_names_data_model_and_images():
@@ -351,22 +356,22 @@ def without_limit(records: list[RunRecord]) -> list[tuple[str, ...]]:
 
 
 def test_verdicts_have_a_column_and_a_note():
-    judged = table.Judged({OK.run_id: "pass", CHANNEL.run_id: "undecided (about 900)"})
-    assert [row[-3] for row in table.rows(ALL, judged)[1:3]] == ["pass", "undecided (about 900)"]
-    (note,) = [note for note in notes.collect(ALL, judged) if note.startswith("limit:")]
+    judged = [OK.changed(**judgement("pass")), CHANNEL.changed(**judgement("undecided"))]
+    assert [row[-3] for row in table.rows(judged)[1:3]] == ["pass", "undecided"]
+    (note,) = [note for note in notes_on(judged) if note.startswith("limit:")]
     assert "at most 1 point worse than FP32" in note
     assert "corrected for 2 models (Holm)" in note
-    assert not any(note.startswith("limit:") for note in notes.collect(ALL))
+    assert not any(note.startswith("limit:") for note in notes_on(ALL))
 
 
 def test_bootstrap_samples_without_a_value_are_counted_below_the_table():
     few, many = (
-        notes.collect([OK.changed(metrics=OK.metrics | {"ci95/undefined_share": share})])
+        notes_on([OK.changed(metrics=OK.metrics | {"ci95/undefined_share": share})])
         for share in (0.004, 0.02)
     )
     assert [line for line in few if "0.40% of the bootstrap samples" in line]
     assert [line for line in many if "2.00%" in line and "no interval" in line]
-    assert not any("bootstrap samples" in line for line in notes.collect(ALL))
+    assert not any("bootstrap samples" in line for line in notes_on(ALL))
 
 
 def test_a_pipe_gets_whole_cells():
@@ -386,7 +391,8 @@ def test_a_terminal_of_80_columns_gets_whole_figures():
 
 
 def test_six_columns_name_the_model_and_its_outcome():
-    heads, rows = table.brief(ALL, table.rows(ALL, table.Judged({OK.run_id: "pass"})))
+    judged = [OK.changed(**judgement("pass")), *ALL[1:]]
+    heads, rows = table.brief(judged, table.rows(judged))
     assert heads == ["model", "accuracy", "delta", "size kB", "ms", "limit"]
     assert [row[0] for row in rows if row[1]] == [
         *("onnx fp32", "onnx int8 minmax per tensor", "onnx int8 entropy per channel"),

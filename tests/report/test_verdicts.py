@@ -12,12 +12,12 @@ from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID, Verdict
 from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.values import Paired
-from tests.helpers.cells import predictions, record, sweep
+from tests.helpers.cells import judged_of, predictions, record, sweep
 
 
 def judged(*cells: object, max_drop: float = 0.01) -> dict[str, str]:
     found = verdicts.judge(sweep(*cells), ReportConfig(max_drop=max_drop))
-    return {run_id: verdict.outcome for run_id, verdict in found.items()}
+    return {record.run_id: record.verdict for record in found.records}
 
 
 def test_a_loss_is_within_beyond_or_neither():
@@ -46,16 +46,16 @@ def test_what_one_run_shows_many_may_not():
 def test_runs_with_equal_files_are_corrected_as_one_model():
     near, digest = predictions(lost=4), {"artifact_sha256": "e" * 64}
     many = sweep(*((str(n), near, {"seed": str(n), **digest}) for n in range(100)))
-    judged = verdicts.judge(many, ReportConfig())
-    assert {verdict.outcome for verdict in judged.values()} == {PASS} and len(judged) == 100
+    judged = judged_of(many)
+    assert {*judged.values()} == {PASS} and len(judged) == 100
     assert set(facts.adjusted_p(many.records).values()) == {many.records[0].p_alone}
-    told = notes.collect(many.records, verdicts.in_words([many], ReportConfig()))
+    told = notes.collect(verdicts.judge(many, ReportConfig()))
     assert not any("corrected for 100" in line for line in told)
     other = ("other", near, {"artifact_sha256": "f" * 64})  # on the same samples, another file
     engine = ("engine", near, {"engine": "qnnpack", **digest})  # the same file, other kernels
     three = sweep(("a", near, digest), ("b", near, {"seed": "7", **digest}), other, engine)
     assert set(facts.adjusted_p(three.records).values()) == {3 * three.records[0].p_alone}
-    told = notes.collect(three.records, verdicts.in_words([three], ReportConfig()))
+    told = notes.collect(verdicts.judge(three, ReportConfig()))
     assert any("corrected for 3 models (Holm)" in line for line in told)
 
 
@@ -64,7 +64,7 @@ def test_one_dynamic_file_at_two_batch_sizes_is_two_models():
     near, changed, batch = predictions(lost=1), predictions(lost=40), "system/evaluate_batch_size"
     same = {"artifact_sha256": "e" * 64, "method": "dynamic"}
     family = sweep(("a", near, {batch: 256.0, **same}), ("b", changed, {batch: 1.0, **same}))
-    outcomes = [v.outcome for v in verdicts.judge(family, ReportConfig()).values()]
+    outcomes = [*judged_of(family).values()]
     assert (outcomes, facts.count_models(family.records)) == ([PASS, FAIL], 2)
     static = sweep(*((n, near, {batch: float(n), **same, "method": "static"}) for n in "12"))
     assert facts.count_models(static.records) == 1
@@ -75,17 +75,17 @@ def test_a_model_that_was_confirmed_alone_is_corrected_for_the_one_that_could_fo
     for text, outcome in (("2", UNDECIDED), ("1", PASS), ("x", PASS), ("9" * 99, PASS)):
         assert judged(("a", near, {"report.confirmations": text})) == {"a": outcome}
     confirmed = sweep(("a", near, {"report.confirmations": "2"}))
-    note = notes.collect(confirmed.records, verdicts.in_words([confirmed], ReportConfig()))
+    note = notes.collect(verdicts.judge(confirmed, ReportConfig()))
     assert any("corrected for 2 models (Holm)" in line for line in note)
 
 
 def test_undecided_says_how_many_samples_would_tell():
-    (few,) = verdicts.judge(sweep(("a", predictions(lost=8, won=4), {})), ReportConfig()).values()
-    assert few.outcome == UNDECIDED
-    assert str(few) == f"undecided ({few.samples:,} samples)"
-    assert 1000 < few.needed < 3000
-    (verge,) = verdicts.judge(sweep(("a", predictions(lost=10), {})), ReportConfig()).values()
-    assert (verge.samples, str(verge)) == (None, "undecided")  # the loss is at the limit
+    (few,) = verdicts.judge(sweep(("a", predictions(lost=8, won=4), {})), ReportConfig()).records
+    assert few.verdict == UNDECIDED
+    assert few.verdict_text == f"undecided ({few.samples_needed:,} samples)"
+    assert 1000 < few.samples_needed < 3000
+    (verge,) = verdicts.judge(sweep(("a", predictions(lost=10), {})), ReportConfig()).records
+    assert (verge.samples_needed, verge.verdict_text) == (None, "undecided")  # at the limit
     assert str(Verdict(UNDECIDED, 1234)) == "undecided (1,200 samples)"
     assert str(Verdict(UNDECIDED, 3e7)) == "undecided"  # beyond reason
     assert str(Verdict(PASS)) == "pass"
@@ -93,15 +93,14 @@ def test_undecided_says_how_many_samples_would_tell():
 
 def test_the_wanted_accuracy_is_told_beside():
     found = sweep(("a", predictions(), {}))
-    judged = verdicts.in_words([found], ReportConfig(min_accuracy=0.95))
-    assert judged.texts == {"a": "fail, accuracy < 95.00%"}
+    judged = judged_of(found, ReportConfig(min_accuracy=0.95))
+    assert judged == {"a": "fail, accuracy < 95.00%"}
 
 
 def test_grouped_samples_decide_nothing():
     found = sweep(("a", predictions(), {"grouped": "true"}))
-    (verdict,) = verdicts.judge(found, ReportConfig()).values()
-    assert str(verdict) == "undecided"
-    texts = notes.collect(found.records, verdicts.in_words([found], ReportConfig()))
+    assert judged_of(found) == {"a": "undecided"}
+    texts = notes.collect(verdicts.judge(found, ReportConfig()))
     assert notes.GROUPED_NOTE in texts
 
 
@@ -112,7 +111,7 @@ def test_beside_a_broken_fp32_all_is_void():
     """Neither a pass nor a recommendation; sound runs of the family are judged by themselves."""
     broken = sweep(("a", predictions(won=9), {"doubt": DOUBT}))
     (selected,) = page.select([broken], ReportConfig())
-    assert {str(verdict) for verdict in selected.judged.values()} == {VOID}
+    assert {record.verdict_text for record in selected.family.records} == {VOID}
     assert (selected.recommendations, selected.within) == ([], [])
     text = page.to_markdown([selected], {})
     for part in (DOUBT.replace("(", "(")[:20], "1 void", "Every verdict is void", notes.VOID_NOTE):
@@ -122,13 +121,12 @@ def test_beside_a_broken_fp32_all_is_void():
         ("a", predictions(), {"doubt": DOUBT}),
         ("b", predictions(lost=4), {"backend": "torch"}),  # alone it passes, of two it would not
     )
-    found = verdicts.judge(mixed, ReportConfig())
-    assert [found[name].outcome for name in "ab"] == [VOID, PASS]
+    assert judged_of(mixed) == {"a": VOID, "b": PASS}
 
 
 def test_the_column_says_void():
     found = sweep(("a", predictions(), {"doubt": DOUBT}))
-    rows = table.rows(found.records, verdicts.in_words([found], ReportConfig(min_accuracy=0.99)))
+    rows = table.rows(verdicts.judge(found, ReportConfig(min_accuracy=0.99)).records)
     assert VOID in rows[-1]
 
 

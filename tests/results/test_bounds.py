@@ -25,13 +25,14 @@ FLIPS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, 
 def agree(family: Family, limits: ReportConfig) -> set[str]:
     """Check that verdicts follow from the bounds; return the outcomes."""
     limit = family.metric.limit(limits)
-    bounds = measure(family, limits)
     judged = verdicts.judge(family, limits)
-    for run_id, verdict in judged.items():
-        upper, lower = bounds[run_id].upper, bounds[run_id].lower
-        assert (verdict.outcome == PASS) == (upper is not None and upper <= limit)
-        assert (verdict.outcome == FAIL) == (lower is not None and lower >= limit)
-    return {verdict.outcome for verdict in judged.values()}
+    bounds = measure(judged)
+    for record in judged.records:
+        bound = bounds[record.run_id]
+        upper, lower = bound.loss_upper_bound, bound.loss_lower_bound
+        assert (record.verdict == PASS) == (upper is not None and upper <= limit)
+        assert (record.verdict == FAIL) == (lower is not None and lower >= limit)
+    return {record.verdict for record in judged.records}
 
 
 @given(flips=FLIPS, limit=st.sampled_from([0.0, 0.001, 0.01, 0.02, 0.05]))
@@ -46,8 +47,8 @@ def test_a_model_passes_exactly_if_its_bound_is_within_the_limit(flips, limit):
 def test_bounds_count_equal_files_once_as_verdicts_do():
     digest = {"artifact_sha256": "e" * 64}
     many = sweep(*((str(n), predictions(lost=4), {"seed": str(n), **digest}) for n in range(20)))
-    single = measure(sweep(("0", predictions(lost=4), {})), ReportConfig())["0"]
-    assert set(measure(many, ReportConfig()).values()) == {single}
+    single = measure(sweep(("0", predictions(lost=4), {})))["0"]
+    assert set(measure(many).values()) == {single}
     assert agree(many, ReportConfig()) == {PASS}
 
 
@@ -97,26 +98,29 @@ def test_bounds_and_verdicts_agree_for_every_kind_of_test(task, values):
 
 
 def test_a_loss_of_many_times_the_baseline_is_bounded():
-    bounds = measure(family_of("regression", err(50.0)), ReportConfig())["0"]
-    assert bounds.lower is not None and bounds.upper is not None
-    assert 45 < bounds.lower < 49 < bounds.upper < 53
+    bounds = measure(family_of("regression", err(50.0)))["0"]
+    assert bounds.loss_lower_bound is not None and bounds.loss_upper_bound is not None
+    assert 45 < bounds.loss_lower_bound < 49 < bounds.loss_upper_bound < 53
 
 
 def test_a_bound_is_the_limit_at_which_the_test_decides():
-    alone = measure(sweep(("a", predictions(lost=12, won=4), {})), ReportConfig())["a"]
-    assert alone.upper is not None and alone.lower is not None
-    assert tango(12, 4, IMAGES, alone.upper).p_within == pytest.approx(SIGNIFICANCE)
-    assert tango(12, 4, IMAGES, alone.lower).p_beyond == pytest.approx(SIGNIFICANCE)
-    assert alone.lower < 0.008 < alone.upper
+    alone = measure(sweep(("a", predictions(lost=12, won=4), {})))["a"]
+    assert alone.loss_upper_bound is not None and alone.loss_lower_bound is not None
+    assert tango(12, 4, IMAGES, alone.loss_upper_bound).p_within == pytest.approx(SIGNIFICANCE)
+    assert tango(12, 4, IMAGES, alone.loss_lower_bound).p_beyond == pytest.approx(SIGNIFICANCE)
+    assert alone.loss_lower_bound < 0.008 < alone.loss_upper_bound
     many = [(str(n), predictions(lost=12, won=4), {"seed": str(n)}) for n in range(20)]
-    one_of_many = measure(sweep(*many), ReportConfig())["0"]
-    assert one_of_many.upper is not None and one_of_many.upper > alone.upper
+    one_of_many = measure(sweep(*many))["0"]
+    assert (
+        one_of_many.loss_upper_bound is not None
+        and one_of_many.loss_upper_bound > alone.loss_upper_bound
+    )
 
 
 def test_nothing_is_bounded_by_groups_or_beside_a_broken_fp32():
     grouped = sweep(("a", predictions(), {"grouped": "true"}))
-    assert measure(grouped, ReportConfig()) == {"a": Bounds()}
-    assert measure(sweep(("a", predictions(), {"doubt": "NEAR CHANCE"})), ReportConfig()) == {}
+    assert measure(grouped) == {"a": Bounds()}
+    assert measure(sweep(("a", predictions(), {"doubt": "NEAR CHANCE"}))) == {}
 
 
 @given(st.lists(st.floats(0, 1), max_size=8), st.integers(0, 9))

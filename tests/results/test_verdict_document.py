@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.report import facts, page, verdicts
+from resnet8ptq.report import facts, page
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.results import continuous_integration, document, summaries, to_frame
 from resnet8ptq.results.continuous_integration import judge_run, judge_sweep
@@ -25,6 +25,7 @@ from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.calling import REPO
 from tests.helpers.cells import (
     amend_family,
+    judged_of,
     predictions,
     record,
     sweep,
@@ -126,12 +127,10 @@ def test_figures_are_those_of_the_report():
     limits = ReportConfig(max_drop=0.02)
     (selected,) = page.select([family], limits)
     summary = summarize(family, limits=limits)
-    words, adjusted = verdicts.in_words([family], limits).texts, facts.adjusted_p(family.records)
-    for cell, run in zip(family.cells, summary.runs, strict=True):
-        verdict = selected.judged[cell.record.run_id]
-        assert (run.loss_verdict, run.verdict_text) == (verdict.outcome, words[run.run_id])
-        needed = math.ceil(verdict.needed) if 0 < verdict.needed < math.inf else None
-        assert run.samples_needed == (needed if verdict.outcome == "undecided" else None)
+    words, adjusted = judged_of(family, limits), facts.adjusted_p(family.records)
+    for cell, run in zip(selected.family.cells, summary.runs, strict=True):
+        assert run.verdict_text == words[run.run_id]
+        assert run.samples_needed == cell.record.samples_needed
         assert (run.label, run.p_value) == (cell.label, adjusted[run.run_id])
     assert [c.use for c in summary.choices] == [r.key for r in selected.recommendations]
     for recommended in selected.recommendations:
@@ -314,6 +313,7 @@ def test_frame_has_a_row_for_each_run():
     frame = summary.to_frame()
     assert list(frame.index) == ["a", "b", "c"]
     assert list(frame.seed[:2]) == ["1", "2"]
+    assert frame["dtype"].unique().tolist() == ["int8"]
     assert list(frame.verdict) == ["pass", "fail", "unsupported"]
     assert frame.metric.unique().tolist() == ["accuracy"]
     for name in ("loss", "size_bytes", "latency_ms", "p_value", "least", "samples_needed"):
