@@ -192,9 +192,9 @@ def score(config: RunConfig) -> Record:
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as folder:
         nowhere: Any = _Nowhere()
         work = Workspace(settings, evaluator, samples, Path(folder), Path(scratch), nowhere)
-        decisions = preparation.prepare(work)
-        quantized = work.quantize(decisions, Path(folder))
-        seconds = (decisions.seconds or 0) + quantized.seconds
+        prepared = preparation.prepare(work)
+        quantized = work.quantize(prepared, Path(folder))
+        seconds = (prepared.seconds or 0) + quantized.seconds
         measured: Record = {"bytes": quantized.size_bytes, "seconds": round(seconds, 1)}
         for side, split in {"held_out": held_out, "test": data.test}.items():
             compared = evaluator.compare(config, quantized.path, split).comparison

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
@@ -31,6 +31,7 @@ from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation import batching
 from resnet8ptq.experiment.compatibility import fit
 from resnet8ptq.models import model
+from resnet8ptq.precision.decisions import Decisions
 from tests.helpers.calling import FAILS, QUICK, Called
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, evaluator_of, quantizer_of
@@ -226,7 +227,8 @@ def write(fitted: Dataset, shapes_model: model.Fp32Model) -> Write:
     def quantize(config: RunConfig, folder: Path) -> Artifact:
         split = draw_calibration(fitted, 20, config.seed).split
         evaluator = evaluator_of(config, shapes_model)  # it keeps FP32 files, as for runs
-        return evaluator.quantize(quantizer_of(config), shapes_model, split, folder).artifact
+        quantizer, decisions = quantizer_of(config), Decisions.of(config)
+        return evaluator.quantize(quantizer, shapes_model, decisions, split, folder).artifact
 
     return quantize
 
@@ -248,7 +250,7 @@ def quantize(
         if config.backend.name == "file" and config.backend.path is None:
             made = run("backend=onnx", "dtype=int8").artifact.path
             config = replace(config, backend=replace(config.backend, path=str(made)))
-            config = cast(RunConfig, quantizer_of(config).fit(shapes_model))
+            config = replace(config, **quantizer_of(config).fit(shapes_model))
         folder = home / hashlib.sha256(repr(config).encode()).hexdigest()[:20]
         kept = folder.with_suffix(".pickle")
         with FileLock(folder.with_suffix(".lock")):

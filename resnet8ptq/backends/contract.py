@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from resnet8ptq.calibration.statistics import Range, Ranges
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY, BackendConfig, QuantizationConfig
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
@@ -21,6 +21,7 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import find_stacks, weight_layers
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.decisions import Decisions
 
 Options = TypeVar("Options", bound=BackendConfig)
 
@@ -162,10 +163,15 @@ def to_nodes(times: Sequence[Mapping[Key, float]]) -> list[Node]:
 
 @dataclass(frozen=True)
 class Quantizer(ABC):
-    """One framework, set up for one run."""
+    """One framework, set up with the settings of one run; decisions come with each network."""
 
     config: QuantizationConfig
     runtime: Runtime
+
+    @property
+    def asked(self) -> Decisions:
+        """The decisions that the settings contain."""
+        return Decisions.of(self.config)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -189,34 +195,38 @@ class Quantizer(ABC):
         return ()
 
     @abstractmethod
-    def resolve(self) -> Resolved:
-        """Return the effect of the settings in this framework; called before any work.
+    def resolve(self, decisions: Decisions | None = None) -> Resolved:
+        """Return the effect of the settings and decisions in this framework.
+
+        Called before any work, too.
+
+        Args:
+            decisions: None: those that the settings contain.
 
         Raises:
             UnsupportedError: the framework does not support the combination, with the reason.
         """
 
-    def fit(self, model: Fp32Model) -> QuantizationConfig:
-        """Return the settings with values that depend on the network filled in, before any work.
+    def fit(self, model: Fp32Model) -> dict[str, object]:
+        """Return the settings that depend on the network, by key, before any work.
 
         Raises:
             UnsupportedError: the framework cannot quantize this network with these settings, with
                 the reason.
         """
-        return self.config
+        return {}
 
     @abstractmethod
     def quantize(
-        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
+        self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
         """Write the quantized model into `folder`; for dtype=fp32, the unchanged network.
 
         Args:
             model: the network: its ONNX file, or for TFLite its source.
+            decisions: bits, layers in float and ranges; the settings are not asked for them.
             calibration: samples that determine the activation ranges.
             folder: an existing folder; the artifact is the only file written there.
-            ranges: ranges of a calibration table or of fine-tuning, by ONNX tensor name. They
-                take precedence over calibration, which is skipped if they suffice.
 
         Raises:
             QuantizationError: the framework failed, or quantized nothing.

@@ -3,7 +3,6 @@
 import json
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 
 from resnet8ptq.backends.contract import Artifact, Predictor, Quantizer
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
-from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import (
     DtypeConfig,
     QuantizationConfig,
@@ -28,6 +26,7 @@ from resnet8ptq.evaluation.inference import Evaluation
 from resnet8ptq.evaluation.sequential import FAIL, PASS, StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import find_outcome, stop
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.tasks.comparison import Comparison, Scores
 from resnet8ptq.tasks.outputs import Outputs
 from resnet8ptq.tasks.task import Task
@@ -116,9 +115,9 @@ class Evaluator:
         self,
         quantizer: Quantizer,
         network: Fp32Model,
+        decisions: Decisions,
         calibration: Split,
         folder: Path,
-        ranges: Mapping[str, Range] | None = None,
     ) -> Quantized:
         """Quantize `network` into `folder`.
 
@@ -133,7 +132,7 @@ class Evaluator:
                 with files.atomic(artifact.path) as temporary:
                     shutil.copyfile(converted, temporary)
             else:
-                artifact = quantizer.quantize(network, calibration, folder, ranges)
+                artifact = quantizer.quantize(network, decisions, calibration, folder)
         return Quantized(artifact, artifact.size_bytes, time.perf_counter() - start)
 
     def _convert(self, config: QuantizationConfig, network: Fp32Model, samples: Split) -> Path:
@@ -154,7 +153,8 @@ class Evaluator:
         }
 
         def make(folder: Path) -> None:
-            make_quantizer(as_fp32(config), self.runtime).quantize(network, samples, folder)
+            quantizer = make_quantizer(as_fp32(config), self.runtime)
+            quantizer.quantize(network, quantizer.asked, samples, folder)
 
         folder = cache.entry(self.runtime.cache_root, "fp32", key, make)
         [path] = (path for path in folder.iterdir() if path.name != cache.RECORD)

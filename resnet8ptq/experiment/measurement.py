@@ -17,7 +17,7 @@ from resnet8ptq.evaluation.result import Measurement
 from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.experiment.samples import has_groups
 from resnet8ptq.experiment.settings import Settings
-from resnet8ptq.experiment.workspace import Decisions, Workspace
+from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.metric import BASELINE, Metrics
 from resnet8ptq.tasks.task import Task
@@ -25,7 +25,7 @@ from resnet8ptq.tasks.task import Task
 
 def measure(
     work: Workspace,
-    decisions: Decisions,
+    prepared: Prepared,
     quantized: Quantized,
     memory: PeakMemory,
     plan: StoppingPlan | None,
@@ -36,8 +36,8 @@ def measure(
         memory: measures the peak since the run began.
         plan: the plan for an early stop; None evaluates all samples.
     """
-    settings, evaluator, samples = work.decided(decisions), work.evaluator, work.samples
-    config, path, reported, task = settings.config, quantized.path, samples.reported, evaluator.task
+    evaluator, samples = work.evaluator, work.samples
+    config, path, reported, task = work.config, quantized.path, samples.reported, evaluator.task
     if plan is None:
         compared = evaluator.compare(config, path, reported)
     else:
@@ -46,11 +46,11 @@ def measure(
     metrics: Metrics = {
         "counts/quantized_layers": quantized.artifact.quantized_layers,
         "system/quantize_s": quantized.seconds,  # without calibration that the cache had
-        "system/prepare_s": decisions.seconds,  # fine-tuning, corrections and choices
+        "system/prepare_s": prepared.seconds,  # fine-tuning, corrections and choices
         "system/evaluate_s": evaluation.seconds,
         "system/evaluate_batch_size": evaluation.batching.batch_size,
         "system/evaluate_threads": evaluation.batching.threads * evaluation.batching.at_once,
-        **decisions.metrics,
+        **prepared.metrics,
     }
     if samples.selection is not None:
         label = "Evaluating to choose"
@@ -70,7 +70,9 @@ def measure(
     of_network = [output.name for output in evaluator.network.contract.outputs]
     silent = task.scope.find_silent(of_network, evaluation.outputs, fp32)
     metrics["paired/p_within"] = _test_limit(config, task, comparison, reported)
-    metrics |= _time(evaluator, settings, path, reported)
+    resolved = work.settings.quantizer.resolve(prepared.decisions)
+    if config.latency.enabled and resolved.execution != "simulated":
+        metrics |= _time(evaluator, work.settings, path, reported)
     return Measurement(
         task=task,
         comparison=comparison,
@@ -98,11 +100,9 @@ def _test_limit(
 
 
 def _time(evaluator: Evaluator, settings: Settings, path: Path, samples: Split) -> Metrics:
-    """Time the artifact and its FP32 baseline in turns; empty if disabled or not meaningful."""
-    config, quantizer = settings.config, settings.quantizer
-    if not config.latency.enabled or quantizer.resolve().execution == "simulated":
-        return {}
-    loads: list[Load] = [partial(quantizer.load, path)]
+    """Time the artifact and its FP32 baseline in turns."""
+    config = settings.config
+    loads: list[Load] = [partial(settings.quantizer.load, path)]
     if config.dtype.name != "fp32":
         baseline = evaluator.baseline(config, samples)
         loads.append(loader(as_fp32(config), settings.runtime, baseline.path))

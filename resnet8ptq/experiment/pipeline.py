@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 
-from resnet8ptq.backends.contract import Quantizer, describe_execution
+from resnet8ptq.backends.contract import Quantizer, Resolved, describe_execution
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.outliers import Outliers
 from resnet8ptq.config.schema import RunConfig
@@ -35,9 +35,9 @@ from resnet8ptq.experiment.samples import Samples, draw, has_groups
 from resnet8ptq.experiment.search.properties import find_properties
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import make_plan
-from resnet8ptq.experiment.workspace import Workspace
+from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.plan import Selection, find_float_nodes
+from resnet8ptq.precision.plan import find_float_nodes
 from resnet8ptq.tasks.metric import BASELINE, GROUPED
 from resnet8ptq.tasks.task import Task
 
@@ -69,21 +69,19 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
 
     with tempfile.TemporaryDirectory() as scratch:
         work = Workspace(settings, evaluator, samples, folder, Path(scratch), run)
-        decisions = preparation.prepare(work)
-        quantized = work.quantize(decisions, folder)
-        artifact = quantized.artifact
-        decided = work.decided(decisions)
-        quantizer, path = decided.quantizer, decisions.network.onnx_path
-        resolved = quantizer.resolve()
-        params = resolved.to_params() | _float_operators(decided.config, path) | decisions.params
-        params |= quantizer.verify(artifact, decisions.network, calibrating)
+        prepared = preparation.prepare(work)
+        quantized = work.quantize(prepared, folder)
+        artifact, path = quantized.artifact, prepared.network.onnx_path
+        resolved = settings.quantizer.resolve(prepared.decisions)
+        params = resolved.to_params() | _float_operators(work, prepared) | prepared.params
+        params |= settings.quantizer.verify(artifact, prepared.network, calibrating)
         if not outliers:
             outliers = sample_check.find_inside(config, path, calibrating, settings.runtime)
         if artifact.ranges:
-            table.write(folder, artifact.ranges, work.provenance(decisions))
+            table.write(folder, artifact.ranges, work.provenance(prepared.network))
 
-    measurement = measure(work, decisions, quantized, memory, plan)
-    params |= _describe_artifact(quantizer, quantized)
+    measurement = measure(work, prepared, quantized, memory, plan)
+    params |= _describe_artifact(settings.quantizer, resolved, quantized)
     params |= _describe_measurement(config, samples, measurement)
     if outliers:
         params["calibration_outliers"] = outliers[0].describe(calibrating)
@@ -141,13 +139,14 @@ def _check_result(
     return {}
 
 
-def _describe_artifact(quantizer: Quantizer, quantized: Quantized) -> dict[str, str]:
+def _describe_artifact(
+    quantizer: Quantizer, resolved: Resolved, quantized: Quantized
+) -> dict[str, str]:
     """Return the params of the file, and whether all its layers run on integer kernels."""
     params = quantized.artifact.details | {"artifact_sha256": files.sha256(quantized.path)}
-    execution = quantizer.resolve().execution
-    if execution == "integer":
+    if resolved.execution == "integer":
         kernels = quantizer.count_kernels(quantized.path)
-        params["execution"] = describe_execution(execution, *kernels)
+        params["execution"] = describe_execution(resolved.execution, *kernels)
     return params
 
 
@@ -176,17 +175,18 @@ def _shapes(network: Fp32Model) -> dict[str, list[int]]:
     }
 
 
-def _float_operators(config: RunConfig, network: Path) -> dict[str, str]:
+def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
     """Return the network's operators that stay in float, with counts, as a param.
 
     They stay in float by the settings, or because the framework has no 8-bit kernel. Only reported
     with `float_tail`.
     """
+    config = work.config
     without = config.dtype.name == "fp32" or config.method in ("dynamic", "weight_only")
     if not config.float_tail or without or not config.backend.descriptor.operators:
         return {}
-    graph = onnx.load(network).graph
-    left = {*find_float_nodes(graph, Selection.of(config))}
+    graph = onnx.load(prepared.network.onnx_path).graph
+    left = {*find_float_nodes(graph, work.select(prepared.decisions))}
     known = config.backend.descriptor.find_operators()
     count = Counter(n.op_type for n in graph.node if n.name in left or n.op_type not in known)
     listed = ", ".join(f"{name} {number}" for name, number in sorted(count.items()))

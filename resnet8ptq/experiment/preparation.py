@@ -11,10 +11,10 @@ from resnet8ptq.config.schema import CorrectionsConfig, RunConfig
 from resnet8ptq.core import background
 from resnet8ptq.corrections import sequence
 from resnet8ptq.experiment.layers import exclusion, planning
-from resnet8ptq.experiment.workspace import Decisions, Step, Workspace
+from resnet8ptq.experiment.workspace import Prepared, Step, Workspace
 from resnet8ptq.finetuning import qat
 from resnet8ptq.graph.attention import attention_products
-from resnet8ptq.precision.plan import Selection, find_quantized_layers
+from resnet8ptq.precision.plan import find_quantized_layers
 
 
 def tunes(config: RunConfig) -> bool:
@@ -23,46 +23,48 @@ def tunes(config: RunConfig) -> bool:
     return choice and config.dtype.name != "fp32"
 
 
-def prepare(work: Workspace) -> Decisions:
+def prepare(work: Workspace) -> Prepared:
     """Run each step that the settings enable."""
     start = time.perf_counter()
-    decisions = Decisions(work.fp32, work.fp32)
+    prepared = work.unprepared
     if work.config.dtype.name == "fp32":
-        return decisions
+        return prepared
     steps: list[Step] = [plan_bits, fine_tune, correct, read_table, leave_in_float]
     for step in steps:
-        decisions = step(work, decisions)
-    if decisions.network is work.fp32 and not decisions.params:
-        return decisions
-    return replace(decisions, seconds=time.perf_counter() - start)
+        prepared = step(work, prepared)
+    if prepared.network is work.fp32 and not prepared.params:
+        return prepared
+    return replace(prepared, seconds=time.perf_counter() - start)
 
 
-def plan_bits(work: Workspace, decisions: Decisions) -> Decisions:
+def plan_bits(work: Workspace, prepared: Prepared) -> Prepared:
     """Choose the bits of each layer's weights with `precision.plan=auto`; log any plan."""
     if work.config.precision.plan is None:
-        return decisions
+        return prepared
+    metrics = prepared.metrics
     if work.config.precision.plan == "auto":
-        chosen = planning.choose_bits(work, decisions, correct)
-        metrics = {**decisions.metrics, "plan/bytes": chosen.size_bytes}
-        decisions = replace(decisions, bits=chosen.bits, metrics=metrics)
-    config = work.decided(decisions).config
+        chosen = planning.choose_bits(work, prepared, correct)
+        prepared = prepared.decide(bits=chosen.bits)
+        metrics = {**metrics, "plan/bytes": chosen.size_bytes}
+    decisions = prepared.decisions
     graph = onnx.load(work.fp32.onnx_path).graph
-    layers, products = find_quantized_layers(graph, Selection.of(config)), attention_products(graph)
-    params = work.plan(decisions).to_params(layers, config.precision, products)
-    return replace(decisions, params=decisions.params | params)
+    layers = find_quantized_layers(graph, work.select(decisions))
+    products = attention_products(graph)
+    params = work.plan(decisions).to_params(layers, decisions.bits or {}, products)
+    return replace(prepared, params=prepared.params | params, metrics=metrics)
 
 
-def fine_tune(work: Workspace, decisions: Decisions) -> Decisions:
+def fine_tune(work: Workspace, prepared: Prepared) -> Prepared:
     """Fine-tune with `method=qat`; log the curves, and draw `qat_loss.png`."""
-    config = work.decided(decisions).config
+    config = work.config
     if config.method != "qat":
-        return decisions
+        return prepared
     settings = qat.QatSettings(
         config.qat,
         config.calib,
-        work.plan(decisions),
+        work.plan(prepared.decisions),
         work.activations,
-        Selection.of(config),
+        work.select(prepared.decisions),
         config.float_output,
         config.seed,
     )
@@ -78,20 +80,21 @@ def fine_tune(work: Workspace, decisions: Decisions) -> Decisions:
         settings, work.fp32, samples.data, samples.calibrating, samples.held_out, runtime, report
     )
     background.put(_draw_curves, points, work.folder / "qat_loss.png")
-    return replace(decisions, trained=network, network=network, learned=ranges, ranges=ranges)
+    prepared = replace(prepared, trained=network, network=network, learned=ranges)
+    return prepared.decide(ranges=ranges)
 
 
-def correct(work: Workspace, decisions: Decisions) -> Decisions:
+def correct(work: Workspace, prepared: Prepared) -> Prepared:
     """Apply the enabled corrections to the trained network."""
-    setting = work.setting(decisions, work.samples.calibrating.split)
+    setting = work.setting(prepared.decisions, work.samples.calibrating.split)
     network, ranges = sequence.correct(
-        decisions.trained, work.config.corrections, setting, work.config.seed, work.scratch
+        prepared.trained, work.config.corrections, setting, work.config.seed, work.scratch
     )
-    learned = decisions.learned
-    return replace(decisions, network=network, ranges=learned if ranges is None else ranges)
+    prepared = replace(prepared, network=network)
+    return prepared.decide(ranges=prepared.learned if ranges is None else ranges)
 
 
-def read_table(work: Workspace, decisions: Decisions) -> Decisions:
+def read_table(work: Workspace, prepared: Prepared) -> Prepared:
     """Read the ranges that `calib.table` names; of any origin with `calib.trust`.
 
     Raises:
@@ -99,28 +102,27 @@ def read_table(work: Workspace, decisions: Decisions) -> Decisions:
     """
     calib = work.config.calib
     if calib.table is None:
-        return decisions
+        return prepared
     if not calib.trust:
-        return replace(decisions, ranges=table.load(calib.table, work.provenance(decisions)))
+        return prepared.decide(ranges=table.load(calib.table, work.provenance(prepared.network)))
     ranges = table.load(calib.table, provenance=None)
-    graph = onnx.load(decisions.network.onnx_path, load_external_data=False).graph
-    return replace(decisions, ranges=foreign_table.match(ranges, graph, calib.table))
+    graph = onnx.load(prepared.network.onnx_path, load_external_data=False).graph
+    return prepared.decide(ranges=foreign_table.match(ranges, graph, calib.table))
 
 
-def leave_in_float(work: Workspace, decisions: Decisions) -> Decisions:
+def leave_in_float(work: Workspace, prepared: Prepared) -> Prepared:
     """With `nodes_to_exclude=auto`, choose the layers that stay in float."""
     if work.config.nodes_to_exclude != "auto":
-        return decisions
+        return prepared
     again = correct if _corrects_again(work.config.corrections) else None
-    chosen = exclusion.choose(work, decisions, again)
-    decisions = replace(
-        decisions,
-        in_float=chosen.nodes,
-        params=decisions.params | chosen.to_params(),
-        metrics=decisions.metrics | chosen.to_metrics(),
-    )
+    chosen = exclusion.choose(work, prepared, again)
+    prepared = replace(
+        prepared,
+        params=prepared.params | chosen.to_params(),
+        metrics=prepared.metrics | chosen.to_metrics(),
+    ).decide(in_float=chosen.nodes)
     # The weights of the chosen layers are not to be rounded after all.
-    return read_table(work, correct(work, decisions)) if chosen.nodes else decisions
+    return read_table(work, correct(work, prepared)) if chosen.nodes else prepared
 
 
 def _corrects_again(chosen: CorrectionsConfig) -> bool:

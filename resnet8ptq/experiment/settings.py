@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import cast
+from typing import Any
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
@@ -60,11 +60,12 @@ class Settings:
         Raises:
             UnsupportedError: the framework cannot quantize this network with these settings.
         """
-        return self.vary(cast(RunConfig, self.quantizer.fit(network)))
+        fitted = self.quantizer.fit(network)
+        return self.vary(**fitted) if fitted else self
 
-    def vary(self, config: RunConfig) -> "Settings":
+    def vary(self, config: RunConfig | None = None, /, **changes: Any) -> "Settings":
         """Return the settings of a trial: other values, the same files and threads."""
-        return self if config is self.config else replace(self, config=config)
+        return replace(self, config=replace(config or self.config, **changes))
 
 
 def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = None) -> Settings:

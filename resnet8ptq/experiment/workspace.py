@@ -1,8 +1,9 @@
-"""The inputs of the steps that prepare a network, and their decisions."""
+"""The inputs of the steps that prepare a network, and their result."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.statistics import Ranges
@@ -14,43 +15,34 @@ from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection
 
 
 @dataclass(frozen=True)
-class Decisions:
-    """The network to quantize, and the choices for it; each step returns new ones.
+class Prepared:
+    """The network to quantize, and the decisions for it; each step returns new ones.
 
     Attributes:
         trained: the FP32 network, fine-tuned with `method=qat`; corrections take it as input.
         network: `trained` after the corrections.
         learned: activation ranges of fine-tuning, by ONNX tensor name.
-        ranges: activation ranges that take precedence over calibration.
-        bits: the bits of the weights of each layer, chosen by `precision.plan=auto`.
-        in_float: the nodes that stay in float, chosen by `nodes_to_exclude=auto`.
-        params, metrics: params and metrics of the choices, by MLflow name.
+        params, metrics: params and metrics of the decisions, by MLflow name.
         seconds: seconds of all steps; None if no step had work.
     """
 
     trained: Fp32Model
     network: Fp32Model
-    learned: Ranges | None = None
-    ranges: Ranges | None = None
-    bits: Mapping[str, int] | None = None
-    in_float: Sequence[str] | None = None
+    decisions: Decisions
+    learned: Ranges = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: float | None = None
 
-    def apply(self, config: RunConfig) -> RunConfig:
-        """Return the settings with the choices in place of `auto`: quantizers read them there."""
-        if self.bits is not None:
-            precision = replace(config.precision, plan=dict(self.bits))
-            config = replace(config, precision=precision)
-        if self.in_float is not None:
-            config = replace(config, nodes_to_exclude=list(self.in_float))
-        return config
+    def decide(self, **decided: Any) -> "Prepared":
+        """Return the network with these attributes of the decisions changed."""
+        return replace(self, decisions=replace(self.decisions, **decided))
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,7 @@ class Workspace:
 
     @property
     def config(self) -> RunConfig:
-        """The settings of the run, before any decision."""
+        """The settings of the run."""
         return self.settings.config
 
     @property
@@ -88,38 +80,42 @@ class Workspace:
         bits = quantizer.resolve().activation_bits or 8
         return ActivationScheme(bits, symmetric, quantizer.level_pools)
 
-    def decided(self, decisions: Decisions) -> Settings:
-        """Return the settings with the decisions in place of `auto`."""
-        return self.settings.vary(decisions.apply(self.config))
+    @property
+    def unprepared(self) -> Prepared:
+        """The FP32 network with the decisions in the settings."""
+        return Prepared(self.fp32, self.fp32, Decisions.of(self.config))
 
     def plan(self, decisions: Decisions) -> Plan:
         """Return the grids of the weights."""
-        config, resolved = decisions.apply(self.config), self.settings.quantizer.resolve()
-        return Plan.of(config.precision, WeightScheme.of(config, resolved.weight_bits == 7))
+        seven_bits = self.settings.quantizer.resolve().weight_bits == 7
+        return Plan.of(decisions, WeightScheme.of(self.config, seven_bits))
+
+    def select(self, decisions: Decisions) -> Selection:
+        """Return the nodes to quantize."""
+        return Selection.of(self.config, decisions)
 
     def setting(self, decisions: Decisions, images: Split) -> CorrectionSettings:
         """Return the settings of the corrections."""
-        config = decisions.apply(self.config)
         return CorrectionSettings(
-            self.plan(decisions),
-            Selection.of(config),
-            images,
-            config.calib,
-            self.evaluator.runtime,
-            self.activations,
-            config.float_output,
+            weights=self.plan(decisions),
+            selection=self.select(decisions),
+            images=images,
+            calib=self.config.calib,
+            runtime=self.evaluator.runtime,
+            activations=self.activations,
+            float_output=self.config.float_output,
         )
 
-    def quantize(self, decisions: Decisions, folder: Path) -> Quantized:
+    def quantize(self, prepared: Prepared, folder: Path) -> Quantized:
         """Quantize the prepared network into `folder`."""
-        quantizer, images = self.decided(decisions).quantizer, self.samples.calibrating.split
-        network, ranges = decisions.network, decisions.ranges
-        return self.evaluator.quantize(quantizer, network, images, folder, ranges)
+        quantizer, images = self.settings.quantizer, self.samples.calibrating.split
+        network, decisions = prepared.network, prepared.decisions
+        return self.evaluator.quantize(quantizer, network, decisions, images, folder)
 
-    def provenance(self, decisions: Decisions) -> table.Provenance:
+    def provenance(self, network: Fp32Model) -> table.Provenance:
         """Return the origin of calibrated ranges."""
-        path, images = decisions.network.onnx_path, self.samples.calibrating.split
-        return table.provenance(self.config.calib, path, images)
+        images = self.samples.calibrating.split
+        return table.provenance(self.config.calib, network.onnx_path, images)
 
 
-Step = Callable[[Workspace, Decisions], Decisions]
+Step = Callable[[Workspace, Prepared], Prepared]

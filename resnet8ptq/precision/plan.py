@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 import onnx
 
 from resnet8ptq.config.limits import FLOAT_BITS
-from resnet8ptq.config.schema import PrecisionConfig, QuantizationConfig
+from resnet8ptq.config.schema import QuantizationConfig
 from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.graph.attention import attention_products, left_by_attention
 from resnet8ptq.graph.layers import find_tail, fused_activations, weight_layers
+from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import WeightScheme
 
 
@@ -21,8 +22,8 @@ class Plan:
     Attributes:
         default: the scheme of layers that are not in `bits`.
         bits: bits by a layer's short name, see `graph.layers.weight_layers`; one of `limits.BITS`.
-            Layers that stay in float are left out, see `split_plan`.
-        undecided: whether the bits are still to be chosen (`plan: auto`).
+            Layers that stay in float are left out, see `split_bits`.
+        undecided: whether the bits are still to be chosen.
     """
 
     default: WeightScheme
@@ -30,9 +31,9 @@ class Plan:
     undecided: bool = False
 
     @classmethod
-    def of(cls, config: PrecisionConfig, default: WeightScheme) -> "Plan":
-        """Return the plan of the settings; with `plan: auto` it is undecided."""
-        return cls(default, split_plan(config)[0], config.plan == "auto")
+    def of(cls, decisions: Decisions, default: WeightScheme) -> "Plan":
+        """Return the plan with the decided bits."""
+        return cls(default, split_bits(decisions)[0], decisions.bits is None)
 
     @property
     def is_narrow(self) -> bool:
@@ -51,7 +52,7 @@ class Plan:
         return ", ".join(sorted(types))
 
     def to_params(
-        self, layers: Collection[str], config: PrecisionConfig, products: Collection[str] = ()
+        self, layers: Collection[str], decided: Mapping[str, int], products: Collection[str] = ()
     ) -> dict[str, str]:
         """Return the plan as MLflow params.
 
@@ -59,12 +60,11 @@ class Plan:
 
         Args:
             layers: short names of the quantized layers.
-            config: the settings of this plan.
+            decided: bits of this plan, with layers in float.
             products: short names of the products of attention, which no dtype quantizes.
         """
-        assert isinstance(config.plan, Mapping)
         usual = self.default.bits
-        own = [(name, n) for name, n in config.plan.items() if n != usual or name in products]
+        own = [(name, n) for name, n in decided.items() if n != usual or name in products]
         other = ", ".join(f"{name}: {bits}" for name, bits in own)
         schemes = [self.scheme(name) for name in layers]
         bits = {7 if s.reduce_range and s.bits == 8 else s.bits for s in schemes}
@@ -118,22 +118,26 @@ class Selection:
     attention: str = "weights"
 
     @classmethod
-    def of(cls, config: QuantizationConfig) -> "Selection":
-        """Return the selection of the settings.
+    def of(cls, config: QuantizationConfig, decisions: Decisions | None = None) -> "Selection":
+        """Return the selection of the settings, with the decisions; None: those in the settings."""
+        decisions = decisions or Decisions.of(config)
+        bits, float_layers = split_bits(decisions)
+        return cls(
+            op_types=config.op_types,
+            nodes_to_quantize=config.nodes_to_quantize,
+            nodes_to_exclude=decisions.in_float,
+            float_tail=bool(config.float_tail),
+            float_layers=float_layers,
+            bits=bits,
+            attention=config.attention,
+        )
 
-        `nodes_to_exclude: auto` excludes no node yet; `exclusion` chooses the nodes later.
-        """
-        excluded = () if config.nodes_to_exclude == "auto" else config.nodes_to_exclude
-        named = config.op_types, config.nodes_to_quantize, excluded
-        bits, in_float = split_plan(config.precision)
-        return cls(*named, bool(config.float_tail), in_float, bits, config.attention)
 
-
-def split_plan(config: PrecisionConfig) -> tuple[dict[str, int], list[str]]:
-    """Return the layers that `precision.plan` quantizes, with bits, and its float layers."""
-    plan = config.plan if isinstance(config.plan, dict) else {}
-    bits = {layer: width for layer, width in plan.items() if width != FLOAT_BITS}
-    return bits, sorted(plan.keys() - bits.keys())
+def split_bits(decisions: Decisions) -> tuple[dict[str, int], list[str]]:
+    """Return the layers with decided bits, and those decided to stay in float."""
+    decided = decisions.bits or {}
+    bits = {layer: width for layer, width in decided.items() if width != FLOAT_BITS}
+    return bits, sorted(decided.keys() - bits.keys())
 
 
 def find_float_nodes(graph: onnx.GraphProto, selection: Selection) -> list[str]:

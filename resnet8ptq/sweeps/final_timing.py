@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from resnet8ptq.backends.registry import make_quantizer
@@ -107,6 +108,7 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
         for name, folder in baselines.items():
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             plain = as_fp32(configs[folder])
-            made = make_quantizer(plain, runtime).quantize(fp32, data.test, scratch)
-            loads[name] = loader(plain, runtime, made.path)
+            quantizer = make_quantizer(plain, runtime)
+            made = quantizer.quantize(fp32, quantizer.asked, data.test, scratch)
+            loads[name] = partial(quantizer.load, made.path)
         return paired_latency.run(loads, data.test, settings.config.latency)

@@ -1,6 +1,7 @@
 """One contract for every backend; then what is special to each."""
 
 import numpy as np
+import onnx
 import pytest
 
 from resnet8ptq.backends.openvino import library
@@ -9,9 +10,12 @@ from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Dataset
+from resnet8ptq.data.sampling import draw_calibration
+from resnet8ptq.graph.layers import weight_layers
+from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.tasks.distortion import softmax
 from tests.helpers.configs import make_config
-from tests.helpers.factories import quantizer_of
+from tests.helpers.factories import quantize_network, quantizer_of
 from tests.helpers.quantized import TESTED, Probabilities, Quantize
 
 # What the table of dtypes promises: (weights, activations), or None where it is unsupported.
@@ -70,6 +74,8 @@ NNCF = "openvino_nncf"
 EXTRAS = {"openvino": library.is_installed(), NNCF: nncf_quantizer.is_installed()}
 MAKING = [b for b in BACKENDS if b != FILE and EXTRAS.get(b, True)]
 INSTALLED = (*MAKING, "torch_pt2e")
+# TFLite and NNCF choose the operators themselves.
+CHOOSING = [b for b in INSTALLED if b not in ("tflite", NNCF)]
 # ExecuTorch lowers ResNet8 for many seconds: test_executorch.py has these for a smaller network.
 FAST = [backend for backend in INSTALLED if backend != "executorch"]
 CELLS = [(backend, dtype) for backend in (*INSTALLED, FILE) for dtype in DTYPES]
@@ -200,6 +206,32 @@ def test_methods_never_widen_the_range(quantize, backend):
         assert low <= cut[name][0] <= cut[name][1] <= high
 
 
+@pytest.mark.parametrize("backend", params(CHOOSING))
+def test_decisions_of_a_step_have_the_effect_of_settings(
+    quantize, shapes, shapes_model, tmp_path, backend
+):
+    node = next(iter(weight_layers(onnx.load(shapes_model.onnx_path).graph).values())).name
+    whole = quantize(f"backend={backend}", "dtype=int8")
+    split = draw_calibration(shapes, 20, whole.config.seed).split
+    excluded = make_config("data=shapes", f"backend={backend}", f"nodes_to_exclude=['{node}']")
+    quantizer, set_so = quantizer_of(whole.config), quantizer_of(excluded)
+    made = []
+    for framework, decisions in (
+        (quantizer, Decisions(in_float=[node])),
+        (set_so, set_so.asked),
+        (set_so, Decisions()),
+    ):
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(framework.quantize(shapes_model, decisions, split, folder))
+    decided, asked, overruled = made
+    assert decided.quantized_layers == asked.quantized_layers < whole.artifact.quantized_layers
+    assert overruled.quantized_layers == whole.artifact.quantized_layers
+    batch = shapes.test.inputs(slice(20))
+    [one], [other] = (quantizer.load(each.path, 1).predict(batch) for each in (decided, asked))
+    np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("backend", params(CALIBRATED))
 def test_given_ranges_win_and_make_calibration_needless(
     quantize, shapes, shapes_model, tmp_path, backend
@@ -207,7 +239,7 @@ def test_given_ranges_win_and_make_calibration_needless(
     whole = quantize(f"backend={backend}", "dtype=u8s8")
     given = {name: (2 * low, 2 * high) for name, (low, high) in whole.artifact.ranges.items()}
     nothing = shapes.test.take(np.arange(0))  # images to calibrate on would be missed
-    artifact = quantizer_of(whole.config).quantize(shapes_model, nothing, tmp_path, given)
+    artifact = quantize_network(quantizer_of(whole.config), shapes_model, nothing, tmp_path, given)
     assert artifact.ranges == given
     assert artifact.path.read_bytes() != whole.artifact.path.read_bytes()
 

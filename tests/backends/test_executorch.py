@@ -20,7 +20,7 @@ from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers import product_networks
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of
 
 WEIGHT_LAYERS = 10
 needs_executorch = pytest.mark.skipif(
@@ -79,7 +79,7 @@ def test_a_network_that_xnnpack_runs_in_float_is_not_called_quantized(shapes_mod
     quantizer = quantizer_of(make_config("data=shapes", "backend=executorch"))
     model = replace(shapes_model, onnx_path=path)
     with pytest.raises(QuantizationError, match="no layer in 8 bits"):
-        quantizer.quantize(model, Split(PICTURES[:, 0], None, "made"), tmp_path)
+        quantize_network(quantizer, model, Split(PICTURES[:, 0], None, "made"), tmp_path)
 
 
 @needs_executorch
@@ -104,7 +104,7 @@ Lowered = tuple[Artifact, Predictor]
 
 def lower(network: Fp32Model, folder: Path, *overrides: str) -> Lowered:
     quantizer = quantizer_of(make_config("data=shapes", "backend=executorch", *overrides))
-    artifact = quantizer.quantize(network, Split(PICTURES, None, "made"), folder)
+    artifact = quantize_network(quantizer, network, Split(PICTURES, None, "made"), folder)
     return artifact, quantizer.load(artifact.path, THREADS)
 
 
@@ -211,7 +211,7 @@ def test_a_transposed_convolution_along_one_axis_is_unsupported(shapes_model, tm
     quantizer = quantizer_of(make_config("data=shapes", "backend=executorch"))
     signals = Split(PICTURES[:, 0], None, "made")
     with pytest.raises(UnsupportedError, match="XNNPACK refuses a layer in float behind one in 8"):
-        quantizer.quantize(replace(shapes_model, onnx_path=path), signals, tmp_path)
+        quantize_network(quantizer, replace(shapes_model, onnx_path=path), signals, tmp_path)
 
 
 @needs_executorch
@@ -224,7 +224,7 @@ def test_a_layer_that_xnnpack_lacks_is_unsupported(shapes_model, tmp_path):
     quantizer = quantizer_of(make_config("data=shapes", "backend=executorch", "per_channel=true"))
     volumes = Split(PICTURES[:, np.newaxis], None, "made")
     with pytest.raises(UnsupportedError, match=r"^per_channel=true: XNNPACK has no kernel for a"):
-        quantizer.quantize(replace(shapes_model, onnx_path=path), volumes, tmp_path)
+        quantize_network(quantizer, replace(shapes_model, onnx_path=path), volumes, tmp_path)
 
 
 @needs_executorch

@@ -10,14 +10,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from resnet8ptq.backends.contract import Predictor
+from resnet8ptq.backends.contract import Predictor, Quantizer
 from resnet8ptq.backends.file import predictor, reading
 from resnet8ptq.backends.file.contents import Contents, Port, rounded
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.openvino import archive
 from resnet8ptq.backends.openvino.library import core, is_installed, library
 from resnet8ptq.backends.tflite.options import TfliteConfig
-from resnet8ptq.config.schema import BackendConfig
+from resnet8ptq.config.schema import BackendConfig, RunConfig
 from resnet8ptq.core import code, files
 from resnet8ptq.core.descriptor import find_readers
 from resnet8ptq.core.errors import ConfigError
@@ -28,7 +28,7 @@ from resnet8ptq.models.contract import Tensor
 from resnet8ptq.models.gates.onnx import read_quantized
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of
 from tests.helpers.quantized import Probabilities, Quantize
 
 IMAGES = 50
@@ -38,12 +38,15 @@ def contents_of(path: Path, cache_root: Path) -> Contents:
     return reading.admit(path, cache_root).contents
 
 
+def fitted(asked: RunConfig, fp32: Fp32Model) -> Quantizer:
+    return quantizer_of(replace(asked, **quantizer_of(asked).fit(fp32)))
+
+
 def judged(path: Path, fp32: Fp32Model, folder: Path, quantize: Quantize) -> Probabilities:
     """Return what a file predicts, copied and loaded as a run does."""
-    quantizer = quantizer_of(make_config("data=shapes", "backend=file", f"backend.path='{path}'"))
-    quantizer = quantizer_of(quantizer.fit(fp32))
+    quantizer = fitted(make_config("data=shapes", "backend=file", f"backend.path='{path}'"), fp32)
     data = quantize("backend=onnx", "dtype=int8").data
-    artifact = quantizer.quantize(fp32, data.train, folder)
+    artifact = quantize_network(quantizer, fp32, data.train, folder)
     loaded = quantizer.load(artifact.path, THREADS)
     return np.asarray(loaded.predict(data.test.inputs(slice(IMAGES)))[0])
 
@@ -114,7 +117,7 @@ def test_the_tensors_of_a_file_are_those_of_the_network(quantize, shapes_model, 
 def test_logits_behind_an_integer_softmax_are_floats(quantize, shapes_model, tmp_path):
     cell = quantize("backend=tflite", "dtype=int8")
     asked = make_config("data=shapes", "backend=file", f"backend.path={cell.artifact.path}")
-    quantizer = quantizer_of(quantizer_of(asked).fit(shapes_model))
+    quantizer = fitted(asked, shapes_model)
     batch = cell.data.test.inputs(slice(IMAGES))
     got = quantizer.load(cell.artifact.path, THREADS).logits(batch)
     np.testing.assert_allclose(got, cell.predictor.logits(batch), atol=1e-5)
@@ -152,7 +155,7 @@ def test_kinds_of_onnx_files(
     contents = contents_of(cell.artifact.path, cache_root)
     assert (contents.weight_dtype, contents.execution) == (weights, execution)
     asked = make_config("data=shapes", "backend=file", f"backend.path={cell.artifact.path}")
-    method = quantizer_of(asked).fit(shapes_model).method
+    method = fitted(asked, shapes_model).config.method
     assert (method == "dynamic") is dynamic
 
 
@@ -429,6 +432,6 @@ def test_fp32_runs_where_its_framework_takes_it(quantize, shapes_model, caplog, 
     path = quantize("backend=tflite", "dtype=int8").artifact.path
     fp32 = shapes_model if keras else replace(shapes_model, source=shapes_model.onnx_path)
     asked = make_config("data=shapes", "backend=file", f"backend.path={path}")
-    backend = as_fp32(quantizer_of(asked).fit(fp32)).backend
+    backend = as_fp32(fitted(asked, fp32).config).backend
     assert backend == (TfliteConfig() if keras else BackendConfig("onnx"))
     assert ("FP32 runs in ONNX Runtime" in caplog.text) is not keras

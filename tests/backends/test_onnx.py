@@ -21,7 +21,7 @@ from resnet8ptq.precision.plan import Selection, find_float_nodes
 from tests.helpers import passes
 from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of
 
 WEIGHT_LAYERS = 10  # ResNet8: nine convolutions, one dense layer
 DTYPES = {"int8": ("int8", "int8"), "uint8": ("uint8", "uint8"), "u8s8": ("int8", "uint8")}
@@ -99,7 +99,7 @@ def test_onnx_refuses_a_graph_in_which_nothing_is_quantized(shapes, shapes_model
     plain = replace(shapes_model, onnx_path=tmp_path / "plain.onnx")
     split = draw_calibration(shapes, 1, 0).split
     with pytest.raises(QuantizationError, match="quantized nothing"):
-        quantizer_of(make_config("data=shapes")).quantize(plain, split, folder)
+        quantize_network(quantizer_of(make_config("data=shapes")), plain, split, folder)
 
 
 def test_qoperator_holds_integer_operators_and_agrees_with_qdq(quantize):
@@ -255,7 +255,7 @@ def test_onnx_runtime_reads_a_copy_beside_which_it_may_write(
     monkeypatch.setattr(module, name, spy)
     config = make_config("data=shapes", f"method={method}", "op_types=[Gemm]")
     samples = draw_calibration(shapes, 1, 0).split
-    quantizer_of(config).quantize(shapes_model, samples, tmp_path)
+    quantize_network(quantizer_of(config), shapes_model, samples, tmp_path)
     (source,) = read
     assert source.parent not in (shapes_model.onnx_path.parent, tmp_path)
 
@@ -281,7 +281,7 @@ def test_weights_of_nearly_nothing_are_one_line(
     quantizer = quantizer_of(make_config("data=shapes", "per_channel=true", *overrides))
     model = replace(shapes_model, onnx_path=tmp_path / "dead.onnx")
     with caplog.at_level("INFO"):
-        quantizer.quantize(model, draw_calibration(shapes, 1, 0).split, tmp_path)
+        quantize_network(quantizer, model, draw_calibration(shapes, 1, 0).split, tmp_path)
     [line] = [each for each in caplog.records if "scale" in each.getMessage()]
     assert line.levelname == level
     assert words in line.getMessage()
@@ -312,7 +312,7 @@ def test_what_an_inner_graph_takes_comes_before_it(shapes, shapes_model, tmp_pat
     onnx.save(proto, tmp_path / "branches.onnx")
     quantizer = quantizer_of(make_config("data=shapes"))
     model = replace(shapes_model, onnx_path=tmp_path / "branches.onnx")
-    artifact = quantizer.quantize(model, draw_calibration(shapes, 1, 0).split, tmp_path)
+    artifact = quantize_network(quantizer, model, draw_calibration(shapes, 1, 0).split, tmp_path)
     written = onnx.load(artifact.path)
     onnx.checker.check_model(written)
     [batch] = shapes.test.take(np.arange(4)).batches(4)
@@ -356,7 +356,7 @@ def test_product_without_a_channel_axis_has_one_scale(
     words = ("data=shapes", "per_channel=true", "reduce_range=true", f"dtype={dtype}")
     quantizer = quantizer_of(make_config(*words))
     network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
-    artifact = quantizer.quantize(network, Split(samples, None, "made"), tmp_path)
+    artifact = quantize_network(quantizer, network, Split(samples, None, "made"), tmp_path)
     [got] = quantizer.load(artifact.path, THREADS).predict(samples)
     assert artifact.quantized_layers == 2
     assert 0 < np.abs(got - expected).max() < 0.03 * np.abs(expected).max()
@@ -381,7 +381,7 @@ def test_a_file_that_onnx_runtime_cannot_run_is_unsupported(shapes_model, tmp_pa
     samples = Split(random.normal(size=(8, 2, 4, 4)).astype(np.float32), None, "made")
     quantizer = quantizer_of(make_config("data=shapes"))
     network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
-    artifact = quantizer.quantize(network, samples, tmp_path)
+    artifact = quantize_network(quantizer, network, samples, tmp_path)
     with pytest.raises(UnsupportedError, match=r"cannot run its quantized file .*Resize"):
         quantizer.verify(artifact, network, samples)
 
@@ -404,7 +404,7 @@ def test_nodes_with_infinite_values_stay_in_float(shapes_model, tmp_path):
     samples = Split(random.normal(size=(40, 2, 4, 4)).astype(np.float32), None, "made")
     quantizer = quantizer_of(make_config("data=shapes", "reduce_range=true"))
     network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
-    artifact = quantizer.quantize(network, samples, tmp_path)
+    artifact = quantize_network(quantizer, network, samples, tmp_path)
     assert artifact.quantized_layers == 2
     assert artifact.ranges.keys() == {"x", "wide", "some", "cut", "y"}
     batch = samples.images[:]
@@ -435,7 +435,7 @@ def test_quantized_file_has_every_output(shapes_model, words, traits):
         path = Path(folder, "network.onnx")
         onnx.save(network, path)
         model = replace(shapes_model, onnx_path=path)
-        artifact = quantizer.quantize(model, samples, Path(folder))
+        artifact = quantize_network(quantizer, model, samples, Path(folder))
         quantizer.verify(artifact, model, samples)
         onnx.checker.check_model(onnx.load(artifact.path), full_check=True)
         got = quantizer.load(artifact.path, THREADS).predict(passes.SAMPLES)
@@ -472,7 +472,7 @@ def test_grouped_transposed_convolution_has_one_scale(shapes_model, tmp_path, gr
     samples = random.normal(size=(20, 8, 4, 4)).astype(np.float32)
     quantizer = quantizer_of(make_config("data=shapes", "per_channel=true", "reduce_range=true"))
     network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
-    artifact = quantizer.quantize(network, Split(samples, None, "made"), tmp_path)
+    artifact = quantize_network(quantizer, network, Split(samples, None, "made"), tmp_path)
     [expected], [got] = (
         open_runner(proto)(samples),
         quantizer.load(artifact.path, THREADS).predict(samples),
@@ -496,4 +496,4 @@ def test_products_of_several_matrices_alone_are_unsupported(shapes_model, tmp_pa
     quantizer = quantizer_of(make_config("data=shapes", "per_channel=true", *words))
     network = replace(shapes_model, onnx_path=tmp_path / "network.onnx")
     with pytest.raises(UnsupportedError, match="product"):
-        quantizer.quantize(network, samples, tmp_path)
+        quantize_network(quantizer, network, samples, tmp_path)

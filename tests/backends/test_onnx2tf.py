@@ -28,7 +28,7 @@ from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers import transformers
 from tests.helpers.configs import make_config
-from tests.helpers.factories import quantizer_of
+from tests.helpers.factories import quantize_network, quantizer_of
 from tests.helpers.quantized import Quantize
 
 ASKS = "RESNET8PTQ_TEST_ONNX2TF"  # set: install onnx2tf in the user's cache
@@ -280,7 +280,7 @@ def test_a_transformer_with_channels_first(converter, shapes_model, shapes, tmp_
     words = ("backend=tflite", "backend.flow=onnx2tf", "per_channel=true")
     for dtype, tolerance in (("fp32", 1e-5), ("int8", 0.1)):
         quantizer = quantizer_of(make_config("data=shapes", *words, f"dtype={dtype}"))
-        artifact = quantizer.quantize(model, samples, tmp_path)
+        artifact = quantize_network(quantizer, model, samples, tmp_path)
         [logits] = quantizer.load(artifact.path, 1).predict(pixels)
         np.testing.assert_allclose(logits, expected, atol=tolerance * np.abs(expected).max())
     assert artifact.quantized_layers == 8

@@ -34,7 +34,7 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.distortion import KERNELS_DB
 from tests.helpers import converted, transformers
 from tests.helpers.configs import make_config
-from tests.helpers.factories import quantizer_of, runtime_of
+from tests.helpers.factories import quantize_network, quantizer_of, runtime_of
 from tests.helpers.originals import start_isolated
 
 needs_openvino = pytest.mark.skipif(not library.is_installed(), reason="needs the extra openvino")
@@ -159,7 +159,7 @@ def test_openvino_that_cannot_compile_a_file_does_not_end_the_sweep(
     quantizer = quantizer_of(make_config("data=shapes", "backend=openvino", "dtype=int8"))
     why = rf"OpenVINO cannot compile the quantized file; try backend=onnx \({reason}"
     with pytest.raises(kind, match=why):
-        quantizer.quantize(shapes_model, draw_calibration(shapes, 5, 0).split, tmp_path)
+        quantize_network(quantizer, shapes_model, draw_calibration(shapes, 5, 0).split, tmp_path)
 
 
 @needs_openvino
@@ -171,7 +171,7 @@ def test_a_file_that_runs_in_float_is_not_called_quantized(
     config = make_config("data=shapes", "backend=openvino", "dtype=uint8")  # `resolve` refuses it
     quantizer = OpenvinoQuantizer(config, runtime_of(config))
     with pytest.raises(UnsupportedError, match="all 10 layers of the quantized file in float"):
-        quantizer.quantize(shapes_model, draw_calibration(shapes, 5, 0).split, tmp_path)
+        quantize_network(quantizer, shapes_model, draw_calibration(shapes, 5, 0).split, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -281,7 +281,7 @@ def test_signals_are_computed_as_in_onnx_runtime(tmp_path, pool, caplog):
     for name in ("onnx", "openvino"):
         quantizer, folder = quantizer_of(settings_of(name)), tmp_path / name
         folder.mkdir()
-        artifact = quantizer.quantize(network, split, folder)
+        artifact = quantize_network(quantizer, network, split, folder)
         outputs.append(np.concatenate(quantizer.load(artifact.path, 1).predict(split.images)))
     theirs, ours = outputs
     assert np.square(theirs - ours).sum() < 1e-3 * np.square(theirs).sum()
@@ -294,7 +294,7 @@ def test_signals_are_computed_as_in_onnx_runtime(tmp_path, pool, caplog):
 def test_kernels_that_add_more_noise_than_quantization_are_told(tmp_path, caplog):
     """OpenVINO computes ONNX Runtime's file wrongly, in batches of 9 and more."""
     network, split = make_signals(tmp_path, MEANS[0], 0)
-    theirs = quantizer_of(settings_of("onnx")).quantize(network, split, tmp_path)
+    theirs = quantize_network(quantizer_of(settings_of("onnx")), network, split, tmp_path)
     quantizer = quantizer_of(settings_of("openvino"))
     quantizer.verify(theirs, network, split.take(np.arange(8)))
     assert not caplog.messages
@@ -375,7 +375,7 @@ def test_zeros_that_a_pool_counts_are_zeros(pads, tmp_path):
     network = Fp32Model("own", tmp_path, "", tmp_path / "made" / FOLDED, True, record)
     quantizer, folder = quantizer_of(settings_of("openvino")), tmp_path / "quantized"
     folder.mkdir()
-    artifact = quantizer.quantize(network, Split(pictures, None, "made"), folder)
+    artifact = quantize_network(quantizer, network, Split(pictures, None, "made"), folder)
     [got] = quantizer.load(artifact.path, 1).predict(pictures)
     [expected] = open_runner(proto.SerializeToString())(pictures)
     assert artifact.quantized_layers == 2

@@ -23,7 +23,7 @@ from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import model
 from resnet8ptq.tasks.distortion import sqnr_db
 from tests.helpers.configs import make_config
-from tests.helpers.factories import quantizer_of
+from tests.helpers.factories import quantize_network, quantizer_of
 from tests.helpers.text_networks import MASKED, write, write_bag_of_words
 
 INSTALLED = {"openvino": is_installed(), "executorch": find_spec("executorch") is not None}
@@ -73,7 +73,7 @@ def test_outputs_do_not_depend_on_the_batch_size(phrases, attention, backend, dt
     data, _ = phrases
     config = make_config("data=phrases", f"backend={backend}", f"dtype={dtype}", "per_channel=true")
     quantizer = quantizer_of(config)
-    artifact = quantizer.quantize(attention, draw_calibration(data, 10, 0).split, tmp_path)
+    artifact = quantize_network(quantizer, attention, draw_calibration(data, 10, 0).split, tmp_path)
     predict, some = quantizer.load(artifact.path, 1).predict, data.test.take(np.arange(0, 4000, 16))
     outputs = []
     for size in (1, 32, 250):
@@ -108,8 +108,8 @@ def test_rows_of_different_size_are_rounded_once(phrases, backend, tmp_path):
     float_nodes = [f"node{index}" for index in range(1, 6)]  # all but the table and the product
     words = [f"backend={backend}", "per_channel=true", f"nodes_to_exclude={float_nodes}"]
     quantizer = quantizer_of(make_config("data=phrases", "dtype=int8", *words))
-    artifact = quantizer.quantize(
-        replace(fp32, onnx_path=path), draw_calibration(data, 10, 0).split, tmp_path
+    artifact = quantize_network(
+        quantizer, replace(fp32, onnx_path=path), draw_calibration(data, 10, 0).split, tmp_path
     )
     [batch] = data.test.take(np.arange(20)).batches(20)
     [expected] = open_runner(str(path))(batch)
@@ -125,7 +125,7 @@ def test_a_mask_that_stays_an_integer_is_not_quantized(phrases, backend, tmp_pat
     config = make_config("data=phrases", f"backend={backend}", "dtype=int8", "per_channel=true")
     quantizer = quantizer_of(config)
     network = replace(fp32, onnx_path=path)
-    artifact = quantizer.quantize(network, draw_calibration(data, 10, 0).split, tmp_path)
+    artifact = quantize_network(quantizer, network, draw_calibration(data, 10, 0).split, tmp_path)
     [batch] = data.test.take(np.arange(20)).batches(20)
     [expected] = open_runner(str(path))(batch)
     [outputs] = quantizer.load(artifact.path, 1).predict(batch)
@@ -137,7 +137,9 @@ def test_no_sum_is_fused_with_a_normalization(phrases, method, tmp_path):
     """The fused operator of ONNX Runtime is slower than the two."""
     data, fp32 = phrases
     config = make_config("data=phrases", "backend=onnx", f"method={method}", "per_channel=true")
-    artifact = quantizer_of(config).quantize(fp32, draw_calibration(data, 10, 0).split, tmp_path)
+    artifact = quantize_network(
+        quantizer_of(config), fp32, draw_calibration(data, 10, 0).split, tmp_path
+    )
     kinds = []
     for path in (fp32.onnx_path, artifact.path):
         options = onnxruntime.SessionOptions()
@@ -158,7 +160,7 @@ def test_padding_does_not_calibrate(phrases, tmp_path):
     longer = {name: np.pad(stored[name], [(0, 0), (0, 9)]) for name in stored.dtype.names}
     padded = replace(drawn, images=pack(longer))
     found = [
-        quantizer_of(config).quantize(fp32, split, folder).ranges
+        quantize_network(quantizer_of(config), fp32, split, folder).ranges
         for split, folder in ((drawn, tmp_path / "a"), (padded, tmp_path / "b"))
         if folder.mkdir() is None
     ]

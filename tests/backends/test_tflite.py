@@ -20,9 +20,10 @@ from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.models import model
+from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.tasks.classification import ClassScores
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, evaluator_of, quantizer_of
+from tests.helpers.factories import THREADS, evaluator_of, quantize_network, quantizer_of
 from tests.helpers.originals import start_isolated
 from tests.helpers.quantized import Quantize
 
@@ -82,14 +83,14 @@ def test_what_the_converter_cannot_do_is_unsupported(
     with pytest.raises(UnsupportedError, match=f"^{key}.*: .*{reason}"):
         asked.resolve()
     with pytest.raises(UnsupportedError, match=reason):  # for who asks without resolve
-        asked.quantize(shapes_model, shapes.train, tmp_path)
+        quantize_network(asked, shapes_model, shapes.train, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unfolded_network_is_unsupported(shapes, shapes_model, tmp_path):
     unfolded = replace(shapes_model, fold=False)
     with pytest.raises(UnsupportedError, match=r"^model.fold=false: .*always folds"):
-        tflite().quantize(unfolded, shapes.train, tmp_path)
+        quantize_network(tflite(), unfolded, shapes.train, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -102,14 +103,14 @@ def test_what_the_converter_does_anyway_is_supported(override):
 def test_other_networks_are_unsupported(shapes, shapes_model, tmp_path):
     other = replace(shapes_model, source=shapes_model.onnx_path)
     with pytest.raises(UnsupportedError, match=r"got folded\.onnx, expected a Keras file"):
-        tflite().quantize(other, shapes.train, tmp_path)
+        quantize_network(tflite(), other, shapes.train, tmp_path)
 
 
 def test_a_file_that_keras_refuses(shapes, shapes_model, tmp_path):
     broken = tmp_path / "broken.h5"
     broken.write_bytes(shapes_model.source.read_bytes()[:1000])
     with pytest.raises(ModelError, match=r"broken\.h5: Keras refuses it"):
-        tflite().quantize(replace(shapes_model, source=broken), shapes.train, tmp_path)
+        quantize_network(tflite(), replace(shapes_model, source=broken), shapes.train, tmp_path)
 
 
 def crash(*_: object) -> None:
@@ -120,7 +121,7 @@ def test_a_crash_of_the_converter_is_an_error(shapes, shapes_model, tmp_path, mo
     monkeypatch.setattr(isolation, "start", start_isolated)
     monkeypatch.setattr(converter, "convert", crash)
     with pytest.raises(QuantizationError, match="crashed TensorFlow"):
-        tflite().quantize(shapes_model, shapes.train, tmp_path)
+        quantize_network(tflite(), shapes_model, shapes.train, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -204,7 +205,7 @@ def test_without_a_softmax_there_are_no_logits(file_of, batch, tmp_path):
 def test_dynamic_leaves_small_layers_in_float_and_says_so(shapes, shapes_model, tmp_path, caplog):
     dynamic = tflite("method=dynamic", "per_channel=true")
     assert dynamic.resolve().execution == "integer"
-    artifact = dynamic.quantize(shapes_model, shapes.train, tmp_path)
+    artifact = quantize_network(dynamic, shapes_model, shapes.train, tmp_path)
     layers = list(contents.layers(flatbuffer_utils.read_model(artifact.path)))
     assert artifact.details == {"float_layers": str(10 - artifact.quantized_layers)}
     assert f"left {10 - artifact.quantized_layers} of 10 layers in float" in caplog.text
@@ -240,7 +241,8 @@ def test_the_real_network(cache_root, tmp_path):
     np.testing.assert_array_equal(fp32, onnx)
 
     calibration = draw_calibration(real, 20, 42).split
-    quantized = evaluator.quantize(quantizer_of(config), network, calibration, tmp_path)
+    quantizer = quantizer_of(config)
+    quantized = evaluator.quantize(quantizer, network, Decisions(), calibration, tmp_path)
     found = evaluator.run(config, quantized.path, some).outputs.values[0].argmax(1)
     accuracy, expected = ((classes == some.labels).mean() for classes in (found, fp32))
     assert accuracy == pytest.approx(expected, abs=0.01)

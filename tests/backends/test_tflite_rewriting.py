@@ -29,7 +29,7 @@ from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of, runtime_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of, runtime_of
 from tests.helpers.quantized import Quantize
 
 ConvertedBy = Callable[[bool], bytes]
@@ -288,7 +288,7 @@ def small(
     isolation.call(save_small_network, path, crashed=QuantizationError("crashed"))
     config = make_config("data=shapes", "backend=tflite", "per_channel=true", f"model.path={path}")
     network = model.load(config.model, shapes, cache_root)
-    made = quantizer_of(config).quantize(network, calibration, folder)
+    made = quantize_network(quantizer_of(config), network, calibration, folder)
     return network, made.path.read_bytes()
 
 
@@ -329,7 +329,7 @@ def test_the_quantizer_writes_the_corrected_network(shapes_model, calibration, t
     assert network.uncorrected == shapes_model.onnx_path
     assert network.with_weights_of(path).uncorrected == shapes_model.onnx_path
     config = make_config("data=shapes", "backend=tflite", "per_channel=true")
-    made = quantizer_of(config).quantize(network, calibration, tmp_path)
+    made = quantize_network(quantizer_of(config), network, calibration, tmp_path)
     read = contents.read(made.path.read_bytes())
     node = next(iter(weight_layers(proto.graph).values()))
     weights = graph_weights.read_weights(proto.graph, node)
@@ -347,7 +347,7 @@ def test_the_quantizer_writes_the_corrected_network(shapes_model, calibration, t
 def test_given_ranges_win(shapes_model, ranges, calibration, tmp_path):
     config = make_config("data=shapes", "backend=tflite", "per_channel=true")
     given = {name: (2 * low, 2 * high) for name, (low, high) in ranges.items()}
-    made = quantizer_of(config).quantize(shapes_model, calibration, tmp_path, given)
+    made = quantize_network(quantizer_of(config), shapes_model, calibration, tmp_path, given)
     first = next(contents.layers(contents.read(made.path.read_bytes())))
     assert first.input.quantization.scale[0] == 2
 

@@ -29,7 +29,7 @@ from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Selection, find_float_nodes
 from tests.helpers import transformers
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of
 from tests.helpers.quantized import Cell
 
 FLOWS = ("torch", "torch_pt2e")
@@ -126,9 +126,12 @@ def clipped_model(shapes_model: Fp32Model, tmp_path_factory: pytest.TempPathFact
 def test_what_a_clip_takes_has_the_levels_of_what_is_left(shapes, clipped_model, tmp_path):
     samples = draw_calibration(shapes, 1, 0).split
     fx, pt2e = (
-        quantizer_of(make_config("data=shapes", f"backend={backend}"))
-        .quantize(clipped_model, samples, tmp_path)
-        .ranges
+        quantize_network(
+            quantizer_of(make_config("data=shapes", f"backend={backend}")),
+            clipped_model,
+            samples,
+            tmp_path,
+        ).ranges
         for backend in FLOWS
     )
     clips = [n for n in onnx.load(clipped_model.onnx_path).graph.node if n.op_type == "Clip"]
@@ -150,8 +153,8 @@ def test_a_reshape_before_the_softmax_changes_nothing(quantize, shapes_model, tm
     onnx.save(proto, tmp_path / "reshaped.onnx")
     model = replace(shapes_model, onnx_path=tmp_path / "reshaped.onnx")
     quantizer = quantizer_of(whole.config)
-    artifact = quantizer.quantize(
-        model, draw_calibration(whole.data, 20, whole.config.seed).split, tmp_path
+    artifact = quantize_network(
+        quantizer, model, draw_calibration(whole.data, 20, whole.config.seed).split, tmp_path
     )
     images = whole.data.test.images[:50].astype(np.float32)
     [found] = quantizer.load(artifact.path, THREADS).predict(images)
@@ -195,7 +198,9 @@ def test_a_network_that_cannot_be_traced_is_unsupported(
     monkeypatch.setattr(torch_quantizer, "load_torch_module", load)
     config = make_config("data=shapes", f"backend={backend}")
     with pytest.raises(UnsupportedError, match=message):
-        quantizer_of(config).quantize(shapes_model, draw_calibration(shapes, 1, 0).split, tmp_path)
+        quantize_network(
+            quantizer_of(config), shapes_model, draw_calibration(shapes, 1, 0).split, tmp_path
+        )
     assert "def forward" not in capfd.readouterr().err  # torch would print the whole graph
 
 
@@ -238,7 +243,7 @@ def quantize_and_run(
     samples = random.normal(size=(20, 2, 4, 4)).astype(np.float32)
     quantizer = quantizer_of(make_config("data=shapes", f"backend={backend}", "per_channel=true"))
     at = replace(model, onnx_path=folder / "network.onnx")
-    path = quantizer.quantize(at, Split(samples, None, "made"), folder).path
+    path = quantize_network(quantizer, at, Split(samples, None, "made"), folder).path
     [got] = quantizer.load(path, THREADS).predict(samples)
     expected = load_torch_module(at.onnx_path)(torch.from_numpy(samples)).detach().numpy()
     return got, expected, quantizer.count_kernels(path)
@@ -455,7 +460,7 @@ def test_the_products_of_a_transformer_are_counted_by_their_kernels(
     model = replace(shapes_model, onnx_path=tmp_path / "transformer.onnx")
     pictures = np.random.default_rng(0).normal(size=(20, 3, 8, 6)).astype(np.float32)
     quantizer = quantizer_of(make_config("data=shapes", *overrides))
-    artifact = quantizer.quantize(model, Split(pictures, None, "made"), tmp_path)
+    artifact = quantize_network(quantizer, model, Split(pictures, None, "made"), tmp_path)
     assert quantizer.count_kernels(artifact.path) == kernels
     assert artifact.quantized_layers == kernels[0]
     [scores] = quantizer.load(artifact.path, THREADS).predict(pictures)
@@ -474,7 +479,7 @@ def test_several_outputs_are_saved_and_read_back(shapes, shapes_model, tmp_path,
     assert isinstance(load_torch_module(tmp_path / "two.onnx")(torch.zeros(1, 32, 32, 3)), tuple)
     quantizer = quantizer_of(make_config("data=shapes", f"backend={backend}"))
     model = replace(shapes_model, onnx_path=tmp_path / "two.onnx")
-    artifact = quantizer.quantize(model, draw_calibration(shapes, 1, 0).split, tmp_path)
+    artifact = quantize_network(quantizer, model, draw_calibration(shapes, 1, 0).split, tmp_path)
     predictor = quantizer.load(artifact.path, THREADS)
     images = shapes.test.inputs(slice(3))
     scores, features = predictor.predict(images)
@@ -582,8 +587,8 @@ def test_refuses_a_module_in_which_nothing_is_quantized(
     monkeypatch.setattr(backend, "load_torch_module", without_layers)
     split = draw_calibration(shapes, 1, 0).split
     with pytest.raises(QuantizationError, match="quantized nothing"):
-        quantizer_of(make_config("data=shapes", "backend=torch")).quantize(
-            shapes_model, split, tmp_path
+        quantize_network(
+            quantizer_of(make_config("data=shapes", "backend=torch")), shapes_model, split, tmp_path
         )
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from resnet8ptq.models.model import Fp32Model
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call, call_beside
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of
 from tests.helpers.own_data import QUICK, write_data
 from tests.helpers.product_networks import write, write_mixer
 
@@ -46,7 +47,8 @@ def load(path: Path, cache_root: Path, samples: NDArray) -> tuple[Fp32Model, Spl
 def quantize(config: RunConfig, fp32: Fp32Model, split: Split, folder: Path) -> Artifact:
     quantizer = quantizer_of(config)
     quantizer.resolve()
-    return quantizer_of(quantizer.fit(fp32)).quantize(fp32, split, folder)
+    fitted = quantizer_of(replace(config, **quantizer.fit(fp32)))
+    return fitted.quantize(fp32, fitted.asked, split, folder)
 
 
 @pytest.fixture
@@ -210,7 +212,7 @@ def test_without_a_product_it_is_unsupported(mixer, words, tmp_path):
     with pytest.raises(UnsupportedError, match="the network has none to quantize: Conv 1, Gemm 1"):
         quantizer_of(config).fit(mixer[0])
     with pytest.raises(QuantizationError, match="quantized nothing"):
-        quantizer_of(config).quantize(*mixer, tmp_path)
+        quantize_network(quantizer_of(config), *mixer, tmp_path)
 
 
 @given(

@@ -20,7 +20,7 @@ from resnet8ptq.data.sources import cifar10
 from tests.helpers.calling import REPO
 from tests.helpers.cifar_files import pickle_published
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of
 
 TESTED = 500  # images
 
@@ -84,7 +84,7 @@ def test_bare_loop_does_the_same_job(batches, shapes, shapes_model, tmp_path):
         folder.mkdir()
         quantizer = quantizer_of(config)
         predictor = quantizer.load(
-            quantizer.quantize(shapes_model, calibration, folder).path, THREADS
+            quantize_network(quantizer, shapes_model, calibration, folder).path, THREADS
         )
         scores = np.concatenate([predictor.predict(batch)[0] for batch in tested.batches(256)])
         assert run["accuracy"] == (scores.argmax(axis=1) == tested.labels).mean()

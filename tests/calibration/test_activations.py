@@ -20,7 +20,7 @@ from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
-from tests.helpers.factories import quantizer_of, runtime_of
+from tests.helpers.factories import quantize_network, quantizer_of, runtime_of
 
 METHODS = ("minmax", "moving_average", "percentile", "entropy", "mse")
 
@@ -64,7 +64,7 @@ def test_one_collection_serves_every_method_dtype_and_framework(
     cells += [["calib=minmax", "dtype=uint8", "per_channel=true"]]
     for cell in cells:
         config = configure(tmp_path / "cache", *cell)
-        quantizer_of(config).quantize(shapes_model, split, tmp_path / "made")
+        quantize_network(quantizer_of(config), shapes_model, split, tmp_path / "made")
     assert observed == ["minmax", "percentile"]
 
 

@@ -26,7 +26,7 @@ from resnet8ptq.experiment import pipeline
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.tracking.run import Run
 from tests.helpers.configs import make_config
-from tests.helpers.factories import quantizer_of
+from tests.helpers.factories import quantize_network, quantizer_of
 
 RANGES = {"input": (0.0, 255.0), "a/b": (-0.1, 0.3), "dead": (0.0, 0.0), "below": (-4.0, -1.0)}
 AS_FLOAT32 = {name: tuple(float(np.float32(v)) for v in ends) for name, ends in RANGES.items()}
@@ -231,7 +231,7 @@ def test_a_run_from_a_table_is_the_run_that_wrote_it(tmp_path):
 
 def test_a_table_is_what_onnxruntime_takes_as_its_calibration_cache(tmp_path, shapes, shapes_model):
     split = draw_calibration(shapes, 5, 42).split
-    ours = quantizer_of(make_config("dtype=u8s8")).quantize(shapes_model, split, tmp_path)
+    ours = quantize_network(quantizer_of(make_config("dtype=u8s8")), shapes_model, split, tmp_path)
     write(tmp_path, ours.ranges, MADE_FROM)
     theirs = tmp_path / "theirs.onnx"
     activations, weights = INTEGERS["uint8"], INTEGERS["int8"]

@@ -25,7 +25,7 @@ from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.models import model
 from tests.helpers.arrays import TENSORS
 from tests.helpers.configs import make_config as make_run_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of
 
 BINS, LEVELS = 512, 128
 
@@ -509,7 +509,7 @@ def test_mse_and_moving_average_keep_more_of_the_logits_than_minmax(real_files, 
         changed = replace(config, dtype=DtypeConfig(dtype), calib=replace(config.calib, name=name))
         quantizer = quantizer_of(changed)
         return quantizer.load(
-            quantizer.quantize(network, drawn.split, tmp_path).path, THREADS
+            quantize_network(quantizer, network, drawn.split, tmp_path).path, THREADS
         ).logits(images)
 
     exact = logits("fp32", "minmax")

@@ -32,7 +32,7 @@ from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection
 from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of
 
 SCHEMES = [("int8", "false"), ("int8", "true"), ("uint8", "false"), ("uint8", "true")]
 CORRECTIONS = ("equalization", "adaround", "bias_correction")
@@ -345,7 +345,7 @@ def test_the_artifact_holds_the_learned_levels(
     monkeypatch.setattr(adaround, "learn_levels", note)
     config = configure(f"dtype={dtype}", f"per_channel={per_channel}", *switch_on("adaround"))
     corrected = correct(config, shapes_model, images, tmp_path)
-    artifact = quantizer_of(config).quantize(corrected, images, tmp_path)
+    artifact = quantize_network(quantizer_of(config), corrected, images, tmp_path)
 
     quantized = onnx.load(artifact.path).graph
     tensors = {item.name: numpy_helper.to_array(item) for item in quantized.initializer}

@@ -23,7 +23,7 @@ from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection
 from resnet8ptq.simulation.fake_quantization import FakeQuantize
 from tests.helpers.configs import make_config
-from tests.helpers.factories import quantizer_of, runtime_of
+from tests.helpers.factories import quantize_network, quantizer_of, runtime_of
 
 ITERATIONS = 25
 
@@ -146,7 +146,7 @@ def test_a_backend_finds_the_learned_levels(shapes_model, images, tmp_path):
     chosen = CorrectionsConfig(reconstruction=True, reconstruction_iterations=3)
     corrected, ranges = sequence.correct(shapes_model, chosen, setting, 1, tmp_path)
     assert ranges is not None
-    artifact = quantizer_of(config).quantize(corrected, images, tmp_path, ranges)
+    artifact = quantize_network(quantizer_of(config), corrected, images, tmp_path, ranges)
     tensors = {t.name: numpy_helper.to_array(t) for t in onnx.load(artifact.path).graph.initializer}
     graph = onnx.load(corrected.onnx_path).graph
     for name, (low, high) in ranges.items():

@@ -23,7 +23,7 @@ from resnet8ptq.models.summary import requirements, summarize
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import call, call_beside
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of
 
 RANDOM = np.random.default_rng(0)
 FLOATS = RANDOM.normal(size=(40, 6)).astype(np.float32)
@@ -73,7 +73,7 @@ def quantized(tmp_path: Path, cache_root: Path) -> Callable[..., Quantized]:
         operators = {node.op_type for node in onnx.load(fp32.onnx_path).graph.node}
         if saturates(quantizer.resolve(), operators, machine.cpu()[1]):
             quantizer = quantizer_of(make_config("data=arrays", *overrides, "reduce_range=true"))
-        artifact = quantizer.quantize(fp32, split, tmp_path)
+        artifact = quantize_network(quantizer, fp32, split, tmp_path)
         batch = split.inputs(slice(1 if fp32.contract.batch else 20))
         before = quantizer_of(make_config("data=arrays", "dtype=fp32")).load(
             fp32.onnx_path, THREADS
@@ -240,7 +240,7 @@ def test_torch_takes_integers(quantized, tmp_path, overrides, cache_root):
     fp32 = model.load(settings, data, cache_root)
     assert fp32.conversion.without_torch == {}
     split, quantizer = fit(data, fp32).test, quantizer_of(config)
-    artifact = quantizer.quantize(fp32, split, tmp_path)
+    artifact = quantize_network(quantizer, fp32, split, tmp_path)
     [scores] = quantizer.load(artifact.path, THREADS).predict(split.inputs(slice(5)))
     assert scores.shape == (5, 4)
 

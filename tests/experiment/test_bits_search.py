@@ -23,11 +23,12 @@ from resnet8ptq.experiment.layers.bits_search import (
 )
 from resnet8ptq.graph.layers import channel_axis, weight_layers
 from resnet8ptq.graph.weights import read_weights
+from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
-from tests.helpers.factories import quantizer_of, runtime_of
+from tests.helpers.factories import quantize_network, quantizer_of, runtime_of
 
 WIDTHS = (2, 4, 8)
 # Of each layer: its weights, and what its error in 4 bits and in 2 is more than in 8.
@@ -116,7 +117,7 @@ def test_a_file_holds_the_levels_of_its_plan(bits, shapes_model, shapes, tmp_pat
     name, layer = list(weight_layers(graph).items())[3]
     config = make_config("data=shapes", "per_channel=true", f"precision.plan={{{name}: {bits}}}")
     images = draw_calibration(shapes, 2, 42).split
-    artifact = quantizer_of(config).quantize(shapes_model, images, tmp_path)
+    artifact = quantize_network(quantizer_of(config), shapes_model, images, tmp_path)
     written = onnx.load(artifact.path).graph
     tensors = {tensor.name: tensor for tensor in written.initializer}
     stored = tensors[f"{layer.input[1]}_quantized"]
@@ -157,7 +158,7 @@ def test_a_layer_of_32_bits_stays_in_float(backend, shapes_model, shapes, tmp_pa
     found = []
     for folder, each in (("plan", config), ("named", named)):
         (tmp_path / folder).mkdir()
-        artifact = quantizer_of(each).quantize(shapes_model, images, tmp_path / folder)
+        artifact = quantize_network(quantizer_of(each), shapes_model, images, tmp_path / folder)
         assert artifact.quantized_layers == len(layers) - 1
         run = quantizer_of(each).load(artifact.path, 1).predict
         found.append(run(next(iter(images.batches(20))))[0])
@@ -205,15 +206,15 @@ def test_resolved_is_simulated_and_says_all_types():
 
 
 def test_a_plan_says_what_its_file_holds():
-    config = make_config("precision.plan={conv1: 4, conv2: 2, conv3: 32, dense: 8}").precision
-    plan = Plan.of(config, WeightScheme("int8", reduce_range=True))
-    assert plan.to_params(["conv1", "conv2", "dense"], config) == {
+    bits = {"conv1": 4, "conv2": 2, "conv3": 32, "dense": 8}
+    plan = Plan.of(Decisions(bits), WeightScheme("int8", reduce_range=True))
+    assert plan.to_params(["conv1", "conv2", "dense"], bits) == {
         "planned_bits": "{conv1: 4, conv2: 2, conv3: 32}",
         "weight_dtype": "int2, int4, int8",
         "weight_bits": "2, 4, 7",
     }
-    assert plan.to_params(["conv1", "conv2"], config)["weight_dtype"] == "int2, int4"
-    narrow = Plan.of(config, WeightScheme("int4")).to_params(["conv1", "dense"], config)
+    assert plan.to_params(["conv1", "conv2"], bits)["weight_dtype"] == "int2, int4"
+    narrow = Plan.of(Decisions(bits), WeightScheme("int4")).to_params(["conv1", "dense"], bits)
     assert narrow["planned_bits"] == "{conv2: 2, conv3: 32, dense: 8}"
     assert narrow["weight_bits"] == "4, 8"
 

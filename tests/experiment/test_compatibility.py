@@ -81,7 +81,7 @@ def test_a_network_that_a_setting_does_not_fit_is_refused_before_the_learning(
 
 def test_tflite_refuses_an_onnx_file_before_the_learning(shapes_model):
     quantizer = quantizer_of(make_config("backend=tflite"))
-    assert quantizer.fit(shapes_model) == quantizer.config
+    assert quantizer.fit(shapes_model) == {}
     with pytest.raises(UnsupportedError, match="expected a Keras file or a SavedModel"):
         quantizer.fit(mock.Mock(source=Path("net.onnx"), fold=True))
 
@@ -97,7 +97,7 @@ def test_tflite_refuses_an_onnx_file_before_the_learning(shapes_model):
 def test_auto_is_the_smaller_format_that_works(shapes_model, words, format_):
     quantizer = quantizer_of(make_config("format=auto", *words))
     assert quantizer.resolve().file_format is None
-    assert quantizer.fit(shapes_model).format == format_
+    assert quantizer.fit(shapes_model) == {"format": format_}
 
 
 @pytest.mark.parametrize(

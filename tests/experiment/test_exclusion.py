@@ -20,7 +20,7 @@ from resnet8ptq.experiment.layers.exclusion import Exclusion
 from resnet8ptq.experiment.layers.exclusion_search import Trial, Trials, select, to_csv
 from resnet8ptq.experiment.layers.noise import Source
 from resnet8ptq.experiment.samples import draw_to_analyse
-from resnet8ptq.experiment.workspace import Decisions, Workspace
+from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.weights import read_bias, read_weights, write_weights
 from resnet8ptq.models.model import Fp32Model
@@ -219,7 +219,8 @@ def test_table_has_a_row_for_each_trial():
 
 
 def choose(config: RunConfig, dataset: Dataset, fp32: Fp32Model, folder: Path) -> Exclusion:
-    return exclusion.choose(prepare(config, dataset, fp32, folder), Decisions(fp32, fp32))
+    work = prepare(config, dataset, fp32, folder)
+    return exclusion.choose(work, work.unprepared)
 
 
 def prepare(config: RunConfig, dataset: Dataset, fp32: Fp32Model, folder: Path) -> Workspace:
@@ -268,12 +269,12 @@ def test_a_layer_in_float_has_its_own_weights_in_every_trial(shapes, shapes_mode
     config = make_config(*SMALL, "backend=onnx", "dtype=int8", "nodes_to_exclude=auto")
     config = replace(config, max_drop=0.05)
 
-    def correct(work: Workspace, decisions: Decisions) -> Decisions:
-        own = layer.name in decisions.in_float
-        return replace(decisions, network=shapes_model if own else network)
+    def correct(work: Workspace, prepared: Prepared) -> Prepared:
+        own = layer.name in prepared.decisions.in_float
+        return replace(prepared, network=shapes_model if own else network)
 
     work = prepare(config, shapes, shapes_model, tmp_path)
-    own = exclusion.choose(work, Decisions(network, network), correct)
+    own = exclusion.choose(work, replace(work.unprepared, network=network), correct)
     assert own.steps[0].drop > 0.05 >= own.chosen.drop
     assert layer.name in own.nodes
 
@@ -293,8 +294,8 @@ def test_a_run_corrects_the_network_of_each_trial_again(
     class EndError(Exception):
         pass
 
-    def choose(work: Workspace, decisions: Decisions, correct: Any) -> None:
-        seen.append((decisions, correct))
+    def choose(work: Workspace, prepared: Prepared, correct: Any) -> None:
+        seen.append((prepared, correct))
         raise EndError
 
     monkeypatch.setattr(exclusion, "choose", choose)
@@ -304,12 +305,12 @@ def test_a_run_corrects_the_network_of_each_trial_again(
     work = prepare(config, shapes, shapes_model, tmp_path)
     with pytest.raises(EndError):
         preparation.prepare(work)
-    [(decisions, correct)] = seen
+    [(prepared, correct)] = seen
     assert (correct is not None) == again
     if again:
         graph = onnx.load(shapes_model.onnx_path).graph
         first, second, *_ = weight_layers(graph).values()
-        network = correct(work, replace(decisions, in_float=[first.name])).network
+        network = correct(work, prepared.decide(in_float=[first.name])).network
         corrected = onnx.load(network.onnx_path).graph
         same = [
             np.array_equal(read_bias(graph, layer), read_bias(corrected, layer))

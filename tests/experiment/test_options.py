@@ -73,10 +73,10 @@ def test_option_keeps_the_accuracy(real_files, overrides, tmp_path):
     scratch.mkdir()
     evaluator = evaluator_of(config, fp32)
     work = Workspace(settings_of(config), evaluator, samples, tmp_path, scratch, Nowhere())
-    decisions = preparation.prepare(work)
+    prepared = preparation.prepare(work)
     assert (config.method == "qat") == (tmp_path / "qat_loss.png").exists()
-    artifact = work.quantize(decisions, tmp_path).artifact
-    predictor = work.decided(decisions).quantizer.load(artifact.path, THREADS)
+    artifact = work.quantize(prepared, tmp_path).artifact
+    predictor = work.settings.quantizer.load(artifact.path, THREADS)
     outputs = [predictor.predict(batch)[0] for batch in dataset.test.batches(250)]
     accuracy = (np.concatenate(outputs).argmax(axis=1) == dataset.test.labels).mean()
     assert artifact.quantized_layers > 0

@@ -26,6 +26,7 @@ from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
 from resnet8ptq.tasks.outputs import Outputs
@@ -129,9 +130,9 @@ class Swapping(OnnxQuantizer):
     """Leaves the FP32 network on disk in place of what it quantized."""
 
     def quantize(
-        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges = None
+        self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        artifact = super().quantize(model, calibration, folder, ranges)
+        artifact = super().quantize(model, decisions, calibration, folder)
         shutil.copyfile(model.onnx_path, artifact.path)
         return artifact
 
@@ -154,10 +155,10 @@ class Counting(OnnxQuantizer):
     calls: ClassVar[list[int]] = []
 
     def quantize(
-        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges = None
+        self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
         self.calls.append(len(calibration))
-        return super().quantize(model, calibration, folder, ranges)
+        return super().quantize(model, decisions, calibration, folder)
 
 
 def test_the_fp32_network_is_converted_once_for_all_samples(
@@ -169,7 +170,7 @@ def test_the_fp32_network_is_converted_once_for_all_samples(
     few, more = (shapes.test.take(np.arange(count)) for count in (20, 30))
     baselines = [evaluator.baseline(config, samples) for samples in (few, more)]
     assert [len(each.outputs.values[0]) for each in baselines] == [20, 30]
-    artifact = evaluator.quantize(quantizer_of(config), shapes_model, few, tmp_path)
+    artifact = evaluator.quantize(quantizer_of(config), shapes_model, Decisions(), few, tmp_path)
     assert artifact.path.read_bytes() == baselines[0].path.read_bytes()
     assert Counting.calls == [20]
 
@@ -179,9 +180,9 @@ class Truncating(OnnxQuantizer):
     """Leaves half a file on disk."""
 
     def quantize(
-        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges = None
+        self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
-        artifact = super().quantize(model, calibration, folder, ranges)
+        artifact = super().quantize(model, decisions, calibration, folder)
         whole = artifact.path.read_bytes()
         artifact.path.write_bytes(whole[: len(whole) // 2])
         return artifact
@@ -236,7 +237,9 @@ def score(config: RunConfig, network: Fp32Model, dataset: Dataset, folder: Path)
     """Quantize, reload, evaluate: the middle of the recipe."""
     calibration = draw_calibration(dataset, 100, 42)
     evaluator = evaluator_of(config, network)
-    quantized = evaluator.quantize(quantizer_of(config), network, calibration.split, folder)
+    quantizer = quantizer_of(config)
+    decisions = Decisions.of(config)
+    quantized = evaluator.quantize(quantizer, network, decisions, calibration.split, folder)
     return scored(evaluator.run(config, quantized.path, dataset.test).outputs, dataset)
 
 

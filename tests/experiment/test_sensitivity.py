@@ -27,7 +27,7 @@ from resnet8ptq.precision.plan import Selection, find_float_nodes
 from resnet8ptq.tasks.classification import ACCURACY
 from tests.helpers.calling import call
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of
 
 # TFLite quantizes all or nothing, NNCF chooses by itself, and a file is quantized already.
 CHOOSING = [name for name in BACKENDS if name not in ("tflite", "openvino_nncf", "file")]
@@ -58,7 +58,7 @@ Quantize = Callable[[RunConfig], Artifact]
 def quantize(shapes: Dataset, shapes_model: Fp32Model, tmp_path: Path) -> Quantize:
     def run(config: RunConfig) -> Artifact:
         split = draw_calibration(shapes, 5, config.seed).split
-        return quantizer_of(config).quantize(shapes_model, split, tmp_path)
+        return quantize_network(quantizer_of(config), shapes_model, split, tmp_path)
 
     return run
 

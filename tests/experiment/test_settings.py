@@ -14,7 +14,6 @@ from onnx import helper
 import resnet8ptq
 from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.experiment.settings import resolve, resolve_names
-from resnet8ptq.experiment.workspace import Decisions
 from resnet8ptq.sweeps import identity
 from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
@@ -89,12 +88,8 @@ def test_a_run_has_one_quantizer_for_its_settings(tmp_path):
     config = make_config("data=shapes", f"cache_dir={tmp_path}")
     settings = resolve(config)
     assert settings.quantizer is settings.quantizer
-    network: object = None
-    undecided = Decisions(network, network)  # type: ignore[arg-type]
-    assert settings.vary(undecided.apply(settings.config)) is settings
-    decided = replace(undecided, bits={"conv": 4}, in_float=("last",)).apply(settings.config)
-    assert decided.precision.plan == {"conv": 4} and decided.nodes_to_exclude == ["last"]
-    assert settings.config.precision.plan is None and settings.config.nodes_to_exclude == []
+    assert settings.vary(seed=7).config.seed == 7
+    assert settings.config.seed == config.seed
 
 
 def test_no_code_changes_a_config_in_place():

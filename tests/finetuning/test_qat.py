@@ -26,7 +26,7 @@ from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 from resnet8ptq.simulation import network
 from resnet8ptq.simulation.fake_quantization import FakeQuantize, FakeQuantizeNarrowWeight, Round
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of, runtime_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of, runtime_of
 
 SMALL = ("data=shapes", "held_out_images=50", "calib.samples_per_class=5", "threads=1")
 QUICK = (*SMALL, "qat.epochs=2", "qat.batch_size=32", "qat.learning_rate=1e-4")
@@ -195,7 +195,7 @@ def assert_same_as_onnx(fp32, calibration, images, folder, *overrides):
     """The student rounds what the ONNX file rounds, to the same levels, with the same result."""
     config, student = prepare(fp32, calibration, *overrides)
     quantizer = quantizer_of(config)
-    artifact = quantizer.quantize(fp32, calibration, folder, student.ranges())
+    artifact = quantize_network(quantizer, fp32, calibration, folder, student.ranges())
     written = onnx.load(artifact.path)
     constants = {t.name: numpy_helper.to_array(t) for t in written.graph.initializer}
     rounded = {
@@ -251,7 +251,7 @@ def test_an_untrained_student_has_the_ranges_of_the_artifact(
     for name, ranges in (("calibrated", None), ("student", student.ranges())):
         (tmp_path / name).mkdir()
         quantizer = quantizer_of(config)
-        artifact = quantizer.quantize(shapes_model, few.train, tmp_path / name, ranges)
+        artifact = quantize_network(quantizer, shapes_model, few.train, tmp_path / name, ranges)
         found.append(quantizer.load(artifact.path, THREADS).logits(images))
     if overrides == ("backend=tflite",):
         # Which way a value halfway between two levels goes depends on the last bit of a scale.
@@ -309,7 +309,7 @@ def initializers(path: Path) -> dict[str, np.ndarray]:
 def test_every_backend_quantizes_what_was_fine_tuned(tuned, few, tmp_path):
     _, _, network, ranges = tuned
     quantizer = quantizer_of(make_config(*SMALL))
-    artifact = quantizer.quantize(network, few.train, tmp_path, ranges)
+    artifact = quantize_network(quantizer, network, few.train, tmp_path, ranges)
     assert artifact.quantized_layers == 10
     assert {name: artifact.ranges[name] for name in ranges} == ranges
 

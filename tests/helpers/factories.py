@@ -1,12 +1,15 @@
 """Parts of a run, made from its config."""
 
+from dataclasses import replace
 from pathlib import Path
 
-from resnet8ptq.backends.contract import Quantizer
+from resnet8ptq.backends.contract import Artifact, Quantizer
 from resnet8ptq.backends.registry import make_quantizer
+from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.machine import Runtime
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.models import model
@@ -34,3 +37,15 @@ def evaluator_of(config: RunConfig, fp32: model.Fp32Model) -> Evaluator:
     """Return what measures a classification with these settings."""
     task = classification.build(tuple("0123456789"))
     return Evaluator(fp32, task, runtime_of(config), config.evaluate.batch_size)
+
+
+def quantize_network(
+    quantizer: Quantizer,
+    network: model.Fp32Model,
+    images: Split,
+    folder: Path,
+    ranges: Ranges | None = None,
+) -> Artifact:
+    """Quantize with the decisions that the settings contain, and ranges from elsewhere."""
+    decisions = replace(quantizer.asked, ranges=ranges or {})
+    return quantizer.quantize(network, decisions, images, folder)

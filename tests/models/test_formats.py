@@ -32,7 +32,7 @@ from resnet8ptq.models.sources import formats
 from tests.helpers import converted, probe
 from tests.helpers.configs import make_config
 from tests.helpers.converted import record_of
-from tests.helpers.factories import quantizer_of
+from tests.helpers.factories import quantize_network, quantizer_of
 from tests.helpers.torch_archives import forge
 
 SAMPLES = np.random.default_rng(0).normal(size=(12, 8, 6, 3)).astype(np.float32)
@@ -257,7 +257,9 @@ def test_tflite_takes_a_saved_model_and_files_of_its_own(kept, tmp_path, name, o
     found = record_of(kept, name)
     network = Fp32Model("own", kept / name, "", kept / "none", True, found)
     quantizer = quantizer_of(make_config("backend=tflite", *overrides))
-    artifact = quantizer.quantize(network, Split(samples, np.zeros(40, np.int64), ""), tmp_path)
+    artifact = quantize_network(
+        quantizer, network, Split(samples, np.zeros(40, np.int64), ""), tmp_path
+    )
     told = capfd.readouterr().err
     assert "@defun" not in told and "trackable_obj" not in told
     onnx_path = kept / f"{name}.converted" / conversion.FOLDED
@@ -276,7 +278,7 @@ def test_a_float_tflite_file_is_not_quantized_again(kept, tmp_path):
     with pytest.raises(
         UnsupportedError, match=r"got float\.tflite, expected a Keras file or a Saved"
     ):
-        quantizer.quantize(network, split, tmp_path)
+        quantize_network(quantizer, network, split, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from resnet8ptq.models.normalization import write_paddings
 from tests.helpers import converted
 from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of
 from tests.helpers.onnx_networks import DENSE, FILTERS, IMAGES, RANDOM, build
 
 Take = Callable[..., conversion.Conversion]
@@ -546,7 +546,7 @@ def test_quantizes_like_the_keras_file_it_came_from(
         folder = tmp_path / str(index)
         folder.mkdir()
         quantizer = quantizer_of(config)
-        artifact = quantizer.quantize(network, calibration, folder)
+        artifact = quantize_network(quantizer, network, calibration, folder)
         assert artifact.quantized_layers == 10
         found.append(quantizer.load(artifact.path, THREADS).predict(batch)[0])
     assert np.array_equal(*found)

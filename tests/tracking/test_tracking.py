@@ -31,7 +31,7 @@ from resnet8ptq.tracking.store import Store, find_store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 from tests.helpers import forked
 from tests.helpers.configs import compose_whole, make_config
-from tests.helpers.factories import THREADS, quantizer_of
+from tests.helpers.factories import THREADS, quantize_network, quantizer_of
 from tests.helpers.stores import new_store
 
 URI_WITH_PASSWORD = "http://user:hunter2@127.0.0.1:9"
@@ -461,7 +461,9 @@ def test_data_sets_are_logged_with_digests(store, folder, shapes):
 @pytest.mark.slow
 def test_logged_onnx_model_loads_back(store, folder, shapes, shapes_model):
     quantizer = quantizer_of(make_config("data=shapes"))
-    artifact = quantizer.quantize(shapes_model, draw_calibration(shapes, 5, 42).split, folder)
+    artifact = quantize_network(
+        quantizer, shapes_model, draw_calibration(shapes, 5, 42).split, folder
+    )
     with start_run(store, "name", {}, folder) as run:
         np.savez(folder / "example.npz", inputs=shapes.test.inputs(slice(1)))
         run.log_model(artifact.path, {"probabilities": [10]})

@@ -26,8 +26,7 @@ from resnet8ptq.backends.torch.preparation import prepare
 from resnet8ptq.backends.torch.torchscript import Example
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
-from resnet8ptq.calibration.statistics import Range, Ranges
-from resnet8ptq.config.schema import QuantizationConfig
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
@@ -35,6 +34,7 @@ from resnet8ptq.graph.layers import find_stacks
 from resnet8ptq.graph.torch_module import infer, load_torch_module
 from resnet8ptq.graph.torch_recurrent import KINDS
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection
 
@@ -61,13 +61,13 @@ class ExecutorchQuantizer(Quantizer):
     runs_torch: ClassVar[bool] = True
     level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
 
-    def resolve(self) -> Resolved:
+    def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return weight and activation dtype; raise `UnsupportedError` without ExecuTorch."""
         config = self.config
         lowering.check_installed()
         if config.dtype.name == "fp32":
             return Resolved()
-        if Plan.of(config.precision, WeightScheme.of(config)).is_narrow:
+        if Plan.of(decisions or self.asked, WeightScheme.of(config)).is_narrow:
             raise UnsupportedError(f"weights below 8 bits: {_KERNELS}")
         refuse_others(config, _TAKES)
         return Resolved(
@@ -79,17 +79,17 @@ class ExecutorchQuantizer(Quantizer):
             file_format="ExecuTorch",
         )
 
-    def fit(self, model: Fp32Model) -> QuantizationConfig:
-        """Return the settings; raise `UnsupportedError` for recurrent layers."""
+    def fit(self, model: Fp32Model) -> dict[str, object]:
+        """Raise `UnsupportedError` for recurrent layers."""
         if any(node.op_type in KINDS for node in onnx.load(model.onnx_path).graph.node):
             raise UnsupportedError(
                 "backend=executorch: a recurrent layer: ExecuTorch lowers each of its steps, which "
                 "takes minutes for 40 of them; try backend=torch"
             )
-        return self.config
+        return {}
 
     def quantize(
-        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
+        self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
         """Quantize with PT2E, lower to XNNPACK and save; count the 8-bit layers."""
         config, path = self.config, folder / MODEL_FILE
@@ -97,11 +97,12 @@ class ExecutorchQuantizer(Quantizer):
         chosen: dict[str, Range] = {}
         if config.dtype.name != "fp32":
             proto = onnx.load(model.onnx_path)
-            skipped = prepare(module, proto, Selection.of(config))
+            skipped = prepare(module, proto, Selection.of(config, decisions))
             if config.per_channel:  # XNNPACK lacks their kernel
                 skipped += find_stacks(proto.graph)
-            settings = config.calib, self.runtime, ranges or {}
-            activations = Activations(model.onnx_path, calibration, *settings)
+            activations = Activations(
+                model.onnx_path, calibration, config.calib, self.runtime, decisions.ranges
+            )
             schemes = (
                 WeightScheme.of(config),
                 WeightScheme("int8", symmetric=bool(config.symmetric.activations)),

@@ -28,8 +28,7 @@ from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.file.options import FileConfig
 from resnet8ptq.backends.file.reading import Admitted, find_suffix
 from resnet8ptq.backends.onnx import checking
-from resnet8ptq.calibration.statistics import Ranges
-from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig
+from resnet8ptq.config.schema import CORRECTIONS
 from resnet8ptq.core import files
 from resnet8ptq.core.descriptor import find_readers
 from resnet8ptq.core.errors import UnsupportedError
@@ -37,6 +36,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources.formats import is_tflites
+from resnet8ptq.precision.decisions import Decisions
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class FileQuantizer(Quantizer):
         """Return whether FP32 runs in torch, or in ExecuTorch, whose files torch exports."""
         return (self._options.fp32 or self._engine) in ("torch", "executorch")
 
-    def resolve(self) -> Resolved:
+    def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return the dtypes of the file."""
         refuse_others(self.config, _TAKES)
         contents = self._admitted.contents
@@ -77,7 +77,7 @@ class FileQuantizer(Quantizer):
             engine="openvino" if self._engine == "openvino" else None,
         )
 
-    def fit(self, model: Fp32Model) -> QuantizationConfig:
+    def fit(self, model: Fp32Model) -> dict[str, object]:
         """Match inputs and outputs, and find the framework of FP32; see `contract.Quantizer`."""
         options, contents = self._options, self._admitted.contents
         contract, path = model.contract, self._path
@@ -91,10 +91,10 @@ class FileQuantizer(Quantizer):
             method = "dynamic"
         elif contents.execution.startswith("weights only"):
             method = "weight_only"
-        return replace(self.config, backend=backend, method=method)
+        return {"backend": backend, "method": method}
 
     def quantize(
-        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
+        self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
         """Copy the file as a single file; see `contract.Quantizer`."""
         self.resolve()

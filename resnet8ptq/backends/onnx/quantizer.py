@@ -5,7 +5,6 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -40,9 +39,9 @@ from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
-from resnet8ptq.calibration.statistics import Range, Ranges
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.limits import FLOAT_BITS
-from resnet8ptq.config.schema import DTYPES, QuantizationConfig
+from resnet8ptq.config.schema import DTYPES
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
@@ -58,6 +57,7 @@ from resnet8ptq.graph.layers import (
 )
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 
@@ -91,7 +91,7 @@ class OnnxQuantizer(Quantizer):
         """Return none for format=qoperator: QLinearAveragePool has a scale for its output."""
         return () if self.config.format == "qoperator" else ("AveragePool",)
 
-    def resolve(self) -> Resolved:
+    def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return dtypes, schemes and the format; check kernels that may be missing."""
         config = self.config
         if config.dtype.name == "fp32":
@@ -103,7 +103,7 @@ class OnnxQuantizer(Quantizer):
         dtype, symmetric = DTYPES[config.dtype.name][0], config.symmetric.activations
         # `fit` replaces `auto`, which depends on the network.
         file_format = {"qdq": "QDQ", "qoperator": "QOperator"}.get(config.format or "qdq")
-        plan = Plan.of(config.precision, weights)
+        plan = Plan.of(decisions or self.asked, weights)
         if plan.is_narrow:
             refuse_others(config, _NARROW_TAKES)
         if wide := dtype == "uint16":
@@ -125,35 +125,45 @@ class OnnxQuantizer(Quantizer):
             file_format=file_format,
         )
 
-    def fit(self, model: Fp32Model) -> QuantizationConfig:
+    def fit(self, model: Fp32Model) -> dict[str, object]:
         """Choose the format if it is `auto`; see `contract.Quantizer`.
 
         With method=weight_only, `op_types` is set to the operators that the method supports.
         """
         config = self.config
         if config.dtype.name == "fp32" or config.method == "dynamic":
-            return config
+            return {}
         graph = onnx.load(model.onnx_path).graph
         skipped = find_float_nodes(graph, Selection.of(config))
         if config.method == "weight_only":
             operators = weight_only.find_operators(config)
             others = [node.name for node in graph.node if node.op_type not in operators]
             weight_only.check(graph, [*skipped, *others], config)
-            return replace(config, op_types=operators)
+            return {"op_types": operators}
         if config.float_output:
             rewriting.find_output_nodes(graph)
         if config.format == "auto":
-            why = self._why_qdq(graph, skipped)
-            log.info("format=auto: %s", f"qdq ({why})" if why else "qoperator")
-            return replace(config, format="qdq" if why else "qoperator")
+            return {"format": self._choose_format(graph, self.asked, skipped)}
         if config.float_output and config.format == "qoperator":
             rewriting.check_float_output(graph, skipped)
-        return config
+        return {}
 
-    def _why_qdq(self, graph: onnx.GraphProto, skipped: Collection[str]) -> str:
-        """Return the reason against the smaller format=qoperator; empty if it is possible."""
-        plan = Plan.of(self.config.precision, WeightScheme.of(self.config))
-        if plan.is_narrow:
+    def _choose_format(
+        self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
+    ) -> str:
+        """Return the format; for `auto`, the smaller qoperator if it is possible."""
+        asked = self.config.format or "qdq"
+        if asked != "auto" or self.config.method == "dynamic":
+            return asked
+        why = self._why_qdq(graph, decisions, skipped)
+        log.info("format=auto: %s", f"qdq ({why})" if why else "qoperator")
+        return "qdq" if why else "qoperator"
+
+    def _why_qdq(
+        self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
+    ) -> str:
+        """Return the reason against format=qoperator; empty if it is possible."""
+        if self._plan(decisions).is_narrow:
             return "weights are below 8 bits"
         if self.config.dtype.name == "w8a16":
             return "activations have 16 bits"
@@ -170,11 +180,9 @@ class OnnxQuantizer(Quantizer):
         return ""
 
     def quantize(
-        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
+        self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
         """Quantize with ONNX Runtime, then rewrite the file where ONNX Runtime lacks an option."""
-        if self.config.format == "auto" and (fitted := self.fit(model)) is not self.config:
-            return OnnxQuantizer(fitted, self.runtime).quantize(model, calibration, folder, ranges)
         path, config = folder / MODEL_FILE, self.config
         calibrated: dict[str, Range] = {}
         details: dict[str, str] = {}
@@ -183,10 +191,11 @@ class OnnxQuantizer(Quantizer):
                 shutil.copyfile(model.onnx_path, temporary)
                 return Artifact(path)
             proto = onnx.load(model.onnx_path)
-            skipped = find_float_nodes(proto.graph, Selection.of(config))
-            tables = self._find_tables(proto.graph, skipped)
+            skipped = find_float_nodes(proto.graph, Selection.of(config, decisions))
+            file_format = self._choose_format(proto.graph, decisions, skipped)
+            tables = self._find_tables(proto.graph, decisions, skipped)
             skipped += tables
-            narrow = self._find_narrow(proto.graph, skipped)
+            narrow = self._find_narrow(proto.graph, decisions, skipped)
             # ONNX Runtime writes files next to its input, which must not be in the cache.
             source = Path(scratch, model.onnx_path.name)
             least = min((scheme.bits for scheme in narrow.values()), default=8)
@@ -198,12 +207,14 @@ class OnnxQuantizer(Quantizer):
                 weight_only.quantize(source, temporary, skipped, config)
                 details = weight_only.describe_left(proto.graph, skipped, config)
             else:
-                settings = config.calib, self.runtime, ranges or {}
-                activations = Activations(model.onnx_path, calibration, *settings)
-                paths = source, temporary
-                calibrated = self._quantize_static(*paths, proto.graph, skipped, activations)
+                activations = Activations(
+                    model.onnx_path, calibration, config.calib, self.runtime, decisions.ranges
+                )
+                calibrated = self._quantize_static(
+                    source, temporary, proto.graph, skipped, file_format, activations
+                )
             written = onnx.load(temporary)
-            count = self._rewrite(written, proto.graph, narrow, tables)
+            count = self._rewrite(written, proto.graph, narrow, tables, file_format)
             onnx.save(slim(written) if config.slim else written, temporary)
             if config.slim:
                 with errors_as(QuantizationError, "slim: the slimmed file is invalid"):
@@ -219,6 +230,7 @@ class OnnxQuantizer(Quantizer):
         network: onnx.GraphProto,
         narrow: dict[str, WeightScheme],
         tables: Sequence[str],
+        file_format: str,
     ) -> int:
         """Apply the other settings, in place; return the number of quantized layers."""
         rewriting.sort_nodes(written.graph)
@@ -227,7 +239,7 @@ class OnnxQuantizer(Quantizer):
         count = count_quantized_layers(written)
         if count == 0:
             stacks = self.config.per_channel and find_stacks(network)
-            if stacks and (self.config.method == "dynamic" or self.config.format == "qoperator"):
+            if stacks and (self.config.method == "dynamic" or file_format == "qoperator"):
                 raise UnsupportedError(
                     f"per_channel=true: the integer operators have no scales by channel for "
                     f"products of several matrices ({', '.join(stacks)[:100]}); try "
@@ -253,25 +265,29 @@ class OnnxQuantizer(Quantizer):
         open_file = partial(open_runner, path, threads)
         return params | checking.check(artifact.path.name, open_file, exact, calibration)
 
+    def _plan(self, decisions: Decisions) -> Plan:
+        return Plan.of(decisions, WeightScheme.of(self.config))
+
     def _find_narrow(
-        self, graph: onnx.GraphProto, skipped: Collection[str]
+        self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
     ) -> dict[str, WeightScheme]:
         """Return the schemes of layers below 8 bits; none with method=weight_only."""
         if self.config.method == "weight_only":
             return {}
         layers, products = weight_layers(graph), attention_products(graph)
-        plan = Plan.of(self.config.precision, WeightScheme.of(self.config))
-        schemes = plan.narrow(layers, products).items()
+        schemes = self._plan(decisions).narrow(layers, products).items()
         return {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
 
-    def _find_tables(self, graph: onnx.GraphProto, skipped: Collection[str]) -> list[str]:
+    def _find_tables(
+        self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
+    ) -> list[str]:
         """Return the nodes whose embedding tables are stored in 8 bits, with a scale for each row.
 
         With `method=weight_only` and `Gather` in `op_types`, the tables have 4 bits in blocks.
         """
         if self.config.method == "weight_only":
             in_blocks = "Gather" in weight_only.find_operators(self.config)
-            skipped = [n.name for n in graph.node] if in_blocks else self.config.nodes_to_exclude
+            skipped = [n.name for n in graph.node] if in_blocks else decisions.in_float
         return [node.name for node in find_tables(graph) if node.name not in skipped]
 
     def _find_unbounded(self, activations: Activations, skipped: Collection[str]) -> list[str]:
@@ -305,6 +321,7 @@ class OnnxQuantizer(Quantizer):
         path: Path,
         graph: onnx.GraphProto,
         skipped: Sequence[str],
+        file_format: str,
         activations: Activations,
     ) -> dict[str, Range]:
         """Quantize `source` into `path`; return the ranges around the quantized nodes."""
@@ -316,7 +333,7 @@ class OnnxQuantizer(Quantizer):
         left += [name for name in find_offset_clips(graph) if name not in left]
         ranges = activations.find_around(left)
         whole: dict[str, list[dict[str, str]]] = {}  # weights with one scale, and no other options
-        if config.per_channel and config.format == "qoperator":  # which takes no such option
+        if config.per_channel and file_format == "qoperator":  # which takes no such option
             left += [name for name in find_stacks(graph) if name not in left]
         elif config.per_channel:
             whole = self._find_unsplit(graph, left)
@@ -336,7 +353,7 @@ class OnnxQuantizer(Quantizer):
             quantize_static(
                 source,
                 path,
-                quant_format=FORMATS[config.format or "qdq"],
+                quant_format=FORMATS[file_format],
                 activation_type=inputs,
                 weight_type=weights,
                 per_channel=config.per_channel,

@@ -9,6 +9,7 @@ before the Concat. In s8, the next convolution then gets wrong zero points: YOLO
 """
 
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import onnx
@@ -26,12 +27,12 @@ from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.backends.openvino import checking, predictor, profiler
 from resnet8ptq.backends.openvino.library import library, read
 from resnet8ptq.backends.openvino.rewriting import rewrite
-from resnet8ptq.calibration.statistics import Ranges
-from resnet8ptq.config.schema import DtypeConfig, QuantizationConfig
+from resnet8ptq.config.schema import DtypeConfig
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.decisions import Decisions
 
 ENGINE = "openvino"
 
@@ -52,27 +53,27 @@ class OpenvinoQuantizer(Quantizer):
         """Return the average pools of QDQ files, see `contract.Quantizer`."""
         return self._writer.level_pools
 
-    def resolve(self) -> Resolved:
+    def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return dtypes and schemes of the QDQ file, with OpenVINO as the engine."""
         library()
         if self.config.dtype.name == "fp32":
             return Resolved(engine=ENGINE)
         refuse_others(self.config, WITH_ACTIVATIONS)
         refuse_others(self.config, _TAKES)
-        resolved = self._writer.resolve()
+        resolved = self._writer.resolve(decisions)
         if resolved.execution == "simulated":
             raise UnsupportedError(f"precision.plan: weights below 8 bits: {_FLOAT}")
         return replace(resolved, engine=ENGINE)
 
-    def fit(self, model: Fp32Model) -> QuantizationConfig:
+    def fit(self, model: Fp32Model) -> dict[str, object]:
         """Check that OpenVINO supports all operators; see `contract.Quantizer`."""
         with errors_as(UnsupportedError, "backend=openvino: OpenVINO cannot read the network"):
             read(model.onnx_path)
         self._writer.fit(model)
-        return self.config
+        return {}
 
     def quantize(
-        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
+        self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
         """Write the QDQ file; see `contract.Quantizer`.
 
@@ -80,7 +81,7 @@ class OpenvinoQuantizer(Quantizer):
             UnsupportedError: OpenVINO cannot compile the file, or computes every layer in float.
             QuantizationError: OpenVINO crashes.
         """
-        artifact = self._writer.quantize(model, calibration, folder, ranges)
+        artifact = self._writer.quantize(model, decisions, calibration, folder)
         if self.config.dtype.name == "fp32":
             return artifact
         proto = onnx.load(artifact.path)
@@ -102,7 +103,7 @@ class OpenvinoQuantizer(Quantizer):
             )
         return artifact
 
-    @property
+    @cached_property
     def _writer(self) -> OnnxQuantizer:
         config = self.config
         if config.dtype.name == "int8":

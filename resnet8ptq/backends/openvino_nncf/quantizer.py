@@ -30,8 +30,7 @@ from resnet8ptq.backends.openvino import archive, checking, predictor, profiler
 from resnet8ptq.backends.openvino.library import library, read
 from resnet8ptq.backends.openvino.quantizer import ENGINE, OpenvinoQuantizer
 from resnet8ptq.backends.openvino_nncf.options import NncfConfig
-from resnet8ptq.calibration.statistics import Ranges
-from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig
+from resnet8ptq.config.schema import CORRECTIONS
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.core.records import feed
@@ -39,6 +38,7 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.data.lazy import LazyImages, in_parts
 from resnet8ptq.graph.attention import find_attention
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.decisions import Decisions
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class NncfQuantizer(Quantizer):
 
     widths: ClassVar[tuple[int, ...]] = (8,)
 
-    def resolve(self) -> Resolved:
+    def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return the dtypes of OpenVINO's integer kernels."""
         library()
         if self.config.dtype.name == "fp32":
@@ -100,7 +100,7 @@ class NncfQuantizer(Quantizer):
             engine=ENGINE,
         )
 
-    def fit(self, model: Fp32Model) -> QuantizationConfig:
+    def fit(self, model: Fp32Model) -> dict[str, object]:
         """Check that OpenVINO supports all operators; see `contract.Quantizer`.
 
         Warn if NNCF would quantize a transformer as a network of convolutions: its normalizations
@@ -118,10 +118,10 @@ class NncfQuantizer(Quantizer):
                 "backend.model_type: got null for a network with attention, whose outliers NNCF "
                 "then rounds; try backend.model_type=transformer"
             )
-        return self.config
+        return {}
 
     def quantize(
-        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
+        self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
         """Write NNCF's network; see `contract.Quantizer`.
 
@@ -131,7 +131,7 @@ class NncfQuantizer(Quantizer):
         self.resolve()
         if self.config.dtype.name == "fp32":
             float_file = OpenvinoQuantizer(self.config, self.runtime)
-            return float_file.quantize(model, calibration, folder, ranges)
+            return float_file.quantize(model, decisions, calibration, folder)
         crashed = QuantizationError(f"{model.onnx_path}: quantizing it crashed NNCF")
         settings = self._options, self.config.per_channel, self.config.reduce_range
         with tempfile.TemporaryDirectory() as scratch:

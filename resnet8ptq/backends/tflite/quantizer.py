@@ -48,14 +48,15 @@ from resnet8ptq.backends.tflite import (
 from resnet8ptq.backends.tflite.options import TfliteConfig
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
-from resnet8ptq.calibration.statistics import Range, Ranges
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.limits import FLOAT_BITS
-from resnet8ptq.config.schema import CORRECTIONS, QuantizationConfig
+from resnet8ptq.config.schema import CORRECTIONS
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources.formats import is_tflites
+from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 
@@ -122,15 +123,17 @@ class TfliteQuantizer(Quantizer):
         """Return the weight bits that the flow supports."""
         return (8, FLOAT_BITS) if self._flow == "onnx2tf" else (4, 8)
 
-    def resolve(self) -> Resolved:
+    def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return weight and activation dtype and the format."""
         if self.config.dtype.name == "fp32":
             return Resolved()
+        decisions = decisions or self.asked
+        plan = self._plan(decisions)
         refuse_others(self.config, _TAKES[self._flow])
         if self._flow == "onnx2tf":
-            if self._plan.is_narrow:
+            if plan.is_narrow:
                 raise UnsupportedError(f"precision.plan: {_ONNX2TF} takes 8 or {FLOAT_BITS} bits")
-        elif Selection.of(self.config).float_layers:
+        elif Selection.of(self.config, decisions).float_layers:
             raise UnsupportedError(f"precision.plan: got {FLOAT_BITS} bits; {_OPERATORS}")
         if self._options.integer_io and self.config.method == "dynamic":
             raise UnsupportedError("backend.integer_io=true: method=dynamic takes floats only")
@@ -139,7 +142,7 @@ class TfliteQuantizer(Quantizer):
         if self._is_wide:
             refuse_others(self.config, _WIDE_TAKES[self._flow])
         return Resolved(
-            weight_dtype=self._plan.describe(),
+            weight_dtype=plan.describe(),
             # with method=dynamic, at inference
             activation_dtype="int16" if self._is_wide else "int8",
             activation_bits=16 if self._is_wide else None,
@@ -147,7 +150,7 @@ class TfliteQuantizer(Quantizer):
             file_format="TFLite",
         )
 
-    def fit(self, model: Fp32Model) -> QuantizationConfig:
+    def fit(self, model: Fp32Model) -> dict[str, object]:
         """Check that the converter supports the network's file; see `contract.Quantizer`."""
         if not model.fold:
             raise UnsupportedError(
@@ -168,10 +171,10 @@ class TfliteQuantizer(Quantizer):
             )
         if self._flow == "onnx2tf":
             onnx_converter.check(model)
-        return self.config
+        return {}
 
     def quantize(
-        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
+        self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
         """Convert the network, in a separate process.
 
@@ -180,17 +183,17 @@ class TfliteQuantizer(Quantizer):
                 `per_channel`.
             ConfigError: `precision.plan` names an unknown layer.
         """
-        self.resolve()
+        self.resolve(decisions)
         path = folder / MODEL_FILE
         self.fit(model)
         if self.config.dtype.name == "fp32":
             content, artifact = self._make_float(model, calibration), Artifact(path)
         elif self._flow == "onnx2tf":
-            content, used = self._quantize_converted(model, calibration, ranges or {})
+            content, used = self._quantize_converted(model, decisions, calibration)
             artifact = replace(self._read(content, path), ranges=used)
         else:
             content = self._convert(model.source, calibration)
-            content = self._rewrite(content, model, calibration, ranges)
+            content = self._rewrite(content, model, decisions, calibration)
             artifact = self._read(content, path)
         if self.config.slim and self.config.dtype.name != "fp32":
             slimmed, threads = slim.slim(content), self.runtime.threads
@@ -241,9 +244,8 @@ class TfliteQuantizer(Quantizer):
     def _options(self) -> TfliteConfig:
         return options_of(self.config, TfliteConfig)
 
-    @property
-    def _plan(self) -> Plan:
-        return Plan.of(self.config.precision, WeightScheme.of(self.config))
+    def _plan(self, decisions: Decisions) -> Plan:
+        return Plan.of(decisions, WeightScheme.of(self.config))
 
     @property
     def _flow(self) -> str:
@@ -257,17 +259,17 @@ class TfliteQuantizer(Quantizer):
         return self._convert(model.source, samples)
 
     def _quantize_converted(
-        self, model: Fp32Model, calibration: Split, preset: Ranges
+        self, model: Fp32Model, decisions: Decisions, calibration: Split
     ) -> tuple[bytes, dict[str, Range]]:
         """Return the converted network, quantized, and the ranges by ONNX tensor name."""
-        config, network = self.config, model.onnx_path
+        config, network, preset = self.config, model.onnx_path, decisions.ranges
         content = onnx_converter.convert(model, calibration, self.runtime)
         count = min(correspondence.SAMPLES, len(calibration))
         some = np.concatenate([*calibration.take(np.arange(count)).batches(count)])
         by_index = correspondence.find(content, network, some)
         graph, file = onnx.load(network).graph, contents.read(content)
         rewriting.pools_to_means(file)
-        skipped = find_float_nodes(graph, Selection.of(config))
+        skipped = find_float_nodes(graph, Selection.of(config, decisions))
         operators = edge_quantizer.find_quantized(file, by_index, graph, skipped)
         around = edge_quantizer.tensors_around(file, operators)
         names = {  # the last of equal tensors lies behind a fused activation
@@ -298,17 +300,19 @@ class TfliteQuantizer(Quantizer):
         return isolation.call(converter.convert, source, samples, *settings, crashed=crashed)
 
     def _rewrite(
-        self, content: bytes, model: Fp32Model, calibration: Split, ranges: Ranges | None
+        self, content: bytes, model: Fp32Model, decisions: Decisions, calibration: Split
     ) -> bytes:
         """Write changed weights and ranges into the converter's file, if there are any."""
-        config, plan = self.config, self._plan
+        config, plan = self.config, self._plan(decisions)
         if config.method == "dynamic":
             return content
-        changed = ranges is not None or config.calib.name != "minmax" or model.uncorrected
+        changed = decisions.ranges or config.calib.name != "minmax" or model.uncorrected
         if not (changed or plan.is_narrow or plan.bits):
             return content
         network = model.onnx_path
-        activations = Activations(network, calibration, config.calib, self.runtime, ranges or {})
+        activations = Activations(
+            network, calibration, config.calib, self.runtime, decisions.ranges
+        )
         fp32, corrected = (onnx.load(p).graph for p in (model.uncorrected or network, network))
         return rewriting.rewrite(content, fp32, corrected, plan, activations.find_around([]))
 

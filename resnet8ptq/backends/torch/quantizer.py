@@ -29,13 +29,14 @@ from resnet8ptq.backends.torch import dynamic, fx, profiler, torchscript
 from resnet8ptq.backends.torch.options import TorchConfig
 from resnet8ptq.backends.torch.preparation import prepare
 from resnet8ptq.calibration.activations import Activations
-from resnet8ptq.calibration.statistics import Range, Ranges
+from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import DTYPES
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan, Selection
 
@@ -59,13 +60,13 @@ class TorchQuantizer(Quantizer):
     runs_torch: ClassVar[bool] = True
     level_pools: ClassVar[tuple[str, ...]] = ("AveragePool", "GlobalAveragePool")
 
-    def resolve(self) -> Resolved:
+    def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return weight and activation dtype, engine, and which of the two takes 7 bits."""
         config, fx_flow = self.config, self._options.flow == "fx"
         refuse_others(config, _TAKES if fx_flow else {**_TAKES, **_FX_ONLY})
         if config.dtype.name == "fp32":
             return Resolved()
-        if Plan.of(config.precision, WeightScheme.of(config)).is_narrow:
+        if Plan.of(decisions or self.asked, WeightScheme.of(config)).is_narrow:
             raise UnsupportedError("weights below 8 bits: torch's quantized kernels take 8")
         method, file = self._flow
         if fx_flow:
@@ -86,7 +87,7 @@ class TorchQuantizer(Quantizer):
         )
 
     def quantize(
-        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
+        self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
         """Quantize by the flow that `backend.flow` and `method` name, and save.
 
@@ -102,15 +103,16 @@ class TorchQuantizer(Quantizer):
             file.save(module, example, path, options.freeze)
             return Artifact(path)
         proto = onnx.load(model.onnx_path)
-        skipped = prepare(module, proto, Selection.of(config))
+        skipped = prepare(module, proto, Selection.of(config, decisions))
         chosen: dict[str, Range] = {}
         details: dict[str, str] = {}
         if config.method == "dynamic":
             module, layers = dynamic.quantize(module, skipped, config, self._weights)
             details["dynamic_layers"] = ", ".join(layers)
         else:
-            settings = config.calib, self.runtime, ranges or {}
-            activations = Activations(model.onnx_path, calibration, *settings)
+            activations = Activations(
+                model.onnx_path, calibration, config.calib, self.runtime, decisions.ranges
+            )
             module, chosen = method.quantize(
                 module, proto.graph, skipped, activations, config, self._weights, self._activations
             )

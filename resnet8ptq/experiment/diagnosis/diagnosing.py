@@ -51,8 +51,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     if config.format in ("qoperator", "auto"):
         notes.append("diagnosed in format=qdq: format=qoperator hides what is between its layers")
     # A slim file has lost the names of its tensors.
-    config = replace(config, format="qdq", slim=False)
-    settings = settings.vary(config)
+    settings = settings.vary(format="qdq", slim=False)
+    config = settings.config
     evaluator, samples = open_subject(settings, run)
     with tempfile.TemporaryDirectory() as scratch:
         work = Workspace(settings, evaluator, samples, Path(scratch), Path(scratch), run)
@@ -125,8 +125,8 @@ class _Variants:
         """Quantize; return the artifact and the network before quantization."""
         folder = Path(tempfile.mkdtemp(dir=self.work.scratch))
         work = replace(self.work, settings=self.work.settings.vary(config), samples=samples)
-        decisions = preparation.prepare(work)
-        return work.quantize(decisions, folder), decisions.network
+        prepared = preparation.prepare(work)
+        return work.quantize(prepared, folder), prepared.network
 
     def find_outliers(self, config: RunConfig, network: Fp32Model) -> list[Outliers]:
         """Return the calibration samples that stand out in an input, else in another tensor."""

@@ -9,7 +9,7 @@ import math
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +32,9 @@ from resnet8ptq.experiment.layers.exclusion_search import (
     select,
     to_csv,
 )
-from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import try_choice
-from resnet8ptq.experiment.workspace import Decisions, Step, Workspace
-from resnet8ptq.precision.plan import Selection, find_float_nodes, find_quantized_layers
+from resnet8ptq.experiment.workspace import Prepared, Step, Workspace
+from resnet8ptq.precision.plan import find_float_nodes, find_quantized_layers
 from resnet8ptq.tasks.comparison import Scores
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tasks.task import Task
@@ -102,7 +101,7 @@ class Exclusion:
         )
 
 
-def choose(work: Workspace, decisions: Decisions, correct: Step | None = None) -> Exclusion:
+def choose(work: Workspace, prepared: Prepared, correct: Step | None = None) -> Exclusion:
     """Leave the noisiest layers in float until the drop is within `max_drop`.
 
     The tuning samples decide. Writes `exclusion.csv` into the run's folder, even if the search
@@ -110,17 +109,16 @@ def choose(work: Workspace, decisions: Decisions, correct: Step | None = None) -
 
     Args:
         correct: corrects the network again for each trial, except its layers in float; None: every
-            trial takes the network of `decisions`.
+            trial takes the network of `prepared`.
     """
     start = time.perf_counter()
-    decisions = replace(decisions, in_float=())
-    config, task = work.decided(decisions).config, work.evaluator.task
+    config, task = work.config, work.evaluator.task
     work = replace(work, samples=replace(work.samples, tuning=shuffle(work.samples.held_out)))
     fp32 = work.evaluator.reference(config, work.samples.held_out)
     warn_of_perfection(task, fp32)
     level = LEVEL if can_show(task, fp32, config.max_drop, LEVEL) else None
     with tempfile.TemporaryDirectory() as scratch:
-        variants = _Variants(replace(work, scratch=Path(scratch)), decisions, level, correct)
+        variants = _Variants(replace(work, scratch=Path(scratch)), prepared, level, correct)
         trials = Trials(variants.measure)
         deadline = work.settings.runtime.deadline
         try:
@@ -170,72 +168,68 @@ class _Variants:
 
     Attributes:
         work: the run; `scratch` has the files.
-        decisions: the decisions with all layers quantized.
+        prepared: the network with the decisions for it, all layers quantized.
         level: level of the test that accepts a variant; None: the measured drop decides.
         correct: see `choose`.
     """
 
     work: Workspace
-    decisions: Decisions
+    prepared: Prepared
     level: float | None
     correct: Step | None
 
     def measure(self, nodes: tuple[str, ...]) -> Trial:
         """Quantize with these nodes in float, and compare with FP32."""
         work = replace(self.work, scratch=self._make_folder())
-        decisions = replace(self.decisions, in_float=nodes)
+        prepared = self.prepared.decide(in_float=nodes)
         if self.correct and nodes:
-            decisions = replace(decisions, network=self.correct(work, decisions).network)
-        quantized, settings = work.quantize(decisions, work.scratch), work.decided(decisions)
+            prepared = replace(prepared, network=self.correct(work, prepared).network)
+        quantized = work.quantize(prepared, work.scratch)
         tried = try_choice(
-            *(work.evaluator, settings.config, quantized.path, work.samples.held_out),
-            *(settings.config.max_drop, self.level),
+            *(work.evaluator, work.config, quantized.path, work.samples.held_out),
+            *(work.config.max_drop, self.level),
         )
         size, path = quantized.size_bytes, quantized.path
         return Trial(nodes, tried.value, tried.drop, size, path, tried.p, tried.samples)
 
     def rank(self) -> Groups:
         """Return the nodes in groups, the noisiest first; never all layers."""
-        config = self._settings.config
-        groups = self._by_noise() if config.method in _STATIC else self._by_layer()
-        graph = onnx.load(self.decisions.network.onnx_path).graph
-        layers = {n.name for n in find_quantized_layers(graph, Selection.of(config)).values()}
+        groups = self._by_noise() if self.work.config.method in _STATIC else self._by_layer()
+        graph = onnx.load(self.prepared.network.onnx_path).graph
+        selection = self.work.select(self.prepared.decisions)
+        layers = {node.name for node in find_quantized_layers(graph, selection).values()}
         return [g for k, g in enumerate(groups) if not layers <= set(join(groups[: k + 1]))]
 
     def _by_noise(self) -> Groups:
         """Rank by the noise of each tensor in a QDQ file of ONNX Runtime, for any backend."""
-        config = self._settings.config
+        config, decisions = self.work.config, self.prepared.decisions
         if config.backend.name != NOISE_FROM:
             calib = find_method(config.calib.name).choose and config.calib
             calib = calib or replace(config.calib, name="minmax")
             config = replace(config, backend=BackendConfig(NOISE_FROM), calib=calib)
-        varied = self._settings.vary(replace(config, format="qdq", slim=False))
+        varied = self.work.settings.vary(config, format="qdq", slim=False)
         in_onnx = replace(self.work, settings=varied)
-        quantized = in_onnx.quantize(self.decisions, self._make_folder())
-        fp32, in_qdq = onnx.load(self.decisions.network.onnx_path), onnx.load(quantized.path)
-        in_float = find_float_nodes(fp32.graph, Selection.of(config))
+        quantized = in_onnx.quantize(self.prepared, self._make_folder())
+        fp32, in_qdq = onnx.load(self.prepared.network.onnx_path), onnx.load(quantized.path)
+        in_float = find_float_nodes(fp32.graph, in_onnx.select(decisions))
         threads, held_out = varied.runtime.threads, self.work.samples.held_out
         return [source.nodes for source in noise.rank(fp32, in_qdq, in_float, held_out, threads)]
 
     def _by_layer(self) -> Groups:
         """Rank the layers by the SQNR of the logits with one layer quantized."""
-        layers = sensitivity.Layers(self.work, self.decisions)
+        layers = sensitivity.Layers(self.work, self.prepared)
         return [[layer.node] for layer in layers.rank()]
 
     def time(self, exclusion: Exclusion) -> float | None:
         """Return `excluded_ms`; None if the artifact only simulates integer kernels."""
-        quantizer = self._settings.quantizer
-        if quantizer.resolve().execution == "simulated":
+        quantizer = self.work.settings.quantizer
+        if quantizer.resolve(self.prepared.decisions).execution == "simulated":
             return None
-        timing = replace(self._settings.config.latency, batch_size=1, batch_repeats=1)
+        timing = replace(self.work.config.latency, batch_size=1, batch_repeats=1)
         paths = (exclusion.chosen.path, exclusion.steps[0].path)
         loads = [partial(quantizer.load, path) for path in paths]
         chosen, whole = latency.measure(loads, self.work.samples.held_out, timing)
         return float(np.median(chosen.single_ms) - np.median(whole.single_ms))
-
-    @cached_property
-    def _settings(self) -> Settings:
-        return self.work.decided(self.decisions)
 
     def _make_folder(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self.work.scratch))

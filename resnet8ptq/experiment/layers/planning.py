@@ -16,12 +16,12 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.sampling import shuffle
 from resnet8ptq.experiment.layers import bits_search, exclusion
 from resnet8ptq.experiment.stopping import try_choice
-from resnet8ptq.experiment.workspace import Decisions, Step, Workspace
+from resnet8ptq.experiment.workspace import Prepared, Step, Workspace
 
 log = logging.getLogger(__name__)
 
 
-def choose_bits(work: Workspace, decisions: Decisions, correct: Step) -> bits_search.TriedPlan:
+def choose_bits(work: Workspace, prepared: Prepared, correct: Step) -> bits_search.TriedPlan:
     """Choose the bits of each layer; write `plan.csv`, even if no plan fits.
 
     Args:
@@ -39,13 +39,13 @@ def choose_bits(work: Workspace, decisions: Decisions, correct: Step) -> bits_se
         if known := next((plan for plan in tried if plan.bits == bits), None):
             return known
         with tempfile.TemporaryDirectory() as scratch:
-            planned = replace(decisions, bits=bits)
+            planned = prepared.decide(bits=bits)
             tried.append(_try_plan(work, planned, correct, Path(scratch), level))
         return tried[-1]
 
     widths = work.settings.quantizer.widths
-    setting = work.setting(decisions, samples.held_out)
-    learned = _learn_narrow(work, decisions, [bits for bits in widths if bits < 8])
+    setting = work.setting(prepared.decisions, samples.held_out)
+    learned = _learn_narrow(work, prepared, [bits for bits in widths if bits < 8])
     options = bits_search.measure_options(work.fp32.onnx_path, setting, widths, learned)
     narrow = [option for option in options if option.bits != FLOAT_BITS]
     try:
@@ -88,24 +88,23 @@ def _choose_bits(
 
 
 def _try_plan(
-    work: Workspace, decisions: Decisions, correct: Step, scratch: Path, level: float | None
+    work: Workspace, prepared: Prepared, correct: Step, scratch: Path, level: float | None
 ) -> bits_search.TriedPlan:
     """Quantize by a plan; measure its drop on the tuning samples if `max_drop` is set."""
-    config = work.decided(decisions).config
-    assert isinstance(config.precision.plan, dict)
+    config, bits = work.config, prepared.decisions.bits or {}
     bounded = config.precision.max_bytes is not None
     if not bounded:
-        decisions = correct(work, decisions)
-    quantized = work.quantize(decisions, scratch)
-    plan, size = config.precision.plan, quantized.size_bytes
+        prepared = correct(work, prepared)
+    quantized = work.quantize(prepared, scratch)
+    size = quantized.size_bytes
     if bounded:
-        return bits_search.TriedPlan(plan, size)
+        return bits_search.TriedPlan(bits, size)
     limit = config.precision.max_drop or 0.0
     tried = try_choice(work.evaluator, config, quantized.path, work.samples.held_out, limit, level)
-    return bits_search.TriedPlan(plan, size, tried.drop, tried.p, tried.samples)
+    return bits_search.TriedPlan(bits, size, tried.drop, tried.p, tried.samples)
 
 
-def _learn_narrow(work: Workspace, decisions: Decisions, widths: list[int]) -> bits_search.Learned:
+def _learn_narrow(work: Workspace, prepared: Prepared, widths: list[int]) -> bits_search.Learned:
     """If rounding will be learned, learn it for each layer in each width."""
     config = work.config
     if not config.corrections.adaround:
@@ -114,7 +113,7 @@ def _learn_narrow(work: Workspace, decisions: Decisions, widths: list[int]) -> b
 
     return adaround.learn_apart(
         onnx.load(work.fp32.onnx_path),
-        work.setting(decisions, work.samples.calibrating.split),
+        work.setting(prepared.decisions, work.samples.calibrating.split),
         widths,
         max(1, config.corrections.adaround_iterations // 5),  # enough to rank the layers
         config.seed,

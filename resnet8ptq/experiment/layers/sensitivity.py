@@ -19,25 +19,27 @@ from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.subject import open_subject
-from resnet8ptq.experiment.workspace import Decisions, Workspace
+from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.graph.session import end_at_logits
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.precision.plan import Selection, find_quantized_layers, find_quantized_products
+from resnet8ptq.precision.plan import find_quantized_layers, find_quantized_products
 from resnet8ptq.tasks.outputs import LOGITS
+
+_NAMED = {"one_at_a_time": "nodes_to_quantize", "all_but_one": "nodes_to_exclude"}
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResult:
     """Quantize layer by layer, rank the layers, and print the table; see `running.run`."""
-    config = settings.config
+    config, mode = settings.config, settings.config.analysis.mode
     # A layer that the settings name must be one that the framework takes.
-    resolved = settings.vary(vary(config, "a layer")).quantizer.resolve()
+    resolved = settings.vary(**{_NAMED[mode]: ["a layer"]}).quantizer.resolve()
     evaluator, samples = open_subject(settings, run)
     if config.method == "weight_only":  # takes some of the layers only
         settings = fit_settings(settings, evaluator.network)
         config = settings.config
     with tempfile.TemporaryDirectory() as scratch:
         work = Workspace(settings, evaluator, samples, folder, Path(scratch), run)
-        result = Layers(work, Decisions(work.fp32, work.fp32)).analyse()
+        result = Layers(work, work.unprepared).analyse()
     params = {**resolved.to_params(), "sqnr_of": result.output, **samples.digests}
     result = replace(result, resolved=params)
 
@@ -47,13 +49,6 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
     sensitivity_table.write(folder, config, result)
     sensitivity_table.print_table(result, sensitivity_table.describe(config))
     return result
-
-
-def vary(config: RunConfig, node: str) -> RunConfig:
-    """Return the settings that quantize only this layer, or leave only this layer in float."""
-    if config.analysis.mode == "one_at_a_time":
-        return replace(config, nodes_to_quantize=[node])
-    return replace(config, nodes_to_exclude=[node])
 
 
 def cut_softmax(network: Fp32Model, path: Path) -> Fp32Model:
@@ -69,7 +64,7 @@ def cut_softmax(network: Fp32Model, path: Path) -> Fp32Model:
 class Layers:
     """Quantizes the layers of a network that ends at its logits, one by one."""
 
-    def __init__(self, work: Workspace, decisions: Decisions) -> None:
+    def __init__(self, work: Workspace, prepared: Prepared) -> None:
         """Cut the softmax from the FP32 network, and from the corrected one if different.
 
         Args:
@@ -77,16 +72,15 @@ class Layers:
                 samples are measured.
         """
         fp32 = cut_softmax(work.fp32, work.scratch / "fp32_logits.onnx")
-        same, corrected = decisions.network is work.fp32, work.scratch / "logits.onnx"
-        self.network = fp32 if same else cut_softmax(decisions.network, corrected)
+        same, corrected = prepared.network is work.fp32, work.scratch / "logits.onnx"
+        self.network = fp32 if same else cut_softmax(prepared.network, corrected)
         self.evaluator = replace(work.evaluator, network=fp32, cut=True)
-        self.settings = work.decided(decisions)
-        self.samples, self.scratch, self.ranges = work.samples, work.scratch, decisions.ranges
+        self.work, self.decisions = work, prepared.decisions
 
     @property
     def config(self) -> RunConfig:
-        """The settings with the decisions."""
-        return self.settings.config
+        """The settings of the run."""
+        return self.work.config
 
     @cached_property
     def nodes(self) -> dict[str, str]:
@@ -95,7 +89,7 @@ class Layers:
         They include attention's products. `+analysis=sensitivity` also quantizes those that
         `attention=weights` leaves in float.
         """
-        graph, selection = onnx.load(self.network.onnx_path).graph, Selection.of(self.config)
+        graph, selection = onnx.load(self.network.onnx_path).graph, self.work.select(self.decisions)
         wider, analysis = selection, self.config.analysis
         if analysis.name and analysis.mode == "one_at_a_time" and selection.attention == "weights":
             wider = replace(selection, attention="products")
@@ -107,17 +101,17 @@ class Layers:
     @cached_property
     def fp32_size_bytes(self) -> int:
         """Size of the FP32 artifact."""
-        return self.evaluator.baseline(self.config, self.samples.held_out).size_bytes
+        return self.evaluator.baseline(self.config, self.work.samples.held_out).size_bytes
 
     def analyse(self) -> SensitivityResult:
         """Rank the layers, and measure the network with all of them quantized."""
-        fp32 = self.evaluator.reference(self.config, self.samples.held_out)
+        fp32 = self.evaluator.reference(self.config, self.work.samples.held_out)
         return SensitivityResult(
             "ok",
             mode=self.config.analysis.mode,
             metric=self.evaluator.task.metric,
             layers=tuple(self.rank()),
-            whole=self._measure(self.config, "all_layers", ""),
+            whole=self._measure("all_layers"),
             output=self.evaluator.network.final,
             images=fp32.total,
             fp32_value=fp32.value,
@@ -127,20 +121,30 @@ class Layers:
     def rank(self) -> list[Layer]:
         """Quantize each layer alone, or all others; return the most sensitive first."""
         layers = [
-            self._measure(vary(self.config, node), name, node)
+            self._measure(name, node)
             for name, node in track(self.nodes.items(), "Quantizing layer by layer", "layers")
         ]
         left_out = self.config.analysis.mode == "all_but_one"
         return sorted(layers, key=lambda layer: layer.sqnr_db, reverse=left_out)
 
-    def _measure(self, config: RunConfig, name: str, node: str) -> Layer:
-        calibration, held_out = self.samples.calibrating.split, self.samples.held_out
-        with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
-            quantizer = self.settings.vary(config).quantizer
+    def _measure(self, name: str, node: str = "") -> Layer:
+        """Quantize with one layer alone, or left in float; without `node`, all of them."""
+        settings, decisions = self.work.settings, self.decisions
+        if node and self.config.analysis.mode == "one_at_a_time":
+            settings = settings.vary(nodes_to_quantize=[node])
+        elif node:
+            decisions = replace(decisions, in_float=[node])
+        samples = self.work.samples
+        with tempfile.TemporaryDirectory(dir=self.work.scratch) as folder:
             quantized = self.evaluator.quantize(
-                quantizer, self.network, calibration, Path(folder), self.ranges
+                settings.quantizer,
+                self.network,
+                decisions,
+                samples.calibrating.split,
+                Path(folder),
             )
-            comparison = self.evaluator.compare(config, quantized.path, held_out).comparison
+            compared = self.evaluator.compare(settings.config, quantized.path, samples.held_out)
+        comparison = compared.comparison
         sqnr_db = comparison.sqnr_db  # None: the outputs are equal
         return Layer(
             name=name,

@@ -43,7 +43,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
         plain = settings.vary(as_fp32(config))
         for variant, home in ((settings, folder), (plain, Path(scratch))):
             framework = variant.quantizer
-            path = framework.quantize(fp32, calibration.split, home).path
+            path = framework.quantize(fp32, framework.asked, calibration.split, home).path
             loads.append(partial(framework.load, path))
             profiles.append(partial(framework.profile, path))
         times = latency.measure(loads, timed, timing)

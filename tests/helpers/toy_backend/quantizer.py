@@ -15,24 +15,24 @@ from resnet8ptq.backends.contract import (
     options_of,
     refuse_others,
 )
-from resnet8ptq.calibration.statistics import Ranges
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.decisions import Decisions
 from tests.helpers.toy_backend.files import WORD, fetch, open_run
 from tests.helpers.toy_backend.options import ToyConfig
 
 
 class ToyQuantizer(Quantizer):
-    def resolve(self) -> Resolved:
+    def resolve(self, decisions: Decisions | None = None) -> Resolved:
         if self.config.dtype.name == "fp32":
             return Resolved()
         refuse_others(self.config, {"dtype.name": (["int8"], "toys have int8 weights")})
         return Resolved("int8", "float32", "simulated", 8, file_format="Toy")
 
     def quantize(
-        self, model: Fp32Model, calibration: Split, folder: Path, ranges: Ranges | None = None
+        self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
         proto, rounded = onnx.load(model.onnx_path), 0
         levels = options_of(self.config, ToyConfig).levels

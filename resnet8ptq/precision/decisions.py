@@ -1,0 +1,30 @@
+"""What a backend is told of one network, beside the settings: bits, layers in float, ranges."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from resnet8ptq.config.schema import QuantizationConfig
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The choices for one network, made before a backend quantizes it.
+
+    Attributes:
+        bits: bits of the weights by a layer's short name, `FLOAT_BITS` for float; all other layers
+            have the bits of the dtype. None: still to be chosen.
+        in_float: nodes that stay in float, by ONNX name.
+        ranges: activation ranges by ONNX tensor name, of a calibration table, of fine-tuning or of
+            a correction. They take precedence over calibration, which is skipped if they suffice.
+    """
+
+    bits: Mapping[str, int] | None = field(default_factory=dict)
+    in_float: Sequence[str] = ()
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: QuantizationConfig) -> "Decisions":
+        """Return the choices in the settings; `auto` is left to the steps of the preparation."""
+        plan, excluded = config.precision.plan, config.nodes_to_exclude
+        bits = None if plan == "auto" else (plan or {})
+        return cls(bits, () if excluded == "auto" else excluded)
