@@ -50,7 +50,6 @@ from resnet8ptq.graph.embeddings import find_tables, quantize_tables
 from resnet8ptq.graph.layers import (
     LAYERS,
     RECURRENT,
-    find_offset_clips,
     find_split_groups,
     find_stacks,
     weight_layers,
@@ -330,7 +329,8 @@ class OnnxQuantizer(Quantizer):
         if config.float_output:
             left += [name for name in rewriting.find_output_nodes(graph) if name not in left]
         left += self._find_unbounded(activations, left)
-        left += [name for name in find_offset_clips(graph) if name not in left]
+        kept = rewriting.find_not_fused(graph, config.format == "qoperator")
+        left += [name for name in kept if name not in left]
         ranges = activations.find_around(left)
         whole: dict[str, list[dict[str, str]]] = {}  # weights with one scale, and no other options
         if config.per_channel and file_format == "qoperator":  # which takes no such option

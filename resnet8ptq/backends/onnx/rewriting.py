@@ -17,7 +17,16 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
 from resnet8ptq.core.errors import UnsupportedError, errors_as
-from resnet8ptq.graph.layers import FUSED, LAYERS, channel_axis, find_tail, weight_layers
+from resnet8ptq.graph.layers import (
+    FUSED,
+    LAYERS,
+    MOVING,
+    channel_axis,
+    constant_pads,
+    find_offset_clips,
+    find_tail,
+    weight_layers,
+)
 from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.pruning import find_all, inputs_of, prune, remove_nodes
 from resnet8ptq.graph.qdq import AT_OUTPUT
@@ -28,6 +37,7 @@ from resnet8ptq.precision.grid import WeightScheme
 # Bits of a level in the file -> tensor type, and the first opset and IR version that have it.
 _TYPES = {4: (TensorProto.INT4, 21, 10), 2: (TensorProto.INT2, 25, 13)}
 _INTEGER = ("QGemm", "QLinearConv", "QLinearMatMul")
+_SAME_SCALE = (*MOVING, "Gather", "MaxPool", "Pad", "Resize", "Split")  # in QOperator format
 _ROUNDED = ("Conv", "ConvTranspose", "Gemm")  # on loading, see `protect_float_layers`
 _EIGHT_BITS = (
     "float_output with format=qoperator: the last layer becomes {}, which returns 8 bits; expected "
@@ -122,6 +132,28 @@ def restore_outputs(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
     """Give the outputs of a quantized graph their own names again; see `add_readers`."""
     inside = {name: f"{name}{AT_OUTPUT}" for name in renamed}
     rename(graph, {**inside, **{output: name for name, output in renamed.items()}})
+
+
+def find_not_fused(graph: onnx.GraphProto, qoperator: bool) -> list[str]:
+    """Return the names of nodes that the rounding of a tensor would replace wrongly.
+
+    ONNX Runtime's quantizer removes a Relu or Clip, since the range of its output cuts the values
+    off. But a range in 8 bits includes 0, unlike the interval of some Clips. In QOperator format
+    the quantizer also removes it if its input has another range: that of its other readers, or of
+    the values that were moved. And it cuts the value of a Pad off at the range of the Pad's input.
+    """
+    names = find_offset_clips(graph)
+    if not qoperator:
+        return names
+    links = Links(graph)
+    for node in graph.node:
+        if node.op_type not in FUSED or node.name in names:
+            continue
+        maker = links.producers.get(node.input[0])
+        moved = maker is not None and maker.op_type in _SAME_SCALE
+        if moved or links.only_reader(node.input[0]) is not node:
+            names.append(node.name)
+    return names + [node.name for node, is_zero in constant_pads(graph) if not is_zero]
 
 
 def find_output_nodes(graph: onnx.GraphProto) -> list[str]:
