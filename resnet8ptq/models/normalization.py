@@ -16,7 +16,7 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis, constant_pads
 from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.pruning import find_all, inputs_of, remove_nodes
+from resnet8ptq.graph.pruning import find_all, inputs_of, prune, remove_nodes
 from resnet8ptq.graph.renaming import compute_outputs, rename
 from resnet8ptq.graph.shapes import find_sizes
 from resnet8ptq.graph.weights import read, read_bias, write_bias, write_input
@@ -285,6 +285,31 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         pads = [*small, *large] if auto_pad == b"SAME_UPPER" else [*large, *small]
         drop_attribute(node, "auto_pad")
         node.attribute.append(onnx.helper.make_attribute("pads", pads))
+
+
+def write_pad_axes(proto: onnx.ModelProto) -> None:
+    """Write the widths of each Pad for all axes, in place, if they and the rank are known.
+
+    ONNX has `axes` since opset 18. ONNX Runtime's optimizer of Transpose nodes, which it inserts
+    around 8-bit convolutions, overlooks them (1.31).
+    """
+    graph = proto.graph
+    nodes = [node for node in graph.node if node.op_type == "Pad" and any(node.input[3:])]
+    sizes = find_sizes(proto) if nodes else {}
+    constants = Links(graph).constants
+    for node in nodes:
+        rank, (widths, axes) = len(sizes.get(node.input[0], [])), (node.input[1], node.input[3])
+        if not rank or widths not in constants or axes not in constants:
+            continue
+        whole = np.zeros((2, rank), np.int64)
+        given = numpy_helper.to_array(constants[widths]).reshape(2, -1)
+        whole[:, numpy_helper.to_array(constants[axes])] = given
+        name = f"{node.output[0]}__widths"
+        graph.initializer.append(numpy_helper.from_array(whole.reshape(-1), name))
+        node.input[1] = name
+        del node.input[3:]
+    if nodes:
+        prune(graph)
 
 
 _POOLS = ("AveragePool", "LpPool", "MaxPool")

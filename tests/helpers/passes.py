@@ -259,6 +259,7 @@ PASSES: dict[str, Callable[[Proto], Proto]] = {
     "normalization.simplify_gemms": _in_place(normalization.simplify_gemms),
     "normalization.write_ceil_mode": _whole(normalization.write_ceil_mode),
     "normalization.write_group_norms": _whole(normalization.write_group_norms),
+    "normalization.write_pad_axes": _whole(normalization.write_pad_axes),
     "normalization.write_paddings": _whole(normalization.write_paddings),
     "onnx_converter._to_dense_layers": lambda p: _whole(onnx_converter.prepare)(_single(p)),
     "openvino.rewrite": _whole(rewrite),
