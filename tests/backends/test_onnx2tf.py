@@ -20,33 +20,24 @@ from resnet8ptq.backends.tflite import (
     onnx_converter,
     predictor,
 )
-from resnet8ptq.core import cache
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.model import Fp32Model
-from tests.helpers import transformers
+from tests.helpers import onnx2tf, transformers
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of
 from tests.helpers.quantized import Quantize
 
-ASKS = "RESNET8PTQ_TEST_ONNX2TF"  # set: install onnx2tf in the user's cache
-USERS_CACHE = cache.folder(None)  # before the tests have one of their own
 PIXELS = Tensor("pixels", (3, 8, 6), "float32")
 
 
 @pytest.fixture(scope="session")
 def converter(cache_root: Path) -> None:
     """The environment of onnx2tf in the tests' cache, if the user has one or asks for it."""
-    made = environment.path_of(USERS_CACHE)
-    if not made.exists() and ASKS not in os.environ:
-        pytest.skip(f"onnx2tf is not installed in {USERS_CACHE}; {ASKS}=1 does")
-    environment.find(USERS_CACHE)
-    link = environment.path_of(cache_root)
-    link.parent.mkdir(exist_ok=True)
-    if not link.exists():
-        link.symlink_to(made)
+    if not onnx2tf.link(cache_root):
+        pytest.skip(f"onnx2tf is not installed in {onnx2tf.USERS_CACHE}; {onnx2tf.ASKS}=1 does")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core.errors import UnsupportedError, errors_as
 
 _MISSING = "backend=openvino: got no package openvino; try pip install 'resnet8ptq[openvino]'"
 
@@ -61,6 +61,9 @@ def compile_graph(graph: Any, threads: int, timed: bool = False, on_integers: bo
         threads: number of threads; 0: every core.
         timed: whether each node is timed.
         on_integers: whether integer kernels run; otherwise QDQ is computed in float.
+
+    Raises:
+        UnsupportedError: OpenVINO has no kernel for a part of the graph.
     """
     settings = {
         "LP_TRANSFORMS_MODE": on_integers,
@@ -70,4 +73,6 @@ def compile_graph(graph: Any, threads: int, timed: bool = False, on_integers: bo
         "ENABLE_CPU_PINNING": False,  # processes beside this one would share its first core
         "PERF_COUNT": timed,
     }
-    return core().compile_model(graph, "CPU", settings)
+    why = "backend=openvino: OpenVINO cannot compile the network for this CPU"
+    with errors_as(UnsupportedError, why, "try backend=onnx"):
+        return core().compile_model(graph, "CPU", settings)

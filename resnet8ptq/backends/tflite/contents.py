@@ -138,6 +138,19 @@ def read_values(model: Any, tensor: Any) -> NDArray[np.float64]:
     return read_levels(model, tensor) * scales(tensor)
 
 
+def read_floats(model: Any, tensor: Any) -> NDArray[np.float32]:
+    """Return the values of a float constant, in its shape."""
+    data = np.asarray(model.buffers[tensor.buffer].data, np.uint8)
+    return np.array(data.view(np.float32).reshape(tensor.shape))
+
+
+def write_floats(model: Any, tensor: Any, values: NDArray[np.float32]) -> None:
+    """Replace the values of a float constant."""
+    data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
+    tensor.buffer = len(model.buffers)  # others may have the old one
+    model.buffers.append(schema.BufferT(data=data))
+
+
 def scales(tensor: Any) -> NDArray[np.float64]:
     """Return a tensor's scales, shaped to broadcast over its values."""
     shape = [1] * len(tensor.shape)

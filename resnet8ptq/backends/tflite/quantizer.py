@@ -54,6 +54,7 @@ from resnet8ptq.config.schema import CORRECTIONS
 from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.layers import find_stacks
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources.formats import is_tflites
 from resnet8ptq.precision.decisions import Decisions
@@ -270,6 +271,8 @@ class TfliteQuantizer(Quantizer):
         graph, file = onnx.load(network).graph, contents.read(content)
         rewriting.pools_to_means(file)
         skipped = find_float_nodes(graph, Selection.of(config, decisions))
+        if config.per_channel:  # a product of several matrices has no such kernel
+            skipped = [*skipped, *find_stacks(graph)]
         operators = edge_quantizer.find_quantized(file, by_index, graph, skipped)
         around = edge_quantizer.tensors_around(file, operators)
         names = {  # the last of equal tensors lies behind a fused activation
