@@ -83,7 +83,7 @@ def find(
     Args:
         run_id: the run; None: a sweep's recommendation.
         sweep: the id of a sweep's parent run; None: the newest sweep or single run.
-        use: see `Recommendation.key`.
+        use: see `Recommendation.use`.
         asked: requested limits by the key of `report`; None: the sweep's own.
 
     Raises:
@@ -106,14 +106,13 @@ def find(
         raise TrackingError(f"sweep {parent.run_id}: {printable(lost[0].record.reason)}")
     doubt = next(filter(None, (record.doubt for record in source.records)), "")
     nothing = f"nothing: {f'void: {printable(doubt)}' if doubt else 'no run passes'}"
-    options = [(r.key, r.label, r if r.choice else None) for r in recommended]
-    chosen, uses = find_use(use, options, parent.run_id)
-    if chosen is None or chosen.choice is None:
+    chosen, uses = find_use(use, recommended, parent.run_id)
+    if chosen is None or chosen.run is None:
         raise ConfigError(
             f"use: got {use!r}, for which sweep {parent.run_id} recommends no run; try "
             f"{or_nearest(use, uses.split(' | ')) if uses else nothing}"
         )
-    return chosen.choice.record, use, chosen.verdict
+    return chosen.run, use, chosen.verdict
 
 
 def _say_verdict(record: RunRecord, source: lookup.Source, asked: Asked) -> str:
@@ -124,7 +123,7 @@ def _say_verdict(record: RunRecord, source: lookup.Source, asked: Asked) -> str:
         return f"not judged ({one_line(error)})"
     for selected in selections:
         for recommended in selected.recommendations:
-            if recommended.choice and recommended.choice.record.run_id == record.run_id:
+            if recommended.run and recommended.run.run_id == record.run_id:
                 return recommended.verdict
         for cell in selected.family.cells:
             if cell.record.run_id != record.run_id:

@@ -61,16 +61,16 @@ def explain(selected: ModelSelection) -> list[Answer]:
 
 
 def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Answer:
-    first, uses = choices[0], tuple(choice.use for choice in choices)
+    first, uses = choices[0], tuple(choice.title for choice in choices)
     kept = selected.headline is not None and selected.headline.headline.advice == "keep"
-    if kept and first.key == RECOMMENDED:  # FP32 is, and not this model
+    if kept and first.use == RECOMMENDED:  # FP32 is, and not this model
         uses = uses[1:] or ("quantized",)
     if first.choice is None:  # FP32 itself is the fastest
-        times = tuple(choice.why.partition("; ")[0] for choice in choices)
+        times = tuple(choice.because.partition("; ")[0] for choice in choices)
         verdict = "FP32 itself: no quantized model within the limit is faster."
         return Answer(uses, first.label, f"Keep {first.label}", "", verdict, times, "")
     verdict = say_verdict(selected, first.choice)
-    if any(choice.key == BEST for choice in choices):
+    if any(choice.use == BEST for choice in choices):
         verdict += say_chance(selected, first.choice) + say_balanced(selected, first.choice)
     answer = Answer(
         uses=uses,
@@ -81,7 +81,7 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
         facts=say_facts(selected, first.choice),
         command=first.command,
     )
-    if first.key != RECOMMENDED or selected.headline is None:
+    if first.use != RECOMMENDED or selected.headline is None:
         return answer
     chosen = selected.headline
     answer = replace(
@@ -158,7 +158,7 @@ def say_chance(selected: ModelSelection, best: Cell) -> str:
 
 def say_balanced(selected: ModelSelection, best: Cell) -> str:
     """Return a sentence on the balanced model; empty if it is not smaller than the best."""
-    balanced = next((use for use in selected.recommendations if use.key == BALANCED), None)
+    balanced = next((r for r in selected.recommendations if r.use == BALANCED), None)
     if balanced is None or balanced.choice is None:
         return ""
     sizes = [cell.record.size_bytes or math.inf for cell in (balanced.choice, best)]

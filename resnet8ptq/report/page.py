@@ -331,7 +331,7 @@ def summarize(selected: ModelSelection) -> list[str]:
     if not recommendations:
         return [*lines, *why_none(selected)]
     best = recommendations[0]
-    lines.append(f"{_begin(best.use)}: {best.label}: {best.why}; {best.verdict}.")
+    lines.append(f"{_begin(best.title)}: {best.label}: {best.because}; {best.verdict}.")
     lines += _say_as_good(selected, best)
     if not selected.passing:
         none = "No model passes."

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import TypeVar
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.core.text import printable
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, Ratio, ratio, typical
 from resnet8ptq.report import rule, timing, verdicts
 from resnet8ptq.report.comparison import Cell, Family
@@ -23,8 +23,7 @@ from resnet8ptq.report.table import VOID, say_size, show_interval
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, least_of
 from resnet8ptq.tasks.metric import BASELINE, CHOICE, Metric
 from resnet8ptq.tasks.statistics import ROUNDING
-
-T = TypeVar("T")
+from resnet8ptq.tracking.record import RunRecord
 
 # Settings whose values the run tunes on the selection samples.
 TUNED = {"nodes_to_exclude": "auto", "precision.plan": "auto", "method": "qat"}
@@ -42,31 +41,39 @@ class Recommendation:
     """The choice for one use, and its alternatives.
 
     Attributes:
-        key: the use as typed: recommended, best, balanced, smallest, fastest, fastest_batch, or
-            best_NAME for a backend.
-        choice: the run, with its verdict on the reported samples, see `_judge`; None for FP32.
+        title: the use in words, such as `best accuracy`.
+        because: the reason in words.
+        choice: the model, with its verdict on the reported samples, see `_judge`; None for FP32,
+            which only the uses for speed recommend.
         equals: the alternatives; `equals_mean` names the property in which they are equal.
         unknown: models that may be as good; the samples do not decide.
+        use: recommended, best, balanced, smallest, fastest, fastest_batch, or best_NAME for a
+            backend.
     """
 
-    use: str
+    title: str
     label: str
-    why: str
+    because: str
     choice: Cell | None = None
     equals: tuple[Cell, ...] = ()
     equals_mean: str = ""
     unknown: tuple[Cell, ...] = ()
-    key: str = ""
+    use: str = ""
+
+    @property
+    def run(self) -> RunRecord | None:
+        """The run; if other samples chose it, not corrected for the runs that were not chosen."""
+        return None if self.choice is None else self.choice.record
 
     @property
     def verdict(self) -> str:
         """The verdict as text; empty for FP32."""
-        return "" if self.choice is None else self.choice.record.verdict_text
+        return "" if self.run is None else self.run.verdict_text
 
     @property
     def command(self) -> str:
         """The deploy command; empty for FP32, and for files of other programs."""
-        words = [] if self.choice is None else self.choice.record.deploy_words
+        words = [] if self.run is None else self.run.deploy_words
         return invocation.command("deploy", *words) if words else ""
 
 
@@ -335,42 +342,36 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
     for backend in backends if len(backends) > 1 else []:
         members = [cell for cell in candidates if cell.record.backend == backend]
         uses[f"best_{backend}"] = _best(selected, f"best {title} in {backend}", members)
-    return _judge(selected, [replace(chosen, key=key) for key, chosen in uses.items()])
+    return _judge(selected, [replace(chosen, use=use) for use, chosen in uses.items()])
 
 
 def find_use(
-    use: str, options: Sequence[tuple[str, str, T | None]], sweep_id: str
-) -> tuple[T | None, str]:
+    use: str, recommended: Sequence[Recommendation], sweep_id: str
+) -> tuple[Recommendation | None, str]:
     """Return the model that a sweep recommends for a use, None without one; and the list of uses.
-
-    Args:
-        options: key, label and model of each recommendation; the model of FP32 itself is None.
 
     Raises:
         ConfigError: the sweep recommends FP32 itself, or several models.
     """
-    uses = " | ".join(dict.fromkeys(key for key, _, model in options if model is not None))
-    chosen = [(label, model) for key, label, model in options if key == use]
+    uses = " | ".join(dict.fromkeys(r.use for r in recommended if r.run is not None))
+    chosen = [r for r in recommended if r.use == use]
     if len(chosen) > 1:
         raise ConfigError(
             f"use: sweep {sweep_id} recommends a run for each of {len(chosen)} sets of samples; "
             "try run_id="
         )
-    if not chosen:
-        return None, uses
-    label, model = chosen[0]
-    if model is None:
+    if chosen and chosen[0].run is None:
         raise ConfigError(
-            f"use: for {use!r} sweep {sweep_id} recommends {label}, the network itself, and no "
-            f"quantized run; try {uses}"
+            f"use: for {use!r} sweep {sweep_id} recommends {printable(chosen[0].label)}, the "
+            f"network itself, and no quantized run; try {uses}"
         )
-    return model, uses
+    return (chosen[0] if chosen else None), uses
 
 
 def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Family:
     """Return the recommended models chosen on the selection samples, see `ModelSelection.own`."""
     reported = (RECOMMENDED, BALANCED)  # chosen on the reported samples
-    apart = [r.choice for r in chosen if r.choice and r.key not in reported and selected.apart]
+    apart = [r.choice for r in chosen if r.choice and r.use not in reported and selected.apart]
     cells = {cell.record.run_id: cell for cell in apart}
     return Family(tuple(cells.values()), selected.limits)
 
@@ -387,7 +388,7 @@ def _judge(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[R
     result = []
     for recommended in chosen:
         cell = recommended.choice
-        if cell is not None and recommended.key != RECOMMENDED:
+        if cell is not None and recommended.use != RECOMMENDED:
             recommended = replace(recommended, choice=judged.get(cell.record.run_id, cell))
         result.append(recommended)
     return result

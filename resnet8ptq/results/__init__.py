@@ -10,8 +10,9 @@
 `resnet8ptq verdict` is the same for a shell: JSON and an exit code.
 """
 
+from resnet8ptq.report.recommend import Recommendation
 from resnet8ptq.results.lookup import load_run, load_sweep
-from resnet8ptq.results.summaries import Choice, SweepSummary
+from resnet8ptq.results.summaries import SweepSummary
 from resnet8ptq.tracking.record import RunRecord, to_frame
 
-__all__ = ["Choice", "RunRecord", "SweepSummary", "load_run", "load_sweep", "to_frame"]
+__all__ = ["Recommendation", "RunRecord", "SweepSummary", "load_run", "load_sweep", "to_frame"]

@@ -7,7 +7,7 @@ the limit.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -22,21 +22,11 @@ FARTHEST = 2.0**20  # the largest loss that is looked at, as a fraction of FP32'
 STEPS = 50  # halvings of an interval
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """The loss lies between the bounds; each holds with 95% confidence.
+def measure(family: Family) -> Family:
+    """Return a judged family with the bounds of each model in its record.
 
-    None if there is no bound: without spread, or if samples of groups were scored one by one.
-    """
-
-    loss_upper_bound: float | None = None
-    loss_lower_bound: float | None = None
-
-
-def measure(family: Family) -> dict[str, Bounds]:
-    """Return the bounds of each judged model of a family, by the id of its run.
-
-    With a broken FP32, no model is judged. The unit is that of `RunRecord.drop`.
+    There is no bound without spread, if samples of groups were scored one by one, or with a broken
+    FP32. The unit is that of `RunRecord.loss`.
     """
     metric = family.metric
     cells = [cell for cell in family.measured if not cell.record.doubt]
@@ -44,10 +34,16 @@ def measure(family: Family) -> dict[str, Bounds]:
     records, test = [cell.record for cell in cells], partial(levels, planned=family.planned)
     uppers = by_model(records, [margin.p_within for margin in margins], test)
     lowers = by_model(records, [margin.p_beyond for margin in margins], test)
-    return {
-        cell.record.run_id: Bounds(_upper(metric, cell, upper), _lower(metric, cell, lower))
-        for cell, upper, lower in zip(cells, uppers, lowers, strict=True)
-    }
+    bounded = {}
+    for cell, upper, lower in zip(cells, uppers, lowers, strict=True):
+        bounds = {
+            "loss_upper_bound": _upper(metric, cell, upper),
+            "loss_lower_bound": _lower(metric, cell, lower),
+        }
+        record = cell.record.model_copy(update=bounds)
+        bounded[cell.record.run_id] = replace(cell, record=record)
+    whole = [bounded.get(cell.record.run_id, cell) for cell in family.cells]
+    return replace(family, cells=tuple(whole))
 
 
 def levels(p_values: Sequence[float], planned: int = 0) -> list[float]:

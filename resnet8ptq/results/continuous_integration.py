@@ -112,8 +112,7 @@ def judge_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
             unknown.
         TrackingError: no run was measured, and one failed.
     """
-    options = [(c.use, c.label, c if c.run else None) for c in sweep.choices]
-    chosen, uses = find_use(use, options, sweep.run_id)
+    chosen, uses = find_use(use, sweep.choices, sweep.run_id)
     if chosen is not None and (run := chosen.run) is not None:
         return Answer(run.verdict or UNDECIDED, run, sweep, use, chosen.because)
     has_within = any(choice.use == "smallest" for choice in sweep.choices)

@@ -15,7 +15,7 @@ from resnet8ptq.core import templates
 from resnet8ptq.core.text import escape_markdown, printable
 from resnet8ptq.report import table
 from resnet8ptq.report.table import VOID
-from resnet8ptq.report.verdicts import EXIT_CODES
+from resnet8ptq.report.verdicts import EXIT_CODES, MARGIN
 from resnet8ptq.results.summaries import SweepSummary
 from resnet8ptq.tasks.metric import Metric
 from resnet8ptq.tracking.record import RunRecord, Text
@@ -131,7 +131,7 @@ class AsGood(_Part):
     """The runs compared with the best one on the scored samples."""
 
     best: str = Field(description="id of the run recommended as the best")
-    margin: float | None = Field(description="half of the limit, in the unit of loss.limit")
+    margin: float = Field(description="half of the limit, in the unit of loss.limit")
     shown: tuple[str, ...] = Field(
         description="ids of the runs whose loss against the best is shown to be within the margin: "
         "one-sided 95% bound, corrected for the number of runs (Holm)"
@@ -264,14 +264,13 @@ def _sweep(sweep: SweepSummary | None) -> dict[str, Any] | None:
 def _as_good(sweep: SweepSummary) -> dict[str, Any] | None:
     """Return the runs as good as the best; None without a best run, or with several."""
     best = [choice for choice in sweep.choices if choice.use == "best"]
-    if len(best) != 1:
+    if len(best) != 1 or (run := best[0].run) is None or run.limit is None:
         return None
-    (choice,) = best
     return {
-        "best": choice.run_id,
-        "margin": choice.margin,
-        "shown": choice.equals,
-        "unknown": choice.unknown,
+        "best": run.run_id,
+        "margin": MARGIN * run.limit,
+        "shown": tuple(cell.record.run_id for cell in best[0].equals),
+        "unknown": tuple(cell.record.run_id for cell in best[0].unknown),
     }
 
 

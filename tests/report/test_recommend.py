@@ -42,7 +42,7 @@ def by_use(
     limits: ReportConfig = LIMITS,
     **options: object,
 ) -> dict[str, Recommendation]:
-    return {r.use: r for r in recommend(select(sweep(*cells, **options), race, limits))}
+    return {r.title: r for r in recommend(select(sweep(*cells, **options), race, limits))}
 
 
 def other_choice(selected: ModelSelection) -> str:
@@ -89,7 +89,7 @@ def test_balanced_is_the_smallest_model_shown_as_good_as_the_best():
     found = by_use(*timed, limits=ReportConfig(max_drop=0.05))
     assert chosen(found["balanced"]) == "good"
     assert [cell.record.run_id for cell in found["balanced"].equals] == ["best", "slow"]
-    assert found["balanced"].key == "balanced"
+    assert found["balanced"].use == "balanced"
     assert chosen(found["smallest"]) == "worse"  # within the limit against FP32
     strict = by_use(*timed, limits=ReportConfig(max_drop=0.005))
     assert "balanced" not in strict or chosen(strict["balanced"]) == "best"
@@ -125,8 +125,8 @@ def test_the_best_is_chosen_apart_from_what_is_reported():
     selected = select(family)
     recommended, best, balanced, smallest = recommend(selected)
     assert chosen(recommended) == chosen(best) == chosen(balanced) == chosen(smallest) == "sound"
-    assert best.why.startswith("90.20%, against FP32 +0.20 points")
-    assert best.why.endswith("; 90.50% on the selection samples")
+    assert best.because.startswith("90.20%, against FP32 +0.20 points")
+    assert best.because.endswith("; 90.50% on the selection samples")
     told = other_choice(selected)
     assert "On the reported samples the best is onnx int8 minmax per tensor: 91.20%" in told
     same = select(sweep(("a", predictions(), {}), choices=[predictions()]))
@@ -153,9 +153,9 @@ def test_smallest_passes_on_the_samples_to_choose_by():
 def test_a_loss_as_measured_of_just_the_limit_is_within_it():
     family = sweep(("a", predictions(), {}), choices=[predictions(lost=16)])
     loss = family.measured[0].metric("choice/drop")
-    assert "smallest" in {r.key for r in recommend(select(family, limits=ReportConfig(loss)))}
+    assert "smallest" in {r.use for r in recommend(select(family, limits=ReportConfig(loss)))}
     less = ReportConfig(np.nextafter(loss, 0))
-    assert "smallest" not in {r.key for r in recommend(select(family, limits=less))}
+    assert "smallest" not in {r.use for r in recommend(select(family, limits=less))}
 
 
 def test_the_smallest_names_those_within_a_twentieth_of_its_size():
@@ -165,12 +165,12 @@ def test_the_smallest_names_those_within_a_twentieth_of_its_size():
     assert chosen(smallest) == "least"
     assert [cell.record.run_id for cell in smallest.equals] == ["edge"]
     assert smallest.equals_mean == "size within 5%"
-    assert smallest.why == "100.0 kB, 66.7% less than FP32, at 90.00%"
+    assert smallest.because == "100.0 kB, 66.7% less than FP32, at 90.00%"
 
 
 def test_a_file_larger_than_fp32_is_said_to_be():
     smallest = by_use(("a", predictions(), {"size_bytes": 330_000.0}))["smallest"]
-    assert smallest.why == "330.0 kB, 10.0% more than FP32, at 90.00%"
+    assert smallest.because == "330.0 kB, 10.0% more than FP32, at 90.00%"
 
 
 def test_where_nothing_passes_to_choose_by_the_summary_says_so():
@@ -266,12 +266,12 @@ def test_an_undecided_model_with_a_measured_loss_beyond_the_limit_is_not_within_
 def test_a_change_that_is_not_known_is_not_told():
     family = sweep(("a", predictions(), {}))
     del family.measured[0].record.metrics["baseline/accuracy"]
-    assert best_of(select(family)).why == "90.00%"
+    assert best_of(select(family)).because == "90.00%"
 
 
 def best_of(selected: ModelSelection) -> Recommendation:
     """Return the recommendation for accuracy."""
-    (best,) = [chosen for chosen in recommend(selected) if chosen.key == "best"]
+    (best,) = [chosen for chosen in recommend(selected) if chosen.use == "best"]
     return best
 
 
@@ -291,28 +291,28 @@ def test_the_fastest_is_that_of_the_race_with_fp32_in_it():
     cells = (("a", predictions(), TIMED), ("b", predictions(), {**TIMED, "calib": "entropy"}))
     found = by_use(*cells, race=race(a=0.2, b=0.1, onnx_fp32=0.15))
     assert chosen(found[SINGLE]) == chosen(found[BATCHES]) == "b"
-    assert "1.50 times as fast (95% interval 1.50 to 1.50) as onnx fp32" in found[SINGLE].why
-    assert found[SINGLE].why.endswith("the fastest FP32")
+    assert "1.50 times as fast (95% interval 1.50 to 1.50) as onnx fp32" in found[SINGLE].because
+    assert found[SINGLE].because.endswith("the fastest FP32")
     assert found[SINGLE].equals == ()
     fp32 = by_use(*cells, race=race(a=0.2, b=0.18, onnx_fp32=0.15))[SINGLE]
     assert (fp32.choice, fp32.label, fp32.verdict, fp32.command) == (None, "onnx fp32", "", "")
-    assert "the fastest model within the limit is onnx int8 entropy" in fp32.why
-    assert "0.83 times as fast" in fp32.why
-    assert "; try python -m resnet8ptq advise, " in fp32.why
+    assert "the fastest model within the limit is onnx int8 entropy" in fp32.because
+    assert "0.83 times as fast" in fp32.because
+    assert "; try python -m resnet8ptq advise, " in fp32.because
     assert (fp32.equals, fp32.equals_mean) == ((), "")
 
 
 def test_a_model_as_fast_as_fp32_is_chosen_over_it_in_a_race():
     found = by_use(("a", predictions(), TIMED), race=race(a=0.15, onnx_fp32=0.15))[SINGLE]
     assert chosen(found) == "a"
-    assert found.why.endswith("the fastest FP32: not significantly faster")
+    assert found.because.endswith("the fastest FP32: not significantly faster")
 
 
 def test_models_race_where_others_did_not():
     cells = [(name, predictions(), {**TIMED, "seed": name}) for name in "abc"]
     found = by_use(*cells, race=race(a=0.1, b=0.1, onnx_fp32=0.2, torch_fp32=0.3))
-    assert (found[SINGLE].key, found[BATCHES].key) == ("fastest", "fastest_batch")
-    assert found[SINGLE].why.endswith("2.00) as onnx fp32, the fastest FP32")
+    assert (found[SINGLE].use, found[BATCHES].use) == ("fastest", "fastest_batch")
+    assert found[SINGLE].because.endswith("2.00) as onnx fp32, the fastest FP32")
     assert [cell.record.run_id for cell in found[SINGLE].equals] == ["b"]
     assert found[SINGLE].equals_mean == "not significantly slower"
 
@@ -331,7 +331,7 @@ def test_finalists_of_each_use_are_its_fastest(monkeypatch):
 def test_a_speedup_whose_interval_has_1_in_it_is_not_called_faster():
     noisy = PairedLatency({"a": [1.0, 2.0, 1.0, 2.0], "onnx fp32": [2.0, 1.1, 2.0, 1.1]}, {}, 64, 1)
     found = by_use(("a", predictions(), TIMED), race=noisy)
-    assert found[SINGLE].why.endswith("the fastest FP32: not significantly faster")
+    assert found[SINGLE].because.endswith("the fastest FP32: not significantly faster")
     assert BATCHES not in found
 
 
@@ -340,7 +340,7 @@ def test_without_a_race_the_runs_own_latencies_are_told_as_that():
     cells = (("a", predictions(), TIMED), ("b", predictions(), fast))
     found = by_use(*cells)[SINGLE]
     assert chosen(found) == "b"
-    assert found.why == (
+    assert found.because == (
         "0.100 ms, 3.00 times as fast as onnx fp32 (measured in different runs, at different times)"
     )
     assert SINGLE not in by_use(*cells, race=race(gone=0.01, onnx_fp32=0.15))  # of another limit
@@ -353,8 +353,8 @@ def test_runs_are_held_against_the_fastest_fp32_and_must_be_faster():
     other = {**TIMED, "backend": "torch", "baseline/latency_p50_ms": 0.25}
     cells = (("c", predictions(), {}), ("a", predictions(), TIMED), ("b", predictions(), other))
     found = by_use(*cells)[SINGLE]  # the first was not timed
-    assert "1.25 times as fast as torch fp32" in found.why
-    assert found.key == "fastest"
+    assert "1.25 times as fast as torch fp32" in found.because
+    assert found.use == "fastest"
     equal = by_use(("a", predictions(), {**TIMED, "baseline/latency_p50_ms": 0.2}))[SINGLE]
     assert (equal.choice, equal.label) == (None, "onnx fp32")
 
@@ -401,7 +401,7 @@ def test_best_of_each_framework_where_there_are_several():
 def test_recommendations_name_their_keys_and_the_command_that_deploys_them():
     elsewhere = {"backend": "torch", "tracking.root": "my runs", "tracking.uri": "null"}
     found = by_use(("a", predictions(), {}), ("b", predictions(lost=5), elsewhere))
-    keys = {each.key: each for each in found.values()}
+    keys = {each.use: each for each in found.values()}
     assert {"best", "smallest", "best_onnx", "best_torch"} <= set(keys)
     assert keys["best"].command == "python -m resnet8ptq deploy run_id=a"
     assert keys["best_torch"].command == "python -m resnet8ptq deploy run_id=b 'root=my runs'"
@@ -420,7 +420,7 @@ def test_a_command_says_where_the_run_is_unless_it_is_where_runs_are():
 def test_frameworks_are_told_in_the_order_of_their_names():
     names = ("torch", "c", "onnx", "b", "tflite", "a")
     found = by_use(*((name, predictions(), {"backend": name}) for name in names))
-    keys = [each.key for each in found.values()]
+    keys = [each.use for each in found.values()]
     assert [key for key in keys if key.startswith("best_")] == [
         f"best_{name}" for name in sorted(names)
     ]
@@ -489,13 +489,13 @@ def test_a_loss_is_told_with_its_interval(low):
     ends = {} if low is None else {"ci95/delta_low": low, "ci95/delta_high": 0.01}
     found = by_use(("a", predictions(lost=3), ends))["best accuracy"]
     interval = "" if low is None else ", 95% interval -1.20 to +1.00"
-    assert found.why == f"89.70%, against FP32 -0.30 points{interval}"
+    assert found.because == f"89.70%, against FP32 -0.30 points{interval}"
     assert found.verdict == "pass"
 
 
 def test_ties_at_the_top_are_told():
     found = by_use(("a", predictions(), {"expected_accuracy": 0.92}))["best accuracy"]
-    assert found.why.startswith("90.00% (92.00% with ties at the top broken at random)")
+    assert found.because.startswith("90.00% (92.00% with ties at the top broken at random)")
 
 
 def by_kl(**values: float) -> list[tuple[str, np.ndarray, dict[str, Any]]]:

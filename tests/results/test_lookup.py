@@ -71,8 +71,8 @@ def test_the_newest_sweep_has_the_figures_of_its_report(sweep, in_folder):
         assert Path(run.artifact).stat().st_size == run.size_bytes
         assert run.verdict_text in page
     for choice in summary.choices:
-        if choice.run_id is not None:
-            assert f"deploy run_id={choice.run_id}" in page
+        if choice.run is not None:
+            assert f"deploy run_id={choice.run.run_id}" in page
 
 
 def facts_of(found: results.SweepSummary | RunRecord) -> dict[str, Any]:
@@ -81,9 +81,11 @@ def facts_of(found: results.SweepSummary | RunRecord) -> dict[str, Any]:
         place = {"params", "metrics", "tags", "artifact_uri", "in_folder", "store_words"}
         return found.model_dump(exclude=place)
     runs = [facts_of(run) for run in found.runs]
-    choices = [
-        vars(choice) | {"run": choice.run and facts_of(choice.run)} for choice in found.choices
-    ]
+    choices = []
+    for choice in found.choices:
+        others = [cell.record.run_id for cell in (*choice.equals, *choice.unknown)]
+        run = choice.run and facts_of(choice.run)
+        choices.append((choice.use, choice.label, choice.because, run, others))
     return vars(found) | {"runs": runs, "choices": choices}
 
 

@@ -132,13 +132,13 @@ def test_figures_are_those_of_the_report():
         assert run.verdict_text == words[run.run_id]
         assert run.samples_needed == cell.record.samples_needed
         assert (run.label, run.p_value) == (cell.label, adjusted[run.run_id])
-    assert [c.use for c in summary.choices] == [r.key for r in selected.recommendations]
+    assert [c.use for c in summary.choices] == [r.use for r in selected.recommendations]
     for recommended in selected.recommendations:
-        answered = read(judge_sweep(summary, recommended.key))
+        answered = read(judge_sweep(summary, recommended.use))
         assert recommended.choice is not None
         record = recommended.choice.record
         assert answered["choice"]["run_id"] == record.run_id
-        assert answered["because"] == recommended.why
+        assert answered["because"] == recommended.because
         assert answered["commands"]["deploy"] == recommended.command
         assert answered["metric"]["value"] == record.metrics["accuracy"]
         assert answered["metric"]["fp32"] == record.metrics["baseline/accuracy"]
