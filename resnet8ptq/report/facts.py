@@ -110,13 +110,14 @@ def _is_settled(record: RunRecord, key: str) -> bool:
     return record.status != "failed" or record.params.get(key) not in (None, "null")
 
 
+_MEASURES = ("evaluate.split", "latency.enabled")  # they change no model
 _NAMED = ("backend.flow", "backend.path")
 
 
 def _is_setting(key: str) -> bool:
     """Return whether a key is a user's setting, and not a derived value or a path."""
     shown = key.endswith(".name") or key in _NAMED  # in columns of their own
-    return key in _VARY or (key.startswith(_VARY_BELOW) and not shown)
+    return key in _VARY or (key.startswith(_VARY_BELOW) and not shown and key not in _MEASURES)
 
 
 def labels(records: Sequence[RunRecord]) -> list[str]:

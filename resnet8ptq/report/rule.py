@@ -10,7 +10,8 @@
    FP32, if there is one.
 6. Among candidates that are equal in speed or size, the smaller, then the faster, then the more
    accurate one.
-7. A model that is neither smaller nor faster than FP32 is not worth its loss: FP32 stays.
+7. A model that is neither clearly smaller nor clearly faster than FP32 (`evaluation.worth`) is not
+   worth its loss: FP32 stays.
 """
 
 import math
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from resnet8ptq.evaluation.paired_latency import Ratio
+from resnet8ptq.evaluation.worth import saves
 
 SAME_SIZE = 0.005  # names and padding change file sizes by this much
 SAME_SPEED = 0.05  # latencies of one file differ by this much between two loadings
@@ -61,14 +63,9 @@ class Candidate:
         return self.speed is not None and self.speed.value < 1
 
     @property
-    def is_smaller(self) -> bool:
-        """Whether the file is smaller than FP32's."""
-        return self.size_bytes < self.fp32_bytes
-
-    @property
     def gains(self) -> bool:
-        """Whether the model is smaller, or not slower, than FP32."""
-        return self.is_smaller or (self.speed is not None and self.speed.value > 1)
+        """Whether the model is clearly smaller or faster than FP32."""
+        return saves(self.size_bytes, self.fp32_bytes, self.speed.value if self.speed else None)
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ def choose(
         reason = "the smallest"
     nothing_faster = timed and not faster
     if not chosen.gains:
-        why = "neither smaller nor faster than FP32"
+        why = "neither clearly smaller nor faster than FP32"
         return Headline("keep", chosen, why, nothing_faster)
     reason = f"{reason}{_among(chosen)}{_costs(chosen)}"
     return Headline("deploy" if chosen.passes else "test", chosen, reason, nothing_faster)

@@ -75,7 +75,7 @@ def test_a_model_that_is_neither_smaller_nor_faster_is_told(size, ms, gains):
     family = sweep(("a", predictions(won=2), {"size_bytes": float(size)}))
     (selected,) = page.select([family], LIMITS, [timing])
     best = answer.explain(selected)[0]
-    assert ("neither smaller nor faster than FP32" in best.reason) != gains
+    assert ("neither clearly smaller nor faster than FP32" in best.reason) != gains
     assert best.advice.startswith("Deploy ") == gains
     assert ("recommended" in best.uses) == gains
 
