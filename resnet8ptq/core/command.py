@@ -116,8 +116,13 @@ def finish(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         error, code = broken, 141
     except (Exception, Abort) as raised:
-        error = raised.error if isinstance(raised, Abort) else raised
-        status, code = "failed", report(error)
+        stopped = _find_interrupt(raised)
+        error = stopped or (raised.error if isinstance(raised, Abort) else raised)
+        if isinstance(error, Exception):
+            status, code = "failed", report(error)
+        else:
+            print("interrupted", file=sys.stderr)
+            code = 130
         if isinstance(error, _INPUTS) and (sweep := find_sweep()) and not sweep.is_search:
             code = 1  # one job failed, and the others have run
     finally:
@@ -131,6 +136,14 @@ def finish(
             report(raised)
             error, code = error or raised, 1
     return Ending(code, error)
+
+
+def _find_interrupt(error: BaseException) -> KeyboardInterrupt | None:
+    """Return the Ctrl-C during which an error was raised, such as by the end of a block."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, KeyboardInterrupt):
+        seen = seen.__context__
+    return seen
 
 
 def parse_words(words: list[str], schema: type[T], usage: str | None, plain: str = "") -> T:

@@ -52,6 +52,7 @@ class RunningSweep:
     jobs: int | None = None  # the largest number of jobs, if known
     goal: str | None = None  # of a search (`experiment=auto`)
     delivery: "Delivery | None" = None  # of a search: its best model so far
+    seconds: float | None = None  # of a search: its time limit
     words: Sequence[str] = ()  # of the command line
     begun_s: float = field(default_factory=time.monotonic)
     failures: dict[str, str] = field(default_factory=dict)  # the first job of each error's text
@@ -105,6 +106,7 @@ class RunningSweep:
         records: list[RunRecord] = []
         chosen: list[ModelSelection] = []
         failure: BaseException | None = None
+        code: int | None = None  # of a search
         try:
             with console.waiting("Sending the runs to MLflow"):
                 background.wait()
@@ -113,7 +115,9 @@ class RunningSweep:
             status = "failed" if status == "ok" else status
         try:
             records += background.ask(_collect, self.sweep)
-            chosen = self._report(records, timed=status != "killed" and not self.is_search)
+            chosen = self._compare(records, timed=status != "killed" and not self.is_search)
+            code = self._announce(chosen, status)  # before the report, which may take long
+            self._draw(records, chosen)
         except (Exception, KeyboardInterrupt) as error:  # raised after the sweep is closed
             failure = error
         if status == "killed":
@@ -125,7 +129,8 @@ class RunningSweep:
         if away := background.ask(_end_parent, store, parent_id, status, folder):
             done = sync.load_records(folder)
             terminal.print_runs(comparison.without_files(done, self.limits))
-            self._announce(chosen)
+            if code is None:
+                self._announce(chosen, status)
             raise TrackingError(
                 f"the tracking store does not answer ({away[:200]}); the runs are kept in "
                 f"{folder}; try `{invocation.command('sync', f'folder={folder}', *store.words)}` "
@@ -135,7 +140,8 @@ class RunningSweep:
             terminal.print_paths(folder, store)
             if not self.is_search:
                 terminal.print_answers(chosen)
-        code = self._announce(chosen)
+        if code is None:
+            code = self._announce(chosen, status)
         if failure is not None:
             again = invocation.command("report", f"run_id={parent_id}", *store.words)
             if isinstance(failure, KeyboardInterrupt):
@@ -145,12 +151,14 @@ class RunningSweep:
             ) from failure
         return code if self.goal and status == "ok" else int(status != "ok")
 
-    def _announce(self, chosen: "list[ModelSelection]") -> int:
+    def _announce(self, chosen: "list[ModelSelection]", status: str) -> int:
         """Print the winner of a search, also after an error or Ctrl-C; return its exit code."""
         from resnet8ptq.sweeps import winner
 
         if self.goal is None or self.delivery is None:
             return 0
+        if status == "failed" and self.delivery.record is None:
+            return 0  # the error says why there is no model
         return winner.announce(chosen, self.delivery, self.goal)
 
     def _has_analyses(self) -> bool:
@@ -160,17 +168,15 @@ class RunningSweep:
         runs = history.load_children(self.sweep.store, self.sweep.parent_id)
         return any(run.is_analysis and run.status == "ok" for run in runs)
 
-    def _report(self, records: "list[RunRecord]", timed: bool) -> "list[ModelSelection]":
-        """Print the comparison; write it to the folder and the parent run; return its choices.
+    def _compare(self, records: "list[RunRecord]", timed: bool) -> "list[ModelSelection]":
+        """Print the comparison; return its choices.
 
         If `timed`, time the best models against each other first.
         """
-        from resnet8ptq.evaluation import paired_latency
         from resnet8ptq.report import comparison, mlperf_tiny, page, pooled, terminal
         from resnet8ptq.sweeps import final_timing
-        from resnet8ptq.tracking import upload
 
-        store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
+        store, folder = self.sweep.store, self.sweep.folder
         chosen: list[ModelSelection] = []
         if records:
             try:
@@ -195,7 +201,19 @@ class RunningSweep:
             runs = [record for family in shown for record in family.records]
             if mlperf_tiny.is_suite(runs):
                 mlperf_tiny.print_suite(runs)
-        if records or self._has_analyses():
+        return chosen
+
+    def _draw(self, records: "list[RunRecord]", chosen: "list[ModelSelection]") -> None:
+        """Write the report to the folder and the parent run, unless a search is late."""
+        from resnet8ptq.evaluation import paired_latency
+        from resnet8ptq.report import page
+        from resnet8ptq.tracking import upload
+
+        store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
+        if self.seconds is not None and time.monotonic() - self.begun_s > self.seconds:
+            again = invocation.command("report", f"run_id={parent_id}", *store.words)
+            print(f"The time is up: the report is not drawn; to draw it: {again}")
+        elif records or self._has_analyses():
             with console.waiting("Drawing the report"):
                 page.write(store, parent_id, chosen, folder)
         if self.sweep.resume:
@@ -204,7 +222,6 @@ class RunningSweep:
         timings_file = folder / paired_latency.FILE
         if timings_file.exists():
             background.ask(upload.log_files, store, parent_id, [timings_file])
-        return chosen
 
 
 def _how_far(records: "Sequence[RunRecord]", jobs: int | None, typed: Sequence[str]) -> str:
@@ -331,9 +348,10 @@ def _start(
         store, parent_id = background.result(begun)
         return Sweep(store, parent_id, folder, worker, config.sweep.resume, count)
 
-    goal, kept = None, None
+    goal, kept, seconds = None, None, None
     if is_search(config.hydra.sweeper):
         goal, kept = config.hydra.sweeper.goal, delivery.Delivery(folder)
+        seconds = 60 * config.hydra.sweeper.minutes
     return RunningSweep(
         open=open_begun,
         worker=worker,
@@ -342,6 +360,7 @@ def _start(
         jobs=count,
         goal=goal,
         delivery=kept,
+        seconds=seconds,
         words=command_line,
     )
 
