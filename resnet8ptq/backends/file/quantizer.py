@@ -23,11 +23,13 @@ from resnet8ptq.backends.contract import (
     options_of,
     refuse_others,
 )
-from resnet8ptq.backends.file import onnx_file, predictor, reading
+from resnet8ptq.backends.file import predictor, reading
+from resnet8ptq.backends.file.contents import RawRun
 from resnet8ptq.backends.file.matching import match_inputs, match_outputs
 from resnet8ptq.backends.file.options import FileConfig
 from resnet8ptq.backends.file.reading import Admitted, find_suffix
-from resnet8ptq.backends.onnx import checking
+from resnet8ptq.backends.onnx import checking as onnx_checking
+from resnet8ptq.backends.tflite import checking as tflite_checking
 from resnet8ptq.config.schema import CORRECTIONS
 from resnet8ptq.core import files
 from resnet8ptq.core.descriptor import find_readers
@@ -111,19 +113,29 @@ class FileQuantizer(Quantizer):
         return Artifact(path, len(contents.narrowed), {}, details)
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Compare the kernels with the file where the runtime can run both ways."""
-        if self._engine != "onnx":
-            return {}
-        options, admitted, threads = self._options, self._admitted, self.runtime.threads
-        content = admitted.path.read_bytes()
+        """Compare the kernels with the file's definition, where the runtime can run both."""
+        exact = open_runner(str(model.onnx_path), self.runtime.threads)
+        name = self._path.name
+        if self._engine == "onnx":
+            return onnx_checking.check(name, self._open_onnx, exact, calibration)
+        if self._engine == "tflite":
+            return tflite_checking.check(name, self._open_tflite, exact, calibration)
+        return {}
 
-        def open_file(optimized: bool = True, without: Sequence[str] = ()) -> Run:
-            run = onnx_file.open_run(content, threads, optimized, without)
-            inputs, outputs = options.inputs or {}, options.outputs or {}
-            return predictor.MatchedNetwork(run, admitted.contents, inputs, outputs)
+    def _open_onnx(self, optimized: bool = True, without: Sequence[str] = ()) -> Run:
+        reader = reading.reader_of(self._admitted.path)
+        content, threads = self._admitted.path.read_bytes(), self.runtime.threads
+        return self._match(reader.open_run(content, threads, optimized, without))
 
-        exact = open_runner(str(model.onnx_path), threads)
-        return checking.check(admitted.path.name, open_file, exact, calibration)
+    def _open_tflite(self, reference: bool) -> Run:
+        reader = reading.reader_of(self._admitted.path)
+        content, threads = self._admitted.path.read_bytes(), self.runtime.threads
+        return self._match(reader.open_run(content, threads, reference))
+
+    def _match(self, run: RawRun) -> Run:
+        """Return a function from network inputs to network outputs; `fit` has matched both."""
+        inputs, outputs = self._options.inputs or {}, self._options.outputs or {}
+        return predictor.MatchedNetwork(run, self._admitted.contents, inputs, outputs)
 
     def load(self, path: Path, threads: int) -> Predictor:
         """Load the copy; `fit` has matched its inputs and outputs."""

@@ -34,7 +34,7 @@ class Admitted:
 
     def open_run(self, threads: int) -> RawRun:
         """Load the file."""
-        run: RawRun = _reader(self.path).open_run(self.path.read_bytes(), threads)
+        run: RawRun = reader_of(self.path).open_run(self.path.read_bytes(), threads)
         return run
 
     def open_tensors(self, threads: int) -> Tensors:
@@ -43,7 +43,7 @@ class Admitted:
         Raises:
             UnsupportedError: the format does not give its tensors.
         """
-        opened = getattr(_reader(self.path), "open_tensors", None)
+        opened = getattr(reader_of(self.path), "open_tensors", None)
         if opened is None:
             raise UnsupportedError(f"{self.path.suffix} files do not give their inner tensors")
         tensors: Tensors = opened(self.path.read_bytes(), threads)
@@ -51,7 +51,7 @@ class Admitted:
 
     def open_logits(self, threads: int) -> RawRun | None:
         """Load a copy that ends before the final softmax; None without one."""
-        run: RawRun | None = _reader(self.path).open_logits(self.path.read_bytes(), threads)
+        run: RawRun | None = reader_of(self.path).open_logits(self.path.read_bytes(), threads)
         return run
 
 
@@ -128,7 +128,8 @@ def digest(path: Path) -> str:
     return f"{files.hash_with_data(path)} {files.sha256(weights) if of_weights else ''}"
 
 
-def _reader(path: Path) -> Any:
+def reader_of(path: Path) -> Any:
+    """Return the module that reads a file of this suffix."""
     return import_module(find_readers()[path.suffix.lower()].reader)
 
 

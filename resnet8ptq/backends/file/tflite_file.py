@@ -67,9 +67,9 @@ def read(content: bytes, path: Path) -> Contents:
     )
 
 
-def open_run(content: bytes, threads: int) -> RawRun:
+def open_run(content: bytes, threads: int, reference: bool = False) -> RawRun:
     """Load a file in LiteRT; inputs are resized to each batch."""
-    network = open_interpreter(content, threads)
+    network = open_interpreter(content, threads, reference=reference)
     return Network(network, lambda own, details: own.get_tensor(details["index"])).run
 
 

@@ -7,19 +7,19 @@ only. Such a file is good, and its results here are not.
 """
 
 import logging
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
+from resnet8ptq.backends import kernel_noise
 from resnet8ptq.backends.contract import Run
+from resnet8ptq.backends.kernel_noise import KernelNoise
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.tasks.distortion import sqnr_db
 
 log = logging.getLogger(__name__)
 
-SAMPLES = 16
 LIMIT_DB = 40.0  # ResNet8 in 8 bits has 46 to 48 dB, and 35 dB with weights of 4 bits
 # ONNX Runtime's optimizers that change how a quantized graph is computed. There is no call that
 # lists them. Names that a release does not know are ignored.
@@ -78,25 +78,18 @@ def check(name: str, open_file: Opener, exact: Run, calibration: Split) -> dict[
         exact: the FP32 network.
         calibration: a few of these samples run in one batch.
     """
-    count = min(calibration.limit(SAMPLES), len(calibration))
-    if not count:  # all ranges are given
+    samples = kernel_noise.draw(calibration)
+    if samples is None:
         return {}
-    samples = calibration.inputs(np.arange(count))
-    defined = open_file(optimized=False)(samples)
-    kernels_db = sqnr_db(defined, open_file()(samples))
-    if kernels_db is None:  # equal
-        return {}
-    quantization_db = sqnr_db(exact(samples), defined)
-    if quantization_db is None:  # the file is as exact as FP32
-        quantization_db = math.inf
-    if kernels_db < min(quantization_db, LIMIT_DB):
+    defined, computed = open_file(optimized=False)(samples), open_file()(samples)
+    noise = KernelNoise.of(defined, computed, exact(samples))
+    if noise.exceeds(LIMIT_DB):
         log.warning(
-            "%s: on %d calibration samples ONNX Runtime's optimized graph adds more noise (SQNR "
-            "%.1f dB) than the quantization (%.1f dB): %s",
-            *(name, count, kernels_db, quantization_db),
-            _explain(open_file, samples, defined, kernels_db),
+            "%s: on %d calibration samples ONNX Runtime's optimized graph adds %s: %s",
+            *(name, len(samples), noise.describe()),
+            _explain(open_file, samples, defined, noise.kernels_db),
         )
-    return {"kernels_sqnr_db": f"{kernels_db:.1f}"}
+    return noise.to_params()
 
 
 def find_optimizer(

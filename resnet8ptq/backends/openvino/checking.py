@@ -12,21 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.backends import kernels
+from resnet8ptq.backends import kernel_noise, kernels
 from resnet8ptq.backends.contract import Artifact, Quantizer
+from resnet8ptq.backends.kernel_noise import KernelNoise
 from resnet8ptq.backends.openvino.predictor import open_network
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
-from resnet8ptq.tasks.distortion import KERNELS_DB, sqnr_db
+from resnet8ptq.tasks.distortion import KERNELS_DB
 
 log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
-
-SAMPLES = 16
 
 
 def check(
@@ -42,32 +41,26 @@ def check(
     Raises:
         UnsupportedError: OpenVINO's outputs have other shapes than the network's.
     """
-    threads, resolved = quantizer.runtime.threads, quantizer.resolve()
-    count = min(calibration.limit(SAMPLES), len(calibration))
-    if not count or quantizer.config.dtype.name == "fp32":  # without samples, all ranges are given
+    samples = kernel_noise.draw(calibration)
+    if samples is None or quantizer.config.dtype.name == "fp32":
         return {}
-    samples = calibration.inputs(np.arange(count))
+    name, threads = quantizer.config.backend.name, quantizer.runtime.threads
     exact = open_network(artifact.path, threads, on_integers=False)
-    singles = zip(*(exact(samples[n : n + 1]) for n in range(count)), strict=True)
+    singles = zip(*(exact(samples[n : n + 1]) for n in range(len(samples))), strict=True)
     defined = [np.concatenate(outputs) for outputs in singles]
-    computed = open_network(artifact.path, threads)(samples)
     fp32 = open_runner(str(model.onnx_path), threads)(samples)
-    _check_shapes(quantizer.config.backend.name, fp32, defined)
-    kernels_db = sqnr_db(defined, computed)
-    if kernels_db is None:  # equal
-        return {}
-    quantization_db = sqnr_db(fp32, defined)
-    if quantization_db is not None and kernels_db < min(quantization_db, KERNELS_DB):
-        mend = "try backend=onnx"
+    _check_shapes(name, fp32, defined)
+    noise = KernelNoise.of(defined, open_network(artifact.path, threads)(samples), fp32)
+    if noise.exceeds(KERNELS_DB):
+        resolved, mend = quantizer.resolve(), "try backend=onnx"
         if kernels.saturates(resolved, (), machine.cpu()[1]):
             avoided = kernels.avoid_saturation(resolved)
             mend = f"this CPU has no VNNI, and 16-bit sums saturate; {avoided} avoids it"
         log.warning(
-            "backend=%s: on %d calibration samples OpenVINO's integer kernels add more noise "
-            "(SQNR %.1f dB) than the quantization (%.1f dB): %s",
-            *(quantizer.config.backend.name, count, kernels_db, quantization_db, mend),
+            "backend=%s: on %d calibration samples OpenVINO's integer kernels add %s: %s",
+            *(name, len(samples), noise.describe(), mend),
         )
-    return {"kernels_sqnr_db": f"{kernels_db:.1f}"}
+    return noise.to_params()
 
 
 def _check_shapes(name: str, fp32: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ai_edge_litert.interpreter import Interpreter
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.contract import Predictor, Run
 from resnet8ptq.backends.tflite import contents
 from resnet8ptq.models.batch_axis import in_batches
+
+_REFERENCE = OpResolverType.BUILTIN_REF
 
 
 def load(path: Path, threads: int) -> Predictor:
@@ -22,24 +24,30 @@ def load(path: Path, threads: int) -> Predictor:
     return Predictor(open_run(content, threads), partial(_open_logits, content, threads))
 
 
-def open_interpreter(content: bytes, threads: int, keeps_all: bool = False) -> Any:
+def open_interpreter(
+    content: bytes, threads: int, keeps_all: bool = False, reference: bool = False
+) -> Any:
     """Return LiteRT's interpreter of a file's content.
 
     Args:
+        reference: whether LiteRT's slow reference kernels run.
         keeps_all: whether the values of every tensor can be read after a run; without XNNPACK.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning: Enabling `experimental_preserve_all_tensors`")
         interpreter = Interpreter(
-            model_content=content, num_threads=threads, experimental_preserve_all_tensors=keeps_all
+            model_content=content,
+            num_threads=threads,
+            experimental_preserve_all_tensors=keeps_all,
+            experimental_op_resolver_type=_REFERENCE if reference else OpResolverType.AUTO,
         )
     interpreter.allocate_tensors()
     return interpreter
 
 
-def open_run(content: bytes, threads: int) -> Run:
+def open_run(content: bytes, threads: int, reference: bool = False) -> Run:
     """Return a function that runs the network on batches of any size."""
-    return Network(open_interpreter(content, threads), read_output)
+    return Network(open_interpreter(content, threads, reference=reference), read_output)
 
 
 def _open_logits(content: bytes, threads: int) -> Run | None:

@@ -16,6 +16,7 @@ convolutions of a residual network lose half of their levels. Rewritten files ha
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -36,6 +37,7 @@ from resnet8ptq.backends.contract import (
     run_once,
 )
 from resnet8ptq.backends.tflite import (
+    checking,
     contents,
     converter,
     correspondence,
@@ -55,6 +57,7 @@ from resnet8ptq.core import files, isolation
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import find_stacks
+from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources.formats import is_tflites
 from resnet8ptq.precision.decisions import Decisions
@@ -205,8 +208,14 @@ class TfliteQuantizer(Quantizer):
         return artifact
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
-        """Run one sample; see `contract.Quantizer`."""
-        return run_once(self, artifact, calibration, lambda p: contents.read(p.read_bytes()))
+        """Run one sample, then compare the kernels with the reference; see `contract.Quantizer`."""
+        params = run_once(self, artifact, calibration, lambda p: contents.read(p.read_bytes()))
+        if self.config.dtype.name == "fp32":
+            return params
+        path, threads = artifact.path, self.runtime.threads
+        open_file = partial(predictor.open_run, path.read_bytes(), threads)
+        exact = open_runner(str(model.onnx_path), threads)
+        return params | checking.check(path.name, open_file, exact, calibration)
 
     load = staticmethod(predictor.load)
 

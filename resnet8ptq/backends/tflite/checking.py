@@ -1,0 +1,39 @@
+"""Compares a TFLite file in LiteRT's fast kernels with the same file in its reference kernels."""
+
+import logging
+from collections.abc import Callable
+
+from resnet8ptq.backends import kernel_noise
+from resnet8ptq.backends.contract import Run
+from resnet8ptq.backends.kernel_noise import KernelNoise
+from resnet8ptq.data.dataset import Split
+
+log = logging.getLogger(__name__)
+
+SAMPLES = 4  # the reference kernels take a second for a picture of 224x224
+LIMIT_DB = 40.0  # rounding of XNNPACK's kernels leaves more
+
+
+def check(
+    name: str, open_file: Callable[[bool], Run], exact: Run, calibration: Split
+) -> dict[str, str]:
+    """Return the SQNR of the kernels as a param; warn if it is below the quantization's.
+
+    Args:
+        name: the file's name, for the warning.
+        open_file: loads the file; with True in LiteRT's reference kernels, which are slow.
+        exact: the FP32 network.
+        calibration: a few of these samples run in one batch.
+    """
+    samples = kernel_noise.draw(calibration, SAMPLES)
+    if samples is None:
+        return {}
+    defined, computed = open_file(True)(samples), open_file(False)(samples)
+    noise = KernelNoise.of(defined, computed, exact(samples))
+    if noise.exceeds(LIMIT_DB):
+        log.warning(
+            "%s: on %d calibration samples LiteRT's kernels for this CPU add %s of its reference "
+            "kernels; compare them on the device that will run the file",
+            *(name, len(samples), noise.describe()),
+        )
+    return noise.to_params()
