@@ -11,7 +11,7 @@ from resnet8ptq.data.dataset import Split
 log = logging.getLogger(__name__)
 
 SAMPLES = 4  # the reference kernels take a second for a picture of 224x224
-LIMIT_DB = 40.0  # rounding of XNNPACK's kernels leaves more
+LIMIT_DB = 20.0  # XNNPACK rounds otherwise in each layer: ResNet8 with an 8-bit softmax has 29 dB
 
 
 def check(
