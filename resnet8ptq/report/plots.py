@@ -60,12 +60,15 @@ def _short(names: Sequence[str]) -> list[str]:
 
 
 def activation_ranges(family: Family, backend: str) -> Figure | None:
-    """Draw the range by each calibration method, for each activation of one framework."""
+    """Draw the range by each calibration method, for each activation of one framework.
+
+    None without two methods to compare.
+    """
     chosen: dict[str, dict[str, list[float]]] = {}
     for cell in family.measured:
         if cell.record.backend == backend and cell.ranges.get("activations"):
             chosen.setdefault(cell.record.calib, cell.ranges["activations"])
-    if not chosen:
+    if len(chosen) < 2:
         return None
     names = list(next(iter(chosen.values())))
     figure = Figure(figsize=(9, 1.8 + 0.27 * len(names)), layout="constrained")

@@ -116,5 +116,5 @@ def test_parent_page_shows_the_report(sweep, ui, page):
     open_artifact(page, f"{experiment}/runs/{run.info.run_id}/artifacts/report.html", frame)
     report = page.frame_locator("iframe").locator("h1")
     expect(report).to_contain_text("Quantization report shapes", timeout=PATIENCE_MS)
-    pictures = page.frame_locator("iframe").locator("img")
+    pictures = page.frame_locator("iframe").locator(".method img")
     assert pictures.first.evaluate("image => image.naturalWidth") > 300

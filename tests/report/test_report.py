@@ -147,7 +147,10 @@ def test_figures_are_drawn_where_there_is_data(found):
     assert weight_ranges(found) is None
     ranges = {"activations": {"conv": [-1.0, 2.0]}, "weights": {"conv": [-0.5, 0.25]}}
     full = replace(found, cells=tuple(replace(cell, ranges=ranges) for cell in found.cells))
-    assert activation_ranges(full, "onnx") is not None
+    assert activation_ranges(full, "onnx") is None  # with one method, nothing to compare
+    other = amend(full.cells[0], params={"calib": "mse"})
+    both = replace(full, cells=(*full.cells, other))
+    assert activation_ranges(both, "onnx") is not None
     figure = weight_ranges(full)
     assert figure is not None
     assert [text.get_text() for text in figure.axes[0].texts] == [" -0.50 to 0.25"]
