@@ -1,0 +1,238 @@
+"""`resnet8ptq ship` beside single recipes and other tools: `python -m studies.kinds`.
+
+    python -m studies.kinds                          every network, then the tables
+    python -m studies.kinds networks=lstm,vit        some of them
+    python -m studies.kinds steps=recipes            recipes | one_liners | ship | times
+    python -m studies.kinds report=true              only the tables, from kinds.csv
+
+What was measured is kept in kinds.csv, and not measured again. Networks whose package or data is
+absent are skipped, and a line says so. CIFAR10_DIR and SHARED_NETWORKS name published data and
+networks. `folder` keeps networks, samples and files.
+"""
+
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hydra import initialize_config_dir
+
+from benchmarks.setting import REPO
+from resnet8ptq.config import loading
+from resnet8ptq.core import command, files
+from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.experiment.samples import draw_to_calibrate
+from resnet8ptq.report.verdicts import PASS
+from resnet8ptq.results import RunSummary, load_sweep
+from studies.kinds import records, tables
+from studies.kinds.measuring import (
+    ONE_LINER,
+    RECIPE,
+    SHIP,
+    Row,
+    compose_settings,
+    find_worse,
+    measure,
+    time_in_turns,
+)
+from studies.kinds.one_liners import ONE_LINERS, make_feeds, ort_dynamic
+from studies.kinds.recipes import RECIPES
+from studies.kinds.registry import NETWORKS
+from studies.kinds.subjects import AbsentError
+
+RECORD = REPO / "studies" / "kinds.csv"
+STEPS = ("recipes", "one_liners", "ship", "times")
+
+
+@dataclass
+class Arguments:
+    """What `python -m studies.kinds` takes, as key=value; lists with commas."""
+
+    networks: str = ",".join(NETWORKS)
+    steps: str = ",".join(STEPS)
+    goal: str = "fastest"
+    minutes: float = 3
+    folder: str = "runs/ship"
+    record: str = str(RECORD)
+    report: bool = False
+
+
+@dataclass
+class Bench:
+    """The files and rows of one network.
+
+    Attributes:
+        words: the settings that name network and data, and one thread.
+    """
+
+    name: str
+    words: list[str]
+    folder: Path
+    rows: list[Row]
+
+    def has(self, source: str, name: str) -> bool:
+        """Whether a row is measured already."""
+        return any(row.source == source and row.name == name for row in self.rows)
+
+    def start(self, source: str, name: str) -> Row:
+        """Return an empty row."""
+        return Row(self.name, NETWORKS[self.name].kind, source, name)
+
+    def keep(self, row: Row) -> None:
+        """Add a row, and report it."""
+        self.rows.append(row)
+        loss = row.reason or f"loss {row.loss:.4g}, {row.bytes} bytes"
+        print(f"{self.name}, {row.source} {row.name}: {loss}", file=sys.stderr, flush=True)
+
+    def files(self) -> list[tuple[Row, Path]]:
+        """Return the measured rows with their files."""
+        return [(row, self.path(row)) for row in self.rows if row.measured]
+
+    def run_folder(self, row: Row) -> Path:
+        """Return the folder of a row's run."""
+        return self.folder / row.source / row.name.replace(" ", "_").replace(",", "")
+
+    def path(self, row: Row) -> Path:
+        """Return the file of a row."""
+        for word in shlex.split(row.words):
+            key, _, value = word.partition("=")
+            if key == "backend.path":
+                return Path(value)
+        return self.run_folder(row) / "model.onnx"
+
+
+def main() -> int:
+    """Measure what is not in the table yet, then print the tables."""
+    asked = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
+    record = Path(asked.record)
+    rows = records.read_rows(record)
+    loading.register_schemas()
+    with initialize_config_dir(str(REPO / "conf"), version_base=None):
+        for name in [] if asked.report else asked.networks.split(","):
+            mine = [row for row in rows if row.network == name]
+            others = [row for row in rows if row.network != name]
+            try:
+                bench = make_bench(name, Path(asked.folder).absolute() / name, mine)
+            except AbsentError as error:
+                print(f"{name}: skipped, absent: {error}", file=sys.stderr)
+                continue
+            take_steps(bench, asked)
+            rows = [*others, *bench.rows]
+            records.write_rows(record, rows)
+    print(tables.render(rows))
+    return 0
+
+
+def make_bench(name: str, folder: Path, rows: list[Row]) -> Bench:
+    """Make the network and its samples, or find those of an earlier call."""
+    made = folder / "words.txt"
+    if not made.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        words = NETWORKS[name].make(folder)
+        files.write_text(made, shlex.join(words))
+    return Bench(name, [*shlex.split(made.read_text()), "threads=1"], folder, rows)
+
+
+def take_steps(bench: Bench, asked: Arguments) -> None:
+    """Make and measure the rows that a network lacks."""
+    steps = asked.steps.split(",")
+    if "recipes" in steps:
+        try_recipes(bench)
+    if "one_liners" in steps:
+        try_one_liners(bench)
+    if "ship" in steps and not bench.has(SHIP, asked.goal):
+        ship(bench, asked.goal, asked.minutes)
+    if "times" in steps:
+        bench.rows[:] = compare(bench)
+
+
+def try_recipes(bench: Bench) -> None:
+    """Quantize by each recipe of this tool."""
+    for name, recipe in RECIPES.items():
+        if not bench.has(RECIPE, name):
+            row = bench.start(RECIPE, name)
+            bench.keep(measure(row, [*bench.words, *recipe], bench.run_folder(row)))
+
+
+def try_one_liners(bench: Bench) -> None:
+    """Quantize by each call of another tool, on this tool's FP32 network and calibration draw."""
+    settings = compose_settings(bench.words)
+    source = Path(settings.config.model.path or "")
+    missing = [name for name in ONE_LINERS if not bench.has(ONE_LINER, name)]
+    if source.suffix != ".tflite":
+        missing = [name for name in missing if ONE_LINERS[name][0] != ".tflite"]
+    if not missing:
+        return
+    data, network = load(settings)
+    calibrating = draw_to_calibrate(settings.config, data).split
+    feeds = make_feeds(calibrating, [value.name for value in network.contract.inputs])
+    for name in missing:
+        suffix, make = ONE_LINERS[name]
+        row = bench.start(ONE_LINER, name)
+        folder = bench.run_folder(row)
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"theirs{suffix}"
+        try:
+            make(source if suffix == ".tflite" else network.onnx_path, feeds, target)
+        except Exception as error:  # of another tool: any
+            bench.keep(replace(row, reason=f"{type(error).__name__}: {error}"[:200]))
+            continue
+        words = [*bench.words, "backend=file", f"backend.path={target}"]
+        if make is ort_dynamic:
+            words.append("evaluate.batch_size=1")  # a batch sets its ranges
+        bench.keep(measure(row, words, folder))
+
+
+def ship(bench: Bench, goal: str, minutes: float) -> None:
+    """Ship the network by one command, and score its winner on the samples of the other files."""
+    sweep = bench.folder / f"ship_{goal}"
+    row = bench.start(SHIP, goal)
+    words = [*bench.words, f"goal={goal}", f"minutes={minutes:g}"]
+    kept = [f"tracking.root={bench.folder / 'mlruns'}", f"hydra.sweep.dir={sweep}"]
+    begin = time.monotonic()
+    called = subprocess.run(
+        [sys.executable, "-m", "resnet8ptq", "ship", *words, *kept],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    took = (time.monotonic() - begin) / 60
+    files.write_text(bench.folder / "ship.log", called.stdout + called.stderr)
+    winner = find_winner(sweep)
+    if winner is None or winner.path is None:
+        last = (called.stderr or called.stdout).strip().splitlines()[-1:]
+        bench.keep(replace(row, reason=f"exit code {called.returncode}: {' '.join(last)}"))
+        return
+    scored = [*bench.words, "backend=file", f"backend.path={winner.path}"]
+    measured = measure(row, scored, bench.run_folder(row))
+    bench.keep(replace(measured, verdict=winner.verdict or "", minutes=took, reason=winner.label))
+
+
+def find_winner(sweep: Path) -> RunSummary | None:
+    """Return the last confirmed run that passes, else the first confirmed one."""
+    if not sweep.exists():
+        return None
+    runs = load_sweep(folder=sweep).runs
+    confirmed = [run for run in runs if run.samples_from == "test" and run.loss is not None]
+    passing = [run for run in confirmed if run.verdict == PASS]
+    return passing[-1] if passing else next(iter(confirmed), None)
+
+
+def compare(bench: Bench) -> list[Row]:
+    """Return the rows with latencies, and the winner's test against the best one-liner."""
+    timed = time_in_turns(bench.files())
+    theirs = [row for row in timed if row.source == ONE_LINER]
+    rows = [row for row in bench.rows if not row.measured]
+    for row in timed:
+        if row.source == SHIP and theirs:
+            best = min(theirs, key=lambda other: other.loss or 0.0)
+            folders = bench.run_folder(row), bench.run_folder(best)
+            row = replace(row, p_worse=find_worse(*folders, bench.words))
+        rows.append(row)
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Makes, scores and times the files of one network."""
+
+import shlex
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hydra import compose
+
+from resnet8ptq.config import loading
+from resnet8ptq.config.schema import LatencyConfig
+from resnet8ptq.core.errors import PtqError
+from resnet8ptq.evaluation import latency
+from resnet8ptq.evaluation.batching import Load
+from resnet8ptq.evaluation.evaluator import Evaluator, as_fp32, loader
+from resnet8ptq.evaluation.stopped_hits import read_pair
+from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
+from resnet8ptq.experiment.pipeline import run_experiment
+from resnet8ptq.experiment.settings import Settings, resolve
+from resnet8ptq.tasks.metric import BASELINE
+
+TIMED = LatencyConfig(repeats=60, batch_repeats=1, batch_size=1, max_seconds=10)
+QUIET = 20  # percent: other load doubles or tenfolds more than half of the times here
+RECIPE, ONE_LINER, SHIP = "recipe", "one-liner", "ship"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A file of a network, or the reason why there is none.
+
+    Attributes:
+        source: `RECIPE`, `ONE_LINER` or `SHIP`.
+        words: the settings that make the row again: those of a run, or the winner's.
+        loss: in the unit of `limit`.
+        p_within: p-value of "the loss is at the limit or above".
+        sqnr_db: of the outputs against FP32's; `divergence`: of the classes, KL.
+        ms: latency of one sample, in turns with the network's other files, its quantile
+            `QUIET`; `fp32_ms` that of FP32 in the same framework.
+        p_worse: p-value of "loses no more than the one-liner of the least loss", for a winner.
+        minutes: of one `ship`, by the clock.
+    """
+
+    network: str
+    kind: str
+    source: str
+    name: str
+    words: str = ""
+    metric: str = ""
+    samples: int | None = None
+    fp32: float | None = None
+    value: float | None = None
+    loss: float | None = None
+    limit: float | None = None
+    p_within: float | None = None
+    sqnr_db: float | None = None
+    divergence: float | None = None
+    bytes: int | None = None
+    fp32_bytes: int | None = None
+    ms: float | None = None
+    fp32_ms: float | None = None
+    p_worse: float | None = None
+    verdict: str = ""
+    minutes: float | None = None
+    reason: str = ""
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is a file, and its loss."""
+        return self.loss is not None
+
+
+class _Nowhere:
+    """In place of a run in MLflow: records nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *values, **named: None
+
+
+def compose_settings(words: Sequence[str]) -> Settings:
+    """Return the settings of words; of two for the same key, the last one counts."""
+    last = {word.partition("=")[0]: word for word in words}
+    return resolve(loading.parse_config(compose("config", overrides=list(last.values()))))
+
+
+def measure(row: Row, words: Sequence[str], folder: Path) -> Row:
+    """Quantize into a folder, reload, score, and compare with FP32; latencies come later."""
+    folder.mkdir(parents=True, exist_ok=True)
+    nowhere: Any = _Nowhere()
+    try:
+        settings = compose_settings([*words, "latency.enabled=false"])
+        result = run_experiment(settings, folder, nowhere)
+    except PtqError as error:
+        return replace(row, reason=" ".join(f"{error}".split()))
+    except Exception as error:  # a fault of this tool: shown, and the study goes on
+        traceback.print_exc()
+        return replace(row, reason=f"crash: {type(error).__name__}: {error}"[:200])
+    measurement = result.measurement
+    if measurement is None:
+        return replace(row, reason=result.reason)
+    comparison = measurement.comparison
+    metrics = result.to_metrics()
+    metric = comparison.metric
+    return replace(
+        row,
+        words=shlex.join(words),
+        metric=metric.name,
+        samples=comparison.model.total,
+        fp32=float(comparison.baseline.value),
+        value=float(comparison.model.value),
+        loss=float(comparison.loss(fair=True)),
+        limit=metric.limit(settings.config.report),
+        p_within=metrics.get("paired/p_within"),
+        sqnr_db=comparison.sqnr_db,
+        divergence=metrics.get("kl_divergence"),
+        bytes=measurement.size_bytes,
+        fp32_bytes=int(metrics[f"{BASELINE}size_bytes"]),
+    )
+
+
+def find_worse(winner: Path, other: Path, words: Sequence[str]) -> float:
+    """Return the p-value of "the winner loses no more than the other file".
+
+    Args:
+        winner, other: folders of two runs on the same samples.
+    """
+    settings = compose_settings(words)
+    data, network = load(settings)
+    task = make_task(settings.config.task, data, network, data.test)
+    pairs = []
+    for folder in (winner, other):
+        with np.load(folder / "predictions.npz") as arrays:
+            pairs.append(read_pair(task.test, dict(arrays)).model)
+    margin = pairs[0].margin_over(pairs[1], task.metric, 0.0, len(data.test))
+    return float(margin.p_beyond)
+
+
+def time_in_turns(files: Sequence[tuple[Row, Path]]) -> list[Row]:
+    """Time files of one network and their FP32 networks in turns; return rows with latencies.
+
+    Args:
+        files: rows with the settings that made them, and the files.
+    """
+    loads: dict[str, Load] = {}
+    baselines: list[str | None] = []
+    samples = None
+    for row, path in files:
+        fitted, data, evaluator = _open(row)
+        samples = samples or data.test
+        if fitted.quantizer.resolve().execution == "simulated":
+            baselines.append(None)
+            continue
+        framework = f"fp32 {fitted.config.backend.framework}"
+        if framework not in loads:
+            fp32 = evaluator.baseline(fitted.config, data.test).path
+            loads[framework] = loader(as_fp32(fitted.config), fitted.runtime, fp32)
+        loads[_label(row)] = partial(fitted.quantizer.load, path)
+        baselines.append(framework)
+    if samples is None or not loads:
+        return [row for row, _ in files]
+    times: dict[str, float] = {}
+    timings = latency.measure(list(loads.values()), samples, TIMED)
+    for name, timing in zip(loads, timings, strict=True):
+        times[name] = float(np.percentile(timing.single_ms, QUIET))
+    rows = []
+    for (row, _), baseline in zip(files, baselines, strict=True):
+        timed = row
+        if baseline is not None:
+            timed = replace(row, ms=times[_label(row)], fp32_ms=times[baseline])
+        rows.append(timed)
+    return rows
+
+
+def _label(row: Row) -> str:
+    return f"{row.source} {row.name}"
+
+
+def _open(row: Row) -> tuple[Settings, Any, Evaluator]:
+    """Return the settings of a row, fitted to the network, its data, and an evaluator."""
+    settings = compose_settings(shlex.split(row.words))
+    data, network = load(settings)
+    task = make_task(settings.config.task, data, network, data.test)
+    fitted = fit_settings(settings, network)
+    return fitted, data, Evaluator(network, task, fitted.runtime)

@@ -1,0 +1,41 @@
+"""The networks of the study, by name."""
+
+from studies.kinds import packaged, shared, trained
+from studies.kinds.subjects import Entry
+
+NETWORKS: dict[str, Entry] = {
+    "digits": Entry("convolutional", trained.convolutional),
+    "digits_few": Entry("convolutional", trained.convolutional_few),
+    "mnist": Entry("convolutional", shared.digits),
+    "resnet8": Entry("convolutional", shared.resnet8),
+    "ic02": Entry("convolutional", shared.resnet_large),
+    "depthwise": Entry("depthwise", trained.depthwise),
+    "kws": Entry("depthwise", shared.keywords),
+    "vww": Entry("depthwise", shared.wake_words),
+    "mobilenet_v1": Entry("depthwise", shared.mobilenet_v1),
+    "mobilenet_v2": Entry("depthwise", shared.mobilenet_v2),
+    "text_direction": Entry("depthwise", packaged.text_direction),
+    "residual_silu": Entry("residual, SiLU", trained.residual_silu),
+    "dense_counts": Entry("dense", trained.dense_integers),
+    "dense_values": Entry("dense", trained.dense_regression),
+    "anomalies": Entry("dense", shared.anomalies),
+    "lstm": Entry("recurrent", trained.lstm),
+    "gru": Entry("recurrent", trained.gru),
+    "voice": Entry("recurrent", packaged.voice_activity),
+    "vit": Entry("attention, pictures", shared.vit),
+    "vit_own": Entry("attention, pictures", trained.vision),
+    "text_recognition": Entry("attention, pictures", packaged.text_recognition),
+    "phrases": Entry("attention, text", shared.phrases),
+    "file_types": Entry("convolutions, text", packaged.file_types),
+    "decoder": Entry("decoder", trained.decoder),
+    "spectrogram": Entry("speech, spectrograms", trained.spectrogram),
+    "waves": Entry("speech, waveforms", trained.wave_convolutions),
+    "pitches": Entry("speech, waveforms", packaged.pitches),
+    "yolox": Entry("detector", shared.yolox),
+    "faces": Entry("detector", shared.faces),
+    "unet": Entry("U-Net", trained.unet),
+    "text_detection": Entry("U-Net", packaged.text_detection),
+    "embedding": Entry("embedding", trained.embedding),
+    "wake_word": Entry("embedding", packaged.wake_word_embedding),
+    "speaker": Entry("embedding", packaged.speaker_embedding),
+}
