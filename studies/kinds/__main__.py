@@ -25,7 +25,7 @@ from resnet8ptq.core import command, files
 from resnet8ptq.experiment.compatibility import load
 from resnet8ptq.experiment.samples import draw_to_calibrate
 from resnet8ptq.report.verdicts import PASS
-from resnet8ptq.results import RunSummary, load_sweep
+from resnet8ptq.results import RunRecord, load_sweep
 from studies.kinds import records, tables
 from studies.kinds.measuring import (
     ONE_LINER,
@@ -53,7 +53,7 @@ class Arguments:
     networks: str = ",".join(NETWORKS)
     steps: str = ",".join(STEPS)
     goal: str = "fastest"
-    minutes: float = 3
+    minutes: float = 2
     folder: str = "runs/ship"
     record: str = str(RECORD)
     report: bool = False
@@ -201,16 +201,17 @@ def ship(bench: Bench, goal: str, minutes: float) -> None:
     took = (time.monotonic() - begin) / 60
     files.write_text(bench.folder / "ship.log", called.stdout + called.stderr)
     winner = find_winner(sweep)
-    if winner is None or winner.path is None:
+    written = [path for path in sweep.glob("winner.*") if path.suffix != ".yaml"]
+    if winner is None or len(written) != 1:
         last = (called.stderr or called.stdout).strip().splitlines()[-1:]
         bench.keep(replace(row, reason=f"exit code {called.returncode}: {' '.join(last)}"))
         return
-    scored = [*bench.words, "backend=file", f"backend.path={winner.path}"]
+    scored = [*bench.words, "backend=file", f"backend.path={written[0]}"]
     measured = measure(row, scored, bench.run_folder(row))
     bench.keep(replace(measured, verdict=winner.verdict or "", minutes=took, reason=winner.label))
 
 
-def find_winner(sweep: Path) -> RunSummary | None:
+def find_winner(sweep: Path) -> RunRecord | None:
     """Return the last confirmed run that passes, else the first confirmed one."""
     if not sweep.exists():
         return None
