@@ -31,7 +31,7 @@ from resnet8ptq.tasks.comparison import Comparison, Scores
 from resnet8ptq.tasks.outputs import Outputs
 from resnet8ptq.tasks.task import Task
 
-DYNAMIC_BATCH_SIZE = 256
+DYNAMIC_BATCH_SIZE = 1  # a batch sets the ranges, and the latency is that of single samples
 
 Config = TypeVar("Config", bound=QuantizationConfig)
 
@@ -272,7 +272,7 @@ class Evaluator:
         """Load the artifact at `path` with the batching in the settings, or the fastest one."""
         size = batch_size or self.batch_size
         if size is None and config.method == "dynamic":
-            size = DYNAMIC_BATCH_SIZE  # its ranges depend on the batch: not tuned
+            size = DYNAMIC_BATCH_SIZE
         about: cache.Key = {
             "network": self.network.sha256,
             "backend": _backend(config),

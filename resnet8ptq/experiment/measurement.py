@@ -56,7 +56,8 @@ def measure(
         label = "Evaluating to choose"
         chosen = evaluator.compare(config, path, samples.selection, label, logits=False)
         choice, metrics["system/choose_s"] = chosen.comparison, chosen.evaluation.seconds
-    if config.method == "dynamic" and config.dtype.name != "fp32":  # the batch sets its ranges
+    is_dynamic = config.method == "dynamic" and config.dtype.name != "fp32"
+    if is_dynamic and evaluation.batching.batch_size != 1:  # the batch sets its ranges
         label = "Evaluating one by one"
         seen = reported.take(np.arange(comparison.model.total)) if plan else reported
         single = evaluator.compare(config, path, seen, label, 1, logits=False).comparison

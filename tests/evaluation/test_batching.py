@@ -166,11 +166,11 @@ def test_what_is_set_is_not_tried(monkeypatch, tmp_path):
     assert {*backend.measured} == {Batching(300, 3, 1), Batching(300, 1, 3)}
 
 
-def test_batches_of_dynamic_quantization_are_a_setting(monkeypatch, tmp_path):
-    """They change what it predicts."""
+def test_dynamic_quantization_runs_one_by_one(monkeypatch, tmp_path):
+    """A batch sets its ranges."""
     backend = Counting(monkeypatch, lambda tried: 1.0)
-    assert run(1000, tmp_path, "method=dynamic").batching.batch_size == 256
-    assert sorted(size for size, _ in backend.batches) == [232, 256, 256, 256]
+    assert run(1000, tmp_path, "method=dynamic").batching.batch_size == 1
+    assert {size for size, _ in backend.batches} == {1}
 
 
 def test_what_a_copy_raises_ends_the_run():
