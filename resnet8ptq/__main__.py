@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from pkgutil import resolve_name
 
-from resnet8ptq.core import importing
+from resnet8ptq.core import clock, importing
 
 COMMANDS = {
     "init": "resnet8ptq.starter.folder:main",
@@ -80,6 +80,7 @@ def _explain_unknown(name: str, words: list[str]) -> str:
 
 def main(words: list[str] | None = None) -> int:
     """Run the command line, by default that of this process; return the exit code."""
+    clock.begin()
     importing.allow(Path.cwd())  # before other imports: with `-m`, Python searches there first
     from resnet8ptq.core import console
 

@@ -74,7 +74,7 @@ class SearchSweeper(Sweeper):
             at_once=running.worker.at_once if running.worker else 1,
             check=lambda step: compose(step.overrides),
             delivery=running.delivery,
-            begun_s=running.begun_s,
+            begun_s=running.command_begun_s,
         )
         searched.run()
 

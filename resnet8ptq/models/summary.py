@@ -136,6 +136,15 @@ def summarize(
     )
 
 
+def load_graph(path: Path, cache_root: Path, config: ModelConfig | None = None) -> onnx.GraphProto:
+    """Return the graph of a network's file, exported to ONNX.
+
+    Raises:
+        ModelError: not a model, or unsafe.
+    """
+    return _export(path, cache_root, config or ModelConfig(), None).graph
+
+
 def find_picture_size(path: Path, config: ModelConfig, cache_root: Path) -> tuple[int, int] | None:
     """Return height and width of the network's input pictures.
 

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config import words
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
-from resnet8ptq.core import background, command, console, invocation
+from resnet8ptq.core import background, clock, command, console, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.sweeps import jobs, ongoing
@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make 
 
 
 log = logging.getLogger(__name__)
+LATE = 1.1  # of a search's time limit
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class RunningSweep:
     goal: str | None = None  # of a search (`experiment=auto`)
     delivery: "Delivery | None" = None  # of a search: its best model so far
     seconds: float | None = None  # of a search: its time limit
+    command_begun_s: float = field(default_factory=clock.begun_s)
     words: Sequence[str] = ()  # of the command line
     begun_s: float = field(default_factory=time.monotonic)
     failures: dict[str, str] = field(default_factory=dict)  # the first job of each error's text
@@ -203,6 +205,13 @@ class RunningSweep:
                 mlperf_tiny.print_suite(runs)
         return chosen
 
+    def _is_late(self) -> bool:
+        """Return whether the report, which takes about as long as the start, would end too late."""
+        if self.seconds is None or self.delivery is None:
+            return False
+        spent_s = time.monotonic() - self.command_begun_s
+        return spent_s + self.delivery.startup_s > LATE * self.seconds
+
     def _draw(self, records: "list[RunRecord]", chosen: "list[ModelSelection]") -> None:
         """Write the report to the folder and the parent run, unless a search is late."""
         from resnet8ptq.evaluation import paired_latency
@@ -210,7 +219,7 @@ class RunningSweep:
         from resnet8ptq.tracking import upload
 
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
-        if self.seconds is not None and time.monotonic() - self.begun_s > self.seconds:
+        if self._is_late():
             again = invocation.command("report", f"run_id={parent_id}", *store.words)
             print(f"The time is up: the report is not drawn; to draw it: {again}")
         elif records or self._has_analyses():

@@ -22,6 +22,7 @@ class Delivery:
         outcome: its measurements as text.
         is_confirmed: whether it was measured on the reported samples.
         path: the copied file.
+        startup_s: seconds from the start of the command to the first step.
     """
 
     folder: Path | None = None
@@ -30,6 +31,7 @@ class Delivery:
     outcome: str = ""
     is_confirmed: bool = False
     path: Path | None = None
+    startup_s: float = 0.0
 
     def keep(self, record: RunRecord, outcome: str, is_confirmed: bool = False) -> None:
         """Copy the file of a run in place of the one before."""

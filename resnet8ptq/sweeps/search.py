@@ -22,7 +22,7 @@ from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.core.text import printable, unescape_markdown
 from resnet8ptq.experiment.search import searching
 from resnet8ptq.experiment.search.searching import Asked, Step, Tried
-from resnet8ptq.experiment.search.step_table import GOALS, START
+from resnet8ptq.experiment.search.step_table import FALLBACK, GOALS, START
 from resnet8ptq.report.verdicts import find_fault
 from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.tasks.metric import BASELINE, Metric
@@ -99,7 +99,9 @@ class RecipeSearch:
         if self.begun_s is None:
             self.begun_s = now_s
         elif self.seconds > 2 * LEAST_CLOSING_S:  # a loaded machine starts and closes slowly
-            self.closing_s = max(LEAST_CLOSING_S, CLOSING * self.seconds, now_s - self.begun_s)
+            self.delivery.startup_s = now_s - self.begun_s
+            startup_s = self.delivery.startup_s
+            self.closing_s = max(LEAST_CLOSING_S, CLOSING * self.seconds, startup_s)
             self.closing_s = min(self.closing_s, self.seconds / 4)
         while len(self.confirmed) < self.allowed.confirmations:
             if not searching.passing(self.tried):
@@ -119,7 +121,7 @@ class RecipeSearch:
 
     def _try_steps(self) -> None:
         while steps := searching.next_steps(self.asked, self.tried):
-            fitting = [step for step in self._without_conflicts(steps) if self._fits(step)]
+            fitting = self._without_conflicts([step for step in steps if self._fits(step)])
             # A search that ends in time still quantizes and evaluates its choice, then confirms it.
             self._run(fitting[: self.at_once], self._left_s() - 2 * self._confirm_s())
 
@@ -165,17 +167,19 @@ class RecipeSearch:
     def _fits(self, step: Step) -> bool:
         """Return whether a step and a confirmation fit into the remaining time; else skip the step.
 
-        For a step that can end early with the best so far, it is enough if a part fits.
+        For a step that can end early with the best so far, it is enough if a part fits. While no
+        model passes, the time of the step that loses next to nothing is kept too.
         """
-        expected_s, confirm_s, left_s = self._expect(step), self._confirm_s(), self._left_s()
-        expected_s *= step.part
+        expected_s = self._expect(step) * step.part
+        later_s = self._confirm_s() + self._reserve_s(step)
+        left_s = self._left_s()
         is_first = not any(trial.measured for trial in self.tried)
-        if is_first or expected_s + confirm_s <= left_s:
+        if is_first or expected_s + later_s <= left_s:
             return True
         self._skip(
             step,
-            f"it takes about {expected_s:.0f} s and the confirmation {confirm_s:.0f} s, but "
-            f"{left_s:.0f} s are left; try a larger minutes=",
+            f"it takes about {expected_s:.0f} s and the steps that must follow {later_s:.0f} s, "
+            f"but {left_s:.0f} s are left; try a larger minutes=",
         )
         return False
 
@@ -183,6 +187,13 @@ class RecipeSearch:
         """Return the expected seconds of the confirmation of the best so far."""
         ranked = searching.rank(self.asked, self.tried)
         return _again_s(ranked[0]) if ranked else 0.0
+
+    def _reserve_s(self, step: Step) -> float:
+        """Return the seconds kept for the step that loses next to nothing, if it comes later."""
+        later = searching.find_fallback(self.asked, self.tried, step.backend)
+        if step.kind == FALLBACK or not later:
+            return 0.0
+        return self._expect(later[0])
 
     def _expect(self, step: Step) -> float:
         """Return the expected seconds of a step, based on measured steps.

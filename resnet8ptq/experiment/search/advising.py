@@ -22,8 +22,9 @@ from resnet8ptq.core.console import print_table, say, stdout
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.experiment import inputs
 from resnet8ptq.experiment.search import candidates
+from resnet8ptq.experiment.search.properties import find_properties
 from resnet8ptq.models.network_path import locate
-from resnet8ptq.models.summary import Summary, summarize
+from resnet8ptq.models.summary import Summary, load_graph, summarize
 
 _PATH = "data.root=PATH"  # in a command for a network whose data are not set
 _VARIED = ("backend", "dtype", "per_channel", "reduce_range", "method")
@@ -40,16 +41,31 @@ def main(words: list[str]) -> None:
         return print(invocation.adapt(__doc__ or ""))
     settings = _check(words)
     values = {o.key_or_group: o.value() for o in map(grammar.parse, settings)}
-    network = None
+    network, properties = None, None
     if (path := values.get("model.path")) is not None:
         root = values.get("cache_dir")
         source = locate(ModelConfig(path=str(path)), "")
-        network = summarize(source, cache.folder(None if root is None else str(root)))
+        cache_root = cache.folder(None if root is None else str(root))
+        network = summarize(source, cache_root)
+        properties = find_properties(load_graph(source, cache_root))
     kept = [word for word in settings if not word.startswith("model.path=")]
     has_data = any(key == "data" or key.startswith("data.") for key in values)
     if network is not None and not has_data:
         kept.append(_PATH)
     print_advice(*machine.cpu(), network, kept)
+    if properties is not None:
+        _print_steps(properties, [f"model.path={values['model.path']}", *kept])
+
+
+def _print_steps(properties: Sequence[str], settings: Sequence[str]) -> None:
+    """Print the steps of `ship` for a network as a table, and its command."""
+    console = stdout(None, 130)
+    say(
+        console,
+        f"Properties: {', '.join(properties) or 'none that decides a step'}. In this order,",
+    )
+    say(console, f"until a model passes, {invocation.command('ship', *settings)} tries:")
+    print_table(console, ("step", "why"), candidates.steps(properties))
 
 
 def _check(words: Sequence[str]) -> list[str]:

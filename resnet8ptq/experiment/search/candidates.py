@@ -4,6 +4,7 @@ The backends give the advice (`backends.advice`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 
 from resnet8ptq.backends.advice import (
@@ -16,10 +17,13 @@ from resnet8ptq.backends.advice import (
 )
 from resnet8ptq.backends.kernels import is_arm
 from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.config.words import assign
-from resnet8ptq.core import invocation
+from resnet8ptq.core import invocation, machine
 from resnet8ptq.core.descriptor import Backend
 from resnet8ptq.core.machine import VNNI, is_x86
+from resnet8ptq.experiment.search import step_table
+from resnet8ptq.experiment.search.step_table import Seen
 from resnet8ptq.models.summary import Summary
 
 
@@ -55,6 +59,23 @@ def sweeps(
     own = [*path, *settings]
     lines = [f"backend={','.join(names)} {tried}" for tried, names in chosen.items()]
     return [invocation.command("run", "-m", *own, *line.split()) for line in lines]
+
+
+def steps(properties: Sequence[str], backend: str = "onnx") -> list[tuple[str, str]]:
+    """Return the steps that `ship` takes for a network with these properties: settings, reason.
+
+    A step changes the best model before it, unless it is a first step. The answers to the findings
+    of a diagnosis are known later.
+    """
+    seen = Seen(backend, machine.sums_exactly(), ReportConfig().max_drop, tuple(properties))
+    first = {word.partition("=")[0]: word for word in step_table.start(seen).settings}
+    seen = replace(seen, settings=first)
+    proposals = [
+        proposal
+        for name in step_table.order(properties, "fastest")
+        for proposal in step_table.propose(name, seen)
+    ]
+    return [(proposal.change.words, proposal.why) for proposal in proposals]
 
 
 def _advise(

@@ -16,7 +16,7 @@ from resnet8ptq.evaluation.worth import saves
 from resnet8ptq.experiment.search import step_table
 from resnet8ptq.experiment.search.changes import Change, change
 from resnet8ptq.experiment.search.properties import PRODUCTS, RECURRENT
-from resnet8ptq.experiment.search.step_table import ANSWERS, Proposal, Seen
+from resnet8ptq.experiment.search.step_table import ANSWERS, FALLBACK, Proposal, Seen
 
 SKIPPED = "skipped"  # the status of a step that did not fit into the time
 DIAGNOSIS, FEWER_BITS, CONFIRM = "diagnosis", "fewer bits", "confirm"  # kinds of its own
@@ -349,6 +349,15 @@ def _excluded(settings: Mapping[str, str]) -> list[str]:
         return []
     value = words.parse(settings[_EXCLUDE]).value()
     return [str(name) for name in value] if isinstance(value, list) else []
+
+
+def find_fallback(asked: Asked, tried: Sequence[Tried], backend: str) -> list[Step]:
+    """Return the step that loses next to nothing, while no model passes; else empty."""
+    own = [trial for trial in tried if trial.step.backend == backend]
+    measured = [trial for trial in own if trial.measured]
+    if passing(own) or (measured and loses_nothing(asked, _closest_that_saves(measured))):
+        return []
+    return _propose(asked, backend, own, FALLBACK, before=())
 
 
 def _find_smaller(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:

@@ -25,6 +25,7 @@ from resnet8ptq.experiment.search.properties import (
 GOALS = ("fastest", "smallest", "best")
 WEIGHTS, ACTIVATIONS = "weights cost more", "activations cost more"  # known after a diagnosis
 START, ANSWERS = "start", "answers"
+FALLBACK = "weights_in_8_bits"  # the last resort before FP32
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,9 @@ STEPS = (
     StepKind(
         name="dynamic",
         rank=1,
-        settings="method=dynamic dtype={exact} per_channel=true slim=true",
+        settings=(  # in batches, the others of a batch would set the ranges of a sample
+            "method=dynamic dtype={exact} per_channel=true slim=true evaluate.batch_size=1"
+        ),
         why="weights lie in matrix products: ranges of activations sample by sample",
         needs=(PRODUCTS, RECURRENT),
         capability="dynamic",
@@ -187,7 +190,7 @@ STEPS = (
         part=0.25,
     ),
     StepKind(
-        name="weights_in_8_bits",
+        name=FALLBACK,
         rank=70,
         settings="method=weight_only dtype=w8 weight_only.block_size=null slim=true",
         why="weights alone in 8 bits lose next to nothing; activations stay in float",

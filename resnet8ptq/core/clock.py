@@ -1,0 +1,16 @@
+"""The time since the command of this process began, for limits that include its start."""
+
+import time
+
+_begun_s: float | None = None
+
+
+def begin() -> None:
+    """Note that a command begins now."""
+    global _begun_s
+    _begun_s = time.monotonic()
+
+
+def begun_s() -> float:
+    """Return when the command began, by `time.monotonic`; now, if that is not known."""
+    return time.monotonic() if _begun_s is None else _begun_s
