@@ -13,11 +13,11 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from multiprocessing import connection, get_context, parent_process
 from typing import Any, ParamSpec, TypeVar
@@ -25,7 +25,7 @@ from typing import Any, ParamSpec, TypeVar
 import cloudpickle  # also pickles lambdas, which a comparison may hold
 
 from resnet8ptq.core import invocation
-from resnet8ptq.core.console import LogHandler
+from resnet8ptq.core.console import LogHandler, waiting
 from resnet8ptq.core.errors import TrackingError, portable
 from resnet8ptq.core.text import one_line
 
@@ -99,14 +99,22 @@ def ask(function: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
 
 def result(future: "Future[T]") -> T:
     """Return the result of a call, or raise its error; `wait` then does not raise it again."""
-    if future in _pending:
-        _pending.remove(future)
-    return future.result()
+    with _waiting_for([future]):
+        if future in _pending:
+            _pending.remove(future)
+        return future.result()
 
 
 def rest() -> None:
     """Wait until the background process is idle, before a measurement; `wait` raises errors."""
-    futures.wait(_pending)
+    with _waiting_for(_pending):
+        futures.wait(_pending)
+
+
+def _waiting_for(calls: Iterable["Future[Any]"]) -> AbstractContextManager[None]:
+    """Show that this process waits for calls, unless they are done."""
+    is_done = all(call.done() for call in calls)
+    return nullcontext() if is_done else waiting("Waiting for MLflow and the figures")
 
 
 def name_store(words: Sequence[str]) -> None:

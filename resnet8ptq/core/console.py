@@ -117,8 +117,11 @@ class LogHandler(RichHandler):
         return super().render_message(record, show(message))
 
     def emit(self, record: LogRecord) -> None:
-        """Write the record, which delays the next line of `watch`."""
-        super().emit(record)
+        """Write the record, which delays the next line of `watch`; without a terminal in a line."""
+        if stderr().is_terminal:
+            super().emit(record)
+        else:
+            _say(f"{record.levelname:8} {self.format(record)}")
         _watch.hear()
 
 
@@ -189,7 +192,8 @@ def never_silent(between: str = "Working") -> None:
 
 
 def _say(line: str) -> None:
-    stderr().print(f"{time.strftime('%H:%M:%S')} {show(line)}", markup=False, highlight=False)
+    text = f"{time.strftime('%H:%M:%S')} {show(line)}"
+    stderr().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 _watch = Watch(_say, draws=lambda: stderr().is_interactive)

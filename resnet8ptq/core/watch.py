@@ -115,7 +115,7 @@ class Watch:
                 told = [step for step in steps[:-1] if step.unit]
                 self._write("; ".join(step.describe() for step in [*told, steps[-1]]))
             elif self.between and not steps:
-                self._write(f"{self._find_import() or self.between} ... {now - self._heard:.0f} s")
+                self._write(f"{self._find_import() or self.between} ... {now - self._turned:.0f} s")
             self._said, self._modules = now, len(sys.modules)
             return pause
 

@@ -5,7 +5,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,7 +164,7 @@ def verify(folder: Path, more: Vectors | None = None) -> str:
     Raises:
         QuantizationError: the environment cannot be created, or the example fails.
     """
-    with tempfile.TemporaryDirectory() as home:
+    with _temporary_folder() as home:
         python = Path(home, "bin" if os.name == "posix" else "Scripts", "python")
         with waiting("Creating a virtual environment"):
             _call([sys.executable, "-m", "venv", home], "the virtual environment cannot be created")
@@ -177,6 +178,16 @@ def verify(folder: Path, more: Vectors | None = None) -> str:
             more.save(copy / VECTORS)
             output += f"\n{run(python, copy)}"
         return output
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[str]:
+    home = tempfile.mkdtemp()
+    try:
+        yield home
+    finally:
+        with waiting("Removing the virtual environment"):
+            shutil.rmtree(home, ignore_errors=True)
 
 
 def run(python: Path | str, folder: Path) -> str:

@@ -1,6 +1,7 @@
 """Progress where there is no terminal."""
 
 import io
+import logging
 
 from rich.console import Console
 
@@ -28,6 +29,14 @@ def test_running_steps_are_known_until_they_end_or_are_abandoned():
 def test_a_line_is_one_line_without_markup(capsys):
     console._say("Reading [red]a\x1b")
     assert capsys.readouterr().err[9:] == "Reading [red]a?\n"
+
+
+def test_without_a_terminal_a_record_is_one_line(capsys):
+    record = logging.LogRecord("here", logging.WARNING, "", 0, "long " * 60 + "\x1b", (), None)
+    console.LogHandler().emit(record)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line[9:].startswith("WARNING  long long")
+    assert line.endswith("long ?")
 
 
 def test_a_table_keeps_numbers_whole_and_shows_texts_of_files_safely():

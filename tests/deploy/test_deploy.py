@@ -107,6 +107,7 @@ def test_folder_computes_what_the_run_predicted(backend, file, runs, deployed):
     found = deployed[backend]
     assert found.called.code == 0, found.called.err
     assert "predictions equal to the run's on 500 of 500 samples" in found.called.out
+    assert found.called.out.splitlines()[-1].endswith("example.py PICTURE")
     expected = predictions(runs, backend)
     with np.load(found.folder / "test_vectors.npz") as vectors:
         places = np.linspace(0, len(expected) - 1, 10).astype(int)
