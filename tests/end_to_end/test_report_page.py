@@ -117,6 +117,12 @@ def test_a_point_names_itself_beside_the_pointer_and_on_focus(tab):
     assert tip.is_visible()
     tab.keyboard.press("Enter")
     assert MODEL in tab.locator("tr.on").inner_text()
+    assert tab.locator(".panel-of:not(.away) .point[tabindex='0']").count() == 1
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("ArrowLeft")
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("Enter")
+    assert "torch" in tab.locator("tr.on").inner_text()
 
 
 @pytest.mark.parametrize("tab", ["few"], indirect=True)

@@ -1,5 +1,6 @@
 "use strict";
 // Without this script the page shows the same, unsorted and without the buttons.
+const STEPS = {ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Enter: 0, " ": 0};
 for (const family of document.querySelectorAll("section.family")) {
   const table = family.querySelector("table.runs");
   if (!table) continue;
@@ -83,6 +84,15 @@ for (const family of document.querySelectorAll("section.family")) {
     tip.style.top = `${top + tip.offsetHeight <= box.height ? top : mark.top - box.top - tip.offsetHeight - 8}px`;
   }
 
+  function move(point, step) { // to the next point from left to right: only one is a tab stop
+    const all = [...point.parentElement.querySelectorAll(".point[role]")].sort((a, b) => place(a).x - place(b).x);
+    const next = all[all.indexOf(point) + step];
+    if (!next) return;
+    point.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  }
+
   for (const point of family.querySelectorAll(".point")) {
     const name = point.querySelector("title"), title = name.textContent;
     name.remove();
@@ -96,7 +106,10 @@ for (const family of document.querySelectorAll("section.family")) {
     point.setAttribute("aria-label", title);
     point.addEventListener("click", () => select(point.dataset.row, true));
     point.addEventListener("keydown", event => {
-      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); select(point.dataset.row, true); }
+      const step = STEPS[event.key];
+      if (step === undefined) return;
+      event.preventDefault();
+      if (step) move(point, step); else select(point.dataset.row, true);
     });
   }
   for (const row of rows) row.addEventListener("click", () => select(row.dataset.row, false));
