@@ -150,6 +150,7 @@ def test_figures_of_a_sweep_take_any_text(found):
     text = NASTY.replace("\u202e", "")  # for which the font has no glyph, and warns
     ranges = {"activations": {text: [0.0, 1.0]}, "weights": {text: [-1.0, 1.0]}}
     cells = tuple(replace(cell, label=text, ranges=ranges) for cell in found.cells)
+    cells += (amend(cells[0], params={"calib": f"{text} too"}),)
     for draw in (sweep_plots.class_impact, sweep_plots.weight_ranges):
         figure = draw(Family(cells))
         assert figure is None or figures.to_png(figure).startswith(b"\x89PNG")
@@ -169,7 +170,8 @@ def test_figures_of_a_sweep_take_any_text(found):
 def test_files_of_the_report_stay_in_its_folder(found):
     ranges = {"activations": {"x": [0.0, 1.0]}, "weights": {}}
     named = amend_family(found, params={"backend": "../../x", "calib": "minmax"})
-    family = Family(tuple(replace(cell, label="x", ranges=ranges) for cell in named.cells))
+    cells = tuple(replace(cell, label="x", ranges=ranges) for cell in named.cells)
+    family = Family((*cells, amend(cells[0], params={"calib": "mse"})))
     drawn = page._draw(*page.select([family], LIMITS))
     assert any(name.startswith("ranges_") for name in drawn)
     assert not any("/" in name for name in drawn)
