@@ -435,3 +435,15 @@ def test_fp32_runs_where_its_framework_takes_it(quantize, shapes_model, caplog, 
     backend = as_fp32(fitted(asked, fp32).config).backend
     assert backend == (TfliteConfig() if keras else BackendConfig("onnx"))
     assert ("FP32 runs in ONNX Runtime" in caplog.text) is not keras
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_tensor_without_a_batch_axis_is_returned(batch):
+    """The scale of a dynamic range, which the comparison of tensors reads too."""
+    port = Port("x", (2,), "float32")
+    contents = Contents("ONNX", "", (port,), (), (), {}, batch=batch)
+    run = lambda arrays: [arrays[0], np.float32(0.5)]  # noqa: E731
+    network = predictor.MatchedNetwork(run, contents, {"x": {"name": "x", "axes": None}}, {})
+    samples, scale = network(np.ones((3, 2), np.float32))
+    assert samples.shape == (3, 2)
+    assert {*np.atleast_1d(scale)} == {0.5}

@@ -51,7 +51,8 @@ class MatchedNetwork:
             if count < size:  # the last part
                 some = [np.concatenate([a, np.zeros_like(a, shape=(size - count, *a.shape[1:]))])
                         for a in some]  # fmt: skip
-            parts.append([output[:count] for output in self.run(some)])
+            outputs = self.run(some)
+            parts.append([np.atleast_1d(output)[:count] for output in outputs])  # some are scalars
         joined = [p[0] if len(p) == 1 else np.concatenate(p) for p in zip(*parts, strict=True)]
         return self._select(joined)
 
