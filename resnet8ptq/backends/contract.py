@@ -105,10 +105,12 @@ class Predictor:
     Attributes:
         predict: returns each output [n, ...], in the network's order, for network inputs [n, ...].
         open_logits: loads a copy that ends before the final softmax; None without a softmax.
+        time_ms: returns the milliseconds of a batch, measured where the file runs; None: here.
     """
 
     predict: Run
     open_logits: Callable[[], Run | None]
+    time_ms: Callable[[NDArray[np.float32]], float] | None = None
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32] | None:
         """Return the final softmax's input [n, classes], dequantized; None without a softmax.

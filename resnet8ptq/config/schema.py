@@ -46,6 +46,7 @@ _MODULE = {"model.module": limits.SET}
 _SUITE = {"benchmark.name": limits.SET}
 _TOKENIZED = {"data.tokenizer": limits.SET}
 _TIMED = {"latency.enabled": limits.TRUE}
+_TARGETED = {"target.command": limits.SET}
 _ADAROUND = {"corrections.adaround": limits.TRUE}
 _RECONSTRUCTION = {"corrections.reconstruction": limits.TRUE}
 _WEIGHT_ONLY = {**_QUANTIZED, **_with("method", "weight_only")}
@@ -303,6 +304,14 @@ class LatencyConfig:
 
 
 @dataclass
+class TargetConfig:
+    """Another machine that runs the files; see `target`."""
+
+    command: str | None = None
+    timeout_s: float = limited(120.0, limits.POSITIVE, only=_TARGETED)
+
+
+@dataclass
 class TrackingConfig:
     """The MLflow store."""
 
@@ -449,6 +458,7 @@ class RunConfig(QuantizationConfig):
     cache_dir: str | None = None
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     latency: LatencyConfig = field(default_factory=LatencyConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)

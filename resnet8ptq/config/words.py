@@ -103,7 +103,7 @@ def is_plain(word: str) -> bool:
 
 
 # Prefixes of settings that run code, or lead to data of others.
-_OF_OTHERS = ("model.module", "task.metric", "tracking", "cache_dir")
+_OF_OTHERS = ("model.module", "task.metric", "target", "tracking", "cache_dir")
 
 
 def _is_plain_value(value: Any) -> bool:

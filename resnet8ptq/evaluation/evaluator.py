@@ -27,11 +27,13 @@ from resnet8ptq.evaluation.sequential import FAIL, PASS, StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import find_outcome, stop
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
+from resnet8ptq.target.target import Target
 from resnet8ptq.tasks.comparison import Comparison, Scores
 from resnet8ptq.tasks.outputs import Outputs
 from resnet8ptq.tasks.task import Task
 
 DYNAMIC_BATCH_SIZE = 1  # a batch sets the ranges, and the latency is that of single samples
+REMOTE_BATCH_SIZE = 16
 
 Config = TypeVar("Config", bound=QuantizationConfig)
 
@@ -44,9 +46,26 @@ def as_fp32(config: Config) -> Config:
     return replace(config, backend=backend, dtype=DtypeConfig("fp32"), method="static")
 
 
-def loader(config: QuantizationConfig, runtime: Runtime, path: Path) -> Load:
-    """Return a function that loads the artifact at `path` with a given number of threads."""
-    return partial(make_quantizer(config, runtime).load, path)
+def loader(
+    config: QuantizationConfig, runtime: Runtime, path: Path, target: Target | None = None
+) -> Load:
+    """Return a function that loads the artifact at `path` with a given number of threads.
+
+    Args:
+        target: the machine that runs it; None: this one.
+    """
+    if target is None:
+        return partial(make_quantizer(config, runtime).load, path)
+    return partial(_load_remote, target, path, config.backend.descriptor.runtime)
+
+
+def _load_remote(target: Target, path: Path, runtime: str, threads: int) -> Predictor:
+    file = target.load(path, runtime, threads)
+    return Predictor(
+        predict=lambda batch: file.run(batch)[0],
+        open_logits=lambda: None,
+        time_ms=lambda batch: 1000 * file.run(batch)[1],
+    )
 
 
 @dataclass(frozen=True)
@@ -100,6 +119,7 @@ class Evaluator:
         network: the FP32 network that artifacts are compared with.
         batch_size: the batch size of evaluations; None: the fastest.
         cut: whether the network ends before its softmax, so that its outputs are logits.
+        target: the machine that runs the artifacts; None: this one.
     """
 
     network: Fp32Model
@@ -107,6 +127,7 @@ class Evaluator:
     runtime: Runtime
     batch_size: int | None = None
     cut: bool = False
+    target: Target | None = None
     _references: dict[str, Scores] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -264,7 +285,13 @@ class Evaluator:
         reduction = self.task.scope.reduction
         kind = f"{reduction} {code.behind(type(reduction).__module__)}" if reduction else ""
         about = {"backend": _backend(config), "samples": samples.digest, "reduction": kind}
+        if self.target is not None:
+            about["target"] = json.dumps(self.target.describe(), sort_keys=True)
         return {**about, **cache.made_with(__name__)}
+
+    def loader(self, config: QuantizationConfig, path: Path) -> Load:
+        """Return a function that loads an artifact where this evaluator runs it."""
+        return loader(config, self.runtime, path, self.target)
 
     def _open(
         self, config: QuantizationConfig, path: Path, samples: Split, batch_size: int | None
@@ -280,7 +307,10 @@ class Evaluator:
             "method": config.method,
             "format": config.format or "",
         }
-        load = loader(config, self.runtime, path)
+        load = self.loader(config, path)
+        if self.target is not None:  # no measurement: it takes many runs
+            cores = self.runtime.threads if self.runtime.threads_fixed else self.target.cores
+            return [load(cores)], Batching(samples.limit(size or REMOTE_BATCH_SIZE), cores)
         batching = find_batching(load, samples, size, self.runtime, about)
         return [load(batching.threads) for _ in range(batching.at_once)], batching
 

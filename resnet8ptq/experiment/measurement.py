@@ -1,6 +1,7 @@
 """Measures the quantized artifact, reloaded from disk, on every role of samples."""
 
-from functools import partial
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,21 @@ from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.batching import Load
-from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32, loader
+from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32
+from resnet8ptq.evaluation.inference import Evaluation
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement
 from resnet8ptq.evaluation.sequential import StoppingPlan
-from resnet8ptq.experiment.samples import has_groups
+from resnet8ptq.experiment.samples import Samples, has_groups
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.workspace import Prepared, Workspace
+from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.distortion import KERNELS_DB
 from resnet8ptq.tasks.metric import BASELINE, Metrics
 from resnet8ptq.tasks.task import Task
+
+log = logging.getLogger(__name__)
 
 
 def measure(
@@ -69,6 +75,8 @@ def measure(
     metrics[f"{BASELINE}size_bytes"] = baseline.size_bytes
     fp32 = baseline.outputs.first(len(evaluation.outputs))
     of_network = [output.name for output in evaluator.network.contract.outputs]
+    if evaluator.target is not None:
+        metrics |= _compare_machines(evaluator, config, path, samples, evaluation)
     silent = task.scope.find_silent(of_network, evaluation.outputs, fp32)
     metrics["paired/p_within"] = _test_limit(config, task, comparison, reported)
     resolved = work.settings.quantizer.resolve(prepared.decisions)
@@ -84,6 +92,26 @@ def measure(
         silent=silent,
         outputs_sha256=evaluation.outputs.sha256,
     )
+
+
+def _compare_machines(
+    evaluator: Evaluator, config: RunConfig, path: Path, samples: Samples, there: Evaluation
+) -> Metrics:
+    """Run the samples on this machine too; warn if the target computes something else."""
+    local, task = replace(evaluator, target=None), evaluator.task
+    reported = samples.reported.take(np.arange(len(there.outputs)))
+    here = local.compare(config, path, reported, "Evaluating here", logits=False)
+    sqnr_db = distortion.sqnr_db(here.evaluation.outputs.values, there.outputs.values)
+    if sqnr_db is not None and sqnr_db < KERNELS_DB:
+        log.warning(
+            "target.command: the same file gives other outputs there (SQNR %.1f dB against this "
+            "machine); %s here is %s",
+            *(sqnr_db, task.metric.title, task.metric.show(here.comparison.model.value)),
+        )
+    return {
+        "target/sqnr_db": sqnr_db,
+        f"target/here_{task.metric.name}": here.comparison.model.value,
+    }
 
 
 def _test_limit(
@@ -103,9 +131,9 @@ def _test_limit(
 def _time(evaluator: Evaluator, settings: Settings, path: Path, samples: Split) -> Metrics:
     """Time the artifact and its FP32 baseline in turns."""
     config = settings.config
-    loads: list[Load] = [partial(settings.quantizer.load, path)]
+    loads: list[Load] = [evaluator.loader(config, path)]
     if config.dtype.name != "fp32":
         baseline = evaluator.baseline(config, samples)
-        loads.append(loader(as_fp32(config), settings.runtime, baseline.path))
+        loads.append(evaluator.loader(as_fp32(config), baseline.path))
     background.rest()
     return {**Latency(*latency.measure(loads, samples, config.latency)).to_metrics()}

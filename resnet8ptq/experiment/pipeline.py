@@ -4,6 +4,7 @@ import logging
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -80,6 +81,10 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
         if artifact.ranges:
             table.write(folder, artifact.ranges, work.provenance(prepared.network))
 
+    if settings.target is not None:
+        runtime_name = config.backend.descriptor.runtime
+        params["measured_on"] = settings.target.say(runtime_name)
+        work = replace(work, evaluator=replace(evaluator, target=settings.target))
     measurement = measure(work, prepared, quantized, memory, plan)
     params |= _describe_artifact(settings.quantizer, resolved, quantized)
     params |= _describe_measurement(config, samples, measurement)

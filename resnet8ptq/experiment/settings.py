@@ -29,6 +29,7 @@ from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models import model, network_path, summary
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.target.target import Target, connect
 from resnet8ptq.tasks.registry import AUTO, TASKS
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,12 @@ class Settings:
     def quantizer(self) -> Quantizer:
         """The quantizer for these settings."""
         return make_quantizer(self.config, self.runtime)
+
+    @cached_property
+    def target(self) -> Target | None:
+        """The machine that runs the files; None: this one. All runs of a process share it."""
+        asked = self.config.target
+        return None if asked.command is None else connect(asked.command, asked.timeout_s)
 
     def fit(self, network: Fp32Model) -> "Settings":
         """Return the settings with the backend's own defaults for this network.

@@ -20,7 +20,7 @@ from resnet8ptq.report.verdicts import FAIL, PASS
 from resnet8ptq.tasks.metric import BASELINE
 from resnet8ptq.tracking.record import RunRecord
 
-NOTHING_FASTER = "One sample at a time, nothing here is shown to be faster than FP32 on this CPU."
+NOTHING_FASTER = "One sample at a time, nothing here is shown to be faster than FP32 on {machine}."
 KNOWN = " Known to be fast here, and untried:"
 UNKNOWN_SPEED = "for an NPU: its speed was not measured, because this CPU computes it in float"
 
@@ -92,7 +92,9 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
     if not chosen.headline.nothing_faster:
         return answer
     untried = find_untried(selected.family.records)
-    return replace(answer, hint=f"{NOTHING_FASTER}{KNOWN if untried else ''}", untried=untried)
+    machine = first.choice.record.measured_on or "this CPU"
+    hint = NOTHING_FASTER.format(machine=machine) + (KNOWN if untried else "")
+    return replace(answer, hint=hint, untried=untried)
 
 
 _ADVICE = {

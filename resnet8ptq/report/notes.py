@@ -141,6 +141,7 @@ def _reasons(named: Sequence[tuple[RunRecord, str]], hidden: Collection[str]) ->
             (f"{record.status}: ", record.reason),
             ("", record.doubt),
             ("far from FP32: ", record.cause),
+            ("measured on ", record.measured_on),
             ("in float: ", "" if "float_operators" in hidden else record.float_operators),
             ("weight bits (dtype sets the rest): ", bits),
             ("execution: ", "" if "execution" in hidden else execution),

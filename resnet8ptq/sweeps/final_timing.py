@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from resnet8ptq.backends.registry import make_quantizer
@@ -63,8 +62,10 @@ def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:
     timed = [cell for cell in selected.family.measured if cell.record.speedup is not None]
     if not models or not timed:
         return None
-    cpu = machine.describe().get("cpu", "")
-    if any(cell.record.cpu != cpu for cell in (*models, *timed)):
+    records = [cell.record for cell in (*models, *timed)]
+    cpus = {record.cpu for record in records}
+    reached = all(record.measured_on for record in records) or cpus == {machine.cpu()[0]}
+    if len(cpus) > 1 or not reached:
         log.warning("the best models ran on other machines, and are not timed against each other")
         return None
     try:
@@ -104,11 +105,11 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
     with ExitStack() as stack:
         for name, folder in models.items():
             [path] = [path for path in folder.glob("model.*") if path.suffix != ".json"]
-            loads[name] = loader(configs[folder], runtime, path)
+            loads[name] = loader(configs[folder], runtime, path, settings.target)
         for name, folder in baselines.items():
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             plain = as_fp32(configs[folder])
             quantizer = make_quantizer(plain, runtime)
             made = quantizer.quantize(fp32, quantizer.asked, data.test, scratch)
-            loads[name] = partial(quantizer.load, made.path)
+            loads[name] = loader(plain, runtime, made.path, settings.target)
         return paired_latency.run(loads, data.test, settings.config.latency)

@@ -110,7 +110,8 @@ class RunRecord(BaseModel):
     key: Text = _tag("record")  # of its journal
     job_number: Text = _tag("job_number")
     jobs_at_once: Text = _tag("jobs_at_once", default="1")
-    cpu: Text = _tag("cpu", "the CPU that was measured")
+    host_cpu: Text = _tag("cpu", "the CPU of the machine that made the run")
+    measured_on: Text = _param("measured_on", "the machine of target.command that ran the file")
     platform: Text = _tag("platform")
     calibration_digest: Text = _tag("calibration_digest")
 
@@ -301,6 +302,11 @@ class RunRecord(BaseModel):
     def framework(self) -> str:
         """The backend, with its flow where it has several."""
         return printable(self.combination.cells[0])
+
+    @property
+    def cpu(self) -> str:
+        """The CPU that was measured."""
+        return self.measured_on or self.host_cpu
 
     @property
     def dtype(self) -> str:

@@ -1,0 +1,1 @@
+"""Measures files on another machine: accuracy and latency where the network will run."""

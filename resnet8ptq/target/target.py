@@ -1,0 +1,128 @@
+"""The machine that runs the files: loads them there, runs samples, and measures the time there."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core.records import feed
+from resnet8ptq.target.connection import Connection, ConnectionLostError, Reply
+from resnet8ptq.target.measure import RUNTIMES
+
+log = logging.getLogger(__name__)
+
+TRIES = 3  # connections for one request: a network may be gone for a moment
+
+
+@dataclass
+class Target:
+    """Another machine, reached by a command that starts Python there.
+
+    Attributes:
+        command: such as `ssh pi@board python3`.
+        timeout_s: the longest time for one answer.
+    """
+
+    command: str
+    timeout_s: float
+    _connection: Connection | None = field(default=None, init=False, repr=False)
+    _loaded: dict[str, "RemoteFile"] = field(default_factory=dict, init=False, repr=False)
+    _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+    _about: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the machine, its CPU and cores, and the versions of its runtimes."""
+        if not self._about:
+            self._about.update(self.ask({"do": "describe"}).fields)
+        return self._about
+
+    @property
+    def cores(self) -> int:
+        """The number of its cores."""
+        return int(self.describe()["cores"])
+
+    def say(self, runtime: str) -> str:
+        """Return the CPU, the machine and the version of a runtime there, in one line."""
+        about = self.describe()
+        version = about["versions"].get(runtime, "version unknown")
+        return f"{about['cpu']} ({about['machine']}), {runtime} {version}"
+
+    def load(self, path: Path, runtime: str, threads: int) -> "RemoteFile":
+        """Load a file on the target.
+
+        Raises:
+            UnsupportedError: the target has no such runtime, or it refuses the file.
+        """
+        if runtime not in RUNTIMES:
+            raise UnsupportedError(
+                f"target.command: {runtime} is not measured on another machine; expected a backend "
+                f"that runs in {' | '.join(RUNTIMES)}"
+            )
+        key = f"{files.sha256(path)} {runtime} {threads}"
+        if key not in self._loaded:
+            request = {"do": "load", "key": key, "runtime": runtime, "threads": threads}
+            file = RemoteFile(self, key, request, path.read_bytes())
+            file.names = self.ask(request, file.content).fields["names"]
+            self._loaded[key] = file
+        return self._loaded[key]
+
+    def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Reply:
+        """Send a request; after a lost connection, connect and load the files again.
+
+        Raises:
+            ConnectionLostError: the connection is lost again and again.
+        """
+        with self._lock:
+            for number in range(TRIES):
+                try:
+                    return self._connect().ask(request, payload)
+                except ConnectionLostError as error:
+                    self._connection = None
+                    if number == TRIES - 1:
+                        raise
+                    log.warning("%s; connecting again", error)
+        raise AssertionError  # the last try returns or raises
+
+    def _connect(self) -> Connection:
+        if self._connection is None:
+            self._connection = Connection(self.command, self.timeout_s)
+            for file in self._loaded.values():
+                self._connection.ask(file.request, file.content)
+        return self._connection
+
+
+@dataclass
+class RemoteFile:
+    """A file that is loaded on the target.
+
+    Attributes:
+        names: the inputs, in the file's order.
+    """
+
+    target: Target
+    key: str
+    request: Mapping[str, Any]
+    content: bytes
+    names: list[str] = field(default_factory=list)
+
+    def run(self, batch: NDArray[Any]) -> tuple[list[NDArray[np.float32]], float]:
+        """Return each output [n, ...] for network inputs [n, ...], and the seconds there."""
+        inputs = [np.ascontiguousarray(values) for values in feed(batch, self.names).values()]
+        arrays = [[values.dtype.str, values.shape] for values in inputs]
+        payload = b"".join(values.tobytes() for values in inputs)
+        reply = self.target.ask({"do": "run", "key": self.key, "arrays": arrays}, payload)
+        return list(reply.arrays), float(reply.fields["seconds"])
+
+
+@cache
+def connect(command: str, timeout_s: float) -> Target:
+    """Return the target of a command; its connection opens with the first request."""
+    return Target(command, timeout_s)
