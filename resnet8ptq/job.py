@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from resnet8ptq.config import words
 from resnet8ptq.config.loading import parse_config
-from resnet8ptq.config.naming import Combination
+from resnet8ptq.config.naming import Combination, name_varied
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, command, console, invocation
 from resnet8ptq.core.descriptor import FILE
@@ -56,7 +56,8 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     background.prepare(sender.warm_up)
     with console.waiting("Loading libraries"):
         from resnet8ptq.experiment import pipeline  # noqa: F401  # while the store opens
-        from resnet8ptq.report import comparison, terminal, verdicts
+        from resnet8ptq.report import comparison, run_pages, terminal, verdicts
+        from resnet8ptq.report.recommend import ModelSelection
 
     tags = identify(settings)
     # If `find_store` returns a store, `background.wait` reports its errors at the end.
@@ -66,7 +67,9 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRe
     done = run_recorded(cfg, settings, folder, store, tags=tags)
     if config.analysis.name is None:  # an analysis has printed its own table
         families = comparison.count_looks(store, comparison.load(store, [done]))
-        terminal.print_runs([verdicts.judge(family, config.report) for family in families])
+        judged = [verdicts.judge(family, config.report) for family in families]
+        terminal.print_runs(judged)
+        run_pages.write(store, [ModelSelection(family) for family in judged])
     terminal.print_paths(folder, store)
     print(f"Run:    {done.run_id}")
     is_model = config.analysis.name is None and config.backend.quantizes
@@ -119,7 +122,15 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
         earlier = resume.find_attempts(sweep, number)
         _log_progress(number, begun.jobs, left_s)
         return run_recorded(
-            cfg, settled, folder, sweep.store, sweep.parent_id, tags, earlier, threads
+            cfg,
+            settled,
+            folder,
+            sweep.store,
+            sweep.parent_id,
+            tags,
+            earlier,
+            threads,
+            name_varied(settings.overrides.task, sweep.varied),
         )
     except Exception as error:
         reason = command.explain(error)
@@ -171,6 +182,7 @@ def run_recorded(
     tags: Mapping[str, str] | None = None,
     earlier: Sequence["RunRecord"] = (),
     threads: int | None = None,
+    varied: str = "",
 ) -> "RunRecord":
     """Run the job inside an MLflow run with `tags`; the run replaces the `earlier` runs.
 
@@ -181,6 +193,7 @@ def run_recorded(
         cfg: the composed config, which names the run and is logged if the run fails early.
         settings: the located settings; an error fails the run.
         threads: the default of `threads`, which a failed run logs too.
+        varied: further settings in the run's name.
     """
     from resnet8ptq.evaluation.result import RunResult
     from resnet8ptq.experiment import running
@@ -188,6 +201,7 @@ def run_recorded(
 
     combination = Combination.of_config(cast(RunConfig, cfg)).name
     name = "-".join(filter(None, (cfg.benchmark.name, combination, cfg.analysis.name)))
+    name = f"{name} {varied}".rstrip()
     log.info("%s: started", name)
     composed = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
     if cfg.threads is None:

@@ -1,6 +1,6 @@
 """Names of runs (framework, dtype, calibration, granularity) and of networks."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +91,30 @@ class Combination:
         framework, dtype, calibration, granularity = self.cells
         parts = (framework, dtype, calibration.partition(",")[0], granularity)
         return "-".join(filter(None, parts)).replace(" ", "_")
+
+
+# Settings whose value the name of a combination holds, or names by itself.
+_NAMED = ("backend", "dtype", "method", "calib", "per_channel", "backend.path")
+_MOST = 40  # characters of a value in a name
+
+
+def name_varied(words: Sequence[str], varied: Collection[str]) -> str:
+    """Return the settings of a job that vary in its sweep, as the end of its run's name.
+
+    Args:
+        words: the job's settings, as key=value.
+        varied: the keys that differ between the jobs.
+
+    >>> name_varied(["dtype=int8", "corrections.adaround=true", "seed=3"], ["dtype", "seed"])
+    'seed=3'
+    """
+    parts = []
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        if key in varied and key not in _NAMED:
+            short = value.rpartition("/")[2][:_MOST]
+            parts.append(f"{key.rpartition('.')[2]}={short}")
+    return " ".join(parts)
 
 
 def _dtype_of_file(params: Mapping[str, str]) -> str:

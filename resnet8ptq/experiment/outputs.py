@@ -4,7 +4,7 @@
 |---|---|
 | `model.onnx`, `.pt`, `.pt2`, `.pte`, `.tflite` | the quantized model, written by its backend |
 | `config.yaml` | the resolved config |
-| `result.json` | status and every metric |
+| `result.json` | every setting and every metric; written by `tracking.details` |
 | `predictions.npz` | the values that the task keeps for each test image, of model and baseline |
 | `choice.npz` | the same for the selection samples |
 | `per_class.csv`, `confusion.csv`, `classes.png`, `roc.png`, ... | tables and figures of the task |
@@ -53,7 +53,7 @@ def write(
     samples: Samples,
     fp32: Fp32Model,
 ) -> None:
-    """Write all files except the model, each atomically; `result.json` comes last."""
+    """Write all files except the model and `result.json`, each atomically."""
     measured = result.measurement
     assert measured is not None  # only measured runs come here
     task, comparison = measured.task, measured.comparison
@@ -80,8 +80,6 @@ def write(
     if isinstance(config.data, TableConfig) and config.data.tokenizer is not None:
         with files.atomic(folder / TOKENIZER) as temporary:
             shutil.copyfile(config.data.tokenizer, temporary)
-    record = {"status": result.status, "resolved": result.resolved, "metrics": result.to_metrics()}
-    files.write_text(folder / "result.json", json.dumps(record, indent=2))
 
 
 def _scored_ids(samples: Samples, comparison: Comparison) -> NDArray[np.uint64]:

@@ -30,7 +30,7 @@ from resnet8ptq.tasks.outputs import Array
 from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tasks.values import Paired, PairedTest
-from resnet8ptq.tracking import history, ledger
+from resnet8ptq.tracking import history, ledger, metrics
 from resnet8ptq.tracking.ledger import NO_LOOKS, Looks
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
@@ -199,6 +199,7 @@ def _look_back(store: Store, family: Family) -> Family:
 def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
     """Return the values of an earlier run; None, with a warning, if its files are gone."""
     try:
+        record = history.complete(store, record)
         return _read_cell(store, facts.task_of([record]), record, "", {}).paired
     except TrackingError as error:
         log.warning("the samples shared with an earlier run cannot be identified: %s", error)
@@ -207,7 +208,7 @@ def _read_earlier(store: Store, record: RunRecord) -> Paired | None:
 
 def _largest_of_each(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the run with the most scored samples of each test set, since runs may stop early."""
-    ordered = sorted(records, key=lambda record: record.samples or 0)
+    ordered = sorted(records, key=lambda record: record.metrics.get(metrics.SAMPLES, 0))
     return list({record.samples_digest: record for record in ordered}.values())
 
 
@@ -251,6 +252,8 @@ def _load_ranges(store: Store, record: RunRecord) -> dict[str, Any]:
 def _read_cell(
     store: Store, task: Task, record: RunRecord, label: str, kept: dict[bytes, Array]
 ) -> Cell:
+    if record.fault:
+        raise TrackingError(record.fault)
     # A killed run may have logged its metrics but not its files.
     is_scored = record.samples is not None and record.value_of(task.metric) is not None
     if not is_scored or record.status != "ok":

@@ -36,6 +36,7 @@ from resnet8ptq.report import (
     plots,
     pooled,
     reference,
+    run_pages,
     spread,
     table,
     timing,
@@ -107,6 +108,7 @@ def write(
     note = "\n\n".join(filter(None, notes_of))
     if chosen:
         background.ask(upload.describe, store, parent_id, note or "No model is recommended.")
+    run_pages.write(store, chosen)
     return paths
 
 

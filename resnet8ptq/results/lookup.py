@@ -172,7 +172,7 @@ def _find_newest(store: Store, kind: str, tags: Mapping[str, str]) -> RunRecord:
             f"{kind}: experiment {store.experiment_name!r} has no {named}; try run_id=ID, "
             f"folder=PATH or experiment=NAME{_name_other(store, kind) if not tags else ''}"
         )
-    return newest
+    return history.complete(store, newest)
 
 
 def _name_other(store: Store, kind: str) -> str:

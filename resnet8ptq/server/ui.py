@@ -75,7 +75,7 @@ def find_store(asked: Arguments) -> tuple[str, str]:
     """
     if uri := asked.uri or os.environ.get(address.VARIABLE):
         address.check(uri, written=bool(asked.uri))
-        return uri, "/"
+        return uri, view.HOME
     database = Path(asked.root).absolute() / store.DATABASE
     if not database.is_file():
         run = invocation.command("run")
@@ -84,7 +84,7 @@ def find_store(asked: Arguments) -> tuple[str, str]:
             "root=FOLDER"
         )
     local = store.find_store(TrackingConfig(root=asked.root, experiment_name=asked.experiment))
-    return f"sqlite:///{database}", view.path(local.experiment_id) if local else "/"
+    return f"sqlite:///{database}", view.path(local.experiment_id) if local else view.HOME
 
 
 def serve(uri: str, port: int, page: str) -> None:

@@ -192,7 +192,6 @@ class RunningSweep:
                 timings = final_timing.run(chosen, folder)
                 chosen = page.select(families, self.limits, timings)
                 families = [selected.family for selected in chosen]
-                background.put(final_timing.log_latencies, store, families, timings)
             judged = [selected.family for selected in chosen]
             if self.is_search:  # it has said what each step came to
                 judged = [family.without_held_out() for family in judged]
@@ -333,6 +332,7 @@ def _start(
         search.check(config.hydra.sweeper, typed)
     swept = _find_swept(config.hydra.sweeper)
     count = _count_jobs(config.hydra.sweeper, [*swept, *typed])
+    varied = tuple(o.key_or_group for o in (*swept, *typed) if o.is_sweep_override())
     # No log is set up yet. The imports that follow take a second, or several from a cold disk.
     console.say(console.stderr(), f"{_say_jobs(config.hydra.sweeper, count)}: {folder}")
     for line in words.find_idle(config, typed, swept):
@@ -355,7 +355,15 @@ def _start(
 
     def open_begun() -> Sweep:
         store, parent_id = background.result(begun)
-        return Sweep(store, parent_id, folder, worker, config.sweep.resume, count)
+        return Sweep(
+            store=store,
+            parent_id=parent_id,
+            folder=folder,
+            worker=worker,
+            resume=config.sweep.resume,
+            jobs=count,
+            varied=varied,
+        )
 
     goal, kept, seconds = None, None, None
     if is_search(config.hydra.sweeper):

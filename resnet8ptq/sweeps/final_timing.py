@@ -3,7 +3,6 @@
 import json
 import logging
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -20,11 +19,10 @@ from resnet8ptq.evaluation.evaluator import as_fp32, loader
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.experiment.compatibility import load
 from resnet8ptq.experiment.settings import resolve
-from resnet8ptq.report.comparison import Cell, Family
+from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection, finalists
-from resnet8ptq.report.timing import KEYS, fp32_name
-from resnet8ptq.tracking import origin, upload
-from resnet8ptq.tracking.store import Store
+from resnet8ptq.report.timing import fp32_name
+from resnet8ptq.tracking import origin
 
 log = logging.getLogger(__name__)
 
@@ -40,21 +38,6 @@ def run(chosen: Sequence[ModelSelection], folder: Path) -> list[PairedLatency | 
         kept = [None if timed is None else asdict(timed) for timed in timings]
         files.write_text(folder / paired_latency.FILE, json.dumps(kept, indent=2))
     return timings
-
-
-def log_latencies(
-    store: Store, families: Sequence[Family], timings: Sequence[PairedLatency | None]
-) -> None:
-    """Log the latencies of the turns as the last values of the runs' own metrics."""
-    now = int(1000 * time.time())
-    for family, timed in zip(families, timings, strict=True):
-        if timed is None:
-            continue
-        for record in family.records:
-            if record.run_id in timed.single:
-                timed_keys = [key for key in KEYS if key in record.metrics]
-                points = [(key, record.metrics[key], now, 0) for key in timed_keys]
-                upload.log_batch(store, record.run_id, points)
 
 
 def _time(selected: ModelSelection, folder: Path) -> PairedLatency | None:

@@ -48,13 +48,13 @@ def find_finished(
     ours = [r for r in matching if r.sweep_id == sweep.parent_id]
     for record in ours:
         if record.job_number == str(number):
-            return record
+            return history.complete(sweep.store, record)
     if again and ours:
-        return ours[0]
+        return history.complete(sweep.store, ours[0])
     if not (sweep.resume and matching):
         return None
     history.adopt(sweep.store, sweep.parent_id, number, matching[0])
-    return matching[0]
+    return history.complete(sweep.store, matching[0])
 
 
 def find_attempts(sweep: Sweep, number: int) -> list[RunRecord]:

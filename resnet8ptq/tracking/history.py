@@ -8,7 +8,7 @@ from pathlib import Path
 from resnet8ptq.core import interrupts, invocation
 from resnet8ptq.core.console import say, stderr
 from resnet8ptq.core.errors import ConfigError, TrackingError, errors_as
-from resnet8ptq.tracking import artifacts, journal
+from resnet8ptq.tracking import artifacts, details, journal
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, in_one_line
 
@@ -21,6 +21,21 @@ _ADOPTED = "job_"  # with a job's number: a sweep's tag with the id of another s
 def load_run(store: Store, run_id: str) -> RunRecord:
     """Read one run back."""
     return RunRecord.of_mlflow(store.client.get_run(run_id), store.words)
+
+
+def complete(store: Store, record: RunRecord) -> RunRecord:
+    """Return a run of a query with all its settings and metrics, which `result.json` has.
+
+    A run without a result stays as it is. If the file is missing or damaged, the record says so;
+    see `RunRecord.fault`.
+    """
+    if record.in_folder or record.kind == SWEEP or record.status != "ok":
+        return record
+    try:
+        with artifact(store, record, details.FILE) as path:
+            return details.add(record, path)
+    except TrackingError as error:
+        return record.changed(fault=str(error))
 
 
 def load_named(store: Store, key: str, run_id: str) -> RunRecord:
@@ -44,7 +59,7 @@ def load_named(store: Store, key: str, run_id: str) -> RunRecord:
         return logged
     if run.info.lifecycle_stage == "deleted":
         raise ConfigError(f"{key}: run {run_id} was deleted; restore it in MLflow, or take another")
-    return RunRecord.of_mlflow(run, store.words)
+    return complete(store, RunRecord.of_mlflow(run, store.words))
 
 
 def load_runs(store: Store, run_ids: Sequence[str]) -> dict[str, RunRecord]:
@@ -86,7 +101,7 @@ def find_runs(
 def find_logged(store: Store, key: str) -> RunRecord | None:
     """Return the run with a journal's key, even if it was deleted."""
     runs = find_runs(store, f"tags.record = '{key}'", most=1, deleted=True)
-    return runs[0] if runs else None
+    return complete(store, runs[0]) if runs else None
 
 
 def under(parent_id: str) -> str:
@@ -119,7 +134,8 @@ def load_children(store: Store, parent_id: str) -> list[RunRecord]:
     jobs |= {job: elsewhere[run_id] for job, run_id in adopted.items()}
     # Sorting keeps runs without a number in the order of their start.
     order = sorted(jobs, key=_to_number)
-    return list({jobs[key].run_id: jobs[key] for key in order}.values())
+    once = {jobs[key].run_id: jobs[key] for key in order}
+    return [complete(store, record) for record in once.values()]
 
 
 def _to_number(job: str) -> int:
@@ -151,7 +167,8 @@ def find_newest(store: Store) -> RunRecord | None:
     for most in (_AT_ONCE, None):
         for record in find_runs(store, "", most=most):
             if not record.is_analysis:
-                return load_run(store, record.sweep_id) if record.sweep_id else record
+                parent = record.sweep_id
+                return load_run(store, parent) if parent else complete(store, record)
     return None
 
 

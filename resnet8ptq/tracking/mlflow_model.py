@@ -19,6 +19,7 @@ from resnet8ptq.core.descriptor import Backend, find_backends
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.records import feed, names_of
 from resnet8ptq.data.fields import find_masked
+from resnet8ptq.tracking import params
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store, in_one_line
 
@@ -40,10 +41,13 @@ class _Unchecked:
     """
 
     flavor: Any
+    # Not an argument of `Model.log`, which would log its values as params of the run.
+    model_config: dict[str, Any] | None = None
 
     def save_model(self, validate_serving_input: bool, **arguments: Any) -> None:
         """Save the model; called by `Model.log`."""
-        self.flavor.save_model(**arguments)
+        own = {} if self.model_config is None else {"model_config": self.model_config}
+        self.flavor.save_model(**arguments, **own)
 
 
 def find_model(store: Store, run_id: str) -> "LoggedModel | None":
@@ -107,6 +111,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     needed = [*(["onnx"] if backend.serving == _ONNX else []), backend.runtime, "numpy"]
     experiment = store.client.get_experiment(store.experiment_id)
     store.locate(f"{experiment.artifact_location}/models")  # MLflow's folder for them
+    config = settings.pop("model_config", None)
     with in_one_line(store):
         # `Model.log` has no argument for the store and the experiment.
         mlflow.set_tracking_uri(store.uri)
@@ -115,6 +120,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
             None,
             run_id=run_id,
             name=_REFUSED.sub("_", journal.name),
+            params={"file": path.name, **params.select(journal)},
             signature=ModelSignature(Schema(takes), Schema(gives)),
             input_example=values,
             # Without the name of a torch build: the registry of pip's default has no `+cpu`.
@@ -124,7 +130,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
             ],
             flavor_name=settings["flavor"].__name__,
             validate_serving_input=False,
-            **{**settings, "flavor": _Unchecked(settings["flavor"])},
+            **{**settings, "flavor": _Unchecked(settings["flavor"], config)},
         )
 
 

@@ -1,12 +1,13 @@
-"""The params of a run in MLflow: its main settings, and those that differ from their defaults.
+"""The params of a run in MLflow: the settings that had an effect, and the main resolved values.
 
-A run has a hundred settings, and the user chose only a few. The config artifact and the run's
-folder have all of them; `complete` adds the defaults when a run is read.
+A run has a hundred settings, and the user chose only a few. `result.json` has all of them; see
+`details`. `complete` adds the defaults to the params of a run without that file.
 """
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field
 from functools import cache
 from typing import Any
 
@@ -14,11 +15,21 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq.config.loading import type_config
+from resnet8ptq.config.schema import CalibConfig, ModelConfig, find_fields
 from resnet8ptq.core.text import redact
 from resnet8ptq.tracking.journal import Journal
 
+MOST = 25  # params that MLflow shows of a run
 GROUPS = ("backend", "dtype", "calib", "model", "data", "preprocess")  # params of their own
-MAIN = {*GROUPS, "method", "per_channel", "seed", "threads", "task.name", "evaluate.split"}
+MAIN = (
+    *GROUPS,
+    *("calib.percentile", "method", "per_channel", "seed", "threads", "evaluate.split"),
+)
+# Values that the run resolved, of those that MLflow shows.
+RESOLVED = (
+    *("dataset", "scored_as", "weight_dtype", "activation_dtype", "execution", "engine"),
+    *("excluded_nodes", "planned_bits", "cut_short"),
+)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -33,24 +44,60 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def select(journal: Journal) -> dict[str, str]:
-    """Return the params that MLflow shows, including those that the sweep sets for this job."""
+    """Return the params that MLflow shows, at most `MOST`; more known values never remove one.
+
+    A setting is shown if it is a main one, set by the sweep for this job, or not the default; and
+    if it had an effect. The first ones count if there are too many.
+    """
+    params = journal.params
+    implied = _implied(params)
+    ordered = dict.fromkeys((*MAIN, *_find_swept(journal)))
+    analysis = params.get("analysis.name", "null") != "null"
+    for key in params:
+        changed = implied.get(key) != params[key]
+        if (changed and find_fields(key)) or (analysis and key.startswith("analysis.")):
+            ordered[key] = None
+    chosen = [key for key in ordered if _has_effect(key, params)]
+    shown = [*chosen[: MOST - len(RESOLVED)], *RESOLVED]
+    return {key: params[key] for key in shown if key in params}
+
+
+def _find_swept(journal: Journal) -> list[str]:
+    """Return the keys that the sweep sets for this job."""
     try:
         words = shlex.split(journal.tags.get("job_overrides", ""))
     except ValueError:  # an open quote: not what a sweep writes
         words = []
-    shown = MAIN | {word.lstrip("+").partition("=")[0] for word in words}
-    implied = _implied(journal.params)
-    if journal.params.get("analysis.name", "null") != "null":
-        shown |= {key for key in journal.params if key.startswith("analysis.")}
-    return {
-        key: value
-        for key, value in journal.params.items()
-        if key in shown or implied.get(key) != value
-    }
+    return [word.lstrip("+").partition("=")[0] for word in words]
+
+
+def _has_effect(key: str, params: Mapping[str, str]) -> bool:
+    """Return whether a setting is set, and other settings let it have an effect."""
+    group, _, name = key.rpartition(".")
+    if params.get(key, "null") in ("null", "[]", "{}") or (name == "name" and group in GROUPS):
+        return False
+    ways = find_fields(key)
+    return not ways or any(_is_met(way, params) for way in ways)
+
+
+def _is_met(way: Sequence[Field[Any]], params: Mapping[str, str]) -> bool:
+    """Return whether the settings fulfil the conditions of all fields on the way to a key."""
+    for item in way:
+        for other, limit in item.metadata.get("only", {}).items():
+            if not limit.holds(_parse(params.get(other, "null"))):
+                return False
+    return True
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # a plain text
+        return text
 
 
 def complete(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the params of a run with the settings that `select` left out.
+    """Return the params of a run with the defaults of the settings that are missing.
 
     A run without settings, such as a sweep's parent run, stays unchanged.
     """
@@ -67,7 +114,10 @@ def _implied(params: Mapping[str, str]) -> dict[str, str]:
 @cache
 def _defaults(**names: str | None) -> dict[str, str]:
     try:
-        config: Any = OmegaConf.to_container(type_config(names))
+        typed = type_config(names)
+        typed.calib = CalibConfig
+        typed.model = ModelConfig
+        config: Any = OmegaConf.to_container(typed)
     except OmegaConfBaseException:  # a store may name anything
         return {}
     return {key: value for key, value in flatten(config) if value != MISSING}

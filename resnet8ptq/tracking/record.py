@@ -97,6 +97,7 @@ class RunRecord(BaseModel):
     artifact_uri: str = ""
     ended: bool = True
     in_folder: bool = False  # read from its folder, where its files are too
+    fault: str = ""  # why the result of a run in a store cannot be read
     # The settings that select the store it was read from, see `Store.words`; None: from its folder.
     store_words: tuple[str, ...] | None = None
 
@@ -472,7 +473,10 @@ class RunRecord(BaseModel):
         return show_frame([self])
 
 
-_READ = ("run_id", "params", "metrics", "tags", "artifact_uri", "ended", "in_folder", "store_words")
+_READ = (
+    *("run_id", "params", "metrics", "tags", "artifact_uri", "ended", "in_folder", "fault"),
+    "store_words",
+)
 # The columns of a frame that are no fields, and the fields that are no columns.
 _DERIVED = ("framework", "dtype", "calibration", "weights", "samples_from", "deploy_command")
 _NO_COLUMNS = {*_READ[1:], "settings"}

@@ -20,7 +20,7 @@ from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import escape_markdown, redact, show
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tracking import journal, ledger, mlflow_model, params, sender, upload
+from resnet8ptq.tracking import details, journal, ledger, mlflow_model, params, sender, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, check_answers
@@ -69,13 +69,19 @@ class Run:
         for group in params.GROUPS:
             flat[group] = flat.get(f"{group}.name", "")
         flat["threads"] = str(machine.threads(settings.get("threads")))
-        self.journal.params |= flat
-        self._send(upload.log_batch, (), params.select(self.journal))
+        self.log_params(flat)
 
     def log_params(self, resolved: Mapping[str, str]) -> None:
         """Log params that the run determines, in addition to the config."""
+        added = self._add_params(resolved)
+        if added:
+            self._send(upload.log_batch, (), added)
+
+    def _add_params(self, resolved: Mapping[str, str]) -> dict[str, str]:
+        """Add params to the journal; return those that MLflow shows and has not got yet."""
+        before = params.select(self.journal) if self.journal.params else {}
         self.journal.params |= resolved
-        self._send(upload.log_batch, (), resolved)
+        return {k: v for k, v in params.select(self.journal).items() if k not in before}
 
     def log_datasets(
         self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
@@ -91,10 +97,10 @@ class Run:
         tags["sample_sketch"] = ledger.sketch(test.sample_ids)
         if class_names:
             tags["class_names"] = json.dumps(class_names)
-        self.journal.params |= described
+        added = self._add_params(described)
         self.journal.tags |= tags
         self._send(upload.log_datasets, self.journal.datasets)
-        self._send(upload.log_batch, (), described, tags)
+        self._send(upload.log_batch, (), added, tags)
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log points of curves, such as a loss, at `step`."""
@@ -110,14 +116,16 @@ class Run:
 
     def log_result(self, result: RunResult) -> None:
         """Log the metrics and the resolved settings; the status is logged when the run ends."""
-        points = self.journal.note(result.to_metrics())
-        self.journal.params |= result.resolved
+        self.journal.note(result.to_metrics())
+        added = self._add_params(result.resolved)
         self.journal.tags["status"] = result.status
         if result.reason:
             self.journal.tags["reason"] = result.reason
         note = {journal.NOTE_TAG: escape_markdown(result.summary())}
         self.journal.tags |= note
-        self._send(upload.log_result, points, self.journal, result.resolved, note)
+        if result.status == "ok":
+            details.write(self.folder, self.journal)
+        self._send(upload.log_result, self.journal, added, note)
 
     def _send(self, call: Callable[..., object], *arguments: Any) -> None:
         background.put(sender.send, self.store, self.folder, call, *arguments)
@@ -134,7 +142,8 @@ class Run:
     def fail(self, error: BaseException) -> None:
         """Log the config if known, the reason in one line, and the traceback."""
         reason = redact(" ".join(str(error).split())) or type(error).__name__
-        self.journal.tags |= {"status": "failed", "reason": reason[:4000]}
+        note = f"**failed**: {escape_markdown(reason[:4000])}"
+        self.journal.tags |= {"status": "failed", "reason": reason[:4000], journal.NOTE_TAG: note}
         self.log_composed()
         text = show(redact("".join(traceback.format_exception(error))))
         (self.folder / "traceback.txt").write_text(text, encoding="utf-8")

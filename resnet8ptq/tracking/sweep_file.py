@@ -43,6 +43,7 @@ class Sweep:
     worker: Worker | None = None  # None: the jobs run one by one in the sweep's own process
     resume: bool = False  # a finished run of another sweep counts as a job's run
     jobs: int | None = None  # their number; None if only Hydra knows it
+    varied: tuple[str, ...] = ()  # the settings that differ between them
 
     def save(self) -> None:
         """Write the file into the sweep's folder."""
@@ -66,7 +67,15 @@ class Sweep:
             kept = json.loads(files.read_bytes(path, MAX_BYTES))
             worker = None if kept["worker"] is None else Worker(**kept["worker"])
             store = Store(**kept["store"])
-            return cls(store, kept["parent_id"], folder, worker, kept["resume"], kept["jobs"])
+            return cls(
+                store=store,
+                parent_id=kept["parent_id"],
+                folder=folder,
+                worker=worker,
+                resume=kept["resume"],
+                jobs=kept["jobs"],
+                varied=tuple(map(str, kept.get("varied", ()))),
+            )
         except FileNotFoundError as error:
             raise ConfigError(
                 f"hydra.sweep.dir: {platform.node()} does not see {path}; expected a folder that "

@@ -13,13 +13,15 @@ import numpy as np
 
 from resnet8ptq.core import interrupts
 from resnet8ptq.core.text import one_line
-from resnet8ptq.tracking import history, mlflow_model, params
+from resnet8ptq.tracking import details, history, metrics, mlflow_model, params
 from resnet8ptq.tracking.journal import FILE, NOTE_TAG, SWEEP_FILE, Journal, Point
 from resnet8ptq.tracking.store import Store, is_away
 
 log = logging.getLogger(__name__)
 
 DIGEST = 36  # characters of a data set's digest that MLflow takes
+# Of the dots in MLflow's list, which shows an unsupported run with a green check like any other.
+_COLORS = {"unsupported": "#9e9e9e", "failed": "#c62828", "killed": "#c62828"}
 _AT_ONCE = 100  # params or tags that MLflow takes in one call; metrics may be more
 
 
@@ -28,7 +30,8 @@ def create(store: Store, journal: Journal) -> str:
     """Create the run in the store; return its id."""
     from mlflow.tracking.context.registry import resolve_tags
 
-    tags = resolve_tags({**journal.tags, "record": journal.key, "status": "running"})
+    own = details.shown_tags(journal.tags)
+    tags = resolve_tags({**own, "record": journal.key, "status": "running"})
     run = store.client.create_run(store.experiment_id, journal.start_ms, tags, journal.name)
     return str(run.info.run_id)
 
@@ -49,12 +52,13 @@ def log_batch(
     """
     from mlflow.entities import Metric, Param, RunTag
 
-    metrics = [Metric(*point, **(links if _leads(point) else {})) for point in points]
+    values = [Metric(*point, **(links if _leads(point) else {})) for point in points]
     named = [Param(key, value) for key, value in (params or {}).items()]
-    tagged = [RunTag(key, value) for key, value in (tags or {}).items()]
-    for start in range(0, max(len(metrics), len(named), len(tagged)), _AT_ONCE):
+    shown = details.shown_tags(tags or {})
+    tagged = [RunTag(key, value) for key, value in shown.items()]
+    for start in range(0, max(len(values), len(named), len(tagged)), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
-        store.client.log_batch(run_id, metrics[part], named[part], tagged[part])
+        store.client.log_batch(run_id, values[part], named[part], tagged[part])
 
 
 def _leads(point: Point) -> bool:
@@ -66,12 +70,12 @@ def _leads(point: Point) -> bool:
 def log_result(
     store: Store,
     run_id: str,
-    points: Sequence[Point],
     journal: Journal,
     params: Mapping[str, str] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> None:
     """Log a run's result; MLflow's models page compares the leading metrics."""
+    points = metrics.select(journal)
     leading = {key for key, *_ in filter(_leads, points)}
     model = mlflow_model.find_model(store, run_id) if leading else None
     links = {}
@@ -186,9 +190,11 @@ def replace_runs(store: Store, earlier: Sequence[str], run_id: str) -> None:
 @interrupts.deferred()
 def finish(store: Store, run_id: str, journal: Journal) -> None:
     """Close the run with its journal's status; the last call, so that a closed run is complete."""
-    named = ("status", "reason")
-    status = {key: value for key, value in journal.tags.items() if key in named}
-    log_batch(store, run_id, tags=status)
+    named = ("status", "reason", NOTE_TAG)
+    tags = {key: value for key, value in journal.tags.items() if key in named}
+    if (status := tags.get("status", "")) in _COLORS:  # without a verdict on the model
+        tags |= {"verdict": status, "mlflow.runColor": _COLORS[status]}
+    log_batch(store, run_id, tags=tags)
     store.client.set_terminated(run_id, journal.status, journal.end_ms)
 
 
@@ -201,7 +207,8 @@ def push(store: Store, journal: Journal, folder: Path) -> str:
     log_batch(store, run_id, (), params.select(journal), tags)
     mlflow_model.log_model(store, run_id, journal, folder)  # before the metrics, which name it
     log_datasets(store, run_id, journal.datasets)
-    log_result(store, run_id, journal.points, journal)
+    log_batch(store, run_id, metrics.select_curves(journal))
+    log_result(store, run_id, journal)
     log_folder(store, run_id, folder)
     finish(store, run_id, journal)
     return run_id

@@ -2,7 +2,8 @@
 
 By default the UI shows a sweep as one folded row without metrics. It stores saved views as tags of
 the experiment: JSON with a `state` that is itself JSON. Missing entries keep their defaults. A
-later MLflow that cannot read the tag opens its default page.
+later MLflow that cannot read the tag opens its default page. The UI ignores a view if the address
+also has a filter or an order, so a view is all that a link can open.
 """
 
 import hashlib
@@ -12,15 +13,31 @@ from typing import Any
 KEY = "comparison"
 TAG = f"mlflow.sharedViewState.{KEY}"
 
-COLUMNS = (
-    *("tags.`status`", "params.`dataset`"),
-    *(f"metrics.`{name}`" for name in ("accuracy", "drop", "size_bytes", "latency_p50_ms")),
-    *(f"params.`{name}`" for name in ("backend", "dtype", "calib", "per_channel")),
-    *("metrics.`speedup`", "metrics.`paired/p_value`"),
+# Primary metrics of the tasks; the UI leaves out the columns that no run has.
+_SCORES = (
+    *("accuracy_percent", "top5_accuracy_percent", "auc", "ap", "spearman", "mae", "rmse"),
+    *("custom_metric", "custom_metric_percent"),
 )
+_NUMBERS = (
+    *_SCORES,
+    *("loss_points", "loss", "loss_percent", "size_kb", "latency_ms", "speedup"),
+    *("agreement_percent", "sqnr_db", "timed_alone/latency_ms"),
+)
+COLUMNS = (
+    "tags.`verdict`",
+    *(f"metrics.`{name}`" for name in _NUMBERS),
+    *("params.`dataset`", "params.`model`"),
+)
+# In pixels. The wide name holds backend, dtype, calibration and what else varies.
+_WIDTHS = {
+    "attributes.`Run Name`": 280,
+    "runDateAndNestInfo": 150,
+    **{column: max(90, 9 * len(column) - 60) for column in COLUMNS},
+    COLUMNS[0]: 120,  # unsupported
+}
 _TRADE_OFFS, _LEADING = "Trade-offs", "Model metrics"  # MLflow's name for metrics without a group
 # Of the chart view: open first, the groups of metrics folded below.
-_SECTIONS = (_TRADE_OFFS, _LEADING, "paired", "ci95", "counts", "baseline")
+_SECTIONS = (_TRADE_OFFS, _LEADING, "unquantized", "test", "timed_alone")
 
 
 def _chart(x: str, y: str) -> dict[str, Any]:
@@ -32,12 +49,16 @@ def _chart(x: str, y: str) -> dict[str, Any]:
 
 
 _STATE = {
-    # Unless sorted by time, the UI unfolds sweeps and lists every run.
-    "orderByKey": "metrics.`accuracy`",
+    # The newest sweep first, above its own runs. If sorted by the start, the UI would fold sweeps.
+    "orderByKey": "attributes.`end_time`",
     "orderByAsc": False,
     "selectedColumns": COLUMNS,
-    "columnOrder": COLUMNS,
-    "compareRunCharts": [_chart("size_bytes", "accuracy"), _chart("latency_p50_ms", "accuracy")],
+    "columnOrder": [*_WIDTHS],
+    "columnWidths": _WIDTHS,
+    "compareRunCharts": [
+        _chart("size_kb", "accuracy_percent"),
+        _chart("latency_ms", "accuracy_percent"),
+    ],
     "compareRunSections": [
         {"uuid": name, "name": name, "display": name in (_TRADE_OFFS, _LEADING)}
         | {"isReordered": True, "deleted": False, "isGenerated": name != _TRADE_OFFS}
@@ -76,11 +97,16 @@ def is_outdated(value: str | None) -> bool:
         return False
 
 
-def path(experiment_id: str) -> str:
-    """Return the path of the view's page, relative to the server's address.
+# MLflow opens its pages for GenAI unless the address or an earlier visit selects model training.
+_TRAINING = "workflowType=machine_learning"
+HOME = f"/#/experiments?{_TRAINING}"  # the list of the experiments
 
-    MLflow opens its pages for GenAI unless the address or an earlier visit selects model training.
-    """
-    return (
-        f"/#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}&workflowType=machine_learning"
-    )
+
+def path(experiment_id: str) -> str:
+    """Return the path of the view's page, relative to the server's address."""
+    return f"/#/experiments/{experiment_id}/runs?viewStateShareKey={KEY}&{_TRAINING}"
+
+
+def run_path(experiment_id: str, run_id: str) -> str:
+    """Return the path of a run's page, relative to the server's address."""
+    return f"/#/experiments/{experiment_id}/runs/{run_id}?{_TRAINING}"

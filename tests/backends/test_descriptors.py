@@ -168,7 +168,7 @@ def test_a_backend_of_one_folder_and_one_option_is_complete(project):
     [ours] = [run for run in done.children if run.data.params["backend"] == "toy"]
     assert ours.data.tags["status"] == "ok"
     assert ours.data.params["execution"] == "simulated"
-    assert {"version.filelock", "version.onnxruntime"} <= set(ours.data.tags)
+    assert {"version.filelock", "version.onnxruntime"} <= set(done.result(ours)["tags"])
     files = done.artifacts(ours)
     succeed(call_beside(project, "report"))
     report = done.artifacts(done.parent)["report.md"].read_text()

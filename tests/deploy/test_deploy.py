@@ -126,7 +126,7 @@ def test_card_says_what_was_measured(runs, deployed):
     head = yaml.safe_load(text.split("---\n")[1])
     (run,) = [run for run in runs.children if run.data.params["backend"] == "tflite"]
     (result,) = head["model-index"][0]["results"]
-    value = run.data.metrics["accuracy"]
+    value = runs.result(run)["metrics"]["accuracy"]
     assert result["metrics"][0] == {"type": "accuracy", "name": "accuracy", "value": value}
     assert {"license", "license_link", "datasets"} <= set(head)
     assert f"{value:.2%}" in text

@@ -70,11 +70,13 @@ def test_comparison_page_lists_parent_and_children_with_columns(sweep, ui, page)
     for run in [sweep.parent, *sweep.children]:
         link = page.get_by_role("link", name=run.info.run_name).first  # other tests add their runs
         expect(link).to_be_visible(timeout=PATIENCE_MS)
-    for column in ("backend", "dtype", "calib", "per_channel", "accuracy", "size_bytes"):
+    for column in ("verdict", "accuracy_percent", "loss_points", "size_kb"):
         expect(page.get_by_role("columnheader", name=column, exact=True).first).to_be_visible()
     for run in sweep.children:
-        if "size_bytes" in run.data.metrics:
-            shown = f"{run.data.metrics['size_bytes']:.0f}"
+        verdict = page.get_by_text(run.data.tags["verdict"], exact=True).first
+        expect(verdict).to_be_visible()
+        if "size_kb" in run.data.metrics:
+            shown = str(run.data.metrics["size_kb"])
             expect(page.get_by_text(shown, exact=True).first).to_be_visible()
 
 
@@ -95,15 +97,18 @@ def test_models_page_shows_the_metrics_of_each_model(sweep, ui, page):
         if run.data.tags["status"] == "ok":
             link = page.get_by_role("link", name=run.info.run_name).first
             expect(link).to_be_visible(timeout=PATIENCE_MS)
-    expect(page.get_by_role("columnheader", name="accuracy").first).to_be_visible()
+    expect(page.get_by_role("columnheader", name="accuracy_percent").first).to_be_visible()
 
 
 def test_run_page_shows_metrics_and_figures(sweep, ui, page):
     run = next(run for run in sweep.children if run.data.tags["status"] == "ok")
     address = f"{ui}/#/experiments/{run.info.experiment_id}/runs/{run.info.run_id}"
-    page.goto(address)
-    expect(page.get_by_text("accuracy", exact=True).first).to_be_visible(timeout=PATIENCE_MS)
-    expect(page.get_by_text(str(run.data.metrics["accuracy"]), exact=True).first).to_be_visible()
+    page.goto(ui + view.run_path(run.info.experiment_id, run.info.run_id))
+    accuracy = page.get_by_text("accuracy_percent", exact=True).first
+    expect(accuracy).to_be_visible(timeout=PATIENCE_MS)
+    shown = str(run.data.metrics["accuracy_percent"])
+    expect(page.get_by_text(shown, exact=True).first).to_be_visible()
+    expect(page.get_by_role("link", name="Models", exact=True)).to_be_visible()
     picture = page.locator("img[src*='confusion.png'], img[src^='blob:']").first
     open_artifact(page, f"{address}/artifacts/confusion.png", picture)
     assert picture.evaluate("image => image.complete && image.naturalWidth") > 500

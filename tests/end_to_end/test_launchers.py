@@ -45,8 +45,7 @@ WRONG = (
 )
 SHARED = {"threads", "evaluation"}  # params that depend on other jobs, and on the cache
 MEASURED = {
-    *("system/quantize_s", "system/evaluate_s", "peak_memory_bytes"),
-    *("system/evaluate_batch_size", "system/evaluate_threads"),
+    *("system/quantize_s", "system/evaluate_s", "system/peak_memory_mb"),
 }
 
 

@@ -129,8 +129,9 @@ def test_the_best_models_of_a_sweep_race_fp32(sweep):
 @pytest.mark.slow
 def test_runs_of_a_sweep_score_what_it_chooses_by(sweep):
     for child in sweep.children:
-        assert child.data.params["chosen_by"].endswith("training samples")
-        metrics = child.data.metrics
+        result = sweep.result(child)
+        assert result["params"]["chosen_by"].endswith("training samples")
+        metrics = result["metrics"]
         assert 190 < metrics["choice/counts/total"] <= 200
         drop = metrics["choice/baseline/accuracy"] - metrics["choice/accuracy"]
         assert metrics["choice/drop"] == pytest.approx(drop)
@@ -152,7 +153,7 @@ def test_the_report_made_again_takes_the_same_race(sweep, tmp_path):
 def test_one_run_chooses_nothing(tmp_path):
     done = call(tmp_path, *QUICK, "latency.enabled=false")
     [run] = done.runs
-    assert "chosen_by" not in run.data.params
+    assert "chosen_by" not in done.result(run)["params"]
     assert "pass" in done.table[-1]["limit"]
 
 

@@ -54,7 +54,8 @@ def test_the_quick_flagship_runs_on_a_network_that_ends_in_a_convolution(tmp_pat
     assert ended.code == 0
     [child] = ended.children
     assert child.data.tags["status"] == "ok"
-    assert (child.data.params["format"], child.data.params["file_format"]) == ("auto", "QDQ")
+    params = ended.result(child)["params"]
+    assert (params["format"], params["file_format"]) == ("auto", "QDQ")
     said = " ".join(ended.err.split())
     assert "format=auto: qdq (the last layer becomes QLinearConv, which returns 8 bits)" in said
     warned = "7-bit weights in 1 depthwise convolutions: rounding shifts the mean" in said

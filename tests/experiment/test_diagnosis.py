@@ -345,7 +345,7 @@ def test_a_diagnosis_is_logged(tmp_path):
     assert {"diagnosis.csv", "diagnosis.md", "diagnosis.png"} <= set(done.artifacts(run))
     assert run.data.metrics["diagnosis/findings"] >= 1
     assert run.data.metrics["diagnosis/best_sqnr_db"] > run.data.metrics["diagnosis/sqnr_db"]
-    assert run.data.params["held_out_digest"]
+    assert done.result(run)["params"]["held_out_digest"]
 
 
 @pytest.mark.parametrize("override", ["backend=torch", "backend=tflite", "method=dynamic"])

@@ -36,7 +36,7 @@ MODEL = np.array([0, 0, 0, 2, 1, 0])
 BASELINE = np.array([0, 0, 1, 1, 1, 1])
 
 FILES = {
-    *("config.yaml", "result.json", "per_class.csv", "confusion.csv", "confusion.png"),
+    *("config.yaml", "per_class.csv", "confusion.csv", "confusion.png"),
     *("classes.png", "predictions.npz", "example.npz", "calibration.csv", "ranges.json"),
     "wrong_examples.json",
 }
@@ -88,24 +88,6 @@ def test_config_reads_back(tmp_path, written):
     assert found.calib.percentile == 99.5
 
 
-def test_result_holds_every_metric(tmp_path, written):
-    _, result = written(tmp_path)
-    record = json.loads((tmp_path / "result.json").read_text())
-    assert record["status"] == "ok"
-    assert record["resolved"] == {"weight_dtype": "int8"}
-    assert record["metrics"] == result.to_metrics()
-    assert record["metrics"]["accuracy"] * record["metrics"]["counts/total"] == 4
-    assert record["metrics"]["baseline/size_bytes"] == 4 * record["metrics"]["size_bytes"]
-    assert record["metrics"]["class/cat/drop"] == -0.25
-
-
-def test_what_was_not_measured_is_left_out(tmp_path, written):
-    written(tmp_path)
-    metrics = json.loads((tmp_path / "result.json").read_text())["metrics"]
-    assert "peak_memory_bytes" not in metrics
-    assert "class/frog/accuracy" not in metrics  # not NaN, which is no JSON
-
-
 def test_confusion_counts_true_classes_down_and_predictions_across(tmp_path, written):
     written(tmp_path)
     header, *rows = read_csv(tmp_path / "confusion.csv")
@@ -155,26 +137,22 @@ def test_ranges_read_back(tmp_path, written, shapes_model):
 
 def test_writing_again_replaces(tmp_path, written):
     written(tmp_path)
-    (tmp_path / "result.json").write_text("stale")
+    (tmp_path / "ranges.json").write_text("stale")
     written(tmp_path)
-    assert json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
+    assert json.loads((tmp_path / "ranges.json").read_text())["weights"]
     assert {path.name for path in tmp_path.iterdir()} == FILES
 
 
-def test_result_comes_last(tmp_path, written, monkeypatch):
-    """A folder with a result.json is a whole one."""
-
+def test_a_failure_leaves_no_part_of_a_file(tmp_path, written, monkeypatch):
     def fail(*args: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(class_plots, "confusion", fail)
     with pytest.raises(OSError, match="disk full"):
         written(tmp_path)
-    assert "result.json" not in {path.name for path in tmp_path.iterdir()}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-@pytest.fixture
 def labelled(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """The texts of each matrix that is drawn, [rows, columns]."""
     found: list[np.ndarray] = []

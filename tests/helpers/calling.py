@@ -2,6 +2,7 @@
 
 import gc
 import io
+import json
 import logging
 import os
 import pickle
@@ -83,6 +84,11 @@ class Called:
     def artifacts(self, run: "Run") -> dict[str, Path]:
         root = Path(run.info.artifact_uri.removeprefix("file://"))
         return {path.name: path for path in root.iterdir()}
+
+    def result(self, run: "Run") -> dict[str, Any]:
+        """The exact settings and metrics of a measured run."""
+        kept: dict[str, Any] = json.loads(self.artifacts(run)["result.json"].read_text())
+        return kept
 
     @property
     def errors(self) -> list[str]:

@@ -51,8 +51,9 @@ def test_a_model_has_the_name_of_its_run_and_its_leading_metrics(own_store, logg
         assert model.name == "torch-int8-percentile_99_9"  # MLflow refuses a dot
         metrics = {metric.key: metric for metric in model.metrics}
         assert len(metrics) == len(model.metrics)
-        assert metrics["accuracy"].value == 0.75
-        assert {"drop", "size_bytes"} <= metrics.keys()
+        assert metrics["accuracy_percent"].value == 75
+        assert {"loss_points", "size_kb"} <= metrics.keys()
+        assert (model.params["file"], model.params["dtype"]) == ("model.pt", "int8")
         assert not [key for key in metrics if "/" in key]
         test = next(iter(logged.journal.datasets[1:]))
         sets = {(metric.dataset_name, metric.dataset_digest) for metric in model.metrics}
@@ -84,7 +85,7 @@ def test_a_model_without_its_files_is_logged_again(own_store, logged):
     model = mlflow_model.find_model(own_store, logged.run_id)
     assert model is not None and model.model_id != output.model_id
     assert Path(model.artifact_location.removeprefix("file://"), "MLmodel").is_file()
-    assert {metric.key: metric.value for metric in model.metrics}["accuracy"] == 0.75
+    assert {metric.key: metric.value for metric in model.metrics}["accuracy_percent"] == 75
 
 
 def test_a_registered_version_says_what_it_is(own_store, logged):

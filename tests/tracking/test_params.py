@@ -3,11 +3,33 @@
 from dataclasses import asdict
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from resnet8ptq.config import schema
+from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.tracking import params
 from resnet8ptq.tracking.journal import Journal
 from tests.helpers.configs import make_config
 
+SPECIAL = ("file",)  # its settings come from its file
+CHANGES = [
+    *("per_channel=true", "slim=true", "float_output=true", "seed=1", "threads=1", "max_drop=0.1"),
+    *("corrections.adaround=true", "corrections.adaround_iterations=7", "calib.percentile=99.9"),
+    *("calib.num_bins=4096", "calib.averaging_constant=0.1", "qat.epochs=1", "latency.repeats=7"),
+    *("report.max_drop=0.02", "evaluate.batch_size=8", "weight_only.block_size=64"),
+    *("precision.max_bytes=9", "memory_gb=2", "max_seconds=9", "held_out_images=9"),
+    *("attention=all", "reduce_range=true", "symmetric.weights=true", "latency.threads=1"),
+]
+# A setting, and what lets it have an effect.
+NEEDS = {
+    "calib.percentile": "percentile",
+    "calib.averaging_constant": "moving_average",
+    "corrections.adaround_iterations": "corrections.adaround=true",
+    "qat.epochs": "qat",
+    "weight_only.block_size": "weight_only",
+    "max_drop": "nodes_to_exclude=auto",
+}
 RUNS = [
     (),
     ("backend=torch", "dtype=u8s8", "per_channel=true"),
@@ -26,11 +48,45 @@ def journal_of(*words: str, overrides: str = "") -> Journal:
 
 
 @pytest.mark.parametrize("words", RUNS, ids=" ".join)
-def test_a_reader_gets_every_setting_back(words):
+def test_a_reader_without_the_file_gets_the_settings_back(words):
+    """`result.json` has them all; these are of a run that did not write it."""
     journal = journal_of(*words)
+    found = params.complete(params.select(journal))
+    lost = {key for key, value in journal.params.items() if found.get(key) != value}
+    assert {key for key in lost if journal.params[key] != "null"} <= set()
+
+
+@given(
+    st.sampled_from(sorted(find_backends())),
+    st.sampled_from(sorted(schema.DTYPES)),
+    st.sampled_from(["static", "dynamic", "qat", "weight_only"]),
+    st.sampled_from(["minmax", "entropy", "percentile", "mse", "moving_average", "histogram"]),
+    st.sets(st.sampled_from(CHANGES)),
+)
+def test_at_most_25_params_are_shown_each_with_an_effect(backend, dtype, method, calib, changes):
+    options = [] if backend in SPECIAL else [f"backend={backend}"]
+    words = (*options, f"dtype={dtype}", f"method={method}", f"calib={calib}", *sorted(changes))
+    journal = journal_of(*words)
+    journal.params |= dict.fromkeys(params.RESOLVED, "x")
     shown = params.select(journal)
-    assert params.complete(shown) == journal.params
-    assert len(shown) <= 30
+    assert len(shown) <= params.MOST
+    assert not {"null", "[]", "{}"} & {*shown.values()}
+    assert set(params.RESOLVED) <= shown.keys()
+    if dtype == "fp32":
+        assert not {"calib", "per_channel", "corrections.adaround"} & shown.keys()
+    for key, needed in NEEDS.items():
+        if key in shown:
+            assert needed in (calib, method) or needed in changes, key
+
+
+def test_later_values_remove_no_param():
+    """MLflow keeps a param once it is logged."""
+    journal = journal_of("calib=percentile", "corrections.adaround=true")
+    before = params.select(journal)
+    journal.params |= {"dataset": "shapes", "cut_short": "x", "opset": "17"}
+    after = params.select(journal)
+    assert before.items() < after.items()
+    assert after.keys() - before.keys() == {"dataset", "cut_short"}
 
 
 def test_chosen_settings_are_shown_and_defaults_are_not():

@@ -1,0 +1,89 @@
+"""The verdict, the deploy command and the latency of each run on its page in MLflow."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from resnet8ptq.core import background, invocation
+from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.core.text import code_span, escape_markdown
+from resnet8ptq.report.answer import say_facts, say_verdict
+from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.recommend import ModelSelection
+from resnet8ptq.report.table import VOID
+from resnet8ptq.tracking import metrics, upload
+from resnet8ptq.tracking.journal import NOTE_TAG, Point
+from resnet8ptq.tracking.store import Store, is_away
+
+log = logging.getLogger(__name__)
+
+BASELINE, SELECTION = "baseline", "selection samples"  # verdicts of runs that are not judged
+
+
+@dataclass(frozen=True)
+class Addition:
+    """New latencies and tags of a run."""
+
+    run_id: str
+    points: list[Point]
+    tags: dict[str, str]
+
+
+def write(store: Store, chosen: Sequence[ModelSelection]) -> None:
+    """Log verdict, description and latencies of measured runs, in the background."""
+    additions = [
+        _make(selected, cell)
+        for selected in chosen
+        for cell in selected.family.cells
+        if cell.paired is not None and cell.record.run_id != cell.record.key
+    ]
+    background.put(_log, store, additions)
+
+
+def _log(store: Store, additions: Sequence[Addition]) -> None:
+    """Log the additions; warn if the store is unavailable."""
+    try:
+        for added in additions:
+            upload.log_batch(store, added.run_id, added.points, tags=added.tags)
+    except TrackingError as error:
+        if not is_away(error):
+            raise
+        log.warning("the verdicts are not in MLflow: %s", error)
+
+
+def _make(selected: ModelSelection, cell: Cell) -> Addition:
+    now_ms = int(1000 * time.time())
+    points = [(key, value, now_ms, 0) for key, value in _show_latencies(selected, cell).items()]
+    tags = {"verdict": _say_outcome(cell), NOTE_TAG: describe(selected, cell)}
+    return Addition(cell.record.run_id, points, tags)
+
+
+def _say_outcome(cell: Cell) -> str:
+    if not cell.record.quantized:
+        return BASELINE
+    return SELECTION if cell.record.split == "choice" else cell.record.verdict_text
+
+
+def describe(selected: ModelSelection, cell: Cell) -> str:
+    """Return the description of a measured run in Markdown: verdict, result, deploy command."""
+    record, lines = cell.record, []
+    if record.verdict is not None and record.split != "choice":
+        sentence = say_verdict(selected, cell)
+        lines.append(f"**{escape_markdown(record.verdict)}**: {escape_markdown(sentence)}")
+    lines.append(escape_markdown("; ".join(say_facts(selected, cell))))
+    if record.deploy_words and record.verdict != VOID:
+        lines.append(code_span(invocation.command("deploy", *record.deploy_words)))
+    return "\n\n".join(lines)
+
+
+def _show_latencies(selected: ModelSelection, cell: Cell) -> dict[str, float]:
+    """Return the latencies that MLflow shows for a run of a sweep.
+
+    Those of the turns have names of their own, so that they never stand beside those of a run that
+    was timed alone.
+    """
+    record, timing = cell.record, selected.timing
+    if timing is None:
+        return metrics.show_latencies(record.metrics, metrics.ALONE) if record.sweep_id else {}
+    return metrics.show_latencies(record.metrics) if record.run_id in timing.single else {}

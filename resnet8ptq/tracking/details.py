@@ -1,0 +1,78 @@
+"""`result.json`: every setting and every metric of a run, in its folder and as its artifact.
+
+MLflow shows a few of them, rounded, in the units of a table; see `params` and `metrics`.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from resnet8ptq.core import files
+from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.tracking import metrics, params
+from resnet8ptq.tracking.journal import MAX_BYTES, Journal
+from resnet8ptq.tracking.record import RunRecord
+
+log = logging.getLogger(__name__)
+
+FILE = "result.json"
+# Tags that only the file has: no query needs them, and a page of 40 tags is not read.
+_FILED = (
+    *("version.", "platform", "cpu_flags", "git_commit", "class_names"),
+    *("calibration_digest", "jobs_at_once"),
+)
+
+
+def write(folder: Path, journal: Journal) -> None:
+    """Write the file of a run."""
+    kept = {
+        "status": journal.tags.get("status", ""),
+        "reason": journal.tags.get("reason", ""),
+        "params": journal.params,
+        "metrics": journal.metrics,
+        "tags": {key: value for key, value in journal.tags.items() if _is_filed(key)},
+    }
+    files.write_text(folder / FILE, json.dumps(kept, indent=2))
+
+
+def shown_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags that MLflow shows."""
+    return {key: value for key, value in tags.items() if not _is_filed(key)}
+
+
+def _is_filed(key: str) -> bool:
+    return key.startswith(_FILED)
+
+
+def add(record: RunRecord, path: Path) -> RunRecord:
+    """Return the record of a run in MLflow with the content of its file.
+
+    Latencies that MLflow shows replace those of the file: a sweep times its best models again.
+
+    Raises:
+        TrackingError: the file is damaged.
+    """
+    try:
+        kept = json.loads(files.read_bytes(path, MAX_BYTES))
+        settings = _read(kept, "params", str) | _read(kept, "resolved", str)
+        measured = _read(kept, "metrics", float)
+        tags = _read(kept, "tags", str)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        reason = f"is damaged ({type(error).__name__})"
+        raise TrackingError(f"run {record.run_id}: {FILE} {reason}") from None
+    return record.changed(
+        params=params.complete(record.params | settings),
+        metrics=record.metrics | measured | metrics.read_latencies(record.metrics),
+        tags=tags | record.tags,
+    )
+
+
+def _read(kept: Mapping[str, Any], key: str, kind: type) -> dict[str, Any]:
+    """Return the values of one kind; raise `TypeError` for others, as a store is untrusted."""
+    values = kept.get(key, {})
+    numbers = (int, float) if kind is float else (kind,)
+    if not isinstance(values, dict) or not all(type(v) in numbers for v in values.values()):
+        raise TypeError(key)
+    return {str(name): kind(value) for name, value in values.items()}

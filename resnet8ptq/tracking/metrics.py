@@ -1,0 +1,149 @@
+"""The metrics of a run in MLflow: at most 30, rounded, in the units of a table.
+
+Accuracy is in percent, its loss in points, a file in kB, a latency in ms. MLflow sorts metrics by
+name, and folds those with a slash into groups. So the few that decide have no group, and the
+groups come last. The exact values are in `result.json`; see `details`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from resnet8ptq.core.errors import TrackingError
+from resnet8ptq.tasks import registry
+from resnet8ptq.tasks.metric import BASELINE, CHOICE, TOTAL, Metric
+from resnet8ptq.tracking.journal import Journal, Point
+
+MOST = 30  # metrics that MLflow shows of a run, with the keys of its curves
+FP32 = "unquantized/"  # groups, after the metrics without one
+TEST = "test/"
+ALONE = "timed_alone/"  # latencies of a run that no other run was timed with
+SAMPLES = f"{TEST}samples"  # the number of scored samples
+_SYSTEM = "system/"  # MLflow's, with a page of its own
+# Groups of the record of which MLflow shows the metrics of `_known` alone.
+_FILED = (
+    *("baseline", "batch1", "choice", "ci95", "class"),
+    *("counts", "output", "paired", "system"),
+)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A metric as MLflow shows it.
+
+    Attributes:
+        key: its name in the record.
+        name: its name in MLflow.
+        factor: converts the value of the record into the shown unit.
+        digits: digits after the point.
+    """
+
+    key: str
+    name: str
+    factor: float = 1.0
+    digits: int = 4
+
+    def of(self, value: float) -> float:
+        """Return the value that MLflow shows."""
+        return round(value * self.factor, self.digits)
+
+
+LATENCIES = (
+    Shown("latency_p50_ms", "latency_ms", digits=3),
+    Shown("speedup", "speedup", digits=2),
+    Shown("latency_batch_p50_ms", "latency_batch_ms", digits=3),
+    Shown("speedup_batch", "speedup_batch", digits=2),
+    Shown(f"{BASELINE}latency_p50_ms", f"{FP32}latency_ms", digits=3),
+    Shown(f"{BASELINE}latency_batch_p50_ms", f"{FP32}latency_batch_ms", digits=3),
+)
+
+
+def value(metric: Metric, group: str = "", prefix: str = "") -> Shown:
+    """Return how MLflow shows a task's metric: in percent if it is a fraction."""
+    if metric.percent:
+        return Shown(f"{prefix}{metric.name}", f"{group}{metric.name}_percent", 100, 2)
+    return Shown(f"{prefix}{metric.name}", f"{group}{metric.name}")
+
+
+def loss(metric: Metric, group: str = "", prefix: str = "") -> Shown:
+    """Return how MLflow shows the loss against FP32: in points, in percent of FP32, or as it is."""
+    if metric.percent:
+        return Shown(f"{prefix}drop", f"{group}loss_points", 100, 2)
+    if metric.bounded:
+        return Shown(f"{prefix}drop", f"{group}loss")
+    return Shown(f"{prefix}drop", f"{group}loss_percent", 100, 2)
+
+
+def _known(metric: Metric, beside: tuple[Metric, ...]) -> Iterator[Shown]:
+    """Yield the metrics of a task, the main ones first."""
+    yield value(metric)
+    yield loss(metric)
+    yield Shown("size_bytes", "size_kb", 1e-3, 1)
+    yield Shown("sqnr_db", "sqnr_db", digits=2)
+    yield value(metric, FP32, BASELINE)
+    yield Shown(f"{BASELINE}size_bytes", f"{FP32}size_kb", 1e-3, 1)
+    yield Shown(TOTAL, SAMPLES)
+    yield Shown("agreement", f"{TEST}agreement_percent", 100, 2)
+    yield Shown("paired/p_value", f"{TEST}p_value", digits=6)
+    unit = value(metric)
+    for end in ("low", "high"):
+        yield Shown(f"ci95/value_{end}", f"{TEST}{unit.name}_{end}", unit.factor, unit.digits)
+    yield Shown("paired/right_to_wrong", f"{TEST}right_to_wrong")
+    yield Shown("paired/wrong_to_right", f"{TEST}wrong_to_right")
+    yield value(metric, f"{TEST}selection_", CHOICE)
+    yield loss(metric, f"{TEST}selection_", CHOICE)
+    yield value(metric, f"{TEST}batch1_", "batch1/")
+    for other in beside:
+        yield value(other, TEST)
+    yield Shown("peak_memory_bytes", f"{_SYSTEM}peak_memory_mb", 1e-6, 1)
+    for step in ("quantize_s", "prepare_s", "evaluate_s"):
+        yield Shown(f"{_SYSTEM}{step}", f"{_SYSTEM}{step}", digits=3)
+
+
+def select(journal: Journal) -> list[Point]:
+    """Return the metrics that MLflow shows of a run with a result, besides its curves.
+
+    A job of a sweep has no latency here: the sweep logs those that were measured in turns.
+    """
+    curves = {key for key, *_ in select_curves(journal)}
+    values = {key: number for key, number in journal.metrics.items() if key not in curves}
+    shown: dict[str, float] = {}
+    for one in _order(journal):
+        if one.key in values:
+            shown[one.name] = one.of(values.pop(one.key))
+    if journal.parent_id is None:
+        shown |= show_latencies(values, ALONE)
+    for key, number in values.items():  # such as those of an analysis
+        group, slash, _ = key.partition("/")
+        if slash and group not in _FILED:
+            shown[key] = number
+    last_ms = max((when for _, _, when, _ in journal.points), default=0)
+    room = max(0, MOST - len(curves))
+    return [(name, number, last_ms, 0) for name, number in [*shown.items()][:room]]
+
+
+def select_curves(journal: Journal) -> list[Point]:
+    """Return the points of metrics with several steps."""
+    keys = {key for key, _, _, step in journal.points if step}
+    return [point for point in journal.points if point[0] in keys]
+
+
+def show_latencies(values: Mapping[str, float], group: str = "") -> dict[str, float]:
+    """Return the latencies that MLflow shows, of those in `values`."""
+    return {
+        f"{group}{shown.name}": shown.of(values[shown.key])
+        for shown in LATENCIES
+        if shown.key in values
+    }
+
+
+def read_latencies(shown: Mapping[str, float]) -> dict[str, float]:
+    """Return the latencies of MLflow's metrics by their names in a record."""
+    return {one.key: shown[one.name] for one in LATENCIES if one.name in shown}
+
+
+def _order(journal: Journal) -> Iterator[Shown]:
+    try:
+        task = registry.recall(journal.params)
+    except TrackingError:  # a folder of others
+        return
+    yield from _known(task.metric, task.beside)
