@@ -56,6 +56,8 @@ def add(record: RunRecord, path: Path) -> RunRecord:
     """
     try:
         kept = json.loads(files.read_bytes(path, MAX_BYTES))
+        if not isinstance(kept, dict):
+            raise TypeError("not an object")
         settings = _read(kept, "params", str) | _read(kept, "resolved", str)
         measured = _read(kept, "metrics", float)
         tags = _read(kept, "tags", str)

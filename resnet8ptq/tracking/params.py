@@ -23,7 +23,8 @@ MOST = 25  # params that MLflow shows of a run
 GROUPS = ("backend", "dtype", "calib", "model", "data", "preprocess")  # params of their own
 MAIN = (
     *GROUPS,
-    *("calib.percentile", "method", "per_channel", "seed", "threads", "evaluate.split"),
+    *("calib.percentile", "method", "per_channel", "seed", "threads"),
+    *("evaluate.split", "task.name"),
 )
 # Values that the run resolved, of those that MLflow shows.
 RESOLVED = (
@@ -74,7 +75,10 @@ def _find_swept(journal: Journal) -> list[str]:
 def _has_effect(key: str, params: Mapping[str, str]) -> bool:
     """Return whether a setting is set, and other settings let it have an effect."""
     group, _, name = key.rpartition(".")
-    if params.get(key, "null") in ("null", "[]", "{}") or (name == "name" and group in GROUPS):
+    value = params.get(key, "null")
+    if value in ("null", "[]", "{}") or (name == "name" and group in GROUPS):
+        return False
+    if (key, value) == ("task.name", "auto"):  # `scored_as` names the task
         return False
     ways = find_fields(key)
     return not ways or any(_is_met(way, params) for way in ways)

@@ -95,13 +95,13 @@ def test_at_most_30_metrics_are_shown_with_the_curves(values, curves):
 def test_a_reader_gets_the_exact_values_back(own_store, tmp_path):
     run_id = log_measured(own_store, tmp_path / "run", None, 1, lost=7)
     logged = only_run(own_store)
-    assert logged.data.metrics["accuracy_percent"] == 99.3
+    assert logged.data.metrics["accuracy_percent"] == 89.3
     assert len(logged.data.metrics) <= 30 and len(logged.data.params) <= 25
     record = history.load_named(own_store, "run_id", run_id)
     kept = json.loads((tmp_path / "run" / "result.json").read_text())
     assert kept["metrics"].items() <= record.metrics.items()
     assert kept["params"].items() <= record.params.items()
-    assert record.metrics["accuracy"] == np.float64(0.993)
+    assert record.metrics["accuracy"] == 0.893
     assert record.class_names == cells.NAMES
 
 
