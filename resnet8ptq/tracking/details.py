@@ -19,10 +19,7 @@ log = logging.getLogger(__name__)
 
 FILE = "result.json"
 # Tags that only the file has: no query needs them, and a page of 40 tags is not read.
-_FILED = (
-    *("version.", "platform", "cpu_flags", "git_commit", "class_names"),
-    *("calibration_digest", "jobs_at_once"),
-)
+_FILED = ("version.", "cpu_flags", "git_commit", "class_names")
 
 
 def write(folder: Path, journal: Journal) -> None:
@@ -66,7 +63,7 @@ def add(record: RunRecord, path: Path) -> RunRecord:
         raise TrackingError(f"run {record.run_id}: {FILE} {reason}") from None
     return record.changed(
         params=params.complete(record.params | settings),
-        metrics=record.metrics | measured | metrics.read_latencies(record.metrics),
+        metrics=measured | metrics.read_latencies(record.metrics),
         tags=tags | record.tags,
     )
 

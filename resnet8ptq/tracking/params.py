@@ -24,8 +24,10 @@ GROUPS = ("backend", "dtype", "calib", "model", "data", "preprocess")  # params 
 MAIN = (
     *GROUPS,
     *("calib.percentile", "method", "per_channel", "seed", "threads"),
-    *("evaluate.split", "task.name"),
+    "task.name",
 )
+# Settings of the program around a run.
+_OUTSIDE = ("report.columns", "sweep.", "tracking.", "cache_dir", "per_backend.")
 # Values that the run resolved, of those that MLflow shows.
 RESOLVED = (
     *("dataset", "scored_as", "weight_dtype", "activation_dtype", "execution", "engine"),
@@ -79,6 +81,8 @@ def _has_effect(key: str, params: Mapping[str, str]) -> bool:
     if value in ("null", "[]", "{}") or (name == "name" and group in GROUPS):
         return False
     if (key, value) == ("task.name", "auto"):  # `scored_as` names the task
+        return False
+    if key.startswith(_OUTSIDE):
         return False
     ways = find_fields(key)
     return not ways or any(_is_met(way, params) for way in ways)
