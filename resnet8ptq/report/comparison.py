@@ -252,8 +252,8 @@ def _load_ranges(store: Store, record: RunRecord) -> dict[str, Any]:
 def _read_cell(
     store: Store, task: Task, record: RunRecord, label: str, kept: dict[bytes, Array]
 ) -> Cell:
-    if record.fault:
-        raise TrackingError(record.fault)
+    if record.unread:
+        raise TrackingError(record.unread)
     # A killed run may have logged its metrics but not its files.
     is_scored = record.samples is not None and record.value_of(task.metric) is not None
     if not is_scored or record.status != "ok":

@@ -27,7 +27,7 @@ def complete(store: Store, record: RunRecord) -> RunRecord:
     """Return a run of a query with all its settings and metrics, which `result.json` has.
 
     A run without a result stays as it is. If the file is missing or damaged, the record says so;
-    see `RunRecord.fault`.
+    see `RunRecord.unread`.
     """
     if record.in_folder or record.kind == SWEEP or record.status != "ok":
         return record
@@ -35,7 +35,7 @@ def complete(store: Store, record: RunRecord) -> RunRecord:
         with artifact(store, record, details.FILE) as path:
             return details.add(record, path)
     except TrackingError as error:
-        return record.changed(fault=str(error))
+        return record.changed(unread=str(error))
 
 
 def load_named(store: Store, key: str, run_id: str) -> RunRecord:

@@ -97,7 +97,7 @@ class RunRecord(BaseModel):
     artifact_uri: str = ""
     ended: bool = True
     in_folder: bool = False  # read from its folder, where its files are too
-    fault: str = ""  # why the result of a run in a store cannot be read
+    unread: str = ""  # why the result of a run in a store cannot be read
     # The settings that select the store it was read from, see `Store.words`; None: from its folder.
     store_words: tuple[str, ...] | None = None
 
@@ -474,7 +474,7 @@ class RunRecord(BaseModel):
 
 
 _READ = (
-    *("run_id", "params", "metrics", "tags", "artifact_uri", "ended", "in_folder", "fault"),
+    *("run_id", "params", "metrics", "tags", "artifact_uri", "ended", "in_folder", "unread"),
     "store_words",
 )
 # The columns of a frame that are no fields, and the fields that are no columns.

@@ -118,7 +118,7 @@ def test_a_run_without_its_result_says_so(own_store, tmp_path, content):
     if content is not None:
         path.write_text(content)
     record = history.find_newest(own_store)
-    assert record is not None and details.FILE in record.fault
+    assert record is not None and details.FILE in record.unread
 
 
 def test_a_failed_run_looks_failed(own_store, tmp_path):
