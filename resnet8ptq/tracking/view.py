@@ -30,7 +30,7 @@ COLUMNS = (
 )
 # In pixels. The wide name holds backend, dtype, calibration and what else varies.
 _WIDTHS = {
-    "attributes.`Run Name`": 280,
+    "attributes.`Run Name`": 340,
     "runDateAndNestInfo": 150,
     **{column: max(90, 9 * len(column) - 60) for column in COLUMNS},
     COLUMNS[0]: 120,  # unsupported

@@ -147,12 +147,12 @@ def log_scored(store: Store, folder: Path, ids: np.ndarray) -> str:
     arrays = {"predictions": BASELINE, "baseline_predictions": BASELINE, "labels": LABELS}
     np.savez(folder / "predictions.npz", samples=ids, **{k: a[:count] for k, a in arrays.items()})
     (folder / "ranges.json").write_text('{"activations": {}, "weights": {}}')
-    for name in ("predictions.npz", "ranges.json"):
+    measured = {"accuracy": 0.9, "counts/total": float(count)}
+    (folder / "result.json").write_text(json.dumps({"metrics": measured}))
+    for name in ("predictions.npz", "ranges.json", "result.json"):
         store.client.log_artifact(run_id, str(folder / name))
     store.client.set_tag(run_id, "test_digest", f"{count:064x}")
     store.client.set_tag(run_id, "sample_sketch", ledger.sketch(ids))
-    for name, value in {"accuracy": 0.9, "counts/total": count}.items():
-        store.client.log_metric(run_id, name, value)
     return run_id
 
 
@@ -160,7 +160,7 @@ def test_samples_that_earlier_runs_have_not_scored_are_found(tmp_path):
     store, ids = new_store(tmp_path / "mlruns"), np.arange(900, dtype=np.uint64)
     first = log_scored(store, tmp_path / "a", ids[:500])
     second = log_scored(store, tmp_path / "b", ids[::-1])
-    families = comparison.load(store, [history.load_run(store, second)])
+    families = comparison.load(store, [history.load_named(store, "run_id", second)])
     [family] = comparison.count_looks(store, families)
     assert family.looks.count == 1
     assert family.added is not None
