@@ -355,7 +355,10 @@ def test_ship_ends_with_a_verdict_and_a_line_that_makes_the_winner_again(tmp_pat
     limits = ("report.max_drop=0.05", "hydra.sweep.dir=sweep", "calib.samples_per_class=20")
     done = call(tmp_path, *to_run([*quick, *limits]), **NO_REAL_FILES)
     assert done.code == 0, done.err
-    assert [run.data.params["evaluate.split"] for run in done.children] == ["choice", "test"]
+    assert [run.data.params.get("evaluate.split", "test") for run in done.children] == [
+        "choice",
+        "test",
+    ]
     assert "Winner: onnx u8s8 minmax per channel." in done.out
     [line] = [line for line in done.out.splitlines() if "reproduce it" in line]
     again = shlex.split(line.partition(": ")[2])[2:]  # python run.py
