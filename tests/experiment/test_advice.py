@@ -21,8 +21,10 @@ from resnet8ptq.experiment.search.candidates import (
     WRONG,
     advise,
     describe_cpu,
+    steps,
     sweeps,
 )
+from resnet8ptq.experiment.search.properties import PRODUCTS
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.summary import summarize
 from tests.helpers.calling import QUICK, REPO, call, call_beside
@@ -172,6 +174,8 @@ def test_advice_is_printed(tmp_path, network, monkeypatch):
         "own network.onnx",
         "may be wrong here",
         "reduce_range",
+        "ship model.path=",
+        "corrections.bias_correction=true",
     ):
         assert part in done.out
     assert call_beside(tmp_path, "advise").code == 0
@@ -225,3 +229,13 @@ def test_settings_that_the_advice_is_about_are_refused(tmp_path):
     done = call_beside(tmp_path, "advise", "dtype=int8")
     assert (done.code, len(done.errors)) == (2, 1)
     assert "dtype: got int8" in done.errors[0]
+
+
+def test_the_steps_of_advice_are_those_of_the_search():
+    """One table: dynamic quantization comes early for matrix products, and not for others."""
+    products = [settings for settings, _ in steps([PRODUCTS])]
+    others = [settings for settings, _ in steps([])]
+    assert products[1].startswith("method=dynamic")
+    assert not any("method=dynamic" in settings for settings in others)
+    assert products[2].startswith("method=weight_only dtype=w8")
+    assert others[-2].startswith("method=weight_only dtype=w8")

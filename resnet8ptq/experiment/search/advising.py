@@ -60,11 +60,9 @@ def main(words: list[str]) -> None:
 def _print_steps(properties: Sequence[str], settings: Sequence[str]) -> None:
     """Print the steps of `ship` for a network as a table, and its command."""
     console = stdout(None, 130)
-    say(
-        console,
-        f"Properties: {', '.join(properties) or 'none that decides a step'}. In this order,",
-    )
-    say(console, f"until a model passes, {invocation.command('ship', *settings)} tries:")
+    say(console, f"Properties of the network: {', '.join(properties) or 'none that adds a step'}")
+    command = invocation.command("ship", *settings)
+    say(console, f"The steps of this command, in order, until a model passes:\n  {command}")
     print_table(console, ("step", "why"), candidates.steps(properties))
 
 
