@@ -174,7 +174,7 @@ def test_advice_is_printed(tmp_path, network, monkeypatch):
         "own network.onnx",
         "may be wrong here",
         "reduce_range",
-        "ship model.path=",
+        " ship ",
         "corrections.bias_correction=true",
     ):
         assert part in done.out
