@@ -107,7 +107,7 @@ class RecipeSearch:
             if not searching.passing(self.tried):
                 self._try_steps()
             ranked = searching.rank(self.asked, self.tried)
-            if not ranked:
+            if not ranked or (self.confirmed and not ranked[0].saves):
                 return
             if _again_s(ranked[0]) > self._left_s() + LATE * self.seconds:
                 _say(f"not confirmed: {searching.say(ranked[0].found.settings)}; the time is up")

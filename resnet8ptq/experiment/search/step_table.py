@@ -103,9 +103,7 @@ STEPS = (
     StepKind(
         name="dynamic",
         rank=1,
-        settings=(  # in batches, the others of a batch would set the ranges of a sample
-            "method=dynamic dtype={exact} per_channel=true slim=true evaluate.batch_size=1"
-        ),
+        settings="method=dynamic dtype={exact} per_channel=true slim=true",
         why="weights lie in matrix products: ranges of activations sample by sample",
         needs=(PRODUCTS, RECURRENT),
         capability="dynamic",
