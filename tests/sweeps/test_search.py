@@ -238,6 +238,39 @@ def test_no_error_of_a_step_ends_the_search(seed, share):
     assert {"start", "weights_in_8_bits"} <= {*jobs.kinds}
 
 
+def test_ctrl_c_keeps_the_best_model_so_far():
+    def outcome(step):
+        if step.kind == DIAGNOSIS:
+            raise KeyboardInterrupt
+        return record(0.02 if "calib=mse" in step.overrides else 0.05)
+
+    jobs, delivery = Jobs(outcome), Delivery()
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run(delivery=delivery)
+    assert "loss 2 points" in delivery.outcome and not delivery.is_confirmed
+
+
+def test_a_job_is_interrupted_only_after_the_first_file():
+    jobs, limits = Jobs(lambda step: record(0.05)), []
+    launch = jobs.launch
+    jobs.launch = lambda steps, given: limits.append(given.hard_s) or launch(steps, given)
+    jobs.run(seconds=100)
+    first, *others = limits
+    assert first is None and all(seconds is not None and seconds <= 110 for seconds in others)
+
+
+def test_time_is_kept_for_the_step_that_loses_next_to_nothing():
+    """Too little for the diagnosis, which takes three plain runs."""
+
+    def outcome(step):
+        return record(0.001 if "method=weight_only" in step.overrides else 0.05)
+
+    jobs = Jobs(outcome, seconds=lambda step: 10.0 * max(step.cost, 1))
+    search = jobs.run(seconds=65)
+    assert jobs.kinds[-2:] == ["weights_in_8_bits", CONFIRM]
+    assert search.confirmed[0].passes and jobs.at <= 65
+
+
 def test_a_first_step_that_fails_is_followed_by_plainer_ones_of_the_same_idea():
     """The file is right only without slim=true and format=auto."""
 
