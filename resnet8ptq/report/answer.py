@@ -36,6 +36,7 @@ class Answer:
         untried: the command of a setting that should be faster; empty without a hint or a setting.
         outcome: the outcome of the verdict; empty for FP32.
         verdict: the verdict as a sentence.
+        note: of the best model: how it was chosen, and a smaller one that is as good.
         facts: the metric with its 95% interval, size and latency.
         command: the deploy command; empty for FP32.
     """
@@ -48,6 +49,7 @@ class Answer:
     facts: tuple[str, ...]
     command: str
     reason: str = ""
+    note: str = ""
     hint: str = ""
     untried: str = ""
 
@@ -70,8 +72,9 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
         verdict = "FP32 itself: no quantized model within the limit is faster."
         return Answer(uses, first.label, f"Keep {first.label}", "", verdict, times, "")
     verdict = say_verdict(selected, first.choice)
+    note = ""
     if any(choice.use == BEST for choice in choices):
-        verdict += say_chance(selected, first.choice) + say_balanced(selected, first.choice)
+        note = say_chance(selected, first.choice) + say_balanced(selected, first.choice)
     answer = Answer(
         uses=uses,
         label=first.label,
@@ -80,6 +83,7 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
         verdict=verdict,
         facts=say_facts(selected, first.choice),
         command=first.command,
+        note=note.strip(),
     )
     if first.use != RECOMMENDED or selected.headline is None:
         return answer
@@ -115,7 +119,8 @@ def to_markdown(answers: Sequence[Answer]) -> str:
         return ""
     best = answers[0]
     lines = [
-        f"**{escape_markdown(best.advice)}{say_reason(best)}.** {escape_markdown(best.verdict)}",
+        f"**{escape_markdown(best.advice)}{say_reason(best)}.** "
+        + escape_markdown(f"{best.verdict} {best.note}"),
         *([escape_markdown(f"{best.hint} {best.untried}")] if best.hint else []),
         "",
         "| for | model | verdict | measured | command |",

@@ -98,7 +98,7 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
             continue
         best = answers[0]
         say(console, f"{best.advice}{say_reason(best)}.")
-        say(console, f"  {best.verdict}")
+        say(console, f"  {best.verdict} {best.note}".rstrip())
         say(console, f"  {'; '.join(best.facts)}")
         if best.hint:
             say(console, f"  {best.hint} {best.untried}".rstrip())

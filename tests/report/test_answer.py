@@ -37,8 +37,8 @@ def test_a_better_result_of_another_model_is_explained():
     cells = (("a", predictions(won=2), {}), ("b", predictions(won=4), {"calib": "mse"}))
     family = sweep(*cells, choices=[predictions(won=1), predictions()])
     (selected,) = page.select([family], LIMITS)
-    assert answer.explain(selected)[0].verdict.endswith(
-        " Chosen on other samples. Another model has a better accuracy here, possibly by chance."
+    assert answer.explain(selected)[0].note.startswith(
+        "Chosen on other samples. Another model has a better accuracy here, possibly by chance."
     )
 
 
@@ -52,11 +52,11 @@ def test_a_smaller_model_that_is_as_good_is_named(size, named):
     (selected,) = page.select([family], LIMITS)
     (best,) = [one for one in answer.explain(selected) if "best accuracy" in one.uses]
     sentence = (
-        " onnx int8 mse per tensor is smaller, and shown to be at most 0.5 points worse than the "
+        "onnx int8 mse per tensor is smaller, and shown to be at most 0.5 points worse than the "
         "best."
     )
     assert best.label == "onnx int8 minmax per tensor"
-    assert (sentence in best.verdict) == named
+    assert (sentence in best.note) == named
 
 
 def test_finalists_have_the_latencies_of_the_timing_in_turns():
