@@ -95,7 +95,7 @@ class Family:
         for members in equal_files.group([cell.record for cell in self.measured]):
             cell = cells[members[0].run_id]
             if len(members) > 1:
-                cell = replace(cell, label=equal_files.label(members, keys))
+                cell = replace(cell, label=facts.label(members, keys))
             models.append(cell)
         return models
 

@@ -27,23 +27,3 @@ def group(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 def distinct(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the first run of each file."""
     return [members[0] for members in group(records)]
-
-
-def name_cells(members: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
-    """Return the cells that name the runs of a row: the combination, and settings that vary.
-
-    Different values of a cell are joined, such as `int8/u8s8`.
-    """
-    named = [
-        [*member.combination.cells, *(member.params.get(key, "") for key in keys)]
-        for member in members
-    ]
-    return ["/".join(dict.fromkeys(values)) for values in zip(*named, strict=True)]
-
-
-def label(members: Sequence[RunRecord], keys: Sequence[str]) -> str:
-    """Return the name of a row as text, see `facts.labels`."""
-    cells = name_cells(members, keys)
-    first = len(cells) - len(keys)
-    settings = [f"{key}={value}" for key, value in zip(keys, cells[first:], strict=True) if value]
-    return " ".join([*filter(None, cells[:first]), *settings])

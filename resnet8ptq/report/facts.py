@@ -123,13 +123,27 @@ def _is_setting(key: str) -> bool:
 def labels(records: Sequence[RunRecord]) -> list[str]:
     """Return each run's combination as text, with the other settings that vary."""
     keys = varied(records)
-    return [
-        " ".join(
-            [*filter(None, record.combination.cells)]
-            + [f"{key}={record.params[key]}" for key in keys if key in record.params]
-        )
-        for record in records
+    return [label([record], keys) for record in records]
+
+
+def name_cells(members: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
+    """Return the cells that name the runs of a row: the combination, and settings that vary.
+
+    Different values of a cell are joined, such as `int8/u8s8`.
+    """
+    named = [
+        [*member.combination.cells, *(member.params.get(key, "") for key in keys)]
+        for member in members
     ]
+    return ["/".join(dict.fromkeys(values)) for values in zip(*named, strict=True)]
+
+
+def label(members: Sequence[RunRecord], keys: Sequence[str]) -> str:
+    """Return the name of a row as text."""
+    cells = name_cells(members, keys)
+    first = len(cells) - len(keys)
+    settings = [f"{key}={value}" for key, value in zip(keys, cells[first:], strict=True) if value]
+    return " ".join([*filter(None, cells[:first]), *settings])
 
 
 def headings(families: Sequence[Sequence[RunRecord]]) -> list[str]:

@@ -73,8 +73,7 @@ class Recommendation:
     @property
     def command(self) -> str:
         """The deploy command; empty for FP32, and for files of other programs."""
-        words = [] if self.run is None else self.run.deploy_words
-        return invocation.command("deploy", *words) if words else ""
+        return "" if self.run is None else self.run.deploy_command or ""
 
 
 @dataclass(frozen=True)

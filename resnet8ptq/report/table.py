@@ -5,7 +5,14 @@ from collections.abc import Collection, Sequence
 
 from resnet8ptq.core import files
 from resnet8ptq.report import equal_files
-from resnet8ptq.report.facts import adjusted_p, best_first, is_stopped, task_of, varied
+from resnet8ptq.report.facts import (
+    adjusted_p,
+    best_first,
+    is_stopped,
+    name_cells,
+    task_of,
+    varied,
+)
 from resnet8ptq.tasks.metric import BASELINE, Metric
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.record import RunRecord
@@ -41,7 +48,7 @@ def rows(records: Sequence[RunRecord]) -> list[list[str]]:
     for members in equal_files.group(records):
         record = members[0]
         cells = _run_cells(task, record, adjusted.get(record.run_id))
-        runs.append([*equal_files.name_cells(members, keys), *cells])
+        runs.append([*name_cells(members, keys), *cells])
     return [*_baseline_rows(task, records, [""] * len(keys)), *runs]
 
 

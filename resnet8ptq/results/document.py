@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.json_schema import GenerateJsonSchema
 
 from resnet8ptq.core import templates
 from resnet8ptq.core.text import escape_markdown, printable
@@ -243,10 +244,18 @@ def to_json(answer: Answer) -> str:
 
 def to_schema() -> str:
     """Return the JSON schema of the document."""
-    schema = Document.model_json_schema(mode="serialization")
-    return json.dumps(
-        {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2
-    )
+    schema = _without_titles(Document.model_json_schema(mode="serialization"))
+    return json.dumps({"$schema": GenerateJsonSchema.schema_dialect, **schema}, indent=2) + "\n"
+
+
+def _without_titles(part: Any) -> Any:
+    """Return a schema without the titles that pydantic makes of the names of fields."""
+    if isinstance(part, list):
+        return [_without_titles(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    titled = isinstance(part.get("title"), str)
+    return {k: _without_titles(v) for k, v in part.items() if not (titled and k == "title")}
 
 
 def _sweep(sweep: SweepSummary | None) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from resnet8ptq.core.text import printable
 from resnet8ptq.evaluation.worth import WORTH, saves
 from resnet8ptq.report.answer import say_facts, say_verdict
 from resnet8ptq.report.comparison import Cell
-from resnet8ptq.report.recommend import ModelSelection, Recommendation
+from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.verdicts import EXIT_CODES, FAIL, PASS, UNDECIDED
 from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.tracking import origin
@@ -119,7 +119,7 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
     if delivery.record is None or delivery.record.run_id != record.run_id:
         delivery.keep(record, "", is_confirmed=True)
     _say_file(delivery, record, winner.settings)
-    say(console, f"  {Recommendation('', winner.cell.label, '', winner.cell).command}")
+    say(console, f"  {record.deploy_command}")
     return (
         EXIT_CODES[FAIL]
         if winner.outcome == PASS and not is_worth

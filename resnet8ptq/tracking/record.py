@@ -442,8 +442,8 @@ class RunRecord(BaseModel):
 
     @property
     def deploy_command(self) -> str | None:
-        """The command that exports the file with a model card; None without such a file."""
-        if self.artifact is None or not self.deploy_words:
+        """The command that exports the file with a model card; None without a file of this tool."""
+        if self.status != "ok" or not self.deploy_words:
             return None
         return printable_or_none(invocation.command("deploy", *self.deploy_words))
 

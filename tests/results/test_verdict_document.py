@@ -79,7 +79,9 @@ def test_the_schema_knows_each_kind_of_scored_samples(split):
 def test_the_schema_is_the_one_of_the_type():
     """If it is not: make schema."""
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert (REPO / "docs/verdict.schema.json").read_text() == document.to_schema()
+    assert json.loads(document.to_schema()) == SCHEMA
+    texts = [line for line in document.to_schema().splitlines() if '"description"' in line]
+    assert len(texts) > 50  # of the fields
 
 
 def test_the_page_has_every_key_and_every_field():

@@ -35,6 +35,51 @@ def test_an_impossible_count_was_not_measured(value):
     assert RunRecord.of("1", {}, {TOTAL: 9.0, "size_bytes": 7.0}, {}).samples == 9
 
 
+@pytest.mark.parametrize(
+    ("key", "logged"),
+    [
+        ("tags.status", {"tags": {"status": 3}}),
+        ("metrics.drop", {"metrics": {"drop": "0.5"}}),
+        ("metrics.size_bytes", {"metrics": {"size_bytes": "7"}}),
+        ("params.backend", {"params": {"backend": None}}),
+        ("metrics", {"metrics": {"any": None}}),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_one_line(key, logged):
+    """Nothing is converted: whoever writes to a store may log anything."""
+    with pytest.raises(TrackingError, match=f"run a: {key}") as refused:
+        RunRecord.of(**({"run_id": "a", "params": {}, "metrics": {}, "tags": {}} | logged))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("run_id", ["", "a b", "../x", "a`", "a\n"])
+def test_an_id_that_is_not_plain_is_refused(run_id):
+    with pytest.raises(TrackingError, match="run_id: got"):
+        RunRecord.of(run_id, {}, {}, {})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_was_not_measured(value):
+    keys = ("drop", "latency_p50_ms", "speedup", "paired/p_value")
+    record = RunRecord.of("a", {}, dict.fromkeys(keys, value), {})
+    assert {record.loss, record.latency_ms, record.speedup, record.p_alone} == {None}
+    assert not math.isfinite(record.metrics["drop"])  # as logged
+
+
+def test_texts_of_a_store_are_printable():
+    record = RunRecord.of("a", {"model": "a\x1b[31m\nb"}, {}, {"reason": "\u202egnp"})
+    assert (record.model, record.reason) == ("a?[31m b", "?gnp")
+    assert record.params["model"] == "a\x1b[31m\nb"
+
+
+def test_every_field_for_programs_has_its_documentation():
+    own = {"params", "metrics", "tags", "artifact_uri", "ended", "in_folder", "store_words"}
+    internal = {"kind", "key", "job_number", "jobs_at_once", "platform", "seed", "split"}
+    internal |= {"calibration_digest", "calibration_samples", "benchmark", "target"}
+    fields = RunRecord.model_fields.items()
+    assert {name for name, field in fields if not field.description} == own | internal
+
+
 def test_a_run_has_the_same_record_in_mlflow_and_in_its_folder(own_store, tmp_path):
     parent = start_parent(own_store, "sweep", tmp_path, {})
     folder = tmp_path / "0"
