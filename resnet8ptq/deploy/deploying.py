@@ -74,7 +74,7 @@ def main(words: list[str]) -> None:
     limits = {"max_drop": asked.max_drop, "min_sqnr_db": asked.min_sqnr_db}
     with waiting("Reading the runs"):
         store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
-        record, use, verdict = source.find(store, asked.run_id, asked.sweep, asked.use, limits)
+        record, use = source.find(store, asked.run_id, asked.sweep, asked.use, limits)
     if asked.run_id is None and asked.sweep is None:
         of_sweep = f" of the newest sweep, {record.sweep_id}, for use={use}" if use else ""
         kind = "run" if use else "the newest run"
@@ -82,7 +82,7 @@ def main(words: list[str]) -> None:
     name = safe_name(record.name or "model") + f"-{safe_name(record.run_id[:8])}"
     folder = Path(asked.folder or Path("deployed", name)).expanduser().absolute()
     with tempfile.TemporaryDirectory() as scratch, _new_folder(folder) as temporary:
-        run = source.fetch(store, record, Path(scratch), use, verdict, asked.trust)
+        run = source.fetch(store, record, Path(scratch), use, asked.trust)
         _check_register(run, asked.register)
         lines, takes = _write(store, run, asked, temporary)
     console = stdout(None, 130)

@@ -47,8 +47,8 @@ def describe(source: Source) -> str:
         change = record.delta(metric) if record.quantized else None
         beside = "" if change is None else f" ({metric.say_change(change)} against FP32)"
         facts.append(f"{metric.title} {metric.show(value)}{beside} on {record.dataset}")
-    if source.verdict:
-        facts.append(f"verdict on the loss: {source.verdict}")
+    if source.record.verdict_text:
+        facts.append(f"verdict on the loss: {source.record.verdict_text}")
     if record.size_bytes is not None:
         facts.append(f"{record.size_bytes / 1000:.1f} kB")
     return escape_markdown("; ".join([*facts, f"run {record.name} ({record.run_id})"]))

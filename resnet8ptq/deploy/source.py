@@ -15,8 +15,8 @@ from resnet8ptq.core.errors import ConfigError, QuantizationError, TrackingError
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.core.text import one_line, or_nearest, printable
 from resnet8ptq.experiment.outputs import TOKENIZER
-from resnet8ptq.report import verdicts
 from resnet8ptq.report.recommend import RECOMMENDED, find_use
+from resnet8ptq.report.verdicts import PASS
 from resnet8ptq.results import lookup
 from resnet8ptq.results.lookup import Asked
 from resnet8ptq.tracking import history, origin
@@ -38,7 +38,6 @@ class Source:
     config: RunConfig
     artifact: Path  # in a folder with `config.yaml` and the files of `_COPIED` that the run has
     use: str = ""  # the recommended use; empty for a run by its id
-    verdict: str = ""  # on its loss, as in its sweep's report; empty for FP32
     trusted: bool = False  # whether the run's code may run in this process
     unread: str = ""  # why its data are not read: they are not ours to hand on
 
@@ -65,9 +64,10 @@ class Source:
     @property
     def cautions(self) -> list[str]:
         """Warnings for the user: a verdict other than pass."""
-        if not self.verdict or self.verdict == verdicts.PASS:
+        verdict = self.record.verdict_text
+        if verdict in ("", PASS):
             return []
-        return [f"CAUTION: verdict on its loss: {self.verdict}, not pass"]
+        return [f"CAUTION: verdict on its loss: {verdict}, not pass"]
 
     @property
     def folder(self) -> Path:
@@ -77,8 +77,8 @@ class Source:
 
 def find(
     store: Store, run_id: str | None, sweep: str | None, use: str, asked: Asked
-) -> tuple[RunRecord, str, str]:
-    """Return the run to deploy, its recommended use, and the verdict on it.
+) -> tuple[RunRecord, str]:
+    """Return the run to deploy, with its verdict, and its recommended use.
 
     Args:
         run_id: the run; None: a sweep's recommendation.
@@ -90,21 +90,21 @@ def find(
         ConfigError: the run or sweep does not exist, or no run is recommended for the use.
         TrackingError: nothing is recommended, and the predictions of a run cannot be read.
     """
-    source = lookup.find(store, run_id, sweep)
-    if source.run is not None:
+    runs = lookup.find(store, run_id, sweep)
+    if runs.run is not None:
         if use != RECOMMENDED and run_id is None:
             raise ConfigError(
-                f"use: got {use!r}, but the newest is a single run, {source.run.run_id}; try "
+                f"use: got {use!r}, but the newest is a single run, {runs.run.run_id}; try "
                 "without use=, or sweep=ID"
             )
-        return source.run, "", _say_verdict(source.run, source, asked)
-    assert source.parent is not None
-    parent, selections = source.parent, source.select(asked)
+        return _judge(runs.run, runs, asked), ""
+    assert runs.parent is not None
+    parent, selections = runs.parent, runs.select(asked)
     recommended = [r for selected in selections for r in selected.recommendations]
     lost = [c for selected in selections for c in selected.family.cells if c.lost]
     if lost and not recommended:
         raise TrackingError(f"sweep {parent.run_id}: {printable(lost[0].record.reason)}")
-    doubt = next(filter(None, (record.doubt for record in source.records)), "")
+    doubt = next(filter(None, (record.doubt for record in runs.records)), "")
     nothing = f"nothing: {f'void: {printable(doubt)}' if doubt else 'no run passes'}"
     chosen, uses = find_use(use, recommended, parent.run_id)
     if chosen is None or chosen.run is None:
@@ -112,24 +112,23 @@ def find(
             f"use: got {use!r}, for which sweep {parent.run_id} recommends no run; try "
             f"{or_nearest(use, uses.split(' | ')) if uses else nothing}"
         )
-    return chosen.run, use, chosen.verdict
+    return chosen.run, use
 
 
-def _say_verdict(record: RunRecord, source: lookup.Source, asked: Asked) -> str:
-    """Return the verdict on a run among the others of its sweep; empty for FP32."""
+def _judge(run: RunRecord, runs: lookup.Runs, asked: Asked) -> RunRecord:
+    """Return a run with its verdict among the others of its sweep, as a recommendation if it is."""
     try:
-        selections = source.select(asked)
+        selections = runs.select(asked)
     except TrackingError as error:  # another run has damaged texts
-        return f"not judged ({one_line(error)})"
+        return run.changed(verdict_text=f"not judged ({one_line(error)})")
     for selected in selections:
-        for recommended in selected.recommendations:
-            if recommended.run and recommended.run.run_id == record.run_id:
-                return recommended.verdict
-        for cell in selected.family.cells:
-            if cell.record.run_id != record.run_id:
-                continue
-            return f"not judged ({cell.record.reason})" if cell.lost else cell.record.verdict_text
-    return ""
+        recommended = [r.choice for r in selected.recommendations if r.choice]
+        for cell in (*recommended, *selected.family.cells):
+            if cell.record.run_id == run.run_id and cell.lost:
+                return run.changed(verdict_text=f"not judged ({cell.record.reason})")
+            if cell.record.run_id == run.run_id:
+                return cell.record
+    return run
 
 
 def fetch(
@@ -137,7 +136,6 @@ def fetch(
     record: RunRecord,
     folder: Path,
     use: str = "",
-    verdict: str = "",
     trust: bool = False,
 ) -> Source:
     """Copy a run's artifact and its files into `folder`.
@@ -192,9 +190,9 @@ def fetch(
             f"logged {backend.name}"
         )
     if trusted:
-        return Source(record, config, artifact, use, verdict, trusted)
+        return Source(record, config, artifact, use, trusted)
     unread = _forbid_data(record, config)
-    return Source(record, without_paths(config), artifact, use, verdict, unread=unread)
+    return Source(record, without_paths(config), artifact, use, unread=unread)
 
 
 def _forbid_data(record: RunRecord, config: RunConfig) -> str:

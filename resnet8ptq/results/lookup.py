@@ -29,8 +29,8 @@ Asked = Mapping[str, float | None]  # limits by the key of `report`; None: the s
 
 
 @dataclass(frozen=True)
-class Source:
-    """A sweep, or a run among the runs of its sweep.
+class Runs:
+    """The runs of a sweep, or a run among them.
 
     Attributes:
         parent: the sweep's parent run; None for a single run.
@@ -120,7 +120,7 @@ def load_run(
     return source.judge_run(limits or {})
 
 
-def find(store: Store, run_id: str | None, sweep: str | None) -> Source:
+def find(store: Store, run_id: str | None, sweep: str | None) -> Runs:
     """Return a run or a sweep by its id; without an id, the newest sweep or single run.
 
     Raises:
@@ -134,7 +134,7 @@ def find(store: Store, run_id: str | None, sweep: str | None) -> Source:
     return (_load_sweep if newest.kind == SWEEP else _load_run)(store, newest)
 
 
-def read(folder: Path, tracking: TrackingConfig) -> Source:
+def read(folder: Path, tracking: TrackingConfig) -> Runs:
     """Return the run or the sweep of a folder; raise ConfigError for another folder."""
     folder = folder.resolve()
     return (_read_sweep if _is_sweep(folder) else _read_run)(folder, tracking)
@@ -146,7 +146,7 @@ def _find(
     folder: str | Path | None,
     tags: Mapping[str, str] | None,
     tracking: TrackingConfig,
-) -> Source:
+) -> Runs:
     """Return the sweep or the run, whose `kind` is the setting that names it."""
     if sum(value is not None for value in (run_id, folder, tags)) > 1:
         raise ConfigError("run_id: got more than one of run_id, folder and tags, expected one")
@@ -181,16 +181,16 @@ def _name_other(store: Store, kind: str) -> str:
     return "" if newest is None else f"; its newest run is {newest.run_id}: load_run()"
 
 
-def _load_sweep(store: Store, parent: RunRecord, run: RunRecord | None = None) -> Source:
+def _load_sweep(store: Store, parent: RunRecord, run: RunRecord | None = None) -> Runs:
     if parent.kind != SWEEP:
         raise ConfigError(f"sweep: {parent.run_id} is a run; try run_id={parent.run_id}")
     records = history.load_compared(store, parent.run_id)
     if not records:
         raise ConfigError(f"sweep: {parent.run_id} has no runs, expected a sweep with runs")
-    return Source(store, parent, records, run)
+    return Runs(store, parent, records, run)
 
 
-def _load_run(store: Store, record: RunRecord) -> Source:
+def _load_run(store: Store, record: RunRecord) -> Runs:
     """Return a run with its sweep; without the sweep if a newer run has replaced it."""
     if record.kind == SWEEP:
         raise ConfigError(f"run_id: {record.run_id} is a sweep; try sweep={record.run_id}")
@@ -201,11 +201,11 @@ def _load_run(store: Store, record: RunRecord) -> Source:
     return _alone(store, record)
 
 
-def _alone(store: Store, record: RunRecord) -> Source:
-    return Source(store, None, [] if record.is_analysis else [record], record)
+def _alone(store: Store, record: RunRecord) -> Runs:
+    return Runs(store, None, [] if record.is_analysis else [record], record)
 
 
-def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = None) -> Source:
+def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = None) -> Runs:
     """Read a sweep from its folder; from the store if it includes runs of another sweep."""
     if not _is_sweep(folder):
         raise ConfigError(f"folder: got {folder}, a run's folder, expected the folder of a sweep")
@@ -216,10 +216,10 @@ def _read_sweep(folder: Path, tracking: TrackingConfig, run: RunRecord | None = 
     records = [_of_folder(r) for r in sync.load_records(folder) if not r.is_analysis]
     if not records:
         raise ConfigError(f"folder: got {folder}, expected the folder of a sweep with runs")
-    return Source(_NO_STORE, RunRecord.of_journal(kept, folder), records, run)
+    return Runs(_NO_STORE, RunRecord.of_journal(kept, folder), records, run)
 
 
-def _read_run(folder: Path, tracking: TrackingConfig) -> Source:
+def _read_run(folder: Path, tracking: TrackingConfig) -> Runs:
     """Read a run from its folder, among the others of its sweep."""
     kept = _read_journal(folder)
     record = _of_folder(RunRecord.of_journal(kept, folder))

@@ -95,11 +95,12 @@ def render(text: str) -> str:
     params = {"backend": "onnx", **dict.fromkeys(texts, text)}
     tags = dict.fromkeys(("cpu", "platform", "test_digest", "calibration_digest"), text)
     tags["class_names"] = json.dumps([text, f"{text}b"])
-    record = RunRecord.of(RUN_ID, params, {"accuracy": 0.5, "total": 10.0}, tags)
+    metrics = {"accuracy": 0.5, "total": 10.0}
+    record = RunRecord.of(RUN_ID, params, metrics, tags, verdict_text=text)
     model = Path(__file__)  # any file
     tensor = Tensor(text, ("n", text), text)
     facts = Facts(Interface((tensor,), (tensor,)), vectors, text, text, change=text)
-    return card.render(Source(record, config, model.with_suffix(".onnx"), text, text), model, facts)
+    return card.render(Source(record, config, model.with_suffix(".onnx"), text), model, facts)
 
 
 @given(TEXTS)

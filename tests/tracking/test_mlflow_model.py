@@ -89,7 +89,8 @@ def test_a_model_without_its_files_is_logged_again(own_store, logged):
 
 
 def test_a_registered_version_says_what_it_is(own_store, logged):
-    source = Source(logged.record, make_config(), logged.folder / "model.pt", verdict="undecided")
+    record = logged.record.changed(verdict_text="undecided")
+    source = Source(record, make_config(), logged.folder / "model.pt")
     registering.register(own_store, source, "pets")
     version = own_store.client.get_model_version_by_alias("pets", "recommended")
     plain = str(version.description).replace("\\", "")
