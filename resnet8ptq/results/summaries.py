@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import printable
+from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.recommend import (
     RECOMMENDED,
     ModelSelection,
@@ -110,14 +111,20 @@ def summarize_sweep(
 
 
 def _choose(selected: ModelSelection) -> list[Recommendation]:
-    """Return the recommendations of a selection, with the bounds of `own_family`."""
+    """Return the recommendations of a selection, with the bounds that belong to their verdicts.
+
+    Those of `own_family`, or of a headline that was judged by itself, differ from the table's.
+    """
     own = bounds.measure(own_family(selected, selected.recommendations))
     cells = {cell.record.run_id: cell for cell in own.cells}
     choices = []
     for recommended in selected.recommendations:
-        if recommended.run is not None and recommended.run.run_id in cells:
-            recommended = replace(recommended, choice=cells[recommended.run.run_id])
-        choices.append(recommended)
+        cell = recommended.choice
+        if cell is not None and recommended.use != RECOMMENDED:
+            cell = cells.get(cell.record.run_id, cell)
+        elif cell is not None and selected.headline is not None and selected.headline.alone:
+            [cell] = bounds.measure(Family((cell,), selected.limits)).cells
+        choices.append(replace(recommended, choice=cell))
     return choices
 
 

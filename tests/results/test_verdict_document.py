@@ -10,6 +10,8 @@ from typing import Any
 import jsonschema
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from pydantic import ValidationError
 
@@ -334,3 +336,20 @@ def test_choice_of_a_use():
     smallest = summary.choice("smallest")
     assert smallest is not None and smallest.run_id == "b"
     assert summary.choice("fastest") is None
+
+
+@given(flips=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), min_size=1, max_size=4))
+def test_each_recommended_run_has_the_bounds_of_its_verdict(flips):
+    """The documented contract: pass exactly if the upper bound is within the limit."""
+    cells = [
+        (f"m{n}", predictions(lost=lost, won=won), {"seed": str(n), "size_bytes": 1e5 + n * 1e4})
+        for n, (lost, won) in enumerate(flips)
+    ]
+    choices = [predictions(won=n) for n in range(len(cells))]
+    for family in (sweep(*cells), sweep(*cells, choices=choices)):
+        for choice in summarize(family).choices:
+            run = choice.run
+            assert run is not None and run.limit is not None
+            upper, lower = run.loss_upper_bound, run.loss_lower_bound
+            assert (run.verdict == "pass") == (upper is not None and upper <= run.limit)
+            assert (run.verdict == "fail") == (lower is not None and lower >= run.limit)
