@@ -478,7 +478,9 @@ _READ = (
     "store_words",
 )
 # The columns of a frame that are no fields, and the fields that are no columns.
-_DERIVED = ("framework", "dtype", "calibration", "weights", "samples_from", "deploy_command")
+_DERIVED = (
+    *("framework", "dtype", "calibration", "weights", "cpu", "samples_from", "deploy_command"),
+)
 _NO_COLUMNS = {*_READ[1:], "settings"}
 # The columns that a notebook shows.
 _SHOWN = ("label", "status", "value", "loss", "verdict", "size_bytes", "latency_ms", "speedup")

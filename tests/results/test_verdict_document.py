@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from pydantic import ValidationError
@@ -318,6 +318,7 @@ def test_frame_has_a_row_for_each_run():
     assert list(frame.index) == ["a", "b", "c"]
     assert list(frame.seed[:2]) == ["1", "2"]
     assert frame["dtype"].unique().tolist() == ["int8"]
+    assert {"framework", "cpu", "samples_from", "deploy_command"} <= {*frame.columns}
     assert list(frame.verdict) == ["pass", "fail", "unsupported"]
     assert frame.metric.unique().tolist() == ["accuracy"]
     for name in ("loss", "size_bytes", "latency_ms", "p_value", "least", "samples_needed"):
@@ -339,6 +340,7 @@ def test_choice_of_a_use():
 
 
 @given(flips=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), min_size=1, max_size=4))
+@example(flips=[(4, 0), (4, 0)])  # each passes by itself, and not of two
 def test_each_recommended_run_has_the_bounds_of_its_verdict(flips):
     """The documented contract: pass exactly if the upper bound is within the limit."""
     cells = [
