@@ -72,14 +72,6 @@ def test_texts_of_a_store_are_printable():
     assert record.params["model"] == "a\x1b[31m\nb"
 
 
-def test_every_field_for_programs_has_its_documentation():
-    own = {"params", "metrics", "tags", "artifact_uri", "ended", "in_folder", "store_words"}
-    internal = {"kind", "key", "job_number", "jobs_at_once", "platform", "seed", "split"}
-    internal |= {"calibration_digest", "calibration_samples", "benchmark", "target"}
-    fields = RunRecord.model_fields.items()
-    assert {name for name, field in fields if not field.description} == own | internal
-
-
 def test_a_run_has_the_same_record_in_mlflow_and_in_its_folder(own_store, tmp_path):
     parent = start_parent(own_store, "sweep", tmp_path, {})
     folder = tmp_path / "0"
