@@ -27,7 +27,7 @@ from pathlib import Path
 from resnet8ptq.config.limits import require
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache, command, invocation
-from resnet8ptq.core.console import say, stderr, stdout, waiting
+from resnet8ptq.core.console import say, silenced, stderr, stdout, waiting
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import redact, safe_name
 from resnet8ptq.deploy import card, example, interface, older_runtime, reproducing, source, vectors
@@ -157,7 +157,7 @@ def _write(
     runtime = cache.runtime(asked.cache_dir or run.config.cache_dir, run.config.threads)
     version = asked.target.onnxruntime
     model, change = _convert(run, asked.target, folder)
-    with waiting("Reading the run's samples"):
+    with waiting("Reading the run's samples"), silenced():  # the run has said its warnings
         scored = reproducing.open_samples(run, asked.cache_dir)
     many = asked.verify and version is not None
     again = run.call(reproducing.run, run, scored, runtime, many)

@@ -544,6 +544,17 @@ def test_fp32_at_chance_is_doubted(case):
     assert doubt.startswith(("NEAR CHANCE, ", "NO BETTER THAN THE MEAN, ", "NEAR ZERO, "))
 
 
+@pytest.mark.parametrize(("share", "doubted"), [(0.02, True), (0.1, False)])
+def test_many_samples_prove_a_little_skill_which_is_doubted(share, doubted):
+    """As of a network that takes pixels from 0 to 1, and gets them from 0 to 255."""
+    labels = drawn(0).integers(0, 7, 20_000)
+    predictions = np.where(drawn(1).random(20_000) < share, labels, drawn(2).permutation(labels))
+    assert statistics.above_chance(labels, predictions, 7) < 0.05
+    task = CASES["classification"].task
+    scores = task.score(Outputs((np.eye(7, dtype=np.float32)[predictions],)), Targets(labels))
+    assert (task.doubt(scores, None) is not None) == doubted
+
+
 def test_constant_targets_raise_no_doubt():
     task, same = regression.build(resamples=100), Targets(np.ones((20, 1), np.float32))
     outputs = Outputs((np.full((20, 1), 1.1, np.float32),), None, VALUES)

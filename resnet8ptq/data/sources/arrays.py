@@ -541,10 +541,14 @@ def _read_labels(labels: _Sourced) -> Array:
         _check_finite(labels)
         return stored
     if stored.dtype.kind not in "iub" or stored.shape not in ((len(stored),), (len(stored), 1)):
-        several = "; several labels a sample: try floats and task=custom with your metric"
+        mend = ""
+        if stored.ndim > 1:
+            mend = "; several labels a sample: try floats and task=custom with your metric"
+        elif stored.dtype.kind in "US":
+            mend = "; try numpy.unique(labels, return_inverse=True)[1]"
         raise DataError(
             f"{labels}: got {_shape(stored)}, expected labels as integers from 0, [N], or "
-            f"values as floats, [N, ...]{several if stored.ndim > 1 else ''}"
+            f"values as floats, [N, ...]{mend}"
         )
     return check_labels(stored.reshape(-1), labels)
 
