@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from resnet8ptq.core.text import show
-from resnet8ptq.core.watch import Watch
+from resnet8ptq.core.watch import LINE_SECONDS, Watch
 
 T = TypeVar("T")
 
@@ -189,6 +189,11 @@ def never_silent(between: str = "Working") -> None:
     """
     _watch.between = between
     _watch.start()
+
+
+def speak_seldom() -> None:
+    """Write a line of progress only every `LINE_SECONDS`: others write beside this process."""
+    _watch.quiet_s = LINE_SECONDS
 
 
 def _say(line: str) -> None:

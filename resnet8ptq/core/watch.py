@@ -56,6 +56,7 @@ class Watch:
 
     Attributes:
         between: what the program does between steps; empty: nothing that needs a line.
+        quiet_s: the longest silence of a step.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Watch:
 
     def _forget(self) -> None:
         self.steps: list[Step] = []
-        self.between = ""
+        self.between, self.quiet_s = "", QUIET_SECONDS
         self._modules = len(sys.modules)
         self._heard = self._said = self._turned = _now()  # turned: a line, or another step
         self._lock = threading.RLock()
@@ -86,7 +87,7 @@ class Watch:
                 self._thread.start()
 
     def hear(self) -> None:
-        """Note that a line was written: the next one is not due before `QUIET_SECONDS`."""
+        """Note that a line was written: the next one is not due for a while."""
         self._heard = self._turned = _now()
 
     @contextmanager
@@ -107,7 +108,7 @@ class Watch:
         """Write what is going on if a line is due; return the seconds until the next one."""
         with self._lock:
             steps, now = [*self.steps], _now()
-            pause = min(max(QUIET_SECONDS, (now - self._turned) / 30), LINE_SECONDS)
+            pause = min(max(self.quiet_s, (now - self._turned) / 30), LINE_SECONDS)
             left = max(self._heard, self._said) + pause - now
             if left > 0:
                 return left

@@ -15,7 +15,7 @@ from pathlib import Path
 from hydra.utils import get_class
 from omegaconf import DictConfig
 
-from resnet8ptq.core import machine
+from resnet8ptq.core import console, machine
 from resnet8ptq.core.errors import ConfigError, portable
 from resnet8ptq.tracking.sweep_file import Worker
 
@@ -44,6 +44,7 @@ def enter(worker: Worker) -> None:
                 "sees; for a variable, try the node's own path in its environment"
             )
     os.chdir(worker.folder)
+    console.speak_seldom()
 
 
 def plan(launcher: DictConfig) -> Worker | None:

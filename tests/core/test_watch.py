@@ -88,6 +88,15 @@ def test_between_steps_a_command_works_and_a_server_says_nothing(clock):
     assert len(lines) == 1
 
 
+def test_one_of_several_processes_speaks_seldom(clock):
+    times: list[float] = []
+    seen = Watch(lambda line: times.append(clock.now))
+    seen.quiet_s = LINE_SECONDS
+    with seen.step("Quantizing"):
+        run(seen, clock, 40)
+    assert times == [115.0, 130.0]
+
+
 def test_steps_that_are_drawn_are_not_written(clock):
     lines: list[str] = []
     seen = Watch(lines.append, draws=lambda: True)
