@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 QUIET_SECONDS = 2.5  # the longest silence
@@ -128,5 +128,6 @@ class Watch:
         return f"Loading {newest.partition('.')[0].lstrip('_')}"
 
     def _run(self) -> None:
-        while True:
-            time.sleep(min(self.look(), LOOK_SECONDS))  # a new step may be due earlier
+        with suppress(OSError, ValueError):  # nobody reads, or the stream is closed
+            while True:
+                time.sleep(min(self.look(), LOOK_SECONDS))  # a new step may be due earlier

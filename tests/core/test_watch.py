@@ -144,6 +144,19 @@ def test_the_thread_writes():
     seen.between = ""
 
 
+def test_a_closed_pipe_ends_the_thread_and_nothing_else():
+    def write(line: str) -> None:
+        raise BrokenPipeError
+
+    seen = Watch(write)
+    seen.between = "Working"
+    seen._heard = seen._said = watch._now() - 60
+    seen.start()
+    assert seen._thread is not None
+    seen._thread.join(10)
+    assert not seen._thread.is_alive()
+
+
 def _steps_of_a_child(seen: Watch, answer: multiprocessing.SimpleQueue) -> None:
     with seen.step("Drawing"):
         answer.put(([step.label for step in seen.steps], seen._thread.is_alive(), seen.between))
