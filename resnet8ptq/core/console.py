@@ -1,6 +1,7 @@
 """Terminal output: log and progress bars on stderr, tables of results on stdout."""
 
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
@@ -198,7 +199,10 @@ def speak_seldom() -> None:
 
 def _say(line: str) -> None:
     text = f"{time.strftime('%H:%M:%S')} {show(line)}"
-    stderr().print(text, markup=False, highlight=False, soft_wrap=True)
+    if stderr().is_terminal:
+        stderr().print(text, markup=False, highlight=False)
+    else:  # rich would end the thread that finds the pipe closed, and hide it from the others
+        print(text, file=sys.stderr, flush=True)
 
 
 _watch = Watch(_say, draws=lambda: stderr().is_interactive)

@@ -94,6 +94,8 @@ class Watch:
     def step(self, label: str, unit: str = "", total: int | None = None) -> Iterator[Step]:
         """Keep a step among the running ones."""
         step = Step(label, unit, total)
+        if not self.steps and not self.between:  # silence was right so far
+            self._heard = step.begin
         self.start()
         self.steps.append(step)
         self._turned = step.begin

@@ -97,6 +97,15 @@ def test_one_of_several_processes_speaks_seldom(clock):
     assert times == [115.0, 130.0]
 
 
+def test_without_a_command_the_silence_before_a_step_does_not_count(clock):
+    lines: list[str] = []
+    seen = Watch(lines.append)
+    clock.now += 60
+    with seen.step("Quantizing"):
+        run(seen, clock, 2)
+    assert not lines
+
+
 def test_steps_that_are_drawn_are_not_written(clock):
     lines: list[str] = []
     seen = Watch(lines.append, draws=lambda: True)
