@@ -11,7 +11,7 @@ from onnx import TensorProto
 from onnxruntime.quantization.quant_utils import get_qmin_qmax_for_qType, quantize_data
 
 from resnet8ptq.core.errors import UnsupportedError
-from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
+from resnet8ptq.precision.grid import ActivationScheme, WeightScheme, fit_bias
 from tests.helpers.configs import make_config
 
 TYPES = {"int8": TensorProto.INT8, "uint8": TensorProto.UINT8}
@@ -143,3 +143,20 @@ def test_activations_have_even_steps_around_a_zero_in_the_middle():
     assert ActivationScheme() == ActivationScheme(8, False)
     found = [ActivationScheme(bits, symmetric).steps for bits in (8, 7) for symmetric in (0, 1)]
     assert found == [255, 254, 127, 126]
+
+
+@given(
+    size=st.floats(1e-12, 10),
+    bias=st.floats(-100, 100),
+    scale=st.floats(1e-4, 1),
+    per_channel=st.booleans(),
+)
+def test_bias_fits_in_32_bits(size, bias, scale, per_channel):
+    weights = (size * np.array([[1, -0.5], [0, 0], [3, 2]])).astype(np.float32)
+    biases = np.array([bias, -bias, 0], np.float32)
+    fitted = fit_bias(weights, biases, scale, per_channel)
+    assert fitted.shape == weights.shape
+    steps = WeightScheme("int8", per_channel).grid(fitted, 0).scale.reshape(-1) * scale
+    assert (np.abs(biases) <= steps * 2**31).all()
+    added = np.abs(fitted - weights).max() * 255 * scale
+    assert added <= np.abs(bias) * 2**-14

@@ -21,6 +21,7 @@ from resnet8ptq.core import isolation
 from resnet8ptq.core.console import silenced
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.graph.layers import LAYERS
+from resnet8ptq.precision.grid import fit_bias
 
 # Operators that only move values, or leave some out: they are quantized if their input is.
 MOVES = {
@@ -144,7 +145,7 @@ def quantize(
             *(len(operators) - len(chosen), len(operators)),
         )
     if not scheme.wide:  # its biases have 64 bits
-        _raise_weights(model, ranges, scheme.per_channel)
+        _fit_biases(model, ranges, scheme.per_channel)
     config = _config(scheme)
     recipe = [_rule([_scope(model, operator.outputs) for operator in chosen], "*", config)]
     ends = _integer_ends(model, chosen, scheme.integer_io)
@@ -155,37 +156,26 @@ def quantize(
     return isolation.call(_run, content, recipe, _statistics(model, ranges), crashed=crashed)
 
 
-def _raise_weights(model: Any, ranges: Mapping[int, Range], per_channel: bool) -> None:
-    """Raise one weight of each channel whose weights are too small for its bias, in place.
-
-    A bias has 32 bits and the scale of the weights times that of the input, so beside weights near
-    0 it would be cut off. The raised weight adds less than 2**-14 of the bias.
-    """
+def _fit_biases(model: Any, ranges: Mapping[int, Range], per_channel: bool) -> None:
+    """Raise weights near 0 so that their biases fit in 32 bits, in place; see `grid.fit_bias`."""
     tensors = model.subgraphs[0].tensors
     known = {id(tensors[index]): limits for index, limits in ranges.items()}
     for layer in contents.layers(model):
         constants = [layer.weights, layer.bias]
         if layer.bias is None or id(layer.input) not in known:
             continue
-        if not all(
-            contents.is_constant(model, t) and t.type == TensorType.FLOAT32 for t in constants
-        ):
+        floats = [t for t in constants if t.type == TensorType.FLOAT32]
+        if len(floats) < 2 or not all(contents.is_constant(model, t) for t in floats):
             continue
         weights, bias = (contents.read_floats(model, tensor) for tensor in constants)
         low, high = known[id(layer.input)]
         scale = (max(high, 0) - min(low, 0)) / 255
-        axes = tuple(axis for axis in range(weights.ndim) if axis != layer.axis)
-        largest = np.abs(weights).max(axis=axes if per_channel else None, keepdims=True)
-        least = 127 * np.abs(bias) / max(scale * 2.0**30, 1e-30)  # of each channel
-        needed = np.zeros(len(bias)) if per_channel else np.zeros(1)
-        needed += least if per_channel else least.max(initial=0)
-        small = np.flatnonzero(largest.reshape(-1) < needed)
-        if not small.size:
+        if not scale:
             continue
-        first: list[Any] = [0] * weights.ndim
-        first[layer.axis] = small
-        weights[tuple(first)] = needed[small]
-        contents.write_floats(model, layer.weights, weights)
+        by_channel = np.moveaxis(weights, layer.axis, 0)
+        fitted = np.moveaxis(fit_bias(by_channel, bias, scale, per_channel), 0, layer.axis)
+        if not np.array_equal(fitted, weights):
+            contents.write_floats(model, layer.weights, fitted)
 
 
 def _run(content: bytes, recipe: Recipe, statistics: dict[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core.console import silenced
-from resnet8ptq.precision.grid import Grid, WeightScheme
+from resnet8ptq.precision.grid import Grid, WeightScheme, fit_bias
 
 with silenced():  # torchao warns of missing GPU kernels and of its own use of torch
     from torchao.quantization.pt2e.observer import FixedQParamsObserver
@@ -129,20 +129,32 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
             return None  # a constant of an addition stays in float
         weights = attrgetter(str(tensor.target))(module).detach()
         axis = weights.ndim - 1 if layer.target == _aten.matmul.default else 0
+        self._fit_bias(module, layer, weights)
         grid = self.weights.grid(weights.numpy(), axis)
         # Rounded here: torch multiplies by 1/scale, which could round ties the other way.
         weights.copy_(torch.from_numpy(grid.round(weights.numpy())))
         return _spec(grid, self.weights, axis, self.weights.per_channel)
 
+    def _fit_bias(self, module: GraphModule, layer: Node, weights: torch.Tensor) -> None:
+        """Let the bias of a layer fit in the 32 bits of a kernel, see `grid.fit_bias`, in place."""
+        bias = layer.args[2] if len(layer.args) > 2 else None
+        if not isinstance(bias, Node) or bias.op != "get_attr":
+            return
+        values = attrgetter(str(bias.target))(module).detach().numpy()
+        scale = float(self._activation_grid(layer.args[0]).scale.item())
+        fitted = fit_bias(weights.numpy(), values, scale, self.weights.per_channel)
+        weights.copy_(torch.from_numpy(fitted))
+
     def _activation_spec(self, node: Node) -> Any:
+        return _spec(self._activation_grid(node), self.activations)
+
+    def _activation_grid(self, node: Node) -> Grid:
         root = self._root(node)
         if root.target in SOFTMAX:  # torch's kernels have probabilities in steps of 1/256
             lowest, highest = (-128, 127) if self.activations.dtype == "int8" else (0, 255)
-            grid = Grid(np.array([1 / 256], np.float32), np.array([lowest]), lowest, highest)
-        else:
-            low_high = np.array(self.ranges[root.name], dtype=np.float32)
-            grid = self.activations.grid(low_high, axis=0)
-        return _spec(grid, self.activations)
+            return Grid(np.array([1 / 256], np.float32), np.array([lowest]), lowest, highest)
+        low_high = np.array(self.ranges[root.name], dtype=np.float32)
+        return self.activations.grid(low_high, axis=0)
 
 
 class GridObserver(FixedQParamsObserver):  # type: ignore[misc]
