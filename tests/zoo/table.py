@@ -20,7 +20,7 @@ ranges are means over the samples, which cut off large values: its limit is
 {NNCF_DB:g} dB. A number in brackets is a reason below: the backend does not support the structure.
 An empty cell is not measured. This page is written by
 
-    ZOO_TABLE=docs/zoo.md python -m pytest tests/zoo
+    ZOO_TABLE=docs/zoo.md python -m pytest tests/zoo/test_zoo.py
 """
 
 
