@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,12 @@ import numpy as np
 from benchmarks import process
 from benchmarks.setting import REPO
 from benchmarks.tables import table
+from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core import machine
 from resnet8ptq.evaluation import paired_latency
-from resnet8ptq.evaluation.evaluator import as_fp32, loader
+from resnet8ptq.evaluation.evaluator import as_fp32
 from resnet8ptq.evaluation.paired_latency import Blocks, ratio
 from resnet8ptq.experiment.compatibility import load as load_subject
 from resnet8ptq.experiment.settings import resolve
@@ -62,7 +64,7 @@ def measure(runs: list[Path], scratch: Path) -> list[list[str]]:
     split = data.test
     paths = [*(run / "model.onnx" for run in runs), fp32.onnx_path]
     loads = [
-        loader(config, settings.runtime, path)
+        partial(make_quantizer(config, settings.runtime).load, path)
         for config, path in zip([*configs, as_fp32(configs[0])], paths, strict=True)
     ]
     took: list[list[float]] = [[] for _ in loads]

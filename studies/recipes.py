@@ -188,7 +188,7 @@ def score(config: RunConfig) -> Record:
     held_out = draw_held_out(data, min(5000, len(data.train) // 2))
     samples = Samples(data, draw_calibration(data, None, config.seed, [held_out]))
     task = make_task(config.task, data, fp32, data.test)
-    evaluator = Evaluator(fp32, task, settings.runtime)
+    evaluator = Evaluator(settings.quantizer, fp32, task)
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as folder:
         nowhere: Any = _Nowhere()
         work = Workspace(settings, evaluator, samples, Path(folder), Path(scratch), nowhere)
@@ -197,7 +197,7 @@ def score(config: RunConfig) -> Record:
         seconds = (prepared.seconds or 0) + quantized.seconds
         measured: Record = {"bytes": quantized.size_bytes, "seconds": round(seconds, 1)}
         for side, split in {"held_out": held_out, "test": data.test}.items():
-            compared = evaluator.compare(config, quantized.path, split).comparison
+            compared = evaluator.compare(quantized.path, split).comparison
             drop = compared.loss(fair=True)
             measured[f"{side}_samples"] = len(split)
             measured[f"{side}_fp32"] = round(float(compared.baseline.fair), 6)

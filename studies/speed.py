@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.tables import table
+from resnet8ptq.backends.registry import make_quantizer
 from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.core import cache
-from resnet8ptq.evaluation.evaluator import loader
 from resnet8ptq.tracking.mlflow_model import EXAMPLE
 
 ROUNDS, REPEATS = 5, 3000
@@ -48,7 +48,8 @@ def row(folder: Path) -> list[str]:
     config = load_config(folder / CONFIG_FILE)
     [path] = folder.glob("model.*")
     sample = np.load(folder / EXAMPLE)["inputs"]
-    load = loader(config, cache.runtime(config.cache_dir, 1), path)
+    quantizer = make_quantizer(config, cache.runtime(config.cache_dir, 1))
+    load = partial(quantizer.load, path)
     name, reference = REFERENCES[config.backend.name]
     ours, others = [], []
     for turn in range(ROUNDS):

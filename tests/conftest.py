@@ -227,8 +227,7 @@ def write(fitted: Dataset, shapes_model: model.Fp32Model) -> Write:
     def quantize(config: RunConfig, folder: Path) -> Artifact:
         split = draw_calibration(fitted, 20, config.seed).split
         evaluator = evaluator_of(config, shapes_model)  # it keeps FP32 files, as for runs
-        quantizer, decisions = quantizer_of(config), Decisions.of(config)
-        return evaluator.quantize(quantizer, shapes_model, decisions, split, folder).artifact
+        return evaluator.quantize(shapes_model, Decisions.of(config), split, folder).artifact
 
     return quantize
 

@@ -69,7 +69,7 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
     batch_size, scored = config.evaluate.batch_size, samples.as_scored(config).reported
     if source.record.samples_planned is not None:  # the run stopped early
         scored = scored.take(np.arange(int(source.record.samples or 0)))
-    return Scored(scored, Evaluator(network, task, settings.runtime, batch_size))
+    return Scored(scored, Evaluator(settings.quantizer, network, task, batch_size))
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> R
         return Rerun(summary, vectors.predict(inputs, inputs, predictor))
     evaluator, samples = scored.evaluator, scored.samples
     label = "Running the artifact"
-    again = evaluator.compare(source.config, source.artifact, samples, label, logits=False)
+    again = evaluator.compare(source.artifact, samples, label, logits=False)
     summary = compare(source, evaluator.task, again.comparison, len(samples))
     more = vectors.of_split(samples, predictor, many=True) if many else None
     return Rerun(summary, vectors.of_split(samples, predictor), more)

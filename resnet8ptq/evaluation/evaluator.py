@@ -4,7 +4,7 @@ import json
 import shutil
 import time
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,10 +12,7 @@ import numpy as np
 
 from resnet8ptq.backends.contract import Artifact, Predictor, Quantizer
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
-from resnet8ptq.config.schema import (
-    DtypeConfig,
-    QuantizationConfig,
-)
+from resnet8ptq.config.schema import DtypeConfig, QuantizationConfig
 from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.machine import Runtime
@@ -46,17 +43,16 @@ def as_fp32(config: Config) -> Config:
     return replace(config, backend=backend, dtype=DtypeConfig("fp32"), method="static")
 
 
-def loader(
-    config: QuantizationConfig, runtime: Runtime, path: Path, target: Target | None = None
-) -> Load:
+def loader(quantizer: Quantizer, path: Path, target: Target | None = None) -> Load:
     """Return a function that loads the artifact at `path` with a given number of threads.
 
     Args:
         target: the machine that runs it; None: this one.
     """
     if target is None:
-        return partial(make_quantizer(config, runtime).load, path)
-    return partial(_load_remote, target, path, config.backend.descriptor.runtime)
+        return partial(quantizer.load, path)
+    runtime = quantizer.config.backend.descriptor.runtime
+    return partial(_load_remote, target, path, runtime)
 
 
 def _load_remote(target: Target, path: Path, runtime: str, threads: int) -> Predictor:
@@ -116,15 +112,16 @@ class Evaluator:
     """Measures the artifacts of one network by one task.
 
     Attributes:
+        quantizer: writes and loads the artifacts; FP32 runs in the same framework.
         network: the FP32 network that artifacts are compared with.
         batch_size: the batch size of evaluations; None: the fastest.
         cut: whether the network ends before its softmax, so that its outputs are logits.
         target: the machine that runs the artifacts; None: this one.
     """
 
+    quantizer: Quantizer
     network: Fp32Model
     task: Task
-    runtime: Runtime
     batch_size: int | None = None
     cut: bool = False
     target: Target | None = None
@@ -132,13 +129,22 @@ class Evaluator:
         default_factory=dict, init=False, compare=False, repr=False
     )
 
+    @property
+    def runtime(self) -> Runtime:
+        """The threads, the cache and the deadline."""
+        return self.quantizer.runtime
+
+    @cached_property
+    def fp32(self) -> Quantizer:
+        """What writes and loads the FP32 network, in the same framework."""
+        return make_quantizer(as_fp32(self.quantizer.config), self.runtime)
+
+    def with_quantizer(self, quantizer: Quantizer) -> "Evaluator":
+        """Return the evaluator of artifacts with other settings."""
+        return replace(self, quantizer=quantizer)
+
     def quantize(
-        self,
-        quantizer: Quantizer,
-        network: Fp32Model,
-        decisions: Decisions,
-        calibration: Split,
-        folder: Path,
+        self, network: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Quantized:
         """Quantize `network` into `folder`.
 
@@ -147,17 +153,17 @@ class Evaluator:
         """
         start = time.perf_counter()
         with waiting("Quantizing"):
-            if quantizer.config.dtype.name == "fp32":
-                converted = self._convert(quantizer.config, network, calibration)
+            if self.quantizer.config.dtype.name == "fp32":
+                converted = self._convert(network, calibration)
                 artifact = Artifact(folder / converted.name)
                 with files.atomic(artifact.path) as temporary:
                     shutil.copyfile(converted, temporary)
             else:
-                artifact = quantizer.quantize(network, decisions, calibration, folder)
+                artifact = self.quantizer.quantize(network, decisions, calibration, folder)
         return Quantized(artifact, artifact.size_bytes, time.perf_counter() - start)
 
-    def _convert(self, config: QuantizationConfig, network: Fp32Model, samples: Split) -> Path:
-        """Return the file of the FP32 network in the framework of `config`.
+    def _convert(self, network: Fp32Model, samples: Split) -> Path:
+        """Return the file of the FP32 network in the framework.
 
         The cache keeps it by content: a framework may take 20 seconds for it, and each role of
         samples needs a baseline. The file depends on the shape and dtype of the samples, not on
@@ -168,14 +174,13 @@ class Evaluator:
         key: cache.Key = {
             "network": network.sha256,
             "graph": files.sha256(network.onnx_path),
-            "backend": _backend(as_fp32(config)),
+            "backend": _backend(self.fp32),
             "inputs": str((*form, samples.at_once, samples.within_memory)),
             **cache.made_with(__name__),
         }
 
         def make(folder: Path) -> None:
-            quantizer = make_quantizer(as_fp32(config), self.runtime)
-            quantizer.quantize(network, quantizer.asked, samples, folder)
+            self.fp32.quantize(network, Decisions(), samples, folder)
 
         folder = cache.entry(self.runtime.cache_root, "fp32", key, make)
         [path] = (path for path in folder.iterdir() if path.name != cache.RECORD)
@@ -183,7 +188,6 @@ class Evaluator:
 
     def compare(
         self,
-        config: QuantizationConfig,
         path: Path,
         samples: Split,
         label: str = "Evaluating",
@@ -195,17 +199,12 @@ class Evaluator:
         Args:
             logits: whether to collect the softmax's inputs, for the SQNR.
         """
-        evaluation = self.run(config, path, samples, label, batch_size, logits)
+        evaluation = self.run(path, samples, label, batch_size, logits)
         scores = self._score(evaluation.outputs, samples)
-        return Compared(evaluation, self.task.compare(scores, self.reference(config, samples)))
+        return Compared(evaluation, self.task.compare(scores, self.reference(samples)))
 
     def compare_until(
-        self,
-        config: QuantizationConfig,
-        path: Path,
-        samples: Split,
-        plan: StoppingPlan,
-        search: bool = False,
+        self, path: Path, samples: Split, plan: StoppingPlan, search: bool = False
     ) -> Compared:
         """Compare block by block, in the order of `samples`, until `plan` stops.
 
@@ -214,8 +213,8 @@ class Evaluator:
         Args:
             search: whether this is a trial of a search: no stop for futility, no logits.
         """
-        fp32 = self.baseline(config, samples).outputs
-        copies, batching = self._open(config, path, samples, None)
+        fp32 = self.baseline(samples).outputs
+        copies, batching = self._open(self.quantizer, path, samples, None)
         evaluation, start = None, 0
         for end in plan.ends:
             block, seen = (samples.take(np.arange(*ends)) for ends in ((start, end), (end,)))
@@ -234,16 +233,15 @@ class Evaluator:
         scores = self._score(evaluation.outputs, seen)
         return Compared(evaluation, stop(self.task.compare(scores, reference), plan))
 
-    def reference(self, config: QuantizationConfig, samples: Split) -> Scores:
-        """Return the scores of the FP32 network in the framework of `config`, computed once."""
-        key = f"{_backend(as_fp32(config))} {samples.digest}"
+    def reference(self, samples: Split) -> Scores:
+        """Return the scores of the FP32 network in the framework, computed once."""
+        key = f"{_backend(self.fp32)} {samples.digest}"
         if key not in self._references:
-            self._references[key] = self._score(self.baseline(config, samples).outputs, samples)
+            self._references[key] = self._score(self.baseline(samples).outputs, samples)
         return self._references[key]
 
     def run(
         self,
-        config: QuantizationConfig,
         path: Path,
         samples: Split,
         label: str = "Evaluating",
@@ -256,75 +254,76 @@ class Evaluator:
             "artifact": files.sha256(path),
             "logits": logits,
             "batch_size": str(batch_size or self.batch_size),
-            "method": config.method,
-            **self._evaluation_key(config, samples),
+            "method": self.quantizer.config.method,
+            **self._evaluation_key(self.quantizer, samples),
         }
         evaluation = evaluation_cache.find(root, key, final)
         if evaluation is None:
-            evaluation = self._infer(config, path, samples, label, batch_size, logits)
+            evaluation = self._infer(self.quantizer, path, samples, label, batch_size, logits)
             evaluation_cache.keep(root, key, evaluation)
         return evaluation
 
     def _infer(
         self,
-        config: QuantizationConfig,
+        quantizer: Quantizer,
         path: Path,
         samples: Split,
         label: str,
         batch_size: int | None = None,
         logits: bool = False,
     ) -> Evaluation:
-        copies, batching = self._open(config, path, samples, batch_size)
+        copies, batching = self._open(quantizer, path, samples, batch_size)
         run = inference.infer(
             copies, samples, batching, label, self.network.final, self.task.scope.reduction
         )
         return inference.with_logits(run, copies, samples) if logits else run
 
-    def _evaluation_key(self, config: QuantizationConfig, samples: Split) -> cache.Key:
+    def _evaluation_key(self, quantizer: Quantizer, samples: Split) -> cache.Key:
         """Return an evaluation's cache key without the file: framework, samples and code."""
         reduction = self.task.scope.reduction
         kind = f"{reduction} {code.behind(type(reduction).__module__)}" if reduction else ""
-        about = {"backend": _backend(config), "samples": samples.digest, "reduction": kind}
+        about = {"backend": _backend(quantizer), "samples": samples.digest, "reduction": kind}
         if self.target is not None:
             about["target"] = json.dumps(self.target.describe(), sort_keys=True)
         return {**about, **cache.made_with(__name__)}
 
-    def loader(self, config: QuantizationConfig, path: Path) -> Load:
+    def loader(self, quantizer: Quantizer, path: Path) -> Load:
         """Return a function that loads an artifact where this evaluator runs it."""
-        return loader(config, self.runtime, path, self.target)
+        return loader(quantizer, path, self.target)
 
     def _open(
-        self, config: QuantizationConfig, path: Path, samples: Split, batch_size: int | None
+        self, quantizer: Quantizer, path: Path, samples: Split, batch_size: int | None
     ) -> tuple[list[Predictor], Batching]:
         """Load the artifact at `path` with the batching in the settings, or the fastest one."""
+        config = quantizer.config
         size = batch_size or self.batch_size
         if size is None and config.method == "dynamic":
             size = DYNAMIC_BATCH_SIZE
         about: cache.Key = {
             "network": self.network.sha256,
-            "backend": _backend(config),
+            "backend": _backend(quantizer),
             "dtype": config.dtype.name,
             "method": config.method,
             "format": config.format or "",
         }
-        load = self.loader(config, path)
+        load = self.loader(quantizer, path)
         if self.target is not None:  # no measurement: it takes many runs
             cores = self.runtime.threads if self.runtime.threads_fixed else self.target.cores
             return [load(cores)], Batching(samples.limit(size or REMOTE_BATCH_SIZE), cores)
         batching = find_batching(load, samples, size, self.runtime, about)
         return [load(batching.threads) for _ in range(batching.at_once)], batching
 
-    def baseline(self, config: QuantizationConfig, samples: Split) -> Baseline:
-        """Return the FP32 network in the framework of `config`, run over `samples`.
+    def baseline(self, samples: Split) -> Baseline:
+        """Return the FP32 network in the framework, run over `samples`.
 
         The cache keeps it by content.
         """
-        fp32 = as_fp32(config)
-        key = {"model": files.sha256(self.network.onnx_path), **self._evaluation_key(fp32, samples)}
-        path = self._convert(config, self.network, samples)
+        network = files.sha256(self.network.onnx_path)
+        key = {"model": network, **self._evaluation_key(self.fp32, samples)}
+        path = self._convert(self.network, samples)
 
         def make(folder: Path) -> None:
-            evaluation = self._infer(fp32, path, samples, "FP32 baseline", logits=True)
+            evaluation = self._infer(self.fp32, path, samples, "FP32 baseline", logits=True)
             evaluation_cache.save(evaluation, folder)
 
         folder = cache.entry(self.runtime.cache_root, "baselines", key, make)
@@ -336,5 +335,5 @@ class Evaluator:
         return self.task.score(outputs, inference.targets_of(samples))
 
 
-def _backend(config: QuantizationConfig) -> str:
-    return json.dumps(asdict(config.backend), sort_keys=True)
+def _backend(quantizer: Quantizer) -> str:
+    return json.dumps(asdict(quantizer.config.backend), sort_keys=True)

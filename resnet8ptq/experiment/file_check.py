@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from resnet8ptq.backends.contract import options_of
 from resnet8ptq.backends.file import reading
 from resnet8ptq.backends.file.options import FileConfig
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
-from resnet8ptq.evaluation.evaluator import Evaluator, loader
+from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment.preprocessing_check import run_all, usual
 from resnet8ptq.experiment.tensors.comparing import SOUND_DB, compare_file
 from resnet8ptq.graph.session import open_runner
@@ -39,21 +39,27 @@ COARSE = 8.0  # times the values: an input with a larger range is coarse
 
 
 def check(
-    config: RunConfig, evaluator: Evaluator, data: Dataset, path: Path, comparison: Comparison
+    evaluator: Evaluator,
+    data: Dataset,
+    path: Path,
+    comparison: Comparison,
+    report: ReportConfig,
+    sized: bool,
 ) -> dict[str, str]:
     """Warn if a file is far from FP32; return the causes as a param.
 
     Args:
-        config: the settings, after `compatibility.fit_settings`.
         data: the data set, arranged for the network.
+        report: the limit of the loss.
+        sized: whether the preprocessing resizes pictures.
     """
     sqnr = comparison.sqnr_db
     near = sqnr is None or sqnr >= FAR_DB
-    within = comparison.loss() <= comparison.metric.limit(config.report)
+    within = comparison.loss() <= comparison.metric.limit(report)
     if not len(data.train) or (near and within):
         return {}
-    tried = _Trial(config, evaluator, data.train.spaced(SAMPLES), path)
-    causes = [*tried.input_ranges(), *tried.preprocessing(config), *tried.class_order()]
+    tried = _Trial(evaluator, data.train.spaced(SAMPLES), path)
+    causes = [*tried.input_ranges(), *tried.preprocessing(sized), *tried.class_order()]
     causes = causes or [*tried.tensors()]
     shown = "" if sqnr is None else f", SQNR {sqnr:.1f} dB"
     what = f"the file is far from FP32 (loss {comparison.loss():.4g}{shown})"
@@ -67,13 +73,13 @@ def check(
 class _Trial:
     """A file and FP32 on the same samples."""
 
-    def __init__(self, config: RunConfig, evaluator: Evaluator, split: Split, path: Path) -> None:
+    def __init__(self, evaluator: Evaluator, split: Split, path: Path) -> None:
         runtime = evaluator.runtime
         self.network, self.samples, self.threads = evaluator.network, split, runtime.threads
         self.admitted = reading.admit(path, runtime.cache_root)
         self.contents = self.admitted.contents
-        self.inputs = options_of(config, FileConfig).inputs or {}
-        self.run = loader(config, runtime, path)(runtime.threads).predict
+        self.inputs = options_of(evaluator.quantizer.config, FileConfig).inputs or {}
+        self.run = evaluator.quantizer.load(path, runtime.threads).predict
         self.reference = run_all(open_runner(str(self.network.onnx_path), self.threads), split)
 
     def input_ranges(self) -> Iterator[str]:
@@ -93,11 +99,11 @@ class _Trial:
             elif (most - least) / (high - low) > COARSE:
                 yield f"{holds}: most of its levels are unused; look at the preprocessing"
 
-    def preprocessing(self, config: RunConfig) -> Iterator[str]:
+    def preprocessing(self, sized: bool) -> Iterator[str]:
         """Yield a text if another usual preprocessing brings the file's outputs near FP32's."""
         now = self._sqnr(self.samples)
         sqnr_db: dict[str, float] = {}
-        for setting, steps in self._others(sized=config.preprocess.size is not None):
+        for setting, steps in self._others(sized):
             sqnr_db[setting] = self._sqnr(replace(self.samples, preprocessing=steps))
         best = max(sqnr_db, key=lambda setting: sqnr_db[setting], default="")
         if best and sqnr_db[best] > max(FAR_DB, now + BETTER_DB):

@@ -6,19 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import LatencyConfig, RunConfig
 from resnet8ptq.core import background
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.batching import Load
-from resnet8ptq.evaluation.evaluator import Evaluator, Quantized, as_fp32
+from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
 from resnet8ptq.evaluation.inference import Evaluation
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement
 from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.experiment.samples import Samples, has_groups
-from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.comparison import Comparison
@@ -45,9 +44,9 @@ def measure(
     evaluator, samples = work.evaluator, work.samples
     config, path, reported, task = work.config, quantized.path, samples.reported, evaluator.task
     if plan is None:
-        compared = evaluator.compare(config, path, reported)
+        compared = evaluator.compare(path, reported)
     else:
-        compared = evaluator.compare_until(config, path, reported, plan)
+        compared = evaluator.compare_until(path, reported, plan)
     comparison, evaluation, choice = compared.comparison, compared.evaluation, None
     metrics: Metrics = {
         "counts/quantized_layers": quantized.artifact.quantized_layers,
@@ -60,28 +59,28 @@ def measure(
     }
     if samples.selection is not None:
         label = "Evaluating to choose"
-        chosen = evaluator.compare(config, path, samples.selection, label, logits=False)
+        chosen = evaluator.compare(path, samples.selection, label, logits=False)
         choice, metrics["system/choose_s"] = chosen.comparison, chosen.evaluation.seconds
     is_dynamic = config.method == "dynamic" and config.dtype.name != "fp32"
     if is_dynamic and evaluation.batching.batch_size != 1:  # the batch sets its ranges
         label = "Evaluating one by one"
         seen = reported.take(np.arange(comparison.model.total)) if plan else reported
-        single = evaluator.compare(config, path, seen, label, 1, logits=False).comparison
+        single = evaluator.compare(path, seen, label, 1, logits=False).comparison
         values, names = task.metrics(single), (task.metric.name, task.metric.ranked_by)
         metrics |= {f"batch1/{name}": values.get(name) for name in names}
     if not evaluation.cached:  # before the baseline is loaded beside the model
         metrics["peak_memory_bytes"] = memory.read_bytes()
-    baseline = evaluator.baseline(config, reported)
+    baseline = evaluator.baseline(reported)
     metrics[f"{BASELINE}size_bytes"] = baseline.size_bytes
     fp32 = baseline.outputs.first(len(evaluation.outputs))
     of_network = [output.name for output in evaluator.network.contract.outputs]
     if evaluator.target is not None:
-        metrics |= _compare_machines(evaluator, config, path, samples, evaluation)
+        metrics |= _compare_machines(evaluator, path, samples, evaluation)
     silent = task.scope.find_silent(of_network, evaluation.outputs, fp32)
     metrics["paired/p_within"] = _test_limit(config, task, comparison, reported)
     resolved = work.settings.quantizer.resolve(prepared.decisions)
     if config.latency.enabled and resolved.execution != "simulated":
-        metrics |= _time(evaluator, work.settings, path, reported)
+        metrics |= _time(evaluator, config.latency, path, reported)
     return Measurement(
         task=task,
         comparison=comparison,
@@ -95,12 +94,12 @@ def measure(
 
 
 def _compare_machines(
-    evaluator: Evaluator, config: RunConfig, path: Path, samples: Samples, there: Evaluation
+    evaluator: Evaluator, path: Path, samples: Samples, there: Evaluation
 ) -> Metrics:
     """Run the samples on this machine too; warn if the target computes something else."""
     local, task = replace(evaluator, target=None), evaluator.task
     reported = samples.reported.take(np.arange(len(there.outputs)))
-    here = local.compare(config, path, reported, "Evaluating here", logits=False)
+    here = local.compare(path, reported, "Evaluating here", logits=False)
     sqnr_db = distortion.sqnr_db(here.evaluation.outputs.values, there.outputs.values)
     if sqnr_db is not None and sqnr_db < KERNELS_DB:
         log.warning(
@@ -128,12 +127,12 @@ def _test_limit(
     return comparison.p_within(task.metric.limit(config.report))
 
 
-def _time(evaluator: Evaluator, settings: Settings, path: Path, samples: Split) -> Metrics:
+def _time(evaluator: Evaluator, timing: LatencyConfig, path: Path, samples: Split) -> Metrics:
     """Time the artifact and its FP32 baseline in turns."""
-    config = settings.config
-    loads: list[Load] = [evaluator.loader(config, path)]
-    if config.dtype.name != "fp32":
-        baseline = evaluator.baseline(config, samples)
-        loads.append(evaluator.loader(as_fp32(config), baseline.path))
+    quantizer = evaluator.quantizer
+    loads: list[Load] = [evaluator.loader(quantizer, path)]
+    if quantizer.config.dtype.name != "fp32":
+        baseline = evaluator.baseline(samples)
+        loads.append(evaluator.loader(evaluator.fp32, baseline.path))
     background.rest()
-    return {**Latency(*latency.measure(loads, samples, config.latency)).to_metrics()}
+    return {**Latency(*latency.measure(loads, samples, timing)).to_metrics()}

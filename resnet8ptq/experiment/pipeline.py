@@ -66,7 +66,7 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     samples = samples.as_scored(config)
     calibrating = samples.calibrating.split
     outliers = sample_check.check_inputs(config, graph, calibrating)
-    evaluator = Evaluator(network, task, settings.runtime, config.evaluate.batch_size)
+    evaluator = Evaluator(settings.quantizer, network, task, config.evaluate.batch_size)
 
     with tempfile.TemporaryDirectory() as scratch:
         work = Workspace(settings, evaluator, samples, folder, Path(scratch), run)
@@ -127,8 +127,8 @@ def _check_result(
 ) -> dict[str, str]:
     """Warn of a doubtful baseline or result; return the causes in a file of others, as params."""
     config, evaluator, samples = work.config, work.evaluator, work.samples
-    fp32 = evaluator.reference(config, samples.reported)
-    doubt = preprocessing_check.check(config, evaluator, samples.data, fp32)
+    fp32, expected = evaluator.reference(samples.reported), config.report.expected_accuracy
+    doubt = preprocessing_check.check(config.preprocess, evaluator, samples.data, fp32, expected)
     if doubt is not None:
         work.run.log_params({"doubt": doubt})
     if config.backend.quantizes:
@@ -139,8 +139,14 @@ def _check_result(
         baseline_bytes = measurement.metrics[f"{BASELINE}size_bytes"] or 0
         run_warnings.warn_of_size(config, graph, measurement.size_bytes, baseline_bytes)
     elif doubt is None:
-        compared = measurement.comparison
-        return file_check.check(config, evaluator, samples.data, quantized.path, compared)
+        return file_check.check(
+            evaluator=evaluator,
+            data=samples.data,
+            path=quantized.path,
+            comparison=measurement.comparison,
+            report=config.report,
+            sized=config.preprocess.size is not None,
+        )
     return {}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import PreprocessConfig, RunConfig
+from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.data.dataset import Dataset, Labels, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator
@@ -34,7 +34,11 @@ _USUAL = {
 
 
 def check(
-    config: RunConfig, evaluator: Evaluator, dataset: Dataset, baseline: Scores
+    preprocess: PreprocessConfig,
+    evaluator: Evaluator,
+    dataset: Dataset,
+    baseline: Scores,
+    expected: float | None,
 ) -> str | None:
     """Warn if FP32 is near chance or below the expected accuracy; suggest a preprocessing.
 
@@ -46,11 +50,12 @@ def check(
     Args:
         dataset: the data set for the network; labelled training samples are tried.
         baseline: the scores of the FP32 network.
+        expected: the FP32 accuracy that the user expects.
     """
     if dataset.test.labels is None and dataset.test.dtype == "float32":
-        _log_unchecked(config.preprocess, dataset.test)
+        _log_unchecked(preprocess, dataset.test)
     task, fp32, threads = evaluator.task, evaluator.network, evaluator.runtime.threads
-    reason = task.doubt(baseline, config.report.expected_accuracy)
+    reason = task.doubt(baseline, expected)
     if reason is None:
         return None
     split, metric = dataset.train.spaced(SAMPLES), task.metric
@@ -67,7 +72,7 @@ def check(
     advice = "does the preprocessing fit the network?"
     if _tells_apart(split.labels):
         now, values = value(split.preprocessing), dict[str, float]()
-        for setting, steps in usual(split, sized=config.preprocess.size is not None):
+        for setting, steps in usual(split, sized=preprocess.size is not None):
             values[setting] = value(steps)
         best = min(values, key=lambda setting: metric.cost(values[setting]), default="")
         if best and metric.cost(now) - metric.cost(values[best]) > BETTER:

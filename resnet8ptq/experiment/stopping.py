@@ -74,12 +74,7 @@ class Tried:
 
 
 def try_choice(
-    evaluator: Evaluator,
-    config: RunConfig,
-    path: Path,
-    samples: Split,
-    limit: float,
-    level: float | None,
+    evaluator: Evaluator, path: Path, samples: Split, limit: float, level: float | None
 ) -> Tried:
     """Measure a trial of a search until a test proves that its drop is within or beyond the limit.
 
@@ -90,10 +85,10 @@ def try_choice(
         level: level of the test; None: no test, all samples are scored.
     """
     if level is None or not evaluator.task.test.sequential or samples.groups is not None:
-        whole = evaluator.compare(config, path, samples, logits=False).comparison
+        whole = evaluator.compare(path, samples, logits=False).comparison
         return Tried(whole.model.fair, whole.loss(fair=True), p_of(whole, limit), whole.model.total)
     plan = StoppingPlan(len(samples), limit, level)
-    seen = evaluator.compare_until(config, path, samples, plan, search=True).comparison
+    seen = evaluator.compare_until(path, samples, plan, search=True).comparison
     stopped = seen.model.total < plan.total
     drop = seen.paired.metrics()[STOPPED_LOSS] if stopped else seen.loss(fair=True)
     return Tried(seen.model.fair, drop or 0.0, seen.p_within(limit), seen.model.total)

@@ -18,4 +18,4 @@ def open_subject(settings: Settings, run: Recorder) -> tuple[Evaluator, Samples]
     name = f"the training samples of {data.name}"
     task = make_task(config.task, data, fp32, samples.held_out, name)
     run.log_params(task.describe())
-    return Evaluator(fp32, task, settings.runtime, config.evaluate.batch_size), samples
+    return Evaluator(settings.quantizer, fp32, task, config.evaluate.batch_size), samples

@@ -108,9 +108,14 @@ class Workspace:
 
     def quantize(self, prepared: Prepared, folder: Path) -> Quantized:
         """Quantize the prepared network into `folder`."""
-        quantizer, images = self.settings.quantizer, self.samples.calibrating.split
-        network, decisions = prepared.network, prepared.decisions
-        return self.evaluator.quantize(quantizer, network, decisions, images, folder)
+        images = self.samples.calibrating.split
+        return self.evaluator.quantize(prepared.network, prepared.decisions, images, folder)
+
+    def vary(self, config: RunConfig | None = None, /, **changes: Any) -> "Workspace":
+        """Return the inputs of a trial with other settings; see `Settings.vary`."""
+        settings = self.settings.vary(config, **changes)
+        evaluator = self.evaluator.with_quantizer(settings.quantizer)
+        return replace(self, settings=settings, evaluator=evaluator)
 
     def provenance(self, network: Fp32Model) -> table.Provenance:
         """Return the origin of calibrated ranges."""

@@ -19,6 +19,7 @@ from resnet8ptq.evaluation.evaluator import as_fp32, loader
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.experiment.compatibility import load
 from resnet8ptq.experiment.settings import resolve
+from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection, finalists
 from resnet8ptq.report.timing import fp32_name
@@ -88,11 +89,11 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
     with ExitStack() as stack:
         for name, folder in models.items():
             [path] = [path for path in folder.glob("model.*") if path.suffix != ".json"]
-            loads[name] = loader(configs[folder], runtime, path, settings.target)
+            quantizer = make_quantizer(configs[folder], runtime)
+            loads[name] = loader(quantizer, path, settings.target)
         for name, folder in baselines.items():
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            plain = as_fp32(configs[folder])
-            quantizer = make_quantizer(plain, runtime)
-            made = quantizer.quantize(fp32, quantizer.asked, data.test, scratch)
-            loads[name] = loader(plain, runtime, made.path, settings.target)
+            quantizer = make_quantizer(as_fp32(configs[folder]), runtime)
+            made = quantizer.quantize(fp32, Decisions(), data.test, scratch)
+            loads[name] = loader(quantizer, made.path, settings.target)
         return paired_latency.run(loads, data.test, settings.config.latency)

@@ -235,15 +235,14 @@ def test_the_real_network(cache_root, tmp_path):
     )
     evaluator = evaluator_of(config, network)
     fp32, onnx = (
-        evaluator.baseline(framework, some).outputs.values[0].argmax(1)
+        evaluator_of(framework, network).baseline(some).outputs.values[0].argmax(1)
         for framework in (config, make_config("backend=onnx"))
     )
     np.testing.assert_array_equal(fp32, onnx)
 
     calibration = draw_calibration(real, 20, 42).split
-    quantizer = quantizer_of(config)
-    quantized = evaluator.quantize(quantizer, network, Decisions(), calibration, tmp_path)
-    found = evaluator.run(config, quantized.path, some).outputs.values[0].argmax(1)
+    quantized = evaluator.quantize(network, Decisions(), calibration, tmp_path)
+    found = evaluator.run(quantized.path, some).outputs.values[0].argmax(1)
     accuracy, expected = ((classes == some.labels).mean() for classes in (found, fp32))
     assert accuracy == pytest.approx(expected, abs=0.01)
     assert quantized.size_bytes < 100_000

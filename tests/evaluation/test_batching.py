@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
@@ -31,7 +33,7 @@ class Counting:
         self.batches: list[tuple[int, int]] = []  # with the threads of each
         self.measured: list[Batching] = []
         self.cost = cost
-        monkeypatch.setattr(evaluator, "make_quantizer", lambda config, runtime: self)
+        monkeypatch.setattr(OnnxQuantizer, "load", staticmethod(self.load))
         monkeypatch.setattr(batching, "measure", self.measure)
         monkeypatch.setattr(machine, "threads", lambda setting: setting or 4)
 
@@ -55,17 +57,18 @@ def images(count: int) -> Split:
 
 
 def evaluator_of(
-    network: str, runtime: Runtime, batch_size: int | None = None
+    config: RunConfig, network: str, runtime: Runtime, batch_size: int | None = None
 ) -> evaluator.Evaluator:
     fp32 = SimpleNamespace(sha256=network, final=PROBABILITIES)
-    return evaluator.Evaluator(fp32, classification.build(("a", "b")), runtime, batch_size)
+    task, quantizer = classification.build(("a", "b")), OnnxQuantizer(config, runtime)
+    return evaluator.Evaluator(quantizer, fp32, task, batch_size)
 
 
 def run(count: int, cache: Path, *overrides: str, network: str = "a") -> inference.Evaluation:
     config = make_config("data=shapes", f"cache_dir={cache}", *overrides)
     runtime = runtime_of_all_cores(config.cache_dir, config.threads)
-    measuring = evaluator_of(network, runtime, config.evaluate.batch_size)
-    return measuring.run(config, another_file(cache), images(count))
+    measuring = evaluator_of(config, network, runtime, config.evaluate.batch_size)
+    return measuring.run(another_file(cache), images(count))
 
 
 def another_file(folder: Path) -> Path:
@@ -128,8 +131,8 @@ def test_a_way_that_exceeds_the_memory_is_not_tried(monkeypatch, tmp_path, withi
     split = replace(images(1000), within_memory=within)
     runtime = runtime_of_all_cores(tmp_path, 4)
     config = make_config("data=shapes", f"cache_dir={tmp_path}")
-    measuring = evaluator_of("a", replace(runtime, threads_fixed=False))
-    found = measuring.run(config, another_file(tmp_path), split)
+    measuring = evaluator_of(config, "a", replace(runtime, threads_fixed=False))
+    found = measuring.run(another_file(tmp_path), split)
     assert found.batching.at_once == copies
     assert {tried.batch_size for tried in backend.measured} <= sizes
     assert all(tried.batch_size * tried.at_once <= within for tried in backend.measured)

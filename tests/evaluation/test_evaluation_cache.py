@@ -6,27 +6,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from resnet8ptq.backends.contract import Predictor
+from resnet8ptq.backends.onnx.quantizer import OnnxQuantizer
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.evaluation import evaluation_cache, evaluator
 from resnet8ptq.evaluation.batching import Batching
 from resnet8ptq.evaluation.inference import Evaluation
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.outputs import LOGITS, PROBABILITIES, Outputs
+from tests.helpers.configs import make_config
 
 
 @pytest.fixture
 def opened(shapes_model, shapes, monkeypatch, tmp_path):
     """An evaluator with an empty cache, and the paths of the artifacts that it loads."""
     loaded: list[Path] = []
-    load = evaluator.loader
+    load = OnnxQuantizer.load
 
-    def counting(config, runtime, path):
+    def counting(path: Path, threads: int) -> Predictor:
         loaded.append(path)
-        return load(config, runtime, path)
+        return load(path, threads)
 
-    monkeypatch.setattr(evaluator, "loader", counting)
+    monkeypatch.setattr(OnnxQuantizer, "load", staticmethod(counting))
+    monkeypatch.setattr(evaluator, "find_batching", lambda *_: Batching(64, 1, 1))
     task = classification.build(shapes.class_names)
-    return evaluator.Evaluator(shapes_model, task, Runtime(tmp_path, 1, True), 64), loaded
+    quantizer = OnnxQuantizer(make_config("data=shapes"), Runtime(tmp_path, 1, True))
+    return evaluator.Evaluator(quantizer, shapes_model, task, 64), loaded
 
 
 def test_an_equal_file_is_not_run_again(opened, quantize, shapes, tmp_path):
@@ -34,8 +39,8 @@ def test_an_equal_file_is_not_run_again(opened, quantize, shapes, tmp_path):
     cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
     copy = tmp_path / "copy.onnx"
     copy.write_bytes(cell.artifact.path.read_bytes())
-    first = measuring.run(cell.config, cell.artifact.path, images, logits=True)
-    again = measuring.run(cell.config, copy, images, logits=True)
+    first = measuring.run(cell.artifact.path, images, logits=True)
+    again = measuring.run(copy, images, logits=True)
     assert loaded == [cell.artifact.path]
     assert again == replace(first, outputs=again.outputs, cached=True)
     np.testing.assert_array_equal(again.outputs.values[0], first.outputs.values[0])
@@ -47,12 +52,12 @@ def test_another_file_sample_or_batch_is_run(opened, quantize, shapes):
     measuring, loaded = opened
     cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
     other = quantize("backend=onnx", "dtype=uint8")
-    measuring.run(cell.config, cell.artifact.path, images)
+    measuring.run(cell.artifact.path, images)
     for again in (
-        measuring.run(other.config, other.artifact.path, images),
-        measuring.run(cell.config, cell.artifact.path, images.take(np.arange(129))),
-        measuring.run(cell.config, cell.artifact.path, images, batch_size=1),
-        measuring.run(cell.config, cell.artifact.path, images, logits=True),
+        measuring.run(other.artifact.path, images),
+        measuring.run(cell.artifact.path, images.take(np.arange(129))),
+        measuring.run(cell.artifact.path, images, batch_size=1),
+        measuring.run(cell.artifact.path, images, logits=True),
     ):
         assert not again.cached
     assert len(loaded) == 5
@@ -94,9 +99,9 @@ def test_large_outputs_are_not_kept(tmp_path, monkeypatch, part):
 def test_a_damaged_evaluation_is_made_again(opened, quantize, shapes, tmp_path):
     measuring, _ = opened
     cell, images = quantize("backend=onnx"), shapes.test.take(np.arange(130))
-    first = measuring.run(cell.config, cell.artifact.path, images)
+    first = measuring.run(cell.artifact.path, images)
     [entry] = (tmp_path / evaluation_cache.KIND).glob("[!.]*")
     (entry / "output0.npy").write_bytes(b"")
-    again = measuring.run(cell.config, cell.artifact.path, images)
+    again = measuring.run(cell.artifact.path, images)
     assert not again.cached
     np.testing.assert_array_equal(again.outputs.values[0], first.outputs.values[0])

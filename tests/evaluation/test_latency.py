@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,11 +13,10 @@ from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation import latency
-from resnet8ptq.evaluation.evaluator import as_fp32, loader
 from resnet8ptq.evaluation.latency import Latency, Timings
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
-from tests.helpers.factories import evaluator_of, runtime_of
+from tests.helpers.factories import evaluator_of, quantizer_of
 from tests.helpers.quantized import Cell
 
 OWN = {f"latency{size}_p{percent}_ms" for size in ("", "_batch") for percent in (50, 95)}
@@ -47,11 +47,12 @@ def test_metrics_by_hand():
 def measure(fp32: Fp32Model, cell: Cell, *overrides: str) -> dict[str, float]:
     config = make_config(*FEW, *overrides)
     few = cell.data.test.take(np.arange(5))  # fewer than a batch
-    baseline = evaluator_of(config, fp32).baseline(config, few)
+    evaluator = evaluator_of(config, fp32)
+    baseline = evaluator.baseline(few)
     assert baseline.path.stat().st_size == baseline.size_bytes
-    loads = [loader(config, runtime_of(config), cell.artifact.path)]
+    loads = [partial(evaluator.quantizer.load, cell.artifact.path)]
     if config.dtype.name != "fp32":
-        loads.append(loader(as_fp32(config), runtime_of(config), baseline.path))
+        loads.append(partial(evaluator.fp32.load, baseline.path))
     return Latency(*latency.measure(loads, few, config.latency)).to_metrics()
 
 
@@ -114,7 +115,7 @@ def test_threads_are_pinned_while_measuring_and_restored(monkeypatch, quantize):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        loads = [loader(config, runtime_of(config), cell.artifact.path)]
+        loads = [partial(quantizer_of(config).load, cell.artifact.path)]
         latency.measure(loads, cell.data.test, config.latency)
         assert seen == [1, 1]
         assert torch.get_num_threads() == 2

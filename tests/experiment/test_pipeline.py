@@ -35,7 +35,7 @@ from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_run
 from resnet8ptq.tracking.store import Store
 from tests.helpers.configs import make_config
-from tests.helpers.factories import evaluator_of, quantizer_of
+from tests.helpers.factories import evaluator_of
 from tests.helpers.stores import new_store
 
 Ranges = Mapping[str, Range] | None
@@ -168,9 +168,9 @@ def test_the_fp32_network_is_converted_once_for_all_samples(
     config = make_config("data=shapes", "dtype=fp32", f"cache_dir={tmp_path}")
     evaluator = evaluator_of(config, shapes_model)
     few, more = (shapes.test.take(np.arange(count)) for count in (20, 30))
-    baselines = [evaluator.baseline(config, samples) for samples in (few, more)]
+    baselines = [evaluator.baseline(samples) for samples in (few, more)]
     assert [len(each.outputs.values[0]) for each in baselines] == [20, 30]
-    artifact = evaluator.quantize(quantizer_of(config), shapes_model, Decisions(), few, tmp_path)
+    artifact = evaluator.quantize(shapes_model, Decisions(), few, tmp_path)
     assert artifact.path.read_bytes() == baselines[0].path.read_bytes()
     assert Counting.calls == [20]
 
@@ -237,10 +237,9 @@ def score(config: RunConfig, network: Fp32Model, dataset: Dataset, folder: Path)
     """Quantize, reload, evaluate: the middle of the recipe."""
     calibration = draw_calibration(dataset, 100, 42)
     evaluator = evaluator_of(config, network)
-    quantizer = quantizer_of(config)
     decisions = Decisions.of(config)
-    quantized = evaluator.quantize(quantizer, network, decisions, calibration.split, folder)
-    return scored(evaluator.run(config, quantized.path, dataset.test).outputs, dataset)
+    quantized = evaluator.quantize(network, decisions, calibration.split, folder)
+    return scored(evaluator.run(quantized.path, dataset.test).outputs, dataset)
 
 
 def scored(outputs: Outputs, dataset: Dataset) -> ClassScores:
@@ -254,7 +253,7 @@ def test_fp32_accuracy_is_reproduced(request):
     dataset: Dataset = request.getfixturevalue("cifar10")
     network: Fp32Model = request.getfixturevalue("resnet8")
     config = make_config()
-    kept = evaluator_of(config, network).baseline(config, dataset.test)
+    kept = evaluator_of(config, network).baseline(dataset.test)
     baseline = scored(kept.outputs, dataset)
     assert (baseline.correct, baseline.total) == (8703, 9980)
     dog = dataset.class_names.index("dog")

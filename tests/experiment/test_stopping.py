@@ -70,12 +70,12 @@ def test_scoring_stops_at_an_analysis_with_what_a_whole_run_predicts(
     evaluator = evaluator_of(config, shapes_model)
     ordered = shuffle(shapes.test)
     plan = StoppingPlan(len(ordered), 0.1, 0.05)
-    compared = evaluator.compare_until(config, cell.artifact.path, ordered, plan)
+    compared = evaluator.compare_until(cell.artifact.path, ordered, plan)
     comparison = compared.comparison
     seen = comparison.model.total
     assert find_outcome(comparison) == PASS
     assert seen in plan.ends and seen < plan.total
-    whole = evaluator.compare(config, cell.artifact.path, ordered.take(np.arange(seen)))
+    whole = evaluator.compare(cell.artifact.path, ordered.take(np.arange(seen)))
     ours, theirs = (c.model.per_sample.predictions for c in (comparison, whole.comparison))
     np.testing.assert_array_equal(ours, theirs)
     assert comparison.sqnr_db == pytest.approx(whole.comparison.sqnr_db)
@@ -91,7 +91,7 @@ def test_a_try_of_a_search_stops_when_its_test_decides(quantize, shapes, shapes_
     cell = quantize("backend=onnx")
     config = replace(cell.config, cache_dir=None)
     evaluator, ordered = evaluator_of(config, shapes_model), shuffle(shapes.test)
-    args = evaluator, config, cell.artifact.path, ordered
+    args = evaluator, cell.artifact.path, ordered
     within, beyond = (try_choice(*args, limit, 0.0125) for limit in (0.2, -0.2))
     assert within.p <= 0.0125 < beyond.p
     assert within.samples < len(ordered) and beyond.samples < len(ordered)

@@ -36,7 +36,7 @@ def quantizer_of(config: RunConfig) -> Quantizer:
 def evaluator_of(config: RunConfig, fp32: model.Fp32Model) -> Evaluator:
     """Return what measures a classification with these settings."""
     task = classification.build(tuple("0123456789"))
-    return Evaluator(fp32, task, runtime_of(config), config.evaluate.batch_size)
+    return Evaluator(quantizer_of(config), fp32, task, config.evaluate.batch_size)
 
 
 def quantize_network(

@@ -171,7 +171,7 @@ def test_kl_divergence_is_zero_for_equals_and_has_a_direction():
 def test_softmax_of_the_logits_is_the_probabilities(backend, fitted, shapes_model):
     config = make_config("data=shapes", f"backend={backend}")
     images = fitted.test.take(np.arange(inference.LOGIT_SAMPLES + 50))
-    baseline = evaluator_of(config, shapes_model).baseline(config, images)
+    baseline = evaluator_of(config, shapes_model).baseline(images)
     logits = baseline.outputs.logits
     assert logits is not None
     assert logits.shape == (inference.LOGIT_SAMPLES, 10)
@@ -191,11 +191,11 @@ def test_sqnr_of_a_quantized_model(backend, dtype, shapes, shapes_model, quantiz
     before = predictor.predict(next(iter(images.batches(200))))[0]
     logits = inference.collect_logits([predictor], images, batch_size=64)
     evaluator = evaluator_of(config, shapes_model)
-    [probabilities] = evaluator.run(config, path, images).outputs.values
+    [probabilities] = evaluator.run(path, images).outputs.values
     assert logits is not None
     assert logits.dtype == np.float32
     np.testing.assert_array_equal(probabilities, before)  # the cut copy left the model alone
-    kept = evaluator.baseline(config, images).outputs
+    kept = evaluator.baseline(images).outputs
     assert kept.logits is not None
     baseline = ClassScores(kept.values[0], images.labels, kept.logits)
     model = ClassScores(probabilities, images.labels, logits)

@@ -4,6 +4,7 @@ import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -306,15 +307,16 @@ def searches(case: Case, comparison: Comparison, limits: ReportConfig) -> bool:
     evaluator, limit = mock.Mock(task=case.task), case.task.metric.limit(limits)
     evaluator.compare.return_value.comparison = comparison
     samples = SimpleNamespace(groups=CLIPS)  # so that all are scored
-    tried = try_choice(evaluator, None, None, samples, limit, None)
+    tried = try_choice(evaluator, None, samples, limit, None)
     return tried.drop <= limit and tried.p < 0.5
 
 
 def checks_a_file(case: Case, comparison: Comparison, limits: ReportConfig) -> bool:
-    data, config = mock.MagicMock(), SimpleNamespace(report=limits)
+    data = mock.MagicMock()
     data.train.__len__.return_value = 1
     with mock.patch.object(file_check, "_Trial") as trial:
-        file_check.check(config, SimpleNamespace(task=case.task), data, None, comparison)
+        evaluator: Any = SimpleNamespace(task=case.task)
+        file_check.check(evaluator, data, Path(), comparison, limits, sized=False)
     return not trial.called
 
 

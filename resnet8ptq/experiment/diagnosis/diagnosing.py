@@ -4,7 +4,8 @@ Measured on training samples that did not calibrate, never on test samples.
 """
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -56,7 +57,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     evaluator, samples = open_subject(settings, run)
     with tempfile.TemporaryDirectory() as scratch:
         work = Workspace(settings, evaluator, samples, Path(scratch), Path(scratch), run)
-        result = _diagnose(config, _Variants(work))
+        result = _diagnose(work)
     params = {**resolved.to_params(), **samples.digests, "findings": result.to_json()}
     result = replace(result, notes=tuple(notes), resolved=params)
     diagnosis_table.write(folder, config, result)
@@ -65,11 +66,11 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     return result
 
 
-def _diagnose(config: RunConfig, variants: "_Variants") -> DiagnosisResult:
-    evaluator, samples = variants.work.evaluator, variants.work.samples
-    quantized, network = variants.quantize(config, samples)
-    compared = variants.compare(config, quantized.path)
-    outliers = variants.find_outliers(config, network)
+def _diagnose(work: Workspace) -> DiagnosisResult:
+    config, evaluator, samples = work.config, work.evaluator, work.samples
+    quantized, network = _quantize(work)
+    compared = _compare(work, quantized.path)
+    outliers = _find_outliers(work, network)
     others = samples.without(sorted({index for one in outliers for index in one.samples}))
     measured = measuring.measure(
         onnx.load(network.onnx_path),
@@ -81,21 +82,21 @@ def _diagnose(config: RunConfig, variants: "_Variants") -> DiagnosisResult:
     calibrating = samples.calibrating.split
     problems = [findings.outlier_samples(one, calibrating, config.calib) for one in outliers]
     problems += findings.find(measured, config)
-    fp32 = evaluator.reference(config, samples.held_out)
-    doubt = preprocessing_check.check(config, evaluator, samples.data, fp32)
+    fp32, expected = evaluator.reference(samples.held_out), config.report.expected_accuracy
+    doubt = preprocessing_check.check(config.preprocess, evaluator, samples.data, fp32, expected)
     if doubt is not None:
         problems.insert(len(outliers), findings.doubtful_fp32(doubt))
-    halves = variants.halves(config, quantized, network, compared)
+    halves = _halve(work, quantized, network, compared)
     answers = [change for problem in problems for change in problem.changes]
     answers += step_table.usual(config, findings.worst_layer(measured))
     if halves.costs_more == WEIGHTS:
         answers += step_table.correct(config)
     once = {change.words: change for change in answers if config.analysis.try_changes}
     tried = outcomes.attempt(
-        config, list(once.values()), compared, evaluator.task, variants.attempt
+        config, list(once.values()), compared, evaluator.task, partial(_attempt, work)
     )
     if outliers and config.analysis.try_changes:
-        removal = variants.leave_out(config, others, compared)
+        removal = _leave_out(work, others, compared)
         tried.insert(0 if removal.helps else len(tried), removal)
     return DiagnosisResult(
         "ok",
@@ -110,66 +111,61 @@ def _diagnose(config: RunConfig, variants: "_Variants") -> DiagnosisResult:
     )
 
 
-@dataclass(frozen=True)
-class _Variants:
-    """Quantizes variants of a run with the run's own steps, and compares them with FP32."""
+def _attempt(work: Workspace, config: RunConfig) -> Comparison:
+    """Quantize with these settings, including their number of calibration samples; compare."""
+    drawn = work.samples.calibrated_with(config.calib.samples_per_class, config.seed)
+    return _compare(work, _quantize(replace(work.vary(config), samples=drawn))[0].path)
 
-    work: Workspace
 
-    def attempt(self, config: RunConfig) -> Comparison:
-        """Quantize with these settings, including their number of calibration samples; compare."""
-        drawn = self.work.samples.calibrated_with(config.calib.samples_per_class, config.seed)
-        return self.compare(config, self.quantize(config, drawn)[0].path)
+def _quantize(work: Workspace) -> tuple[Quantized, Fp32Model]:
+    """Quantize by the run's own steps; return the artifact and the network before quantization."""
+    folder = Path(tempfile.mkdtemp(dir=work.scratch))
+    prepared = preparation.prepare(work)
+    return work.quantize(prepared, folder), prepared.network
 
-    def quantize(self, config: RunConfig, samples: Samples) -> tuple[Quantized, Fp32Model]:
-        """Quantize; return the artifact and the network before quantization."""
-        folder = Path(tempfile.mkdtemp(dir=self.work.scratch))
-        work = replace(self.work, settings=self.work.settings.vary(config), samples=samples)
-        prepared = preparation.prepare(work)
-        return work.quantize(prepared, folder), prepared.network
 
-    def find_outliers(self, config: RunConfig, network: Fp32Model) -> list[Outliers]:
-        """Return the calibration samples that stand out in an input, else in another tensor."""
-        samples, runtime = self.work.samples.calibrating.split, self.work.evaluator.runtime
-        graph = onnx.load(network.onnx_path).graph
-        inputs = sample_check.check_inputs(config, graph, samples)
-        return inputs or sample_check.find_inside(config, network.onnx_path, samples, runtime)
+def _compare(work: Workspace, path: Path, label: str = "Evaluating") -> Comparison:
+    """Compare an artifact with FP32 on the tuning samples."""
+    return work.evaluator.compare(path, work.samples.held_out, label).comparison
 
-    def leave_out(self, config: RunConfig, others: Samples, reference: Comparison) -> Outcome:
-        """Return the outcome of calibrating with the other samples."""
-        compared = self.compare(config, self.quantize(config, others)[0].path)
-        return outcomes.weigh(REMOVE, compared, reference, self.work.evaluator.task)
 
-    def halves(
-        self, config: RunConfig, quantized: Quantized, network: Fp32Model, reference: Comparison
-    ) -> Halves:
-        """Run the network with only weights rounded, and with only activations rounded.
+def _find_outliers(work: Workspace, network: Fp32Model) -> list[Outliers]:
+    """Return the calibration samples that stand out in an input, else in another tensor."""
+    samples, runtime = work.samples.calibrating.split, work.evaluator.runtime
+    graph = onnx.load(network.onnx_path).graph
+    inputs = sample_check.check_inputs(work.config, graph, samples)
+    return inputs or sample_check.find_inside(work.config, network.onnx_path, samples, runtime)
 
-        Args:
-            quantized: the quantized network in QDQ format.
-            network: the network before quantization, including corrections.
-            reference: the artifact, compared with FP32.
-        """
-        evaluator = self.work.evaluator
-        paths = evaluator.network.onnx_path, network.onnx_path, quantized.path
-        fp32, exact, rounded = map(onnx.load, paths)
-        weights = qdq.rounded_weights(exact.graph, rounded.graph)
-        activations = qdq.rounded_activations(exact.graph, rounded.graph)
-        protos = {
-            WEIGHTS: qdq.with_weights_rounded(exact, weights),
-            ACTIVATIONS: qdq.with_activations_rounded(fp32, activations),
-        }
-        halves = {}
-        for name, proto in protos.items():
-            path = self.work.scratch / "half.onnx"
-            onnx.save(proto, path)
-            compared = self.compare(config, path, f"Rounding the {name} alone")
-            words = f"({name} alone)"
-            halves[name] = outcomes.weigh(words, compared, reference, evaluator.task)
-        return Halves(halves[WEIGHTS], halves[ACTIVATIONS], config.per_channel)
 
-    def compare(self, config: RunConfig, path: Path, label: str = "Evaluating") -> Comparison:
-        """Compare an artifact with FP32 on the tuning samples."""
-        return self.work.evaluator.compare(
-            config, path, self.work.samples.held_out, label
-        ).comparison
+def _leave_out(work: Workspace, others: Samples, reference: Comparison) -> Outcome:
+    """Return the outcome of calibrating with the other samples."""
+    compared = _compare(work, _quantize(replace(work, samples=others))[0].path)
+    return outcomes.weigh(REMOVE, compared, reference, work.evaluator.task)
+
+
+def _halve(
+    work: Workspace, quantized: Quantized, network: Fp32Model, reference: Comparison
+) -> Halves:
+    """Run the network with only weights rounded, and with only activations rounded.
+
+    Args:
+        quantized: the quantized network in QDQ format.
+        network: the network before quantization, including corrections.
+        reference: the artifact, compared with FP32.
+    """
+    paths = work.fp32.onnx_path, network.onnx_path, quantized.path
+    fp32, exact, rounded = map(onnx.load, paths)
+    weights = qdq.rounded_weights(exact.graph, rounded.graph)
+    activations = qdq.rounded_activations(exact.graph, rounded.graph)
+    protos = {
+        WEIGHTS: qdq.with_weights_rounded(exact, weights),
+        ACTIVATIONS: qdq.with_activations_rounded(fp32, activations),
+    }
+    halves = {}
+    for name, proto in protos.items():
+        path = work.scratch / "half.onnx"
+        onnx.save(proto, path)
+        compared = _compare(work, path, f"Rounding the {name} alone")
+        words = f"({name} alone)"
+        halves[name] = outcomes.weigh(words, compared, reference, work.evaluator.task)
+    return Halves(halves[WEIGHTS], halves[ACTIVATIONS], work.config.per_channel)

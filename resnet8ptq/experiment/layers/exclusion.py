@@ -114,7 +114,7 @@ def choose(work: Workspace, prepared: Prepared, correct: Step | None = None) -> 
     start = time.perf_counter()
     config, task = work.config, work.evaluator.task
     work = replace(work, samples=replace(work.samples, tuning=shuffle(work.samples.held_out)))
-    fp32 = work.evaluator.reference(config, work.samples.held_out)
+    fp32 = work.evaluator.reference(work.samples.held_out)
     warn_of_perfection(task, fp32)
     level = LEVEL if can_show(task, fp32, config.max_drop, LEVEL) else None
     with tempfile.TemporaryDirectory() as scratch:
@@ -186,8 +186,11 @@ class _Variants:
             prepared = replace(prepared, network=self.correct(work, prepared).network)
         quantized = work.quantize(prepared, work.scratch)
         tried = try_choice(
-            *(work.evaluator, work.config, quantized.path, work.samples.held_out),
-            *(work.config.max_drop, self.level),
+            evaluator=work.evaluator,
+            path=quantized.path,
+            samples=work.samples.held_out,
+            limit=work.config.max_drop,
+            level=self.level,
         )
         size, path = quantized.size_bytes, quantized.path
         return Trial(nodes, tried.value, tried.drop, size, path, tried.p, tried.samples)
@@ -207,12 +210,11 @@ class _Variants:
             calib = find_method(config.calib.name).choose and config.calib
             calib = calib or replace(config.calib, name="minmax")
             config = replace(config, backend=BackendConfig(NOISE_FROM), calib=calib)
-        varied = self.work.settings.vary(config, format="qdq", slim=False)
-        in_onnx = replace(self.work, settings=varied)
+        in_onnx = self.work.vary(config, format="qdq", slim=False)
         quantized = in_onnx.quantize(self.prepared, self._make_folder())
         fp32, in_qdq = onnx.load(self.prepared.network.onnx_path), onnx.load(quantized.path)
         in_float = find_float_nodes(fp32.graph, in_onnx.select(decisions))
-        threads, held_out = varied.runtime.threads, self.work.samples.held_out
+        threads, held_out = self.work.evaluator.runtime.threads, self.work.samples.held_out
         return [source.nodes for source in noise.rank(fp32, in_qdq, in_float, held_out, threads)]
 
     def _by_layer(self) -> Groups:

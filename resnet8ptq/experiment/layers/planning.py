@@ -100,7 +100,7 @@ def _try_plan(
     if bounded:
         return bits_search.TriedPlan(bits, size)
     limit = config.precision.max_drop or 0.0
-    tried = try_choice(work.evaluator, config, quantized.path, work.samples.held_out, limit, level)
+    tried = try_choice(work.evaluator, quantized.path, work.samples.held_out, limit, level)
     return bits_search.TriedPlan(bits, size, tried.drop, tried.p, tried.samples)
 
 

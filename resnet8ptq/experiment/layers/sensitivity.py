@@ -36,7 +36,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResul
     evaluator, samples = open_subject(settings, run)
     if config.method == "weight_only":  # takes some of the layers only
         settings = fit_settings(settings, evaluator.network)
-        config = settings.config
+        evaluator, config = evaluator.with_quantizer(settings.quantizer), settings.config
     with tempfile.TemporaryDirectory() as scratch:
         work = Workspace(settings, evaluator, samples, folder, Path(scratch), run)
         result = Layers(work, work.unprepared).analyse()
@@ -101,11 +101,11 @@ class Layers:
     @cached_property
     def fp32_size_bytes(self) -> int:
         """Size of the FP32 artifact."""
-        return self.evaluator.baseline(self.config, self.work.samples.held_out).size_bytes
+        return self.evaluator.baseline(self.work.samples.held_out).size_bytes
 
     def analyse(self) -> SensitivityResult:
         """Rank the layers, and measure the network with all of them quantized."""
-        fp32 = self.evaluator.reference(self.config, self.work.samples.held_out)
+        fp32 = self.evaluator.reference(self.work.samples.held_out)
         return SensitivityResult(
             "ok",
             mode=self.config.analysis.mode,
@@ -129,21 +129,18 @@ class Layers:
 
     def _measure(self, name: str, node: str = "") -> Layer:
         """Quantize with one layer alone, or left in float; without `node`, all of them."""
-        settings, decisions = self.work.settings, self.decisions
+        evaluator, decisions = self.evaluator, self.decisions
         if node and self.config.analysis.mode == "one_at_a_time":
-            settings = settings.vary(nodes_to_quantize=[node])
+            alone = self.work.settings.vary(nodes_to_quantize=[node])
+            evaluator = evaluator.with_quantizer(alone.quantizer)
         elif node:
             decisions = replace(decisions, in_float=[node])
         samples = self.work.samples
         with tempfile.TemporaryDirectory(dir=self.work.scratch) as folder:
-            quantized = self.evaluator.quantize(
-                settings.quantizer,
-                self.network,
-                decisions,
-                samples.calibrating.split,
-                Path(folder),
+            quantized = evaluator.quantize(
+                self.network, decisions, samples.calibrating.split, Path(folder)
             )
-            compared = self.evaluator.compare(settings.config, quantized.path, samples.held_out)
+            compared = self.evaluator.compare(quantized.path, samples.held_out)
         comparison = compared.comparison
         sqnr_db = comparison.sqnr_db  # None: the outputs are equal
         return Layer(

@@ -50,12 +50,13 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
     resolved = settings.quantizer.resolve()
     evaluator, samples = open_subject(settings, run)
     settings = fit_settings(settings, evaluator.network)
+    evaluator = evaluator.with_quantizer(settings.quantizer)
     config = settings.config
     with tempfile.TemporaryDirectory() as scratch:
         work = Workspace(settings, evaluator, samples, Path(scratch), Path(scratch), run)
-        decisions = preparation.prepare(work)
-        path = work.quantize(decisions, Path(scratch)).path
-        network = decisions.network  # with corrections, which change what is between the layers
+        prepared = preparation.prepare(work)
+        path = work.quantize(prepared, Path(scratch)).path
+        network = prepared.network  # with corrections, which change what is between the layers
         compared = _compare(settings, network, path, samples.held_out)
     if compared is None:
         raise UnsupportedError("no tensor of the file is one of the FP32 network's")
