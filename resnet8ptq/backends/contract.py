@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.limits import FLOAT_BITS
 from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY, BackendConfig, QuantizationConfig
@@ -22,6 +23,8 @@ from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.layers import find_stacks, weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
+from resnet8ptq.precision.grid import WeightScheme
+from resnet8ptq.precision.plan import Plan, Selection
 
 Options = TypeVar("Options", bound=BackendConfig)
 
@@ -174,6 +177,22 @@ class Quantizer(ABC):
     def asked(self) -> Decisions:
         """The decisions that the settings contain."""
         return Decisions.of(self.config)
+
+    def plan(self, decisions: Decisions | None = None) -> Plan:
+        """Return the grids of the weights; None: by the decisions that the settings contain."""
+        return Plan.of(decisions or self.asked, WeightScheme.of(self.config))
+
+    def select(self, decisions: Decisions) -> Selection:
+        """Return the nodes to quantize."""
+        return Selection.of(self.config, decisions)
+
+    def activations(
+        self, model: Fp32Model, decisions: Decisions, calibration: Split
+    ) -> Activations:
+        """Return the source of the activation ranges."""
+        return Activations(
+            model.onnx_path, calibration, self.config.calib, self.runtime, decisions.ranges
+        )
 
     @property
     def widths(self) -> tuple[int, ...]:

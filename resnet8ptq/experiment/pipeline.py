@@ -13,7 +13,7 @@ import onnx
 from resnet8ptq.backends.contract import Quantizer, Resolved, describe_execution
 from resnet8ptq.calibration import table
 from resnet8ptq.calibration.outliers import Outliers
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import LatencyConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data.dataset import Dataset
@@ -64,8 +64,9 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     samples, task = _draw(config, data, network, run)
     plan = make_plan(config, task, samples, has_groups(samples.reported, task))
     samples = samples.as_scored(config)
-    calibrating = samples.calibrating.split
-    outliers = sample_check.check_inputs(config, graph, calibrating)
+    calibrating, calib = samples.calibrating.split, config.calib
+    calibrates = sample_check.calibrates(config)
+    outliers = sample_check.check_inputs(calib, graph, calibrating) if calibrates else []
     evaluator = Evaluator(settings.quantizer, network, task, config.evaluate.batch_size)
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -76,8 +77,8 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
         resolved = settings.quantizer.resolve(prepared.decisions)
         params = resolved.to_params() | _float_operators(work, prepared) | prepared.params
         params |= settings.quantizer.verify(artifact, prepared.network, calibrating)
-        if not outliers:
-            outliers = sample_check.find_inside(config, path, calibrating, settings.runtime)
+        if calibrates and not outliers:
+            outliers = sample_check.find_inside(calib, path, calibrating, settings.runtime)
         if artifact.ranges:
             table.write(folder, artifact.ranges, work.provenance(prepared.network))
 
@@ -87,7 +88,7 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
         work = replace(work, evaluator=replace(evaluator, target=settings.target))
     measurement = measure(work, prepared, quantized, memory, plan)
     params |= _describe_artifact(settings.quantizer, resolved, quantized)
-    params |= _describe_measurement(config, samples, measurement)
+    params |= _describe_measurement(config.latency, samples, measurement)
     if outliers:
         params["calibration_outliers"] = outliers[0].describe(calibrating)
     params |= _check_result(work, quantized, measurement, saturates, outliers)
@@ -137,7 +138,8 @@ def _check_result(
         run_warnings.warn_of_noise(config, sqnr_db, saturates, outliers, calibrating)
         graph = onnx.load(evaluator.network.onnx_path).graph
         baseline_bytes = measurement.metrics[f"{BASELINE}size_bytes"] or 0
-        run_warnings.warn_of_size(config, graph, measurement.size_bytes, baseline_bytes)
+        size_bytes = measurement.size_bytes
+        run_warnings.warn_of_size(graph, size_bytes, baseline_bytes, config.per_channel)
     elif doubt is None:
         return file_check.check(
             evaluator=evaluator,
@@ -162,12 +164,12 @@ def _describe_artifact(
 
 
 def _describe_measurement(
-    config: RunConfig, samples: Samples, measurement: Measurement
+    timing: LatencyConfig, samples: Samples, measurement: Measurement
 ) -> dict[str, str]:
     """Return the timed batch size, a silent output, and whether the cache had the outputs."""
     params = {"outputs_sha256": measurement.outputs_sha256}
     if "latency_batch_p50_ms" in measurement.metrics:
-        size = latency.find_batch_size(config.latency, samples.reported)
+        size = latency.find_batch_size(timing, samples.reported)
         params["latency_batch_size"] = str(size)
     if measurement.silent:
         log.warning("%s, and FP32's is not: this model fails", measurement.silent)
@@ -197,7 +199,7 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
     if not config.float_tail or without or not config.backend.descriptor.operators:
         return {}
     graph = onnx.load(prepared.network.onnx_path).graph
-    left = {*find_float_nodes(graph, work.select(prepared.decisions))}
+    left = {*find_float_nodes(graph, work.settings.quantizer.select(prepared.decisions))}
     known = config.backend.descriptor.find_operators()
     count = Counter(n.op_type for n in graph.node if n.name in left or n.op_type not in known)
     listed = ", ".join(f"{name} {number}" for name, number in sorted(count.items()))

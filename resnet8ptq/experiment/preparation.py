@@ -48,7 +48,7 @@ def plan_bits(work: Workspace, prepared: Prepared) -> Prepared:
         metrics = {**metrics, "plan/bytes": chosen.size_bytes}
     decisions = prepared.decisions
     graph = onnx.load(work.fp32.onnx_path).graph
-    layers = find_quantized_layers(graph, work.select(decisions))
+    layers = find_quantized_layers(graph, work.settings.quantizer.select(decisions))
     products = attention_products(graph)
     params = work.plan(decisions).to_params(layers, decisions.bits or {}, products)
     return replace(prepared, params=prepared.params | params, metrics=metrics)
@@ -64,7 +64,7 @@ def fine_tune(work: Workspace, prepared: Prepared) -> Prepared:
         config.calib,
         work.plan(prepared.decisions),
         work.activations,
-        work.select(prepared.decisions),
+        work.settings.quantizer.select(prepared.decisions),
         config.float_output,
         config.seed,
     )

@@ -58,18 +58,18 @@ def warn_of_noise(
 
 
 def warn_of_size(
-    config: RunConfig, graph: onnx.GraphProto, size_bytes: float, fp32_bytes: float
+    graph: onnx.GraphProto, size_bytes: float, fp32_bytes: float, per_channel: bool
 ) -> None:
     """Warn if the quantized file is larger than the FP32 file, with the reason if it is known."""
-    if config.dtype.name != "fp32" and size_bytes > fp32_bytes:
+    if size_bytes > fp32_bytes:
         log.warning(
             "the quantized file is larger than FP32's (%.1f kB, %.1f kB)%s",
             *(size_bytes / 1000, fp32_bytes / 1000),
-            _find_growth(config, graph),
+            _find_growth(graph, per_channel),
         )
 
 
-def _find_growth(config: RunConfig, graph: onnx.GraphProto) -> str:
+def _find_growth(graph: onnx.GraphProto, per_channel: bool) -> str:
     """Return why 8 bits of this network need more bytes than FP32; empty if unknown."""
     layers = weight_layers(graph).values()
     read = Counter(node.input[1] for node in layers)
@@ -81,7 +81,7 @@ def _find_growth(config: RunConfig, graph: onnx.GraphProto) -> str:
         return f": its weights have {4 * stored / 1000:.1f} kB only, so scales and names weigh more"
     if max(read.values()) > 1:
         return ": weights that several layers share are stored for each of them"
-    if config.per_channel and stored < MANY_SCALES * channels:
+    if per_channel and stored < MANY_SCALES * channels:
         return ": there is a scale for every few weights; try per_channel=false"
     return ""
 

@@ -6,35 +6,30 @@ import onnx
 
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.outliers import Outliers, find_in_inputs
-from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.config.schema import CalibConfig, RunConfig
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
 
 
-def check_inputs(config: RunConfig, graph: onnx.GraphProto, samples: Split) -> list[Outliers]:
+def check_inputs(calib: CalibConfig, graph: onnx.GraphProto, samples: Split) -> list[Outliers]:
     """Return the samples that stand out in an input of the network; warn about each.
 
-    It needs no run of the network, so it serves frameworks that calibrate themselves, too. Empty
-    for a run that does not calibrate.
+    It needs no run of the network, so it serves frameworks that calibrate themselves, too.
     """
-    if not _calibrates(config):
-        return []
     outliers = list(find_in_inputs(samples, [value.name for value in graph.input]))
     for outlier in outliers:
-        outlier.warn(samples, config.calib)
+        outlier.warn(samples, calib)
     return outliers
 
 
 def find_inside(
-    config: RunConfig, network: Path, samples: Split, runtime: Runtime
+    calib: CalibConfig, network: Path, samples: Split, runtime: Runtime
 ) -> list[Outliers]:
-    """Return the samples that stood out in a tensor when the network was calibrated, if it was."""
-    if not _calibrates(config):
-        return []
-    return Activations(network, samples, config.calib, runtime).outliers()
+    """Return the samples that stood out in a tensor when the network was calibrated."""
+    return Activations(network, samples, calib, runtime).outliers()
 
 
-def _calibrates(config: RunConfig) -> bool:
+def calibrates(config: RunConfig) -> bool:
     """Return whether the samples determine ranges."""
     alone = config.dtype.name == "fp32" or config.method in ("dynamic", "weight_only")
     return not alone and config.backend.quantizes and config.calib.table is None

@@ -17,6 +17,7 @@ from resnet8ptq.config.schema import (
     ArraysConfig,
     BackendConfig,
     DataConfig,
+    ModelConfig,
     PreprocessConfig,
     RunConfig,
 )
@@ -95,7 +96,7 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
     model.check(config.model, source, runtime.cache_root)
     config = replace(
         config,
-        data=_name_inputs(config, source, runtime.cache_root),
+        data=_name_inputs(config.data, config.model, source, runtime.cache_root),
         preprocess=_find_size(config, source, runtime.cache_root),
         backend=_resolve_backend(config, source),
     )
@@ -164,19 +165,21 @@ def fill_defaults(
     )
 
 
-def _name_inputs(config: RunConfig, source: Path, cache_root: Path) -> DataConfig:
+def _name_inputs(
+    data: DataConfig, network: ModelConfig, source: Path, cache_root: Path
+) -> DataConfig:
     """Return the data settings with the arrays that have the names of the network's inputs.
 
     One of them may be called `x` or `images`, which alone would name the only input. All other
     faults of the data and of the network are reported when they are loaded.
     """
-    data, inputs = config.data, None
+    inputs = None
     if data.name != "arrays" or not isinstance(data, ArraysConfig) or data.inputs is not None:
         return data
     from resnet8ptq.data.sources import arrays  # of this source alone
 
     with suppress(PtqError, OSError):
-        find_takes = partial(summary.find_input_names, source, config.model, cache_root)
+        find_takes = partial(summary.find_input_names, source, network, cache_root)
         inputs = arrays.name_inputs(Path(str(data.root)), find_takes)
     if inputs is None:
         return data

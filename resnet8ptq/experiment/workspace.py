@@ -17,7 +17,7 @@ from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import ActivationScheme, WeightScheme
-from resnet8ptq.precision.plan import Plan, Selection
+from resnet8ptq.precision.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -90,15 +90,11 @@ class Workspace:
         seven_bits = self.settings.quantizer.resolve().weight_bits == 7
         return Plan.of(decisions, WeightScheme.of(self.config, seven_bits))
 
-    def select(self, decisions: Decisions) -> Selection:
-        """Return the nodes to quantize."""
-        return Selection.of(self.config, decisions)
-
     def setting(self, decisions: Decisions, images: Split) -> CorrectionSettings:
         """Return the settings of the corrections."""
         return CorrectionSettings(
             weights=self.plan(decisions),
-            selection=self.select(decisions),
+            selection=self.settings.quantizer.select(decisions),
             images=images,
             calib=self.config.calib,
             runtime=self.evaluator.runtime,

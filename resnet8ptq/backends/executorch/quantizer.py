@@ -24,7 +24,6 @@ from resnet8ptq.backends.executorch import contents, lowering, predictor
 from resnet8ptq.backends.torch import pt2e
 from resnet8ptq.backends.torch.preparation import prepare
 from resnet8ptq.backends.torch.torchscript import Example
-from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.core import files
@@ -36,7 +35,6 @@ from resnet8ptq.graph.torch_recurrent import KINDS
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.plan import Plan, Selection
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +65,7 @@ class ExecutorchQuantizer(Quantizer):
         lowering.check_installed()
         if config.dtype.name == "fp32":
             return Resolved()
-        if Plan.of(decisions or self.asked, WeightScheme.of(config)).is_narrow:
+        if self.plan(decisions).is_narrow:
             raise UnsupportedError(f"weights below 8 bits: {_KERNELS}")
         refuse_others(config, _TAKES)
         return Resolved(
@@ -97,12 +95,10 @@ class ExecutorchQuantizer(Quantizer):
         chosen: dict[str, Range] = {}
         if config.dtype.name != "fp32":
             proto = onnx.load(model.onnx_path)
-            skipped = prepare(module, proto, Selection.of(config, decisions))
+            skipped = prepare(module, proto, self.select(decisions))
             if config.per_channel:  # XNNPACK lacks their kernel
                 skipped += find_stacks(proto.graph)
-            activations = Activations(
-                model.onnx_path, calibration, config.calib, self.runtime, decisions.ranges
-            )
+            activations = self.activations(model, decisions, calibration)
             schemes = (
                 WeightScheme.of(config),
                 WeightScheme("int8", symmetric=bool(config.symmetric.activations)),

@@ -58,7 +58,7 @@ from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
+from resnet8ptq.precision.plan import Plan, find_float_nodes
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class OnnxQuantizer(Quantizer):
         if config.dtype.name == "fp32" or config.method == "dynamic":
             return {}
         graph = onnx.load(model.onnx_path).graph
-        skipped = find_float_nodes(graph, Selection.of(config))
+        skipped = find_float_nodes(graph, self.select(self.asked))
         if config.method == "weight_only":
             operators = weight_only.find_operators(config)
             others = [node.name for node in graph.node if node.op_type not in operators]
@@ -162,7 +162,7 @@ class OnnxQuantizer(Quantizer):
         self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
     ) -> str:
         """Return the reason against format=qoperator; empty if it is possible."""
-        if self._plan(decisions).is_narrow:
+        if self.plan(decisions).is_narrow:
             return "weights are below 8 bits"
         if self.config.dtype.name == "w8a16":
             return "activations have 16 bits"
@@ -190,7 +190,7 @@ class OnnxQuantizer(Quantizer):
                 shutil.copyfile(model.onnx_path, temporary)
                 return Artifact(path)
             proto = onnx.load(model.onnx_path)
-            skipped = find_float_nodes(proto.graph, Selection.of(config, decisions))
+            skipped = find_float_nodes(proto.graph, self.select(decisions))
             file_format = self._choose_format(proto.graph, decisions, skipped)
             tables = self._find_tables(proto.graph, decisions, skipped)
             skipped += tables
@@ -206,9 +206,7 @@ class OnnxQuantizer(Quantizer):
                 weight_only.quantize(source, temporary, skipped, config)
                 details = weight_only.describe_left(proto.graph, skipped, config)
             else:
-                activations = Activations(
-                    model.onnx_path, calibration, config.calib, self.runtime, decisions.ranges
-                )
+                activations = self.activations(model, decisions, calibration)
                 calibrated = self._quantize_static(
                     source, temporary, proto.graph, skipped, file_format, activations
                 )
@@ -264,9 +262,6 @@ class OnnxQuantizer(Quantizer):
         open_file = partial(open_runner, path, threads)
         return params | checking.check(artifact.path.name, open_file, exact, calibration)
 
-    def _plan(self, decisions: Decisions) -> Plan:
-        return Plan.of(decisions, WeightScheme.of(self.config))
-
     def _find_narrow(
         self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]
     ) -> dict[str, WeightScheme]:
@@ -274,7 +269,7 @@ class OnnxQuantizer(Quantizer):
         if self.config.method == "weight_only":
             return {}
         layers, products = weight_layers(graph), attention_products(graph)
-        schemes = self._plan(decisions).narrow(layers, products).items()
+        schemes = self.plan(decisions).narrow(layers, products).items()
         return {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
 
     def _find_tables(

@@ -48,7 +48,6 @@ from resnet8ptq.backends.tflite import (
     slim,
 )
 from resnet8ptq.backends.tflite.options import TfliteConfig
-from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.limits import FLOAT_BITS
@@ -61,8 +60,7 @@ from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.models.sources.formats import is_tflites
 from resnet8ptq.precision.decisions import Decisions
-from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
+from resnet8ptq.precision.plan import find_float_nodes
 
 log = logging.getLogger(__name__)
 
@@ -132,12 +130,12 @@ class TfliteQuantizer(Quantizer):
         if self.config.dtype.name == "fp32":
             return Resolved()
         decisions = decisions or self.asked
-        plan = self._plan(decisions)
+        plan = self.plan(decisions)
         refuse_others(self.config, _TAKES[self._flow])
         if self._flow == "onnx2tf":
             if plan.is_narrow:
                 raise UnsupportedError(f"precision.plan: {_ONNX2TF} takes 8 or {FLOAT_BITS} bits")
-        elif Selection.of(self.config, decisions).float_layers:
+        elif self.select(decisions).float_layers:
             raise UnsupportedError(f"precision.plan: got {FLOAT_BITS} bits; {_OPERATORS}")
         if self._options.integer_io and self.config.method == "dynamic":
             raise UnsupportedError("backend.integer_io=true: method=dynamic takes floats only")
@@ -254,9 +252,6 @@ class TfliteQuantizer(Quantizer):
     def _options(self) -> TfliteConfig:
         return options_of(self.config, TfliteConfig)
 
-    def _plan(self, decisions: Decisions) -> Plan:
-        return Plan.of(decisions, WeightScheme.of(self.config))
-
     @property
     def _flow(self) -> str:
         return self._options.flow or "convert"
@@ -279,7 +274,7 @@ class TfliteQuantizer(Quantizer):
         by_index = correspondence.find(content, network, some)
         graph, file = onnx.load(network).graph, contents.read(content)
         rewriting.pools_to_means(file)
-        skipped = find_float_nodes(graph, Selection.of(config, decisions))
+        skipped = find_float_nodes(graph, self.select(decisions))
         if config.per_channel:  # a product of several matrices has no such kernel
             skipped = [*skipped, *find_stacks(graph)]
         operators = edge_quantizer.find_quantized(file, by_index, graph, skipped)
@@ -289,7 +284,7 @@ class TfliteQuantizer(Quantizer):
             for index, alike in by_index.items()
             if index in around
         }
-        activations = Activations(network, calibration, config.calib, self.runtime, preset)
+        activations = self.activations(model, decisions, calibration)
         ranges = activations.find_ranges(dict.fromkeys(names.values()))
         known = {index: ranges[name] for index, name in names.items() if name in ranges}
         symmetric, integer_io = bool(config.symmetric.activations), self._options.integer_io
@@ -315,16 +310,14 @@ class TfliteQuantizer(Quantizer):
         self, content: bytes, model: Fp32Model, decisions: Decisions, calibration: Split
     ) -> bytes:
         """Write changed weights and ranges into the converter's file, if there are any."""
-        config, plan = self.config, self._plan(decisions)
+        config, plan = self.config, self.plan(decisions)
         if config.method == "dynamic":
             return content
         changed = decisions.ranges or config.calib.name != "minmax" or model.uncorrected
         if not (changed or plan.is_narrow or plan.bits):
             return content
         network = model.onnx_path
-        activations = Activations(
-            network, calibration, config.calib, self.runtime, decisions.ranges
-        )
+        activations = self.activations(model, decisions, calibration)
         fp32, corrected = (onnx.load(p).graph for p in (model.uncorrected or network, network))
         return rewriting.rewrite(content, fp32, corrected, plan, activations.find_around([]))
 

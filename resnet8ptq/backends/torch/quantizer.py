@@ -28,7 +28,6 @@ from resnet8ptq.backends.contract import (
 from resnet8ptq.backends.torch import dynamic, fx, profiler, torchscript
 from resnet8ptq.backends.torch.options import TorchConfig
 from resnet8ptq.backends.torch.preparation import prepare
-from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import DTYPES
 from resnet8ptq.core import machine
@@ -38,7 +37,6 @@ from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
 from resnet8ptq.precision.grid import WeightScheme
-from resnet8ptq.precision.plan import Plan, Selection
 
 _DEFAULT_ENGINE = str(torch.backends.quantized.engine)  # torch's choice, before any run sets it
 
@@ -66,7 +64,7 @@ class TorchQuantizer(Quantizer):
         refuse_others(config, _TAKES if fx_flow else {**_TAKES, **_FX_ONLY})
         if config.dtype.name == "fp32":
             return Resolved()
-        if Plan.of(decisions or self.asked, WeightScheme.of(config)).is_narrow:
+        if self.plan(decisions).is_narrow:
             raise UnsupportedError("weights below 8 bits: torch's quantized kernels take 8")
         method, file = self._flow
         if fx_flow:
@@ -103,16 +101,14 @@ class TorchQuantizer(Quantizer):
             file.save(module, example, path, options.freeze)
             return Artifact(path)
         proto = onnx.load(model.onnx_path)
-        skipped = prepare(module, proto, Selection.of(config, decisions))
+        skipped = prepare(module, proto, self.select(decisions))
         chosen: dict[str, Range] = {}
         details: dict[str, str] = {}
         if config.method == "dynamic":
             module, layers = dynamic.quantize(module, skipped, config, self._weights)
             details["dynamic_layers"] = ", ".join(layers)
         else:
-            activations = Activations(
-                model.onnx_path, calibration, config.calib, self.runtime, decisions.ranges
-            )
+            activations = self.activations(model, decisions, calibration)
             module, chosen = method.quantize(
                 module, proto.graph, skipped, activations, config, self._weights, self._activations
             )

@@ -131,10 +131,12 @@ def _compare(work: Workspace, path: Path, label: str = "Evaluating") -> Comparis
 
 def _find_outliers(work: Workspace, network: Fp32Model) -> list[Outliers]:
     """Return the calibration samples that stand out in an input, else in another tensor."""
+    if not sample_check.calibrates(work.config):
+        return []
+    calib, path = work.config.calib, network.onnx_path
     samples, runtime = work.samples.calibrating.split, work.evaluator.runtime
-    graph = onnx.load(network.onnx_path).graph
-    inputs = sample_check.check_inputs(work.config, graph, samples)
-    return inputs or sample_check.find_inside(work.config, network.onnx_path, samples, runtime)
+    inputs = sample_check.check_inputs(calib, onnx.load(path).graph, samples)
+    return inputs or sample_check.find_inside(calib, path, samples, runtime)
 
 
 def _leave_out(work: Workspace, others: Samples, reference: Comparison) -> Outcome:

@@ -199,7 +199,7 @@ class _Variants:
         """Return the nodes in groups, the noisiest first; never all layers."""
         groups = self._by_noise() if self.work.config.method in _STATIC else self._by_layer()
         graph = onnx.load(self.prepared.network.onnx_path).graph
-        selection = self.work.select(self.prepared.decisions)
+        selection = self.work.settings.quantizer.select(self.prepared.decisions)
         layers = {node.name for node in find_quantized_layers(graph, selection).values()}
         return [g for k, g in enumerate(groups) if not layers <= set(join(groups[: k + 1]))]
 
@@ -213,7 +213,7 @@ class _Variants:
         in_onnx = self.work.vary(config, format="qdq", slim=False)
         quantized = in_onnx.quantize(self.prepared, self._make_folder())
         fp32, in_qdq = onnx.load(self.prepared.network.onnx_path), onnx.load(quantized.path)
-        in_float = find_float_nodes(fp32.graph, in_onnx.select(decisions))
+        in_float = find_float_nodes(fp32.graph, in_onnx.settings.quantizer.select(decisions))
         threads, held_out = self.work.evaluator.runtime.threads, self.work.samples.held_out
         return [source.nodes for source in noise.rank(fp32, in_qdq, in_float, held_out, threads)]
 

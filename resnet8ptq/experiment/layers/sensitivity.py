@@ -89,7 +89,10 @@ class Layers:
         They include attention's products. `+analysis=sensitivity` also quantizes those that
         `attention=weights` leaves in float.
         """
-        graph, selection = onnx.load(self.network.onnx_path).graph, self.work.select(self.decisions)
+        graph, selection = (
+            onnx.load(self.network.onnx_path).graph,
+            self.work.settings.quantizer.select(self.decisions),
+        )
         wider, analysis = selection, self.config.analysis
         if analysis.name and analysis.mode == "one_at_a_time" and selection.attention == "weights":
             wider = replace(selection, attention="products")
