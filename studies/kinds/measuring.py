@@ -16,7 +16,7 @@ from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.evaluation import latency
 from resnet8ptq.evaluation.batching import Load
-from resnet8ptq.evaluation.evaluator import Evaluator, as_fp32, loader
+from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.evaluation.stopped_hits import read_pair
 from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
 from resnet8ptq.experiment.pipeline import run_experiment
@@ -155,8 +155,8 @@ def time_in_turns(files: Sequence[tuple[Row, Path]]) -> list[Row]:
             continue
         framework = f"fp32 {fitted.config.backend.framework}"
         if framework not in loads:
-            fp32 = evaluator.baseline(fitted.config, data.test).path
-            loads[framework] = loader(as_fp32(fitted.config), fitted.runtime, fp32)
+            fp32 = evaluator.baseline(data.test).path
+            loads[framework] = partial(evaluator.fp32.load, fp32)
         loads[_label(row)] = partial(fitted.quantizer.load, path)
         baselines.append(framework)
     if samples is None or not loads:
@@ -184,4 +184,4 @@ def _open(row: Row) -> tuple[Settings, Any, Evaluator]:
     data, network = load(settings)
     task = make_task(settings.config.task, data, network, data.test)
     fitted = fit_settings(settings, network)
-    return fitted, data, Evaluator(network, task, fitted.runtime)
+    return fitted, data, Evaluator(fitted.quantizer, network, task)
