@@ -220,7 +220,9 @@ class RunningSweep:
         store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
         if self._is_late():
             again = invocation.command("report", f"run_id={parent_id}", *store.words)
-            print(f"The time is up: the report is not drawn; to draw it: {again}")
+            print(
+                f"The report would end after the time limit, and is not drawn; to draw it: {again}"
+            )
         elif records or self._has_analyses():
             with console.waiting("Drawing the report"):
                 page.write(store, parent_id, chosen, folder)

@@ -84,6 +84,7 @@ class RecipeSearch:
     begun_s: float | None = None
     closing_s: float = 0.0
     errors: list[Exception] = field(default_factory=list)
+    unfit: list[str] = field(default_factory=list)  # steps that take too long, not yet printed
 
     def run(self) -> None:
         """Try steps until the goal is met, no step is left or the time is up; confirm the best.
@@ -123,7 +124,17 @@ class RecipeSearch:
         while steps := searching.next_steps(self.asked, self.tried):
             fitting = self._without_conflicts([step for step in steps if self._fits(step)])
             # A search that ends in time still quantizes and evaluates its choice, then confirms it.
+            if fitting:
+                self._say_unfit()
             self._run(fitting[: self.at_once], self._left_s() - 2 * self._confirm_s())
+        self._say_unfit()
+
+    def _say_unfit(self) -> None:
+        """Print the steps that do not fit into the time, in one line."""
+        if self.unfit:
+            listed = "; ".join(self.unfit)
+            _say(f"not tried, with {self._left_s():.0f} s left (try a larger minutes=): {listed}")
+        self.unfit = []
 
     def _without_conflicts(self, steps: Sequence[Step]) -> list[Step]:
         """Return the steps with valid settings; skip the others."""
@@ -176,11 +187,9 @@ class RecipeSearch:
         is_first = not any(trial.measured for trial in self.tried)
         if is_first or expected_s + later_s <= left_s:
             return True
-        self._skip(
-            step,
-            f"it takes about {expected_s:.0f} s and the steps that must follow {later_s:.0f} s, "
-            f"but {left_s:.0f} s are left; try a larger minutes=",
-        )
+        reason = f"it takes about {expected_s:.0f} s, and the steps after it {later_s:.0f} s"
+        self.tried.append(Tried(step, searching.SKIPPED, reason))
+        self.unfit.append(f"{step.words} ({expected_s:.0f} s)")
         return False
 
     def _confirm_s(self) -> float:

@@ -142,7 +142,7 @@ def test_a_step_that_is_not_expected_to_fit_is_not_started(capsys):
     jobs.run(seconds=5)
     assert DIAGNOSIS not in jobs.kinds and jobs.kinds[-1] == CONFIRM
     assert jobs.at <= 5
-    assert "not tried: +analysis=diagnose" in capsys.readouterr().err
+    assert "+analysis=diagnose (" in capsys.readouterr().err
 
 
 def test_a_long_step_starts_where_a_part_of_it_fits_and_leaves_time_to_confirm(capsys):
