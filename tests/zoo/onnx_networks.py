@@ -67,7 +67,7 @@ def resize_linear_half_pixel() -> Network:
     return network(nodes, constants, {"x": draw.samples(4, 8, 8)})
 
 
-@structure("onnxsim 749", flows=("onnx weight_only w4", "file"), least_db=18)  # 4 bits
+@structure("onnxsim 749", flows=("onnx weight_only w4", "file"), least_db=15)  # 4 bits
 def weights_in_blocks() -> Network:
     draw = Draw()
     levels = [np.random.default_rng(n).integers(-7, 8, (64, 64)) for n in range(2)]
