@@ -183,6 +183,8 @@ class RecipeSearch:
         """
         expected_s = self._expect(step) * step.part
         later_s = self._confirm_s() + self._reserve_s(step)
+        if step.kind == FALLBACK and not searching.passing(self.tried):
+            later_s = 0.0  # to confirm a model that fails helps nobody
         left_s = self._left_s()
         is_first = not any(trial.measured for trial in self.tried)
         if is_first or expected_s + later_s <= left_s:

@@ -271,6 +271,14 @@ def test_time_is_kept_for_the_step_that_loses_next_to_nothing():
     assert search.confirmed[0].passes and jobs.at <= 65
 
 
+def test_a_last_resort_is_worth_more_than_the_confirmation_of_a_failure():
+    def outcome(step):
+        return record(0.001 if "method=weight_only" in step.overrides else 0.05)
+
+    search = Jobs(outcome, seconds=lambda step: 10.0).run(seconds=25)
+    assert [trial.step.kind for trial in search.tried if trial.passes] == ["weights_in_8_bits"]
+
+
 def test_a_first_step_that_fails_is_followed_by_plainer_ones_of_the_same_idea():
     """The file is right only without slim=true and format=auto."""
 
