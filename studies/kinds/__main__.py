@@ -222,16 +222,16 @@ def find_winner(sweep: Path) -> RunRecord | None:
 
 
 def compare(bench: Bench) -> list[Row]:
-    """Return the rows with latencies, and the winner's test against the best one-liner."""
+    """Return the rows with latencies, and the winner's test against its rival."""
     timed = time_in_turns(bench.files())
-    theirs = [row for row in timed if row.source == ONE_LINER]
     rows = [row for row in bench.rows if not row.measured]
     for row in timed:
-        if row.source == SHIP and theirs:
-            best = min(theirs, key=lambda other: other.loss or 0.0)
-            folders = bench.run_folder(row), bench.run_folder(best)
-            row = replace(row, p_worse=find_worse(*folders, bench.words))
-        rows.append(row)
+        rival = tables.find_rival(row, timed) if row.source == SHIP else None
+        if rival is None:
+            rows.append(row)
+            continue
+        p_worse = find_worse(bench.run_folder(row), bench.run_folder(rival), bench.words)
+        rows.append(replace(row, p_worse=p_worse))
     return rows
 
 

@@ -18,7 +18,7 @@ class Ending:
     """A network's winner beside its one-liners.
 
     Attributes:
-        rival: the best one-liner that is about as small as the winner, or smaller.
+        rival: the best one-liner that is about as small as the winner; else the smallest.
         quicker: the fastest one-liner that loses no more than the winner.
     """
 
@@ -28,9 +28,9 @@ class Ending:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the winner loses more than the rival, and chance does not explain it."""
+        """Whether the winner loses more than a rival of its size, beyond chance."""
         p = self.winner.p_worse
-        return self.rival is not None and p is not None and p <= NOISE
+        return p is not None and p <= NOISE
 
     @property
     def is_slower(self) -> bool:
@@ -48,14 +48,17 @@ def group_by_network(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def find_rival(winner: Row, rows: Sequence[Row]) -> Row | None:
-    """Return the one-liner of the least loss among those that are about as small as the winner."""
-    size = (winner.bytes or 0) * ABOUT_EQUAL
-    small = []
+def find_rival(winner: Row, rows: Iterable[Row]) -> Row | None:
+    """Return the best one-liner that is about as small as the winner; None without one."""
+    theirs = []
     for row in rows:
-        if row.source == ONE_LINER and row.measured and (row.bytes or 0) <= size:
-            small.append(row)
-    return min(small, key=nearness, default=None)
+        if row.source == ONE_LINER and row.measured and _is_as_small(row, winner):
+            theirs.append(row)
+    return min(theirs, key=nearness, default=None)
+
+
+def _is_as_small(row: Row, winner: Row) -> bool:
+    return (row.bytes or 0) <= (winner.bytes or 0) * ABOUT_EQUAL
 
 
 def nearness(row: Row) -> tuple[float, float]:
@@ -75,7 +78,9 @@ def end(rows: Sequence[Row]) -> Ending | None:
         if timed and (row.loss or 0.0) <= loss:
             as_good.append(row)
     quicker = min(as_good, key=lambda row: row.ms or 0.0, default=None)
-    return Ending(winner, find_rival(winner, rows), quicker)
+    theirs = [row for row in rows if row.source == ONE_LINER and row.measured]
+    smallest = min(theirs, key=lambda row: row.bytes or 0, default=None)
+    return Ending(winner, find_rival(winner, theirs) or smallest, quicker)
 
 
 def show_loss(row: Row | None) -> str:
