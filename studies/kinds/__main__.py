@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra import initialize_config_dir
+from omegaconf import OmegaConf
 
 from benchmarks.setting import REPO
 from resnet8ptq.config import loading
 from resnet8ptq.core import command, files
 from resnet8ptq.experiment.compatibility import load
 from resnet8ptq.experiment.samples import draw_to_calibrate
-from resnet8ptq.report.verdicts import PASS
-from resnet8ptq.results import RunRecord, load_sweep
+from resnet8ptq.results import load_sweep
 from studies.kinds import records, tables
 from studies.kinds.measuring import (
     ONE_LINER,
@@ -83,7 +83,7 @@ class Bench:
     def keep(self, row: Row) -> None:
         """Add a row, and report it."""
         self.rows.append(row)
-        loss = row.reason or f"loss {row.loss:.4g}, {row.bytes} bytes"
+        loss = row.reason if not row.measured else f"loss {row.loss:.4g}, {row.bytes} bytes"
         print(f"{self.name}, {row.source} {row.name}: {loss}", file=sys.stderr, flush=True)
 
     def files(self) -> list[tuple[Row, Path]]:
@@ -200,25 +200,25 @@ def ship(bench: Bench, goal: str, minutes: float) -> None:
     )
     took = (time.monotonic() - begin) / 60
     files.write_text(bench.folder / "ship.log", called.stdout + called.stderr)
-    winner = find_winner(sweep)
     written = [path for path in sweep.glob("winner.*") if path.suffix != ".yaml"]
-    if winner is None or len(written) != 1:
+    if len(written) != 1:
         last = (called.stderr or called.stdout).strip().splitlines()[-1:]
         bench.keep(replace(row, reason=f"exit code {called.returncode}: {' '.join(last)}"))
         return
     scored = [*bench.words, "backend=file", f"backend.path={written[0]}"]
+    settings = OmegaConf.to_container(OmegaConf.load(sweep / "winner.yaml"))
+    if isinstance(settings, dict) and settings.get("method") == "dynamic":
+        scored.append("evaluate.batch_size=1")
     measured = measure(row, scored, bench.run_folder(row))
-    bench.keep(replace(measured, verdict=winner.verdict or "", minutes=took, reason=winner.label))
+    verdict = find_verdict(sweep)
+    bench.keep(replace(measured, verdict=verdict, minutes=took))
 
 
-def find_winner(sweep: Path) -> RunRecord | None:
-    """Return the last confirmed run that passes, else the first confirmed one."""
-    if not sweep.exists():
-        return None
-    runs = load_sweep(folder=sweep).runs
-    confirmed = [run for run in runs if run.samples_from == "test" and run.loss is not None]
-    passing = [run for run in confirmed if run.verdict == PASS]
-    return passing[-1] if passing else next(iter(confirmed), None)
+def find_verdict(sweep: Path) -> str:
+    """Return the verdict of the last confirmation."""
+    confirmed = [run for run in load_sweep(folder=sweep).runs if run.samples_from == "test"]
+    verdicts = [run.verdict for run in confirmed if run.verdict]
+    return verdicts[-1] if verdicts else "not confirmed"
 
 
 def compare(bench: Bench) -> list[Row]:
