@@ -10,6 +10,7 @@ absent are skipped, and a line says so. CIFAR10_DIR and SHARED_NETWORKS name pub
 networks. `folder` keeps networks, samples and files.
 """
 
+import os
 import shlex
 import subprocess
 import sys
@@ -107,7 +108,10 @@ def main() -> int:
     """Measure what is not in the table yet, then print the tables."""
     asked = command.parse_words(sys.argv[1:], Arguments, __doc__ or "")
     record = Path(asked.record)
-    rows = records.read_rows(record)
+    folders = {"$FOLDER": str(Path(asked.folder).absolute())}
+    if os.environ.get("SHARED_NETWORKS"):
+        folders["$SHARED_NETWORKS"] = os.environ["SHARED_NETWORKS"]
+    rows = records.read_rows(record, folders)
     loading.register_schemas()
     with initialize_config_dir(str(REPO / "conf"), version_base=None):
         for name in [] if asked.report else asked.networks.split(","):
@@ -120,7 +124,7 @@ def main() -> int:
                 continue
             take_steps(bench, asked)
             rows = [*others, *bench.rows]
-            records.write_rows(record, rows)
+            records.write_rows(record, rows, folders)
     print(tables.render(rows))
     return 0
 

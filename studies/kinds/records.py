@@ -1,7 +1,8 @@
 """Rows as a CSV file, read again and completed."""
 
 import csv
-from collections.abc import Sequence
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -12,20 +13,29 @@ from studies.kinds.measuring import Row
 _TYPES: dict[str, Any] = {field.name: field.type for field in fields(Row)}
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file; none if it does not exist."""
+def read_rows(path: Path, folders: Mapping[str, str]) -> list[Row]:
+    """Return the rows of a file; none if it does not exist.
+
+    Args:
+        folders: by their names in the file, which holds no path of a machine.
+    """
     if not path.exists():
         return []
-    with path.open(newline="") as file:
-        return [_to_row(line) for line in csv.DictReader(file)]
+    text = path.read_text()
+    for name, folder in folders.items():
+        text = text.replace(name, folder)
+    return [_to_row(line) for line in csv.DictReader(io.StringIO(text))]
 
 
-def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write the rows."""
+def write_rows(path: Path, rows: Sequence[Row], folders: Mapping[str, str]) -> None:
+    """Write the rows, with names in place of folders."""
     lines: list[list[Any]] = [list(_TYPES)]
     for row in rows:
         lines.append([_to_cell(value) for value in asdict(row).values()])
-    files.write_text(path, files.to_csv(lines))
+    text = files.to_csv(lines)
+    for name, folder in folders.items():
+        text = text.replace(folder, name)
+    files.write_text(path, text)
 
 
 def _to_cell(value: Any) -> Any:

@@ -31,9 +31,10 @@ def test_a_recipe_composes(name):
 
 
 def test_rows_are_read_as_they_were_written(tmp_path):
-    rows = [WINNER, replace(THEIRS, loss=None, bytes=None, reason="no such operator, or two")]
-    records.write_rows(tmp_path / "rows.csv", rows)
-    assert records.read_rows(tmp_path / "rows.csv") == rows
+    rows = [WINNER, replace(THEIRS, loss=None, words="model.path=/a/b.onnx", reason="one, or two")]
+    records.write_rows(tmp_path / "rows.csv", rows, {"$FOLDER": "/a"})
+    assert "/a/" not in (tmp_path / "rows.csv").read_text()
+    assert records.read_rows(tmp_path / "rows.csv", {"$FOLDER": "/a"}) == rows
 
 
 @pytest.mark.parametrize(("p_worse", "worse"), [(0.2, False), (0.01, True), (None, False)])
@@ -65,7 +66,7 @@ def test_a_network_is_made_quantized_and_timed(tmp_path, monkeypatch):
     words = ["networks=digits_few", "steps=recipes,one_liners,times", "folder=work"]
     monkeypatch.setattr("sys.argv", ["kinds", *words, "record=rows.csv"])
     assert command.main() == 0
-    rows = records.read_rows(tmp_path / "rows.csv")
+    rows = records.read_rows(tmp_path / "rows.csv", {})
     assert {(row.source, row.name) for row in rows} == {
         *((RECIPE, name) for name in recipes),
         (ONE_LINER, theirs),
