@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,16 +56,18 @@ def export(folder: Path, network: torch.nn.Module, example: Mapping[str, torch.T
     """Write a module as ONNX with a free batch; return the setting that names it."""
     path = folder / "network.onnx"
     free = {name: {0: "batch"} for name in example}
-    torch.onnx.export(
-        network.eval(),
-        tuple(example.values()),
-        str(path),
-        input_names=list(example),
-        output_names=["output"],
-        opset_version=_OPSET,
-        dynamic_axes={**free, "output": {0: "batch"}},
-        dynamo=False,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter announces its successor
+        torch.onnx.export(
+            network.eval(),
+            tuple(example.values()),
+            str(path),
+            input_names=list(example),
+            output_names=["output"],
+            opset_version=_OPSET,
+            dynamic_axes={**free, "output": {0: "batch"}},
+            dynamo=False,
+        )
     return f"model.path={path}"
 
 
