@@ -1,19 +1,21 @@
 """The metrics of a run in MLflow: at most 30, rounded, in the units of a table.
 
-Accuracy is in percent, its loss in points, a file in kB, a latency in ms. MLflow sorts metrics by
-name, and folds those with a slash into groups. So the few that decide have no group, and the
-groups come last. The exact values are in `result.json`; see `details`.
+Accuracy is in percent, its loss in points, a file in kB, a latency in ms. Programs that read MLflow
+find the fraction and the bytes beside them, by their names in the record, and the accuracy of each
+class if there are few. MLflow sorts metrics by name, and folds those with a slash into groups. So
+the few that decide have no group. All exact values are in `result.json`; see `details`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tasks import registry
-from resnet8ptq.tasks.metric import BASELINE, CHOICE, TOTAL, Metric
+from resnet8ptq.tasks.metric import BASELINE, CHOICE, DIGITS, TOTAL, Metric
 from resnet8ptq.tracking.journal import Journal, Point
 
 MOST = 30  # metrics that MLflow shows of a run, with the keys of its curves
+FEW_CLASSES = 10  # with more, the accuracy of each class is in the run's files alone
 FP32 = "unquantized/"  # groups, after the metrics without one
 TEST = "test/"
 ALONE = "timed_alone/"  # latencies of a run that no other run was timed with
@@ -73,15 +75,22 @@ def loss(metric: Metric, group: str = "", prefix: str = "") -> Shown:
     return Shown(f"{prefix}drop", f"{group}loss_percent", 100, 2)
 
 
-def _known(metric: Metric, beside: tuple[Metric, ...]) -> Iterator[Shown]:
+def _known(
+    metric: Metric, beside: tuple[Metric, ...], class_names: Sequence[str]
+) -> Iterator[Shown]:
     """Yield the metrics of a task, the main ones first."""
     yield value(metric)
     yield loss(metric)
     yield Shown("size_bytes", "size_kb", 1e-3, 1)
+    if metric.percent:
+        yield Shown(metric.name, metric.name, digits=DIGITS)
+    yield Shown("size_bytes", "size_bytes", digits=0)
     yield Shown("sqnr_db", "sqnr_db", digits=2)
     yield value(metric, FP32, BASELINE)
     yield Shown(f"{BASELINE}size_bytes", f"{FP32}size_kb", 1e-3, 1)
     yield Shown(TOTAL, SAMPLES)
+    for name in class_names:
+        yield Shown(f"class/{name}/accuracy", f"class/{name}/accuracy")
     yield Shown("agreement", f"{TEST}agreement_percent", 100, 2)
     yield Shown("paired/p_value", f"{TEST}p_value", digits=6)
     unit = value(metric)
@@ -109,7 +118,9 @@ def select(journal: Journal) -> list[Point]:
     shown: dict[str, float] = {}
     for one in _order(journal):
         if one.key in values:
-            shown[one.name] = one.of(values.pop(one.key))
+            shown[one.name] = one.of(values[one.key])
+    for one in _order(journal):
+        values.pop(one.key, None)
     if journal.parent_id is None:
         shown |= show_latencies(values, ALONE)
     for key, number in values.items():  # such as those of an analysis
@@ -117,7 +128,9 @@ def select(journal: Journal) -> list[Point]:
         if slash and group not in _FILED:
             shown[key] = number
     last_ms = max((when for _, _, when, _ in journal.points), default=0)
-    room = max(0, MOST - len(curves))
+    # The end of a sweep adds the latencies of the turns.
+    later = len(LATENCIES) if journal.parent_id is not None else 0
+    room = max(0, MOST - len(curves) - later)
     return [(name, number, last_ms, 0) for name, number in [*shown.items()][:room]]
 
 
@@ -146,4 +159,6 @@ def _order(journal: Journal) -> Iterator[Shown]:
         task = registry.recall(journal.params)
     except TrackingError:  # a folder of others
         return
-    yield from _known(task.metric, task.beside)
+    keys = [key.split("/") for key in journal.metrics if key.startswith("class/")]
+    names = [name for _, name, *rest in keys if rest == ["accuracy"]]
+    yield from _known(task.metric, task.beside, names if len(names) <= FEW_CLASSES else ())

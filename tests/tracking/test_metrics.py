@@ -46,7 +46,17 @@ def test_units_are_those_of_a_table():
         ("size_kb", 110.5),
     ]
     assert shown["unquantized/accuracy_percent"] == 87.2
+    assert (shown["accuracy"], shown["size_bytes"]) == (0.867535, 110_512)
     assert not [key for key in shown if key.startswith("class/")]
+
+
+def test_few_classes_have_their_accuracy_in_the_store():
+    classes = {f"class/{number}/accuracy": 0.5 for number in range(10)}
+    few = shown_of(journal_of(MEASURED | classes, "parent"))
+    assert few.items() >= classes.items()
+    assert len(few) + len(metrics.LATENCIES) <= metrics.MOST
+    many = shown_of(journal_of(MEASURED | classes | {"class/10/accuracy": 0.5}, "parent"))
+    assert not classes.keys() & many.keys()
 
 
 def test_a_job_of_a_sweep_has_no_latency_before_the_turns():
