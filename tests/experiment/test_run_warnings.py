@@ -34,11 +34,12 @@ def dense(inputs: int, outputs: int, shared: bool = False) -> onnx.GraphProto:
     ],
 )
 def test_file_larger_than_fp32_has_one_line(caplog, graph, words, reason):
-    warn_of_size(make_config("data=shapes", *words), graph, 3000, 2000)
+    per_channel = make_config("data=shapes", *words).per_channel
+    warn_of_size(graph, 3000, 2000, per_channel)
     [record] = caplog.records
     assert reason in record.getMessage()
 
 
 def test_smaller_file_has_no_line(caplog):
-    warn_of_size(make_config("data=shapes"), dense(4, 4), 2000, 3000)
+    warn_of_size(dense(4, 4), 2000, 3000, per_channel=False)
     assert not caplog.records

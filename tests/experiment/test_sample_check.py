@@ -11,7 +11,7 @@ from resnet8ptq.backends.registry import BACKENDS
 from resnet8ptq.calibration.outliers import Outliers
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.experiment import run_warnings
-from resnet8ptq.experiment.sample_check import check_inputs
+from resnet8ptq.experiment.sample_check import calibrates, check_inputs
 from tests.helpers.configs import make_config
 
 
@@ -33,16 +33,17 @@ def damaged() -> Split:
 @pytest.mark.parametrize("calib", ["minmax", "histogram"])
 def test_a_damaged_sample_is_named_in_every_framework(graph, damaged, caplog, backend, calib):
     config = make_config("data=shapes", f"backend={backend}", f"calib={calib}")
-    [outliers] = check_inputs(config, graph, damaged)
+    assert calibrates(config)
+    [outliers] = check_inputs(config.calib, graph, damaged)
     assert (outliers.tensor, outliers.samples) == ("x", (3,))
-    assert check_inputs(config, graph, damaged.take(np.arange(4, 50))) == []
+    assert check_inputs(config.calib, graph, damaged.take(np.arange(4, 50))) == []
 
 
 @pytest.mark.parametrize(
     "override", ["dtype=fp32", "method=dynamic", "calib.table=ranges.json", "backend=file"]
 )
-def test_a_run_that_does_not_calibrate_is_not_checked(graph, damaged, override):
-    assert check_inputs(make_config("data=shapes", override), graph, damaged) == []
+def test_a_run_that_does_not_calibrate_is_not_checked(override):
+    assert not calibrates(make_config("data=shapes", override))
 
 
 def test_a_noisy_run_is_told_to_remove_the_sample_first(damaged, caplog):
