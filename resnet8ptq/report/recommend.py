@@ -7,7 +7,7 @@ a separate family, without a correction for the other models. For speed, FP32 is
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
@@ -54,10 +54,10 @@ class Recommendation:
     title: str
     label: str
     because: str
-    choice: Cell | None = None
-    equals: tuple[Cell, ...] = ()
+    choice: Cell | None = field(default=None, compare=False)  # arrays do not compare
+    equals: tuple[Cell, ...] = field(default=(), compare=False)
     equals_mean: str = ""
-    unknown: tuple[Cell, ...] = ()
+    unknown: tuple[Cell, ...] = field(default=(), compare=False)
     use: str = ""
 
     @property
