@@ -86,8 +86,9 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
         return _announce_confirmed(winner, delivery, folder, goal)
     console = stdout(None, 240)
     if delivery.record is not None:
+        lacks = "Not judged" if delivery.is_confirmed else "Not confirmed"
         on = "reported" if delivery.is_confirmed else "selection"
-        say(console, f"\nNot judged in the report; the best so far, on the {on} samples:")
+        say(console, f"\n{lacks}; the best model so far, measured on the {on} samples:")
         say(console, f"  {delivery.outcome}")
         _say_file(delivery, delivery.record, _find_settings(delivery.record, folder))
         return EXIT_CODES[UNDECIDED]
