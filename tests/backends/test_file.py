@@ -114,6 +114,23 @@ def test_the_tensors_of_a_file_are_those_of_the_network(quantize, shapes_model, 
     assert compared.first_lost is None
 
 
+def test_layers_of_inner_graphs_are_among_the_layers(tmp_path, cache_root):
+    """A network inside a branch has its layers there."""
+    proto = parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        inside (float[n, 2] x) => (float[n, 2] y)
+        <bool yes = {1}, int8[2, 2] levels = {1, 2, 3, 4}, float scale = {0.5}> {
+            y = If (yes) <
+                then_branch = one () => (float[n, 2] a)
+                    { weights = DequantizeLinear(levels, scale) a = MatMul(x, weights) },
+                else_branch = other () => (float[n, 2] b) { b = Identity(x) }
+            >
+        }""")
+    onnx.save(proto, tmp_path / "inside.onnx")
+    contents = contents_of(tmp_path / "inside.onnx", cache_root)
+    assert [layer.weights for layer in contents.quantized] == ["int8"]
+
+
 def test_logits_behind_an_integer_softmax_are_floats(quantize, shapes_model, tmp_path):
     cell = quantize("backend=tflite", "dtype=int8")
     asked = make_config("data=shapes", "backend=file", f"backend.path={cell.artifact.path}")

@@ -22,6 +22,7 @@ from resnet8ptq.backends.file.contents import (
     rounded,
 )
 from resnet8ptq.graph.layers import FUSED, attribute
+from resnet8ptq.graph.pruning import find_all
 from resnet8ptq.graph.qdq import AT_OUTPUT
 from resnet8ptq.graph.session import end_at_logits, expose, open_session
 from resnet8ptq.models.gates import onnx as gate
@@ -59,7 +60,7 @@ def read(content: bytes, path: Path) -> Contents:
     proto = onnx.ModelProto.FromString(content)
     graph = _Graph.of(proto.graph)
     main = max((o.version for o in proto.opset_import if o.domain in gate.ONNX_DOMAINS), default=0)
-    operators = Counter(node.op_type for node in proto.graph.node)
+    operators = Counter(node.op_type for node in find_all(proto.graph, onnx.NodeProto))
     return Contents(
         format=f"ONNX opset {main}",
         producer=f"{proto.producer_name} {proto.producer_version}".strip().removesuffix(" None"),
@@ -140,10 +141,12 @@ class _Graph:
 
     @classmethod
     def of(cls, graph: onnx.GraphProto) -> "_Graph":
-        constants = {tensor.name: tensor for tensor in graph.initializer}
+        """Link the nodes of a graph and of its inner graphs, such as the branches of an If."""
+        graphs = [graph, *find_all(graph, onnx.GraphProto)]
+        constants = {tensor.name: tensor for one in graphs for tensor in one.initializer}
         producers: dict[str, onnx.NodeProto] = {}
         consumers: dict[str, list[onnx.NodeProto]] = {}
-        for node in graph.node:
+        for node in find_all(graph, onnx.NodeProto):
             if node.op_type == "Constant" and (value := gate.read_constant(node)) is not None:
                 constants[node.output[0]] = value
             producers |= dict.fromkeys(node.output, node)
@@ -226,7 +229,7 @@ class _Graph:
         return Inner.rounded(name, *triple)
 
     def layers(self, graph: onnx.GraphProto) -> Iterator[Layer]:
-        for node in graph.node:
+        for node in find_all(graph, onnx.NodeProto):
             if node.op_type not in _LAYERS:
                 continue
             weights, zero = _LAYERS[node.op_type]
