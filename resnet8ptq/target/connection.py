@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import PtqError, UnsupportedError
 
 Array = NDArray[Any]
@@ -57,7 +58,7 @@ class Connection:
         program = PROGRAM.read_bytes()
         loader = f"import sys;exec(sys.stdin.buffer.read({len(program)}))"
         words = shlex.split(command)
-        quoted = shlex.quote(loader) if Path(words[0]).name in SHELLS else loader
+        quoted = invocation.shell(loader) if Path(words[0]).name in SHELLS else loader
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the command)
         try:
             self._process = subprocess.Popen(
