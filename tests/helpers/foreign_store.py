@@ -1,5 +1,6 @@
 """A store that somebody else has filled."""
 
+import json
 import shutil
 import sqlite3
 from contextlib import closing
@@ -7,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from resnet8ptq.core import files
+from resnet8ptq.tracking import details
 from tests.helpers.calling import Called, call_beside
 
 ADDRESSES = (  # columns of MLflow's tables
@@ -42,18 +44,20 @@ class Foreign:
 
     def put(self, run_id: str, path: Path) -> None:
         """Say that the run has measured the file, as whoever writes to the store can."""
-        self.write(
-            "UPDATE params SET value = ? WHERE key = 'artifact_sha256' AND run_uuid = ?",
-            files.sha256(path),
-            run_id,
-        )
+        self.set_param(run_id, "artifact_sha256", files.sha256(path))
 
     def set_tag(self, run_id: str, key: str, value: str) -> None:
         self.write("UPDATE tags SET value = ? WHERE key = ? AND run_uuid = ?", value, key, run_id)
 
     def set_param(self, run_id: str, key: str, value: str) -> None:
+        """Change a param where MLflow has it, and in the run's own record of it."""
         statement = "UPDATE params SET value = ? WHERE key = ? AND run_uuid = ?"
         self.write(statement, value, key, run_id)
+        home = self.called.folder / "mlruns"
+        [path] = home.rglob(f"{run_id}/artifacts/{details.FILE}")
+        kept = json.loads(path.read_text())
+        kept["params"][key] = value
+        path.write_text(json.dumps(kept))
 
     def deploy(self, run_id: str, *words: str) -> Called:
         words = (f"run_id={run_id}", "verify=false", "folder=out", *words)

@@ -23,7 +23,7 @@ from resnet8ptq.config.loading import find_paths, without_paths
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.server import ui
-from resnet8ptq.tracking import artifacts, history, upload
+from resnet8ptq.tracking import artifacts, history, upload, view
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, is_away, open_store
@@ -337,7 +337,7 @@ def test_a_link_of_ui_holds_no_text_of_a_store(tmp_path):
         connection.execute("INSERT INTO experiments VALUES (?, ?, ?)", row)
         connection.commit()
     _, page = ui.find_store(ui.Arguments(root=str(tmp_path)))
-    assert page == "/"
+    assert page == view.HOME
 
 
 def test_pages_of_mlflow_get_no_password(tmp_path, monkeypatch):
