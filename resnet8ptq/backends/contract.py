@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.limits import FLOAT_BITS
-from resnet8ptq.config.schema import DTYPES, WEIGHT_ONLY, BackendConfig, QuantizationConfig
+from resnet8ptq.config.schema import BackendConfig, QuantizationConfig
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError, errors_as
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
@@ -35,7 +35,7 @@ _ALONE = "weights alone are quantized by backend=onnx method=weight_only dtype=w
 # The settings of a framework or a method that quantizes weights and activations.
 WITH_ACTIVATIONS: Takes = {
     "method": (["static", "dynamic", "qat"], _ALONE),
-    "dtype.name": ([name for name in DTYPES if name not in WEIGHT_ONLY], _ALONE),
+    "dtype.name": (["fp32", "int8", "uint8", "u8s8", "w4a8", "w8a16"], _ALONE),
 }
 # The settings that 16-bit activations take in every framework.
 WITH_16_BITS: Takes = {

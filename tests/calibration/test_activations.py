@@ -11,6 +11,7 @@ from onnx import numpy_helper, parser
 
 from resnet8ptq.calibration import activations
 from resnet8ptq.calibration.activations import Activations
+from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.observer import TensorObserver
 from resnet8ptq.calibration.statistics import Range
 from resnet8ptq.config.schema import RunConfig
@@ -21,8 +22,6 @@ from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of, runtime_of
-
-METHODS = ("minmax", "moving_average", "percentile", "entropy", "mse")
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_one_collection_serves_every_method_dtype_and_framework(
     shapes_model, split, observed, tmp_path
 ):
     (tmp_path / "made").mkdir()
-    cells = [[f"calib={method}"] for method in METHODS]
+    cells = [[f"calib={method}"] for method in SHARED]
     cells += [["calib=entropy", "backend=torch"]]
     cells += [["calib=minmax", "dtype=uint8", "per_channel=true"]]
     for cell in cells:
@@ -70,7 +69,7 @@ def test_one_collection_serves_every_method_dtype_and_framework(
 
 @pytest.mark.slow
 def test_ranges_do_not_depend_on_what_was_found_before(shapes_model, split, tmp_path):
-    for method in METHODS:
+    for method in SHARED:
         alone = configure(tmp_path / method, f"calib={method}")
         shared = configure(tmp_path / "shared", f"calib={method}")
         assert find(shapes_model, split, shared) == find(shapes_model, split, alone)
@@ -208,13 +207,13 @@ def test_a_small_budget_does_not_change_the_statistics(
 def test_a_clipped_tensor_has_the_statistics_of_its_source(
     shapes_model, split, tmp_path, monkeypatch
 ):
-    configs = [configure(tmp_path, f"calib={method}") for method in METHODS]
+    configs = [configure(tmp_path, f"calib={method}") for method in SHARED]
     followed = [find(shapes_model, split, config) for config in configs]
     graph = onnx.load(shapes_model.onnx_path).graph
     assert any(node.op_type == "Relu" for node in graph.node)
     monkeypatch.setattr(activations, "find_copies", lambda graph: {})
-    configs = [configure(tmp_path / "alone", f"calib={method}") for method in METHODS]
-    for method, ranges, config in zip(METHODS, followed, configs, strict=True):
+    configs = [configure(tmp_path / "alone", f"calib={method}") for method in SHARED]
+    for method, ranges, config in zip(SHARED, followed, configs, strict=True):
         alone = find(shapes_model, split, config)
         if method in ("minmax", "moving_average"):
             assert ranges == alone

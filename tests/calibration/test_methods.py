@@ -3,7 +3,7 @@
 import contextlib
 import io
 import warnings
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -317,6 +317,15 @@ def test_what_changes_a_range_is_in_the_description_of_its_method(name):
     for key, other in changed.items():
         after = range_in_one_pass(other), methods.describe_method(other)
         assert (after[0] != before[0]) == (after[1] != before[1]), key
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_the_settings_of_a_method_count_as_having_an_effect(name):
+    """`only` in the schema names the methods that read a setting; else the run warns of it."""
+    for item in fields(CalibConfig):
+        limit = item.metadata["only"].get("calib.name") if item.metadata else None
+        if limit is not None:
+            assert limit.holds(name) == (item.name in methods.METHODS[name].parameters), item.name
 
 
 @pytest.mark.parametrize("name", methods.METHODS)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper, parser
 
 from resnet8ptq.calibration.activations import Activations
+from resnet8ptq.calibration.methods import SHARED
 from resnet8ptq.calibration.outliers import LEAST, RATIO, Outliers, find_in_inputs, find_outliers
 from resnet8ptq.config.schema import CalibConfig
 from resnet8ptq.core import memory
@@ -23,7 +24,6 @@ from resnet8ptq.data.lazy import LazyImages
 from tests.helpers.configs import make_config
 from tests.helpers.factories import runtime_of
 
-SHARED_METHODS = ("minmax", "moving_average", "percentile", "entropy", "mse")
 peaks = st.lists(st.floats(1, 15, width=32), min_size=LEAST, max_size=60)
 scales = st.sampled_from([1e-30, 1.0, 1e30])
 
@@ -145,7 +145,7 @@ def draw(damaged: Sequence[int], value: float, count: int = 50) -> np.ndarray:
     return samples
 
 
-@pytest.mark.parametrize("method", SHARED_METHODS)
+@pytest.mark.parametrize("method", SHARED)
 @pytest.mark.parametrize("at_once", [1, 4, 7, 50])
 def test_calibration_names_the_first_tensor_whose_sample_stands_out(
     tmp_path, method, at_once, monkeypatch
@@ -174,7 +174,7 @@ def test_a_network_of_single_samples_is_observed_one_by_one(tmp_path):
     assert (outliers.tensor, outliers.samples) == ("inverse", (31,))
 
 
-@pytest.mark.parametrize("method", SHARED_METHODS)
+@pytest.mark.parametrize("method", SHARED)
 def test_ordinary_samples_are_not_named(tmp_path, method):
     activations = activations_of(tmp_path, draw([], 0), f"calib={method}")
     activations.find_around([])

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -38,6 +39,7 @@ PAGES = [
     *sorted(path for folder in ("docs", "studies") for path in REPO.glob(f"{folder}/*.md")),
 ]
 WITH_COMMANDS = [*PAGES, REPO / "conf/config.yaml", REPO / "resnet8ptq/__main__.py"]
+DESIGN = REPO / "docs/design.md"
 TEXTS = {path: path.read_text() for path in WITH_COMMANDS}
 
 
@@ -254,6 +256,46 @@ def test_links_and_files_are_there(path):
             assert anchor in find_anchors(linked.read_text()), f"{target}#{anchor}"
     for name in re.findall(r"`((?:[a-z0-9_]+/)+[a-z0-9_]+\.(?:py|md|yaml|csv|h5))`", text):
         assert any((REPO / above / name).exists() for above in ("", "resnet8ptq")), name
+
+
+def locate(name: str) -> list[Path]:
+    """Return the files and folders that a document names by their last parts."""
+    return [path for above in ("", "resnet8ptq", "tests") for path in (REPO / above).glob(name)]
+
+
+def test_modules_and_folders_of_the_design_are_there():
+    """In backticks, and in the list of the layout."""
+    text = TEXTS[DESIGN]
+    named = set(re.findall(r"`((?:\w+/)*\w+\.(?:py|j2|js|yaml|md\.j2))`", text))
+    named |= set(re.findall(r"`((?:resnet8ptq|tests|backends|hydra_plugins)/[\w/]+/)`", text))
+    assert len(named) > 100
+    for name in named:
+        assert "NAME" in name or locate(name) or locate(f"**/{name}"), name
+
+
+def test_the_layout_has_every_package():
+    layout = TEXTS[DESIGN].split("Imports point down only")[0]
+    rows = re.findall(r"^ {6}(\w+)(?:/|\.py) ", layout, re.M)
+    package = REPO / "resnet8ptq"
+    for row in rows:
+        assert (package / row).is_dir() or (package / f"{row}.py").is_file(), row
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert folders - {*rows} == {"api"}  # in the row of `__init__.py`
+
+
+def test_the_order_of_imports_is_the_one_that_is_checked():
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())
+    contract = project["tool"]["importlinter"]["contracts"][0]
+    lines = "\n".join(f"    {layer}" for layer in contract["layers"])
+    assert f"\n\n{lines}\n\n" in TEXTS[DESIGN]
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    re.findall(r"`(\w+)(?:\(\))?`(?: in|,? of) `((?:[a-z_]+/)*[a-z_]+\.py)`", TEXTS[DESIGN]),
+)
+def test_a_module_has_the_name_that_the_design_places_there(name, file):
+    assert any(re.search(rf"\b{name}\b", path.read_text()) for path in locate(f"**/{file}"))
 
 
 def find_anchors(text: str) -> set[str]:
