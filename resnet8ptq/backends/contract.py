@@ -32,10 +32,14 @@ Options = TypeVar("Options", bound=BackendConfig)
 Run = Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
 Takes = Mapping[str, tuple[Sequence[object], str]]  # by key: allowed values, and why no others
 _ALONE = "weights alone are quantized by backend=onnx method=weight_only dtype=w4 | w8"
+_DTYPES = ("int8", "uint8", "u8s8", "w4a8", "w8a16")  # a new dtype joins by name
 # The settings of a framework or a method that quantizes weights and activations.
 WITH_ACTIVATIONS: Takes = {
     "method": (["static", "dynamic", "qat"], _ALONE),
-    "dtype.name": (["fp32", "int8", "uint8", "u8s8", "w4a8", "w8a16"], _ALONE),
+    "dtype.name": (
+        ["fp32", *_DTYPES],
+        f"expected {' | '.join(_DTYPES)}; {_ALONE}",
+    ),
 }
 # The settings that 16-bit activations take in every framework.
 WITH_16_BITS: Takes = {

@@ -325,7 +325,8 @@ def test_the_settings_of_a_method_count_as_having_an_effect(name):
     for item in fields(CalibConfig):
         limit = item.metadata["only"].get("calib.name") if item.metadata else None
         if limit is not None:
-            assert limit.holds(name) == (item.name in methods.METHODS[name].parameters), item.name
+            reads = item.name in methods.METHODS[name].parameters
+            assert limit.holds(name) == reads, f"{item.name}: see `only` in CalibConfig"
 
 
 @pytest.mark.parametrize("name", methods.METHODS)
