@@ -21,7 +21,7 @@ TEST = "test/"
 ALONE = "timed_alone/"  # latencies of a run that no other run was timed with
 SAMPLES = f"{TEST}samples"  # the number of scored samples
 _SYSTEM = "system/"  # MLflow's, with a page of its own
-# Groups of the record of which MLflow shows the metrics of `_known` alone.
+# Groups of the record of which MLflow shows the metrics that are described here alone.
 _FILED = (
     *("baseline", "batch1", "choice", "ci95", "class"),
     *("counts", "output", "paired", "system"),
@@ -75,10 +75,8 @@ def loss(metric: Metric, group: str = "", prefix: str = "") -> Shown:
     return Shown(f"{prefix}drop", f"{group}loss_percent", 100, 2)
 
 
-def _known(
-    metric: Metric, beside: tuple[Metric, ...], class_names: Sequence[str]
-) -> Iterator[Shown]:
-    """Yield the metrics of a task, the main ones first."""
+def _main(metric: Metric) -> Iterator[Shown]:
+    """Yield the metrics that decide."""
     yield value(metric)
     yield loss(metric)
     yield Shown("size_bytes", "size_kb", 1e-3, 1)
@@ -89,6 +87,12 @@ def _known(
     yield value(metric, FP32, BASELINE)
     yield Shown(f"{BASELINE}size_bytes", f"{FP32}size_kb", 1e-3, 1)
     yield Shown(TOTAL, SAMPLES)
+
+
+def _further(
+    metric: Metric, beside: tuple[Metric, ...], class_names: Sequence[str]
+) -> Iterator[Shown]:
+    """Yield the other metrics of a task, as long as there is room."""
     for name in class_names:
         yield Shown(f"class/{name}/accuracy", f"class/{name}/accuracy")
     yield Shown("agreement", f"{TEST}agreement_percent", 100, 2)
@@ -115,18 +119,16 @@ def select(journal: Journal) -> list[Point]:
     """
     curves = {key for key, *_ in select_curves(journal)}
     values = {key: number for key, number in journal.metrics.items() if key not in curves}
-    shown: dict[str, float] = {}
-    for one in _order(journal):
-        if one.key in values:
-            shown[one.name] = one.of(values[one.key])
-    for one in _order(journal):
-        values.pop(one.key, None)
+    main, further = _describe(journal)
+    shown = {one.name: one.of(values[one.key]) for one in main if one.key in values}
     if journal.parent_id is None:
         shown |= show_latencies(values, ALONE)
-    for key, number in values.items():  # such as those of an analysis
+    described = {one.key for one in (*main, *further, *LATENCIES)}
+    for key, number in values.items():  # such as those of an analysis, or of a search
         group, slash, _ = key.partition("/")
-        if slash and group not in _FILED:
+        if slash and group not in _FILED and key not in described:
             shown[key] = number
+    shown |= {one.name: one.of(values[one.key]) for one in further if one.key in values}
     last_ms = max((when for _, _, when, _ in journal.points), default=0)
     # The end of a sweep adds the latencies of the turns.
     later = len(LATENCIES) if journal.parent_id is not None else 0
@@ -154,11 +156,13 @@ def read_latencies(shown: Mapping[str, float]) -> dict[str, float]:
     return {one.key: shown[one.name] for one in LATENCIES if one.name in shown}
 
 
-def _order(journal: Journal) -> Iterator[Shown]:
+def _describe(journal: Journal) -> tuple[list[Shown], list[Shown]]:
+    """Return how MLflow shows the metrics of a run's task: those that decide, and the others."""
     try:
         task = registry.recall(journal.params)
     except TrackingError:  # a folder of others
-        return
+        return [], []
     keys = [key.split("/") for key in journal.metrics if key.startswith("class/")]
     names = [name for _, name, *rest in keys if rest == ["accuracy"]]
-    yield from _known(task.metric, task.beside, names if len(names) <= FEW_CLASSES else ())
+    few = names if len(names) <= FEW_CLASSES else ()
+    return [*_main(task.metric)], [*_further(task.metric, task.beside, few)]

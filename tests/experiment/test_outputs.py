@@ -153,6 +153,7 @@ def test_a_failure_leaves_no_part_of_a_file(tmp_path, written, monkeypatch):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.fixture
 def labelled(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """The texts of each matrix that is drawn, [rows, columns]."""
     found: list[np.ndarray] = []

@@ -54,7 +54,7 @@ def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, RunReco
     config = make_config("data=shapes", *FEW, *overrides)
     with start_run(store, "name", {}, folder) as opened:
         result = running.run(resolve(config), folder, opened)
-    return result, history.load_run(store, opened.run_id)
+    return result, history.load_named(store, "run_id", opened.run_id)
 
 
 @pytest.mark.slow
@@ -196,7 +196,7 @@ def test_damaged_artifact_fails_the_run(store, tmp_path, monkeypatch):
         start_run(store, "name", {}, tmp_path) as opened,
     ):
         running.run(resolve(config), tmp_path, opened)
-    record = history.load_run(store, opened.run_id)
+    record = history.load_named(store, "run_id", opened.run_id)
     assert record.tags["status"] == "failed"
     assert record.metrics == {}
     assert not (tmp_path / "result.json").exists()

@@ -205,13 +205,14 @@ def test_a_run_profiles_both_models(tmp_path, backend, fp32, integer, conversion
         assert part in done.out
     [run] = done.runs
     assert {"profile.csv", "profile.png"} <= set(done.artifacts(run))
-    assert run.data.metrics["profile/conversions_ms"] > 0
-    assert run.data.metrics["profile/integer_batch_ms"] > 0
+    metrics = done.result(run)["metrics"]
+    assert metrics["profile/conversions_ms"] > 0
+    assert metrics["profile/integer_batch_ms"] > 0
     assert {
         "profile/speedup",
         "profile/latency_p50_ms",
         "profile/baseline/latency_batch_p50_ms",
-    } <= set(run.data.metrics)
+    } <= set(metrics)
 
 
 @pytest.mark.parametrize(

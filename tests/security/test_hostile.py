@@ -21,11 +21,12 @@ import pytest
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from onnx import helper
+from rich.console import Console
 
 from resnet8ptq.calibration import table
 from resnet8ptq.config.folders import find_conf
 from resnet8ptq.config.schema import ModelConfig, RunConfig, TrackingConfig
-from resnet8ptq.core import command, files
+from resnet8ptq.core import command, console, files
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError, PtqError, TrackingError
 from resnet8ptq.core.text import safe_name
 from resnet8ptq.data.shapes import WEIGHTS
@@ -453,15 +454,13 @@ def test_every_error_of_ours_is_one_printable_line():
         line(pickle.loads(pickle.dumps(kind(NASTY))))
 
 
-def test_a_log_line_does_not_steer_the_terminal(capsys):
-    from rich.console import Console
-
-    from resnet8ptq.core.console import LogHandler
-
-    handler = LogHandler()
-    handler.console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=200)
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_log_line_does_not_steer_the_terminal(monkeypatch, capsys, terminal):
+    screen = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=200)
+    monkeypatch.setattr(console, "stderr", lambda: screen)
+    handler = console.LogHandler()
     handler.emit(logging.LogRecord("x", logging.INFO, "x", 1, "layer %s", (NASTY,), None))
-    shown = handler.console.file.getvalue()
+    shown = screen.file.getvalue() + capsys.readouterr().err
     assert "<script>" in shown
     assert "\x1b[31m" not in shown
     assert "\u202e" not in shown

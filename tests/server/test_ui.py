@@ -11,6 +11,7 @@ import pytest
 import requests
 
 from resnet8ptq.server import ui
+from resnet8ptq.tracking import view
 from tests.helpers.calling import REPO, call_beside, clean_environment
 from tests.helpers.stores import new_store
 
@@ -76,7 +77,7 @@ def test_the_store_is_the_one_that_runs_take(tmp_path, monkeypatch, words, varia
         (tmp_path / name / "mlflow.db").touch()
     if variable:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", variable)
-    assert ui.find_store(ui.Arguments(**words)) == (uri.replace("HERE", str(tmp_path)), "/")
+    assert ui.find_store(ui.Arguments(**words)) == (uri.replace("HERE", str(tmp_path)), view.HOME)
 
 
 @pytest.mark.slow
