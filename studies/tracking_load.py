@@ -99,8 +99,8 @@ def log_run(store: Store, parent_id: str | None, folder: Path, number: int) -> s
         run.log_config(make_config())
         run.log_params({"model_sha256": "0" * 64})
         run.log_datasets(data, CalibrationSet(images, np.arange(100)), CLASSES)
-        run.log_result(make_result())
         run.log_step(0, {"number": number})
+        run.log_result(make_result())
         return run.run_id
 
 
