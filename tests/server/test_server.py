@@ -155,8 +155,9 @@ def check_runs(records: list[RunRecord], folder: Path) -> None:
         assert record.params == expected.params
         assert record.metrics == {**expected.metrics, "number": number}
         own = {"job_number", "folder", "record", "mlflow.parentRunId", "mlflow.runName"}
-        # Of the file that was called: pytest's, or ours.
+        # Of the file that was called, pytest's or ours, and of the folder it was called in.
         program = {f"mlflow.source.git.{what}" for what in ("commit", "branch", "repoURL")}
+        program.add("project_commit")
         kept = {*expected.tags, "mlflow.parentRunId"} - program
         assert record.tags.keys() - program == kept
         same = record.tags.keys() - own - program
