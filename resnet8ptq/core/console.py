@@ -202,7 +202,8 @@ def _say(line: str) -> None:
     if stderr().is_terminal:
         stderr().print(text, markup=False, highlight=False)
     else:  # rich would end the thread that finds the pipe closed, and hide it from the others
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{text}\n")  # in one piece: `print` lets another thread come between
+        sys.stderr.flush()
 
 
 _watch = Watch(_say, draws=lambda: stderr().is_interactive)

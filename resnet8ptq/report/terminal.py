@@ -92,7 +92,10 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
         answers = explain(selected)
         for answer in answers[1:]:
             outcome = f" ({answer.outcome})" if answer.outcome else ""
-            say(console, f"{'; '.join(answer.uses)}: {answer.label}{outcome}")
+            # A model may be best there and not in the table.
+            apart = any(use.startswith("best ") for use in answer.uses) and selected.apart
+            where = "; chosen on other samples than the table's" if apart else ""
+            say(console, f"{'; '.join(answer.uses)}: {answer.label}{outcome}{where}")
         if not answers:
             say(console, " ".join(["No model is recommended.", *why_none(selected)]))
             continue
