@@ -53,6 +53,8 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     """
     memory = PeakMemory()
     settings.quantizer.resolve()  # an unsupported combination is known before any work
+    if settings.target is not None:
+        settings.target.describe()  # so is a machine that does not answer
     data, network = load(settings)
     graph = onnx.load(network.onnx_path).graph
     run.log_params(network.describe() | {"properties": ", ".join(find_properties(graph))})

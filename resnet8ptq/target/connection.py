@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.core import invocation
-from resnet8ptq.core.errors import PtqError, UnsupportedError
+from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
 
 Array = NDArray[Any]
 
@@ -52,7 +52,7 @@ class Connection:
             timeout_s: the longest time for an answer.
 
         Raises:
-            ConnectionLostError: the command cannot be started.
+            ConfigError: the command cannot be started.
         """
         self._command, self._timeout_s = command, timeout_s
         program = PROGRAM.read_bytes()
@@ -70,7 +70,7 @@ class Connection:
             )
         except OSError as error:
             self._messages.close()
-            raise ConnectionLostError(
+            raise ConfigError(
                 f"target.command: got {command!r}, which cannot be started ({error.strerror}); "
                 "expected a command that starts Python, such as 'ssh pi@board python3'"
             ) from None

@@ -12,7 +12,7 @@ import pytest
 
 from resnet8ptq.config import words
 from resnet8ptq.core import background
-from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.target.connection import Connection, ConnectionLostError
 from resnet8ptq.target.target import Target
@@ -72,7 +72,6 @@ def test_a_network_that_fails_there_is_unsupported(target, tmp_path):
 @pytest.mark.parametrize(
     ("command", "timeout_s", "words"),
     [
-        ("no_such_program_here python3", 60, "cannot be started"),
         (f"{PYTHON} -S -E", 60, "pip install numpy"),
         (f"{PYTHON} -c 'print(1)'", 60, "answered with other text"),
         (f"{PYTHON} -c 'import sys; sys.exit(\"no route to host\")'", 60, "no route to host"),
@@ -85,6 +84,11 @@ def test_a_target_that_cannot_answer_is_named_with_its_last_line(command, timeou
     assert str(caught.value).startswith("target.command: ")
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_command_that_is_none_is_wrong_input():
+    with pytest.raises(ConfigError, match=r"^target\.command: got .*no_such_program"):
+        Target("no_such_program python3", timeout_s=60).describe()
 
 
 def test_ssh_gets_words_for_the_shell_behind_it(tmp_path, network):
