@@ -119,8 +119,9 @@ def _match_names(
 def _match_nearest(pairs: Pairs, similarity: Matrix, measure: Callable[[int, int], float]) -> None:
     """Add the pairs that are near and each other's nearest, of those without a match."""
     nearness = np.zeros_like(similarity)
+    taken = {*pairs.values()}
     for row, column in np.argwhere(similarity >= ALIKE).tolist():
-        if row not in pairs and column not in pairs.values():
+        if row not in pairs and column not in taken:
             nearness[row, column] = measure(row, column)
     if not nearness.size:
         return

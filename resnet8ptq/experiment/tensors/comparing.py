@@ -5,7 +5,7 @@ the SQNR of the file against FP32, with all errors so far, and the SQNR of the l
 FP32 computes from the file's own values of the tensors before it.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,10 @@ from resnet8ptq.backends.file.reading import Admitted
 from resnet8ptq.core.console import track
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.experiment.diagnosis.measuring import to_db
 from resnet8ptq.experiment.tensors import alignment
 from resnet8ptq.experiment.tensors.alignment import Fingerprint
-from resnet8ptq.experiment.tensors.explaining import Levels, explain, to_db
+from resnet8ptq.experiment.tensors.explaining import Levels, explain, power
 from resnet8ptq.graph.layers import FUSED, weight_layers
 from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.session import cut_at, expose, open_session
@@ -95,10 +96,10 @@ class Compared:
     def add(self, fp32: Array, file: Array, alone: Array) -> None:
         """Add the values of a sample; `alone`: what FP32 computes from the file's tensors."""
         self.low, self.high = min(self.low, float(fp32.min())), max(self.high, float(fp32.max()))
-        self.signal += _power(fp32)
-        self.noise += _power(file - fp32)
-        self.exact += _power(alone)
-        self.own += _power(file - alone)
+        self.signal += power(fp32)
+        self.noise += power(file - fp32)
+        self.exact += power(alone)
+        self.own += power(file - alone)
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def compare(
     exact.keep([pair.compared.name for pair in pairs])
     for pair in pairs:
         if both := exact.weights_beside(pair.compared):
-            pair.compared.weights_db = to_db(_power(both[0]), _power(both[1] - both[0]))
+            pair.compared.weights_db = to_db(power(both[0]), power(both[1] - both[0]))
     for batch in track(split.batches(1, padded=False), "Comparing tensors"):
         for pair, arrays in zip(pairs, _run_beside(exact, run, pairs, batch), strict=True):
             pair.compared.add(*arrays)
@@ -271,14 +272,16 @@ class _Fp32:
         self._links = Links(proto.graph)
         self._layers = {node.name for node in weight_layers(proto.graph).values()}
         self._inputs = [value.name for value in proto.graph.input]
-        made = {name: node.op_type for node in proto.graph.node for name in node.output if name}
+        made = self._links.producers
         session = self._open(expose(proto, [*made]))
         floats = [value.name for value in session.get_outputs() if value.type == "tensor(float)"]
         inputs = [value.name for value in session.get_inputs() if value.type == "tensor(float)"]
-        self.operators = {name: made[name] for name in floats}
+        self.operators = {name: made[name].op_type for name in floats}
         self.names = [*inputs, *floats]
         self._index = {name: index for index, name in enumerate(self.names)}
-        self._session, self._alone = session, session
+        self._made = floats
+        self._session = session
+        self._alone = session  # until `keep` cuts the graph
 
     def behind_activation(self, row: int, taken: Collection[int], inner: Inner) -> int:
         """Return the index of a tensor, or of its activation if the file's values end at 0.
@@ -316,32 +319,25 @@ class _Fp32:
     def keep(self, names: Sequence[str]) -> None:
         """Return only these tensors from now on, and open the layers between them."""
         self.names = [*names]
-        self._alone = self._open(cut_at(self._proto, self._made()))
+        self._made = [name for name in names if name not in self._inputs]
+        self._alone = self._open(cut_at(self._proto, self._made))
 
     def run(self, batch: NDArray[Any]) -> list[Array]:
         """Return the tensors for a sample."""
-        values: dict[str, Array] = {**feed(batch, self._inputs)}
-        made = self._made()
-        values.update(zip(made, self._session.run(made, feed(batch, self._inputs)), strict=True))
+        feeds: dict[str, Array] = feed(batch, self._inputs)
+        made = dict(zip(self._made, self._session.run(self._made, feeds), strict=True))
+        values = {**feeds, **made}
         return [values[name] for name in self.names]
 
     def run_alone(self, batch: NDArray[Any], values: Sequence[Array]) -> list[Array]:
         """Return what each layer computes from other values of the tensors before it."""
-        given: Mapping[str, Array] = dict(zip(self.names, values, strict=True))
-        feeds = {**feed(batch, self._inputs), **given}
-        taken = {value.name: feeds[value.name] for value in self._alone.get_inputs()}
-        alone: dict[str, Array] = {**feed(batch, self._inputs)}
-        alone.update(zip(self._made(), self._alone.run(None, taken), strict=True))
+        feeds: dict[str, Array] = feed(batch, self._inputs)
+        given = {**feeds, **dict(zip(self.names, values, strict=True))}
+        taken = {value.name: given[value.name] for value in self._alone.get_inputs()}
+        made = dict(zip(self._made, self._alone.run(None, taken), strict=True))
+        alone = {**feeds, **made}
         return [alone[name] for name in self.names]
-
-    def _made(self) -> list[str]:
-        return [name for name in self.names if name not in self._inputs]
 
     def _open(self, proto: onnx.ModelProto) -> Any:
         content = proto.SerializeToString()
         return open_session(content, self._threads, optimized=False, arena=False)
-
-
-def _power(values: Array) -> float:
-    finite = np.nan_to_num(values)  # a mask may hold infinities, whose difference is not a number
-    return float(np.square(finite, dtype=np.float64).sum())

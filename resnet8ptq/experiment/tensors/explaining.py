@@ -4,11 +4,12 @@ Each explanation is a simple change of the exact values. It holds if it leaves a
 the noise.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from resnet8ptq.experiment.diagnosis.measuring import to_db
 
 Array = NDArray[np.float32]
 
@@ -42,11 +43,11 @@ def explain(
         levels: of this tensor in the file; None if they are not known.
         weights: the layer's weights [channels, ...] in FP32 and in the file; None: not known.
     """
-    if not _power(actual - exact):
+    if not power(actual - exact):
         return "equal"
     if weights is not None:
         ours, theirs = (array.reshape(len(array), -1).astype(np.float64) for array in weights)
-        weights_db = to_db(_power(ours), _power(theirs - ours))
+        weights_db = to_db(power(ours), power(theirs - ours))
         if weights_db < WEIGHTS_DB:
             words = _find_factor(ours, theirs) or _find_order(ours, theirs)
             return f"its weights are wrong (SQNR {weights_db:.1f} dB){words and ': ' + words}"
@@ -65,10 +66,10 @@ def explain(
 def _find_rounding(exact: Array, actual: Array, levels: Levels) -> str:
     """Return a text if the levels of the tensor explain most of the error, by ends or step."""
     rounded = round_to(exact, levels)
-    if _power(actual - rounded) >= _power(actual - exact) / 2:
+    if power(actual - rounded) >= power(actual - exact) / 2:
         return ""
-    cut = _power(np.clip(exact, levels.low, levels.high) - exact)
-    if cut > _power(rounded - exact) / 2:
+    cut = power(np.clip(exact, levels.low, levels.high) - exact)
+    if cut > power(rounded - exact) / 2:
         return (
             f"its range in the file, {levels.low:.4g} to {levels.high:.4g}, cuts values of "
             f"{exact.min():.4g} to {exact.max():.4g}"
@@ -82,15 +83,9 @@ def round_to(values: Array, levels: Levels) -> Array:
     return np.asarray(np.clip(rounded, levels.low, levels.high), np.float32)
 
 
-def to_db(signal: float, noise: float) -> float:
-    """Return 10 * log10(signal / noise); infinite without noise, minus infinite without signal."""
-    if noise <= 0:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
-
-
-def _power(values: NDArray[np.floating]) -> float:
-    return float(np.square(values, dtype=np.float64).sum())
+def power(values: NDArray[np.floating]) -> float:
+    """Return the sum of squares; a mask may hold infinities, whose difference is not a number."""
+    return float(np.square(np.nan_to_num(values), dtype=np.float64).sum())
 
 
 def _channels_first(values: Array, axis: int) -> NDArray[np.float64]:
