@@ -5,7 +5,7 @@ alone; where they add more noise than the quantization, a good file has bad resu
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,26 +24,33 @@ SAMPLES = 16
 class KernelNoise:
     """The SQNR of the kernels against the file's definition, and of the definition against FP32.
 
-    Both in dB; infinite without noise.
+    Both in dB; infinite without noise. The second is None where the kernels are near enough.
     """
 
     kernels_db: float
-    quantization_db: float
+    quantization_db: float | None
 
     @classmethod
     def of(
-        cls, defined: Sequence[Array], computed: Sequence[Array], fp32: Sequence[Array]
+        cls,
+        defined: Sequence[Array],
+        computed: Sequence[Array],
+        run_fp32: Callable[[], Sequence[Array]],
+        limit_db: float,
     ) -> "KernelNoise":
-        """Measure the outputs [n, ...] that the file defines, of its kernels, and of FP32."""
-        kernels_db, quantization_db = sqnr_db(defined, computed), sqnr_db(fp32, defined)
-        return cls(
-            math.inf if kernels_db is None else kernels_db,
-            math.inf if quantization_db is None else quantization_db,
-        )
+        """Measure the outputs [n, ...] that the file defines, and those of its kernels.
 
-    def exceeds(self, limit_db: float) -> bool:
-        """Return whether the kernels add more noise than the quantization, below a limit."""
-        return self.kernels_db < min(self.quantization_db, limit_db)
+        Args:
+            run_fp32: returns FP32's outputs; called only if the kernels' SQNR is below `limit_db`.
+        """
+        kernels_db = _sqnr_db(defined, computed)
+        near = kernels_db >= limit_db
+        return cls(kernels_db, None if near else _sqnr_db(run_fp32(), defined))
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the kernels are below the limit, and add more noise than the quantization."""
+        return self.quantization_db is not None and self.kernels_db < self.quantization_db
 
     def describe(self) -> str:
         """Return both SQNRs as text."""
@@ -56,6 +63,11 @@ class KernelNoise:
         """Return the kernels' SQNR as a param; empty if they are exact."""
         exact = math.isinf(self.kernels_db)
         return {} if exact else {"kernels_sqnr_db": f"{self.kernels_db:.1f}"}
+
+
+def _sqnr_db(signal: Sequence[Array], values: Sequence[Array]) -> float:
+    value = sqnr_db(signal, values)
+    return math.inf if value is None else value
 
 
 def draw(calibration: Split, most: int = SAMPLES) -> Array | None:

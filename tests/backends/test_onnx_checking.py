@@ -31,7 +31,7 @@ def test_a_wrong_optimizer_is_found_and_named(tmp_path, caplog):
     negative = -1 - np.random.default_rng(0).random((20, 1, 4, 4), np.float32)
     open_file = open_padded(tmp_path)
     params = checking.check(
-        "it.onnx", open_file, open_file(optimized=False), Split(negative, None, "made")
+        "it.onnx", open_file, partial(open_file, optimized=False), Split(negative, None, "made")
     )
     assert float(params["kernels_sqnr_db"]) < checking.LIMIT_DB
     assert "it.onnx" in caplog.text and "Pad_Fusion" in caplog.text
@@ -40,7 +40,7 @@ def test_a_wrong_optimizer_is_found_and_named(tmp_path, caplog):
 def test_a_right_file_is_not_warned_about(tmp_path, caplog):
     positive = np.random.default_rng(0).random((20, 1, 4, 4), np.float32)
     open_file = open_padded(tmp_path)
-    assert checking.check("it.onnx", open_file, open_file(), Split(positive, None, "made")) == {}
+    assert checking.check("it.onnx", open_file, open_file, Split(positive, None, "made")) == {}
     assert not caplog.messages
 
 
@@ -52,6 +52,21 @@ def test_noise_below_that_of_quantization_is_not_warned_about(faulty, caplog):
     def open_file(optimized=True, without=()):
         return lambda batch: [batch + (faulty * noise if optimized else 0)]
 
-    quantized = [samples + 0.2 * noise]
-    checking.check("it.onnx", open_file, lambda batch: quantized, Split(samples, None, "made"))
+    def open_fp32():
+        return lambda batch: [batch + 0.2 * noise]
+
+    checking.check("it.onnx", open_file, open_fp32, Split(samples, None, "made"))
     assert bool(caplog.messages) == (faulty > 0.2)
+
+
+def test_fp32_does_not_run_where_the_kernels_are_near():
+    samples = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+
+    def open_file(optimized=True, without=()):
+        return lambda batch: [batch + (1e-4 if optimized else 0)]
+
+    def open_fp32():
+        raise AssertionError("work was done")
+
+    params = checking.check("it.onnx", open_file, open_fp32, Split(samples, None, "made"))
+    assert float(params["kernels_sqnr_db"]) > checking.LIMIT_DB

@@ -8,7 +8,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import NoReturn
@@ -114,12 +114,12 @@ class FileQuantizer(Quantizer):
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Compare the kernels with the file's definition, where the runtime can run both."""
-        exact = open_runner(str(model.onnx_path), self.runtime.threads)
+        open_fp32 = partial(open_runner, str(model.onnx_path), self.runtime.threads)
         name = self._path.name
         if self._engine == "onnx":
-            return onnx_checking.check(name, self._open_onnx, exact, calibration)
+            return onnx_checking.check(name, self._open_onnx, open_fp32, calibration)
         if self._engine == "tflite":
-            return tflite_checking.check(name, self._open_tflite, exact, calibration)
+            return tflite_checking.check(name, self._open_tflite, open_fp32, calibration)
         return {}
 
     def _open_onnx(self, optimized: bool = True, without: Sequence[str] = ()) -> Run:

@@ -7,7 +7,7 @@ only. Such a file is good, and its results here are not.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -70,20 +70,22 @@ class Opener(Protocol):
         """Load the file; see `graph.session.open_session`."""
 
 
-def check(name: str, open_file: Opener, exact: Run, calibration: Split) -> dict[str, str]:
+def check(
+    name: str, open_file: Opener, open_fp32: Callable[[], Run], calibration: Split
+) -> dict[str, str]:
     """Return the SQNR of the kernels as a param; warn if it is below the quantization's.
 
     Args:
         name: the file's name, for the warning.
-        exact: the FP32 network.
+        open_fp32: loads the FP32 network, which runs only if the kernels are not near.
         calibration: a few of these samples run in one batch.
     """
     samples = kernel_noise.draw(calibration)
     if samples is None:
         return {}
     defined, computed = open_file(optimized=False)(samples), open_file()(samples)
-    noise = KernelNoise.of(defined, computed, exact(samples))
-    if noise.exceeds(LIMIT_DB):
+    noise = KernelNoise.of(defined, computed, lambda: open_fp32()(samples), LIMIT_DB)
+    if noise.exceeds:
         log.warning(
             "%s: on %d calibration samples ONNX Runtime's optimized graph adds %s: %s",
             *(name, len(samples), noise.describe()),

@@ -258,9 +258,9 @@ class OnnxQuantizer(Quantizer):
         if self.config.dtype.name == "fp32":
             return params
         path, threads = str(artifact.path), self.runtime.threads
-        exact = open_runner(str(model.onnx_path), threads)
+        open_fp32 = partial(open_runner, str(model.onnx_path), threads)
         open_file = partial(open_runner, path, threads)
-        return params | checking.check(artifact.path.name, open_file, exact, calibration)
+        return params | checking.check(artifact.path.name, open_file, open_fp32, calibration)
 
     def _find_narrow(
         self, graph: onnx.GraphProto, decisions: Decisions, skipped: Collection[str]

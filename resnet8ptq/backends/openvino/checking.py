@@ -50,8 +50,9 @@ def check(
     defined = [np.concatenate(outputs) for outputs in singles]
     fp32 = open_runner(str(model.onnx_path), threads)(samples)
     _check_shapes(name, fp32, defined)
-    noise = KernelNoise.of(defined, open_network(artifact.path, threads)(samples), fp32)
-    if noise.exceeds(KERNELS_DB):
+    computed = open_network(artifact.path, threads)(samples)
+    noise = KernelNoise.of(defined, computed, lambda: fp32, KERNELS_DB)
+    if noise.exceeds:
         resolved, mend = quantizer.resolve(), "try backend=onnx"
         if kernels.saturates(resolved, (), machine.cpu()[1]):
             avoided = kernels.avoid_saturation(resolved)

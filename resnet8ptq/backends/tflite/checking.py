@@ -15,22 +15,22 @@ LIMIT_DB = 20.0  # XNNPACK rounds otherwise in each layer: ResNet8 with an 8-bit
 
 
 def check(
-    name: str, open_file: Callable[[bool], Run], exact: Run, calibration: Split
+    name: str, open_file: Callable[[bool], Run], open_fp32: Callable[[], Run], calibration: Split
 ) -> dict[str, str]:
     """Return the SQNR of the kernels as a param; warn if it is below the quantization's.
 
     Args:
         name: the file's name, for the warning.
         open_file: loads the file; with True in LiteRT's reference kernels, which are slow.
-        exact: the FP32 network.
+        open_fp32: loads the FP32 network, which runs only if the kernels are not near.
         calibration: a few of these samples run in one batch.
     """
     samples = kernel_noise.draw(calibration, SAMPLES)
     if samples is None:
         return {}
     defined, computed = open_file(True)(samples), open_file(False)(samples)
-    noise = KernelNoise.of(defined, computed, exact(samples))
-    if noise.exceeds(LIMIT_DB):
+    noise = KernelNoise.of(defined, computed, lambda: open_fp32()(samples), LIMIT_DB)
+    if noise.exceeds:
         log.warning(
             "%s: on %d calibration samples LiteRT's kernels for this CPU add %s of its reference "
             "kernels; compare them on the device that will run the file",

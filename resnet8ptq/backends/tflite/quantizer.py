@@ -212,8 +212,8 @@ class TfliteQuantizer(Quantizer):
             return params
         path, threads = artifact.path, self.runtime.threads
         open_file = partial(predictor.open_run, path.read_bytes(), threads)
-        exact = open_runner(str(model.onnx_path), threads)
-        return params | checking.check(path.name, open_file, exact, calibration)
+        open_fp32 = partial(open_runner, str(model.onnx_path), threads)
+        return params | checking.check(path.name, open_file, open_fp32, calibration)
 
     load = staticmethod(predictor.load)
 
