@@ -92,7 +92,7 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
         answers = explain(selected)
         for answer in answers[1:]:
             outcome = f" ({answer.outcome})" if answer.outcome else ""
-            # A model may be best there and not in the table.
+            # The best model on these samples may not be the best row of the table.
             apart = any(use.startswith("best ") for use in answer.uses) and selected.apart
             where = "; chosen on other samples than the table's" if apart else ""
             say(console, f"{'; '.join(answer.uses)}: {answer.label}{outcome}{where}")

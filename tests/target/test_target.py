@@ -86,7 +86,7 @@ def test_a_target_that_cannot_answer_is_named_with_its_last_line(command, timeou
     assert "\n" not in str(caught.value)
 
 
-def test_a_command_that_is_none_is_wrong_input():
+def test_unknown_command_is_wrong_input():
     with pytest.raises(ConfigError, match=r"^target\.command: got .*no_such_program"):
         Target("no_such_program python3", timeout_s=60).describe()
 
