@@ -29,6 +29,7 @@ from resnet8ptq.core.text import show
 from resnet8ptq.core.watch import LINE_SECONDS, Watch
 
 T = TypeVar("T")
+_UNBOUNDED = 100_000  # characters
 
 
 @cache
@@ -103,6 +104,9 @@ def print_table(
             table.add_section()
         style = styles[index] if styles else None
         table.add_row(*(Text(show(cell)) for cell in row), style=style or None)
+    if not console.is_terminal:  # in a pipe, a row is one line
+        unbounded = console.options.update(max_width=_UNBOUNDED)
+        console.width = max(console.width, console.measure(table, options=unbounded).maximum)
     console.print(table)
     _watch.hear()
 

@@ -52,6 +52,12 @@ def test_a_table_keeps_numbers_whole_and_shows_texts_of_files_safely():
     assert lines[total - 1].startswith("├")
 
 
+def test_in_a_pipe_a_row_is_one_line(capsys):
+    heads = [f"a long column {index}" for index in range(60)]
+    print_table(console.stdout(None, 240), heads, [[*"12" * 30]] * 3)
+    assert capsys.readouterr().out.count("│ 1 ") == 3 * 30
+
+
 def test_a_row_has_its_style():
     out = io.StringIO()
     terminal = Console(file=out, width=80, force_terminal=True, color_system="standard")
