@@ -328,7 +328,6 @@ class ReportConfig:
     min_sqnr_db: float = limited(25.0, limits.FINITE)
     min_accuracy: float | None = limited(None, limits.FRACTION)
     prefer: str = limited("speed", one_of("speed", "size", "accuracy"))
-    reference: str | None = None
     columns: list[str] = field(default_factory=list)
     expected_accuracy: float | None = limited(None, limits.FRACTION)
     confirmations: int = limited(1, *limits.COUNT)

@@ -245,10 +245,11 @@ def _check_key(override: Override, groups: Collection[str]) -> None:
     first = key.partition(".")[0].partition("/")[0]
     known = [item.name for item in fields(RunConfig)]
     known += [name for name in groups if "/" not in name and name not in known]
+    for name in (key, first):
+        if name in other_names.ABSENT:
+            raise ConfigError(f"{name}: no such key; {other_names.ABSENT[name]}")
     if first in [*known, "hydra"]:
         return
-    if first in other_names.ABSENT:
-        raise ConfigError(f"{first}: no such key; {other_names.ABSENT[first]}")
     others = {name.replace("_", ""): full for name, full in other_names.KEYS.items()}
     meant = others.get(first.casefold().replace("_", ""))
     keys = [meant] if meant else _find_keys(first)

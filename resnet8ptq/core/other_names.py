@@ -35,7 +35,12 @@ COMMANDS = {  # other names of commands
     "mlflow": "ui",
 }
 _CPU = "every framework runs on the CPU here; threads= sets the number of threads"
-ABSENT = {"device": _CPU, "gpu": _CPU, "cuda": _CPU}  # keys without a counterpart
+ABSENT = {  # keys without a counterpart
+    "device": _CPU,
+    "gpu": _CPU,
+    "cuda": _CPU,
+    "report.reference": "results of other tools on ResNet8 are in studies/tools.md",
+}
 PATHS = {"data": "data.root", "model": "model.path"}  # groups for which a path may be typed
 _TENSORRT = "onnx: TensorRT reads its QDQ files"
 OPTIONS = {

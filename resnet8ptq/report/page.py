@@ -5,10 +5,8 @@
     resnet8ptq report run_id=ID              the sweep with that parent run, or a run
 
 `max_drop=0.05`, `min_accuracy=0.85` and, without labels, `min_sqnr_db=30` set other limits than
-those of the sweep.
-`reference=NAME` adds results of other tools (see `report.reference`). `folder=PATH` is the folder
-of the files (default: the sweep's own), `uri=` and `root=` set the MLflow store. The files are
-also logged on the parent run.
+those of the sweep. `folder=PATH` is the folder of the files (default: the sweep's own), `uri=` and
+`root=` set the MLflow store. The files are also logged on the parent run.
 """
 
 import json
@@ -34,8 +32,6 @@ from resnet8ptq.report import (
     methodology,
     notes,
     plots,
-    pooled,
-    reference,
     run_pages,
     spread,
     table,
@@ -81,9 +77,7 @@ def write(
         The paths of the files, in `folder`.
     """
     families = [selected.family for selected in chosen]
-    ranked = [_ranked(selected.family, selected.limits) for selected in chosen]
-    others = [[entry for entry in entries if not entry.own] for entries in ranked]
-    panels = list(map(trade_off.panels, chosen, others))
+    panels = [trade_off.panels(selected) for selected in chosen]
     drawn: dict[str, bytes] = {}
     for prefix, selected, over in zip(_prefixes(families), chosen, panels, strict=True):
         own = _draw(selected)
@@ -162,7 +156,6 @@ def to_markdown(chosen: Sequence[ModelSelection], figures: Collection[str]) -> s
     text = templates.load("resnet8ptq.report", "report.md.j2").render(
         title="; ".join(titles),
         note=notes.FAMILIES_NOTE.format(count=len(families)),
-        pooled=_render_pooled(chosen),
         sections=[(heading, _render(part, figures, prefix)) for heading, part, prefix in parts],
     )
     return templates.tidy(text)
@@ -186,18 +179,9 @@ def to_html(
     families = [selected.family for selected in chosen]
     parts = zip(chosen, _prefixes(families), strict=True)
     details = [_render(selected, figures, prefix, page=True) for selected, prefix in parts]
-    heads, over = _headings(families), _render_pooled(chosen)
+    heads = _headings(families)
     wrong = wrong or [None] * len(chosen)
-    return web_page.to_html(heads, chosen, panels, details, wrong, figures, over, heat_maps)
-
-
-def _render_pooled(chosen: Sequence[ModelSelection]) -> str:
-    """Return the verdicts over several families in Markdown; empty if there are none."""
-    limits = chosen[0].limits if chosen else ReportConfig()
-    pools = pooled.judge([selected.family for selected in chosen], limits)
-    return templates.load("resnet8ptq.report", "pooled.md.j2").render(
-        pools=pools, limits=limits, heads=pooled.HEADS
-    )
+    return web_page.to_html(heads, chosen, panels, details, wrong, figures, heat_maps)
 
 
 def _headings(families: Sequence[Family]) -> list[str]:
@@ -260,8 +244,6 @@ def _render(
         },
         ranges=[name for name in figures if name.startswith(f"{prefix}ranges_")],
         spreads=spread.measure(family, limits),
-        reference_headings=reference.HEADINGS,
-        reference_rows=reference.rows(_ranked(family, limits)),
         methodology=methodology.describe(family, len(own.cells)),
     )
 
@@ -355,16 +337,6 @@ def _begin(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _ranked(family: Family, limits: ReportConfig) -> list[reference.Entry]:
-    """Return a ranking of the sweep's configurations and other tools; empty without other tools."""
-    counted = all("expected_accuracy" in cell.record.metrics for cell in family.measured)
-    if limits.reference is None or not family.measured or not counted or family.stopped:
-        return []
-    if not reference.fits(limits.reference, family):
-        return []
-    return reference.rank(family, reference.load(limits.reference))
-
-
 def _draw(selected: ModelSelection) -> dict[str, bytes]:
     family = selected.family
     having = Family(tuple(cell for cell in family.cells if cell.ranges))  # few of many runs
@@ -398,7 +370,6 @@ class Arguments:
     max_drop: float | None = None
     min_sqnr_db: float | None = None
     min_accuracy: float | None = None
-    reference: str | None = None
     folder: str | None = None
     uri: str | None = None
     root: str = "mlruns"
@@ -421,7 +392,6 @@ def main(words: list[str]) -> None:
     is_sweep = parent.kind == history.SWEEP
     records = history.load_compared(store, parent.run_id) if is_sweep else [parent]
     limits = limits_of(records, {name: getattr(asked, name) for name in LIMITS})
-    limits = replace(limits, reference=asked.reference)
     chosen = load_selections(store, parent, records, limits) if records else []
     families = count_looks(store, [selected.family for selected in chosen])
     chosen = [replace(s, family=family) for s, family in zip(chosen, families, strict=True)]

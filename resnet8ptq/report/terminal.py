@@ -10,17 +10,12 @@ from resnet8ptq.report import notes, table
 from resnet8ptq.report.answer import explain, say_reason
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.facts import headings
-from resnet8ptq.report.pooled import HEADS, Pool
 from resnet8ptq.report.recommend import ModelSelection, why_none
 from resnet8ptq.tracking.store import Store
 
 PIPE_WIDTH = 240  # of the widest table
 REPORT = "report.html"
 ALL = "all"  # in `report.columns`
-POOLED_NOTE = (
-    "pooled: the verdict on the mean loss; every data set has the same weight. on all: whether "
-    "every data set keeps the limit. Losses below 0 are gains."
-)
 _NARROW = 100  # characters of a line, below which the table of six columns is compact
 
 
@@ -60,17 +55,6 @@ def _print_family(heading: str, family: Family, console: Console) -> None:
     collect = notes.collect if whole else notes.collect_warnings
     for note in collect(family):
         say(console, note)
-
-
-def print_pools(pools: Sequence[Pool]) -> None:
-    """Print the verdicts over several data sets, one line for each configuration."""
-    for pool in pools:
-        lines = [row.cells(pool.metric) for row in pool.configurations]
-        console = stdout(None, PIPE_WIDTH)
-        print_table(console, HEADS, lines, title=pool.title, right=[1, 5], compact=True)
-        say(console, POOLED_NOTE)
-        if pool.left_out:
-            say(console, f"{pool.left_out} more not measured exactly once on every data set.")
 
 
 def print_paths(folder: Path, store: Store) -> None:

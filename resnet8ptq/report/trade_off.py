@@ -17,7 +17,6 @@ from resnet8ptq.core import templates
 from resnet8ptq.report import equal_files
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection
-from resnet8ptq.report.reference import Entry
 from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.tasks.metric import BASELINE, Metric
@@ -35,7 +34,7 @@ class Point:
 
     Attributes:
         low, high: ends of the 95% interval of the loss; equal if there is none.
-        kind: the outcome of its verdict, `fp32` or `other`; sets the shape of the mark.
+        kind: the outcome of its verdict, or `fp32`; sets the shape of the mark.
         row: the index of its row in the table of runs; -1 if it has no row.
     """
 
@@ -116,8 +115,6 @@ class Panel:
         crossed = [FAIL] * (FAIL in kinds) + ["a loss beyond the drawing"] * beyond
         if crossed:
             marks["cross"] = ", or ".join(crossed)
-        if "other" in kinds:
-            marks["plus"] = "other tools"
         return {**marks, "diamond": "FP32"}
 
     def say(self, point: Point) -> str:
@@ -133,21 +130,17 @@ class Panel:
         return -loss if self.metric.maximize else loss
 
 
-def panels(selected: ModelSelection, others: Sequence[Entry] = ()) -> list[Panel]:
-    """Return a drawing over size and, if measured, one over latency; empty without runs.
-
-    Args:
-        others: results of other tools on the same samples, drawn over size.
-    """
+def panels(selected: ModelSelection) -> list[Panel]:
+    """Return a drawing over size and, if measured, one over latency; empty without runs."""
     family = selected.family
     over = [
-        ("size", "model file, kB", "size_bytes", 1e-3, list(_others(family, others))),
-        ("latency", "latency of one sample, median, ms", "latency_p50_ms", 1.0, []),
+        ("size", "model file, kB", "size_bytes", 1e-3),
+        ("latency", "latency of one sample, median, ms", "latency_p50_ms", 1.0),
     ]
     shown = equal_files.distinct(family.records)
     rows = {record.run_id: row for row, record in enumerate(shown)}
     drawn = []
-    for name, title, metric_name, scale, more in over:
+    for name, title, metric_name, scale in over:
         data = [
             _point(selected, cell, rows[cell.record.run_id], scale * cell.metric(metric_name))
             for cell in family.models
@@ -155,7 +148,7 @@ def panels(selected: ModelSelection, others: Sequence[Entry] = ()) -> list[Panel
         ]
         if data:
             data += _baselines(family, metric_name, scale)
-            drawn.append(_draw(name, title, family, selected.limits, [*data, *more]))
+            drawn.append(_draw(name, title, family, selected.limits, data))
     return drawn
 
 
@@ -187,18 +180,6 @@ def _baselines(family: Family, metric_name: str, scale: float) -> list[Point]:
         Point(f"{framework} fp32", scale * float(np.median(values)), 0, 0, 0, "fp32", framework)
         for framework, values in measured.items()
     ]
-
-
-def _others(family: Family, others: Sequence[Entry]) -> list[Point]:
-    if not others:
-        return []
-    name = f"{BASELINE}{family.metric.name}"
-    fp32 = float(np.mean([cell.metric(name) for cell in family.measured]))
-    points = []
-    for entry in others:
-        label, loss = f"{entry.tool} {entry.configuration}", fp32 - entry.fair / entry.total
-        points.append(Point(label, 1e-3 * entry.size_bytes, loss, loss, loss, "other"))
-    return points
 
 
 def _draw(

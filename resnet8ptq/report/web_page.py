@@ -37,7 +37,6 @@ def to_html(
     details: Sequence[str],
     wrong: Sequence[WrongAnswers | None],
     images: Mapping[str, bytes],
-    pooled: str = "",
     heat_maps: Sequence[HeatMap] = (),
 ) -> str:
     """Return the page.
@@ -45,7 +44,6 @@ def to_html(
     Args:
         headings, chosen, panels, details, wrong: one for each family; the details are Markdown.
         images: the PNG files in the details.
-        pooled: the verdicts over several families, in Markdown.
         heat_maps: the errors by layer.
     """
     parts = zip(headings, chosen, panels, details, wrong, strict=True)
@@ -58,7 +56,6 @@ def to_html(
     return templates.load("resnet8ptq.report", "report.html.j2").render(
         title="; ".join(headings),
         sections=sections,
-        pooled=render(pooled, {}),
         heat_maps=heat_maps,
         width=trade_off.WIDTH,
         height=trade_off.HEIGHT,

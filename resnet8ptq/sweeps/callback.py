@@ -175,7 +175,7 @@ class RunningSweep:
 
         If `timed`, time the best models against each other first.
         """
-        from resnet8ptq.report import comparison, mlperf_tiny, page, pooled, terminal
+        from resnet8ptq.report import comparison, mlperf_tiny, page, terminal
         from resnet8ptq.sweeps import final_timing
 
         store, folder = self.sweep.store, self.sweep.folder
@@ -198,7 +198,6 @@ class RunningSweep:
             shown = [family for family in judged if family.cells]
             if shown:
                 terminal.print_runs(shown)
-            terminal.print_pools(pooled.judge(families, self.limits))
             runs = [record for family in shown for record in family.records]
             if mlperf_tiny.is_suite(runs):
                 mlperf_tiny.print_suite(runs)
@@ -316,7 +315,6 @@ def _start(
     config: DictConfig, folder: Path, worker: "Worker | None", command_line: Sequence[str]
 ) -> RunningSweep:
     """Check the settings before the first job, and start opening the store."""
-    from resnet8ptq.report import reference
     from resnet8ptq.sweeps import delivery, identity, search
     from resnet8ptq.tracking import sender
     from resnet8ptq.tracking.sweep_file import Sweep
@@ -326,8 +324,6 @@ def _start(
     settings, limits = map(OmegaConf.to_object, (config.tracking, config.report))
     # For mypy: the schema says so.
     assert isinstance(settings, TrackingConfig) and isinstance(limits, ReportConfig)
-    if limits.reference is not None:
-        reference.load(limits.reference)  # reports a wrong name before the sweep
     overrides = list(config.hydra.overrides.task)
     typed = [words.parse(word) for word in overrides]
     if is_search(config.hydra.sweeper):

@@ -18,7 +18,7 @@ from resnet8ptq.tasks import registry as tasks
 # either: their contents are hashed. A run that `max_seconds` has cut short is not taken for another
 # one. The limits in `report` count: a run logs p-values at its limit, and voids.
 _IGNORED = ("tracking", "sweep", "cache_dir", "per_backend", "max_seconds")
-_OF_REPORT = ("columns", "prefer", "reference")
+_OF_REPORT = ("columns", "prefer")
 # The same, in a sweep's overrides.
 _ELSEWHERE = (
     *("sweep.", "tracking.", "cache_dir=", "max_seconds="),

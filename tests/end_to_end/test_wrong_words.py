@@ -26,6 +26,7 @@ CASES = {
     "run --model=my.onnx data.root=a.npz": "--model=my.onnx: |model.path=my.onnx",
     "run model_path=my.onnx": "model_path: no such key|model.path=",
     "run model.file=my.onnx": "model.file: no such key|path",
+    "run my.onnx report.reference=mine.csv": "report.reference: no such key|studies/tools.md",
     "run truncated.onnx a.npz": "truncated.onnx: not an ONNX model|",
     "run empty.onnx a.npz": "model.path: |empty.onnx is empty",
     "run model.path=notes.txt data.root=a.npz": "model.path: |notes.txt is not a model",

@@ -49,8 +49,8 @@ def run(folder: Path, *words: str) -> Called:
 @pytest.mark.slow
 @pytest.mark.parametrize("corrected", [False, True])
 def test_the_quick_flagship_runs_on_a_network_that_ends_in_a_convolution(tmp_path, corrected):
-    more = (f"corrections.bias_correction={str(corrected).lower()}", "report.reference=null")
-    ended = run(tmp_path, "experiment=flagship_quick", "seed=1", *more)
+    corrections = f"corrections.bias_correction={str(corrected).lower()}"
+    ended = run(tmp_path, "experiment=flagship_quick", "seed=1", corrections)
     assert ended.code == 0
     [child] = ended.children
     assert child.data.tags["status"] == "ok"

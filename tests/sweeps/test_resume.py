@@ -77,7 +77,7 @@ def test_the_same_run_has_one_identity():
     assert first == identify(*SHAPES)
     for kept_elsewhere in (
         *("tracking.root=/elsewhere", "tracking.experiment_name=another", "cache_dir=/elsewhere"),
-        *("report.columns=[all]", "report.reference=resnet8_cifar10", "sweep.resume=true"),
+        *("report.columns=[all]", "sweep.resume=true"),
         "+per_backend.torch.float_output=true",
     ):
         assert identify(*SHAPES, kept_elsewhere) == first
