@@ -156,7 +156,7 @@ def _write(
     """Write the folder; return what to say, and the words that its example takes."""
     runtime = cache.runtime(asked.cache_dir or run.config.cache_dir, run.config.threads)
     version = asked.target.onnxruntime
-    model, change = _convert(run, asked.target, folder)
+    model, change, faults = _convert(run, asked.target, folder)
     with waiting("Reading the run's samples"), silenced():  # the run has said its warnings
         scored = reproducing.open_samples(run, asked.cache_dir)
     many = asked.verify and version is not None
@@ -185,7 +185,7 @@ def _write(
     (folder / example.REQUIREMENTS).write_text("".join(f"{line}\n" for line in needs))
     code = example.render(run, tested, model.name, [tensor.name for tensor in tensors.outputs])
     (folder / example.FILE).write_text(code, encoding="utf-8")
-    lines = [*run.cautions, again.summary, *filter(None, [change])]
+    lines = [*run.cautions, again.summary, *filter(None, [change]), *faults]
     if asked.verify:
         facts = replace(facts, verified=example.verify(folder, again.more))
         lines += ["in a fresh environment:", *facts.verified.splitlines()]
@@ -198,8 +198,11 @@ def _write(
     return lines, ["PICTURE"] if "pillow" in others else []
 
 
-def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str]:
-    """Write the model into the folder, converted to the target; return its path and the change.
+def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str, list[str]]:
+    """Write the model into the folder, converted to the target.
+
+    Returns:
+        Its path, the change, and the known faults of the target that concern it.
 
     Raises:
         ConfigError: the target needs an ONNX file, and the artifact is another.
@@ -208,7 +211,7 @@ def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str]:
     asked = next((key for key, value in vars(target).items() if value is not None), None)
     path = folder / run.artifact.name
     if asked is None:
-        return Path(shutil.copyfile(run.artifact, path)), ""
+        return Path(shutil.copyfile(run.artifact, path)), "", []
     library = run.backend.runtime
     if (path.suffix, library) != (".onnx", "onnxruntime"):
         raise ConfigError(
@@ -217,7 +220,7 @@ def _convert(run: Source, target: Target, folder: Path) -> tuple[Path, str]:
     if target.onnxruntime is None:
         path = path.with_suffix(".ort")
         run.call(older_runtime.to_ort, run.artifact, path)
-        return path, f"written in the ORT format by {example.requirements('onnxruntime')[0]}"
+        return path, f"written in the ORT format by {example.requirements('onnxruntime')[0]}", []
     version = older_runtime.check_version(target.onnxruntime)
-    lowered = run.call(older_runtime.lower_file, run.artifact, path, version)
-    return path, f"for ONNX Runtime {target.onnxruntime}: {lowered}"
+    lowered, *faults = run.call(older_runtime.lower_file, run.artifact, path, version)
+    return path, f"for ONNX Runtime {target.onnxruntime}: {lowered}", faults

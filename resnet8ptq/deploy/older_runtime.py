@@ -14,6 +14,7 @@ from onnx import defs
 
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.core.text import no_such_name
+from resnet8ptq.deploy import runtime_faults
 from resnet8ptq.graph import layers
 
 # The first ONNX Runtime 1.x with a release of ONNX, whose opset and IR it reads; later ones to the
@@ -55,12 +56,17 @@ def find_formats(version: int) -> tuple[int, int]:
     return row[2], row[1]
 
 
-def lower_file(source: Path, target: Path, version: int) -> str:
-    """Write an ONNX file for ONNX Runtime 1.`version`; see `lower`."""
+def lower_file(source: Path, target: Path, version: int) -> list[str]:
+    """Write an ONNX file for ONNX Runtime 1.`version`, see `lower`.
+
+    Returns:
+        The change, then the known faults of that version that concern the file.
+    """
     proto = onnx.load(source)
     change = lower(proto, version)
+    runtime_faults.write_zero_points(proto.graph)
     onnx.save(proto, target)
-    return change
+    return [change, *runtime_faults.find(proto, version)]
 
 
 def lower(proto: onnx.ModelProto, version: int) -> str:
