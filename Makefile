@@ -23,7 +23,7 @@ except (OSError, ValueError) as error:
 endef
 export CHECK_INDEX
 
-.PHONY: help setup sweep test test-all check schema bench ui server clean
+.PHONY: help setup sweep test test-all check docs schema bench ui server clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,11 @@ check: .venv/.dev ## Format, lint, types, and which package imports which
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: .venv/.dev ## Build the documentation's site in build/site; a broken link is an error
+	rm -rf build/docs && mkdir -p build/docs
+	git ls-files -z -- ':!tests' | tar --null -T - -cf - | tar -xf - -C build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 schema: .venv/.dev ## Write docs/verdict.schema.json again, from the type of the verdict
 	$(BIN)/python -c 'from resnet8ptq.results.document import to_schema; print(to_schema(), end="")' > docs/verdict.schema.json

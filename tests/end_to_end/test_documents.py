@@ -36,7 +36,9 @@ from tests.helpers.configs import make_config
 
 PAGES = [
     *(REPO / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")),
-    *sorted(path for folder in ("docs", "studies") for path in REPO.glob(f"{folder}/*.md")),
+    *sorted(
+        path for folder in ("docs", "studies", "skills/*") for path in REPO.glob(f"{folder}/*.md")
+    ),
 ]
 WITH_COMMANDS = [*PAGES, REPO / "conf/config.yaml", REPO / "resnet8ptq/__main__.py"]
 DESIGN = REPO / "docs/design.md"
