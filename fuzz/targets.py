@@ -158,8 +158,7 @@ def entry() -> Target:
 
 def sweep() -> Target:
     """The file that tells jobs of their sweep."""
-    from resnet8ptq.tracking.journal import SWEEP_FILE
-    from resnet8ptq.tracking.sweep_file import Sweep
+    from resnet8ptq.tracking.sweep_file import FILE, Sweep
 
     store = {"uri": "sqlite:///x", "experiment_id": "1", "experiment_name": "x"}
     worker = {"at_once": 2, "threads": 1, "folder": "x", "variables": {}}
@@ -170,7 +169,7 @@ def sweep() -> Target:
         "jobs": None,
         "worker": worker,
     }
-    return Target(json.dumps(record).encode(), lambda path: Sweep.load(path.parent), SWEEP_FILE)
+    return Target(json.dumps(record).encode(), lambda path: Sweep.load(path.parent), FILE)
 
 
 def reference() -> Target:

@@ -7,7 +7,8 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import TrackingError
@@ -20,6 +21,17 @@ log = logging.getLogger(__name__)
 FILE = "result.json"
 # Tags that only the file has: no query needs them, and a page of 40 tags is not read.
 _FILED = ("version.", "cpu_flags", "git_commit", "class_names")
+
+
+class _Content(BaseModel):
+    """What is read from the file; a store is untrusted."""
+
+    model_config = ConfigDict(strict=True)
+
+    params: dict[str, str] = {}
+    resolved: dict[str, str] = {}  # of earlier versions
+    metrics: dict[str, float] = {}
+    tags: dict[str, str] = {}
 
 
 def write(folder: Path, journal: Journal) -> None:
@@ -52,26 +64,12 @@ def add(record: RunRecord, path: Path) -> RunRecord:
         TrackingError: the file is damaged.
     """
     try:
-        kept = json.loads(files.read_bytes(path, MAX_BYTES))
-        if not isinstance(kept, dict):
-            raise TypeError("not an object")
-        settings = _read(kept, "params", str) | _read(kept, "resolved", str)
-        measured = _read(kept, "metrics", float)
-        tags = _read(kept, "tags", str)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        kept = _Content.model_validate_json(files.read_bytes(path, MAX_BYTES))
+    except (OSError, ValueError) as error:
         reason = f"is damaged ({type(error).__name__})"
         raise TrackingError(f"run {record.run_id}: {FILE} {reason}") from None
     return record.changed(
-        params=params.complete(record.params | settings),
-        metrics=measured | metrics.read_latencies(record.metrics),
-        tags=tags | record.tags,
+        params=params.complete(record.params | kept.params | kept.resolved),
+        metrics=kept.metrics | metrics.read_latencies(record.metrics),
+        tags=kept.tags | record.tags,
     )
-
-
-def _read(kept: Mapping[str, Any], key: str, kind: type) -> dict[str, Any]:
-    """Return the values of one kind; raise `TypeError` for others, as a store is untrusted."""
-    values = kept.get(key, {})
-    numbers = (int, float) if kind is float else (kind,)
-    if not isinstance(values, dict) or not all(type(v) in numbers for v in values.values()):
-        raise TypeError(key)
-    return {str(name): kind(value) for name, value in values.items()}

@@ -10,7 +10,7 @@ from resnet8ptq.core.console import say, stderr
 from resnet8ptq.core.errors import ConfigError, TrackingError, errors_as
 from resnet8ptq.tracking import artifacts, details, journal
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store, in_one_line
+from resnet8ptq.tracking.store import ID, Store, check_id, in_one_line
 
 SWEEP = "sweep"  # the kind of a sweep's parent run
 _AT_ONCE = 100  # ids in one query
@@ -51,7 +51,7 @@ def load_named(store: Store, key: str, run_id: str) -> RunRecord:
     except TrackingError as error:
         if getattr(error.__cause__, "error_code", "") not in _NO_RUN:
             raise
-        logged = find_logged(store, run_id) if journal.ID.fullmatch(run_id) else None
+        logged = find_logged(store, run_id) if ID.fullmatch(run_id) else None
         if logged is None:
             raise ConfigError(
                 f"{key}: got {run_id!r}, expected the id of a run in the store"
@@ -66,7 +66,7 @@ def load_runs(store: Store, run_ids: Sequence[str]) -> dict[str, RunRecord]:
     """Read runs back by their ids, including deleted runs; missing runs are left out."""
     runs: dict[str, RunRecord] = {}
     for start in range(0, len(run_ids), _AT_ONCE):
-        part = map(journal.check_id, run_ids[start : start + _AT_ONCE])
+        part = map(check_id, run_ids[start : start + _AT_ONCE])
         listed = ", ".join(f"'{run_id}'" for run_id in part)
         records = find_runs(store, f"attributes.run_id IN ({listed})", deleted=True)
         runs |= {record.run_id: record for record in records}

@@ -7,60 +7,97 @@ which distinguishes a running run from a killed one.
 import json
 import math
 import os
-import re
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated
 
 from filelock import FileLock, Timeout
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import TrackingError
 
 FILE = "record.json"
-SWEEP_FILE = "sweep.json"  # see `sweep_file`
 LOCK = ".lock"
 MAX_BYTES = 2**26
 NOTE_TAG = "mlflow.note.content"  # the description of a run in MLflow's UI, in Markdown
 PARENT_TAG = "mlflow.parentRunId"
 Point = tuple[str, float, int, int]  # metric, value, time in ms, step
-ID = re.compile(r"\w+")  # of a run; other characters would change a query or a command
 ENDED = ("FINISHED", "FAILED", "KILLED")  # MLflow's words
 
 
-def check_id(text: str, key: str = "run_id") -> str:
-    """Return an id from an untrusted store if it is plain: it gets into queries and commands.
+def _check_shape(shape: list[int]) -> list[int]:
+    if math.prod(shape) > _MAX_SIZE:
+        raise ValueError("larger than an address")
+    return shape
 
-    Raises:
-        TrackingError: it holds other characters than letters, digits and `_`.
-    """
-    if not ID.fullmatch(text):
-        raise TrackingError(f"{key}: got {text[:100]!r}, expected letters, digits and _")
-    return text
+
+def _check_name(file: str) -> str:
+    if Path(file).name != file:
+        raise ValueError("not in the folder")
+    return file
+
+
+_MAX_MS, _MAX_SIZE = 2**53, 2**48
+# The folder may come from others; MLflow and numpy would take any value far. An id gets into
+# queries, a dtype holds numbers only.
+Id = Annotated[str, Field(pattern=r"^\w+$")]
+Time = Annotated[int, Field(ge=0, lt=_MAX_MS)]
+Dtype = Annotated[str, Field(pattern=r"^[<>=|]?(bool|u?int\d{1,2}|float\d{1,3}|[biuf]\d{1,2})$")]
+Shape = Annotated[list[Annotated[int, Field(ge=0)]], AfterValidator(_check_shape)]
+Kind = tuple[Dtype, Shape]  # of an array
+
+
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A set of samples; its arrays, or each input by name, with dtype and shape."""
+
+    __pydantic_config__ = _STRICT
+
+    name: str
+    source: str
+    digest: str
+    context: str
+    images: Kind | dict[str, Kind]
+    targets: Kind | None = None
+
+
+@dataclass(frozen=True)
+class LoggedModel:
+    """A file of the folder with the shapes of its outputs; see `Recorder.log_model`."""
+
+    __pydantic_config__ = _STRICT
+
+    file: Annotated[str, AfterValidator(_check_name)]
+    outputs: dict[str, list[int]]
+    engine: str | None
 
 
 @dataclass
 class Journal:
     """The data of one run for MLflow."""
 
+    __pydantic_config__ = _STRICT
+
     name: str
     experiment: str
-    parent_id: str | None = None
-    run_id: str | None = None  # in the store; None until the store has answered
-    key: str = field(default_factory=lambda: uuid.uuid4().hex)  # a tag by which the store finds it
-    start_ms: int = field(default_factory=lambda: int(1000 * time.time()))
-    end_ms: int | None = None
-    status: str = "RUNNING"  # or one of `ENDED`
+    parent_id: Id | None = None
+    run_id: Id | None = None  # in the store; None until the store has answered
+    key: Id = field(default_factory=lambda: uuid.uuid4().hex)  # a tag by which the store finds it
+    start_ms: Time = field(default_factory=lambda: int(1000 * time.time()))
+    end_ms: Time | None = None
+    status: Annotated[str, Field(pattern=f"^(RUNNING|{'|'.join(ENDED)})$")] = "RUNNING"
     tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
-    # Name, source, digest and context, with dtype and shape of the arrays.
-    datasets: list[dict[str, Any]] = field(default_factory=list)
-    model: dict[str, Any] | None = None  # `file`, `outputs`, `engine`; see `Recorder.log_model`
+    datasets: list[DataSet] = field(default_factory=list)
+    model: LoggedModel | None = None
 
     @property
     def ended(self) -> bool:
@@ -104,74 +141,12 @@ class Journal:
         """
         path = folder / FILE
         try:
-            loaded = cls(**json.loads(files.read_bytes(path, MAX_BYTES)))
-            loaded._check()
-            loaded.points = [(str(k), float(v), int(t), int(s)) for k, v, t, s in loaded.points]
-            ids = (loaded.key, loaded.run_id or "0", loaded.parent_id or "0")
-            if not all(ID.fullmatch(text) for text in ids):
-                raise ValueError("an id would change a query")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return _ADAPTER.validate_json(files.read_bytes(path, MAX_BYTES))
+        except (OSError, ValueError) as error:
             raise TrackingError(f"{path}: is damaged ({type(error).__name__})") from error
-        return loaded
-
-    def _check(self) -> None:
-        """Raise `ValueError` or `TypeError` unless each value is one that `save` can have written.
-
-        The folder may come from others; MLflow and numpy would take any value far.
-        """
-        for item in fields(self):
-            if not _fits(getattr(self, item.name), _TYPES[item.name]):
-                raise TypeError(item.name)
-        times = (self.start_ms, self.end_ms or 0)
-        if self.status not in ("RUNNING", *ENDED) or not all(0 <= t < _MAX_MS for t in times):
-            raise ValueError("status or time")
-        for described in self.datasets:
-            kinds = dict(described)
-            if not _fits([kinds.pop(key) for key in _DESCRIBED], list[str]):
-                raise TypeError("datasets")
-            _check_kinds(kinds)
-        if self.model is not None:
-            _check_model(self.model)
 
 
-def _fits(value: Any, kind: Any) -> bool:
-    """Return whether a value of JSON has the type of a field."""
-    outer, inner = get_origin(kind), get_args(kind)
-    if outer is UnionType:
-        return any(_fits(value, part) for part in inner)
-    if outer is dict:
-        return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
-    if outer is list:
-        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
-    if outer is tuple:  # of a point, which `load` converts
-        return isinstance(value, list) and len(value) == len(inner)
-    return kind is Any or type(value) is kind  # True is no number
-
-
-def _check_kinds(kinds: Mapping[str, Any]) -> None:
-    """Check dtypes and shapes of arrays: numbers only, which fit into an address."""
-    for kind in kinds.values():
-        if isinstance(kind, dict):
-            _check_kinds(kind)
-            continue
-        dtype, shape = kind
-        sizes = [size for size in shape if type(size) is int and size >= 0]
-        if not _DTYPE.fullmatch(dtype) or len(sizes) < len(shape) or math.prod(sizes) > _MAX_SIZE:
-            raise ValueError("datasets")
-
-
-def _check_model(model: Mapping[str, Any]) -> None:
-    if not all(_fits(model.get(key), kind) for key, kind in _MODEL.items()):
-        raise TypeError("model")
-    if Path(model["file"]).name != model["file"]:
-        raise ValueError("the model is not in the folder")
-
-
-_TYPES = get_type_hints(Journal)
-_DESCRIBED = ("name", "source", "digest", "context")  # texts of a data set
-_MODEL = {"file": str, "outputs": dict[str, list[int]], "engine": str | None}
-_DTYPE = re.compile(r"[<>=|]?(bool|u?int\d{1,2}|float\d{1,3}|[biuf]\d{1,2})")
-_MAX_MS, _MAX_SIZE = 2**53, 2**48
+_ADAPTER = TypeAdapter(Journal)
 
 
 def lock(folder: Path) -> FileLock:

@@ -88,7 +88,7 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    path = folder / described["file"]
+    path = folder / described.file
     for file in (path, folder / EXAMPLE):
         if file.is_symlink() or not file.is_file():  # in a folder of others, of any file
             raise TrackingError(f"{file}: is missing or a link, expected the run's own file")
@@ -96,12 +96,11 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
         example = arrays["inputs"]
     if backend.serving != _ONNX:
-        shapes, outputs = _shapes(example), described["outputs"]
+        shapes, outputs = _shapes(example), described.outputs
         values = feed(example, list(shapes))
         dtypes = [[name, array.dtype.name] for name, array in values.items()]  # MLflow sorts a dict
-        settings = _pyfunc(
-            path, backend.serving, {**described, "outputs": list(outputs), "inputs": dtypes}
-        )
+        served = {"outputs": list(outputs), "engine": described.engine, "inputs": dtypes}
+        settings = _pyfunc(path, backend.serving, served)
     else:
         shapes, outputs, settings = _onnx(path)
         values = feed(example, list(shapes))
@@ -151,7 +150,7 @@ def _pyfunc(path: Path, serving: str, config: dict[str, Any]) -> dict[str, Any]:
         "flavor": mlflow.pyfunc,
         "python_model": str(_CODE),
         "artifacts": {"model": str(path), "serving": spec.origin},
-        "model_config": {key: config[key] for key in ("outputs", "engine", "inputs")},
+        "model_config": config,
     }
 
 

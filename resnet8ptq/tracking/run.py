@@ -21,7 +21,7 @@ from resnet8ptq.core.text import escape_markdown, redact, show
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.tracking import details, journal, ledger, mlflow_model, params, sender, upload
-from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.journal import DataSet, Journal, Kind, LoggedModel
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, check_answers
 from resnet8ptq.tracking.sweep_file import is_sweep_folder
@@ -111,7 +111,7 @@ class Run:
     ) -> None:
         """Log a file of the run's folder additionally as an MLflow model; see `Recorder`."""
         shapes = {name: list(shape) for name, shape in outputs.items()}
-        self.journal.model = {"file": path.name, "outputs": shapes, "engine": engine}
+        self.journal.model = LoggedModel(path.name, shapes, engine)
         self._send(mlflow_model.log_model, self.journal, path.parent)
 
     def log_result(self, result: RunResult) -> None:
@@ -156,20 +156,25 @@ class Run:
         background.put(sender.close_run, self.store, self.journal, self.folder)
 
 
-def _describe(name: str, split: Split, digest: str, context: str) -> dict[str, Any]:
-    """Return the description of a split for `upload.log_datasets`."""
-    described = {"name": name, "source": str(split.source), "digest": digest, "context": context}
-    arrays = {"images": split.images, "targets": split.labels}
-    if split.labels is not None and split.labels.dtype.kind == "V":
-        del arrays["targets"]  # MLflow has no type for boxes
-    kinds = {k: _kind(a.dtype, a.shape) for k, a in arrays.items() if a is not None}
-    return described | kinds
+def _describe(name: str, split: Split, digest: str, context: str) -> DataSet:
+    images, targets = split.images, split.labels
+    if targets is not None and targets.dtype.kind == "V":
+        targets = None  # MLflow has no type for boxes
+    return DataSet(
+        name=name,
+        source=str(split.source),
+        digest=digest,
+        context=context,
+        images=_describe_inputs(images.dtype, images.shape),
+        targets=None if targets is None else (str(targets.dtype), list(targets.shape)),
+    )
 
 
-def _kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+def _describe_inputs(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind | dict[str, Kind]:
     """Return dtype and shape of samples; for records, of each input by name."""
     if names := names_of(dtype):
-        return {name: _kind(dtype[name].base, (*shape, *dtype[name].shape)) for name in names}
+        inputs = {name: dtype[name] for name in names}
+        return {k: (str(one.base), [*shape, *one.shape]) for k, one in inputs.items()}
     return str(dtype), list(shape)
 
 

@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
@@ -29,7 +30,6 @@ from resnet8ptq.core import files, invocation
 from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import redact, safe_name
 from resnet8ptq.tracking import address, artifacts, view
-from resnet8ptq.tracking.journal import check_id
 
 if TYPE_CHECKING:  # a second to import: only the process that uploads does
     import mlflow
@@ -41,10 +41,22 @@ logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 # Tags of a new experiment, so that MLflow's UI shows the columns that matter.
 _TAGS = {view.TAG: view.VALUE, "mlflow.experimentKind": "custom_model_development"}
+ID = re.compile(r"\w+")  # of a run; other characters would change a query or a command
 HEALTH_S = 10  # timeout of a server's health check
 DATABASE, _LOCAL = "mlflow.db", artifacts.SQLITE
 _MEMORY = "/dev/shm"  # Linux's
 _DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's words
+
+
+def check_id(text: str, key: str = "run_id") -> str:
+    """Return an id from an untrusted store if it is plain: it gets into queries and commands.
+
+    Raises:
+        TrackingError: it holds other characters than letters, digits and `_`.
+    """
+    if not ID.fullmatch(text):
+        raise TrackingError(f"{key}: got {text[:100]!r}, expected letters, digits and _")
+    return text
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import one_line
-from resnet8ptq.tracking import journal
 
 if TYPE_CHECKING:  # Hydra imports this module at every start, --help too
     from resnet8ptq.tracking.store import Store
 
-
+FILE = "sweep.json"
 MAX_BYTES = 2**20
 
 
@@ -50,7 +49,7 @@ class Sweep:
         kept = {key: value for key, value in asdict(self).items() if key != "folder"}
         # Readable by this user only: a database's URI or a variable may hold a password.
         text = json.dumps(kept, indent=2)
-        files.write_text(self.folder / journal.SWEEP_FILE, text, mode=0o600)
+        files.write_text(self.folder / FILE, text, mode=0o600)
 
     @classmethod
     def load(cls, folder: Path) -> "Sweep":
@@ -62,7 +61,7 @@ class Sweep:
         """
         from resnet8ptq.tracking.store import Store
 
-        path = folder / journal.SWEEP_FILE
+        path = folder / FILE
         try:
             kept = json.loads(files.read_bytes(path, MAX_BYTES))
             worker = None if kept["worker"] is None else Worker(**kept["worker"])

@@ -14,8 +14,9 @@ import numpy as np
 from resnet8ptq.core import interrupts
 from resnet8ptq.core.text import one_line
 from resnet8ptq.tracking import details, history, metrics, mlflow_model, params
-from resnet8ptq.tracking.journal import FILE, NOTE_TAG, SWEEP_FILE, Journal, Point
+from resnet8ptq.tracking.journal import FILE, NOTE_TAG, DataSet, Journal, Kind, Point
 from resnet8ptq.tracking.store import Store, is_away
+from resnet8ptq.tracking.sweep_file import FILE as SWEEP_FILE
 
 log = logging.getLogger(__name__)
 
@@ -88,21 +89,21 @@ def log_result(
 def _scored(journal: Journal) -> dict[str, str]:
     """Return the name and the digest of the scored data set."""
     for described in journal.datasets:
-        if described["context"] == "test":
-            digest = described["digest"][:DIGEST]
-            return {"dataset_name": described["name"], "dataset_digest": digest}
+        if described.context == "test":
+            digest = described.digest[:DIGEST]
+            return {"dataset_name": described.name, "dataset_digest": digest}
     return {}
 
 
 @interrupts.deferred()
-def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, Any]]) -> None:
+def log_datasets(store: Store, run_id: str, datasets: Sequence[DataSet]) -> None:
     """Log the data sets described in a run's journal."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
     from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
     inputs = []
     for described in datasets:
-        context = InputTag(MLFLOW_DATASET_CONTEXT, described["context"])
+        context = InputTag(MLFLOW_DATASET_CONTEXT, described.context)
         inputs.append(DatasetInput(Dataset(**_to_fields(described)), [context]))
     for last in (False, False, True):
         try:
@@ -114,22 +115,21 @@ def log_datasets(store: Store, run_id: str, datasets: Sequence[Mapping[str, Any]
                 raise
 
 
-def _to_fields(described: Mapping[str, Any]) -> dict[str, str]:
+def _to_fields(described: DataSet) -> dict[str, str]:
     """Return a data set as MLflow's fields, all as text."""
     from mlflow.data.numpy_dataset import NumpyDataset
     from mlflow.data.sources import LocalArtifactDatasetSource
 
-    arrays = {key: _zeros(described[key]) for key in ("images", "targets") if key in described}
     return NumpyDataset(
-        arrays["images"],
-        source=LocalArtifactDatasetSource(described["source"]),
-        targets=arrays.get("targets"),
-        name=described["name"],
-        digest=described["digest"][:DIGEST],  # a tag of the run has the whole digest
+        _zeros(described.images),
+        source=LocalArtifactDatasetSource(described.source),
+        targets=None if described.targets is None else _zeros(described.targets),
+        name=described.name,
+        digest=described.digest[:DIGEST],  # a tag of the run has the whole digest
     ).to_dict()
 
 
-def _zeros(kind: Any) -> Any:
+def _zeros(kind: Kind | dict[str, Kind]) -> Any:
     """Return an array of a dtype and shape, or several arrays by name.
 
     MLflow only reads dtype and shape, so a single broadcast zero is enough.

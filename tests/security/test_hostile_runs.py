@@ -1,7 +1,7 @@
 """A run's folder from others: `sync` reads it, and logs nothing but what lies in it."""
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,10 @@ JSON = st.recursive(
     ),
     max_leaves=6,
 )
-IMAGES = {"name": "a", "source": "b", "digest": "c", "context": "test", "images": ["uint8", [2]]}
+IMAGES = {
+    **{"name": "a", "source": "b", "digest": "c", "context": "test"},
+    **{"images": ("uint8", [2]), "targets": None},
+}
 MODEL = {"file": "model.onnx", "outputs": {"o": [10]}, "engine": None}
 
 
@@ -62,7 +65,7 @@ def test_a_journal_holds_the_types_of_its_fields_or_is_refused(tmp_path_factory,
     [["O", [2]], ["V1000000000000", [2]], ["uint8", [10**9] * 8], ["uint8", [-1]], ["<U9", 2]],
 )
 def test_arrays_of_a_journal_are_numbers_that_memory_could_hold(tmp_path, kind):
-    assert save(tmp_path).datasets == [IMAGES]
+    assert [asdict(described) for described in save(tmp_path).datasets] == [IMAGES]
     for described in (kind, {"input": kind}):
         with pytest.raises(TrackingError, match=r"record\.json: is damaged"):
             save(tmp_path, datasets=[{**IMAGES, "images": described}])

@@ -57,7 +57,7 @@ def test_a_model_has_the_name_of_its_run_and_its_leading_metrics(own_store, logg
         assert not [key for key in metrics if "/" in key]
         test = next(iter(logged.journal.datasets[1:]))
         sets = {(metric.dataset_name, metric.dataset_digest) for metric in model.metrics}
-        assert sets == {("made up-test", test["digest"][:36])}
+        assert sets == {("made up-test", test.digest[:36])}
         upload.push(own_store, logged.journal, logged.folder)  # twice does no harm
 
 
