@@ -10,12 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import calibration, parallel, results
+from benchmarks import calibration, results
 from benchmarks.setting import Setting
 
 NEEDED = ("CIFAR10_DIR", "RESNET8_H5")
 OPTIONAL = {
-    "parallel": (parallel.is_available, "joblib,ray"),
     "calibration": (calibration.is_available, "bench"),
     "pictures": (calibration.is_available, "bench"),  # the same network
 }

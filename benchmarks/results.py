@@ -15,7 +15,6 @@ from benchmarks import (
     growth,
     limits,
     memory,
-    parallel,
     pictures,
     startup,
     steps,
@@ -52,7 +51,6 @@ SECTIONS = {
     "evaluation": Section(evaluation.measure, {"Evaluation": evaluation.render}),
     "steps": Section(steps.measure, {"Where the time goes": steps.render}),
     "startup": Section(startup.measure, {"Start-up": startup.render}),
-    "parallel": Section(parallel.measure, {"Jobs at once": parallel.render}),
     "equality": Section(equality.measure, {"Same results": equality.render}),
 }
 

@@ -198,7 +198,6 @@ _COMPOSING = (HydraException, OmegaConfBaseException)
 _INPUTS = (ConfigError, DataError, ModelError)
 EXPECTED = (*_COMPOSING, PtqError, OSError)
 _EXTRAS = {  # option of a plugin: the extra of this package that installs the plugin
-    "launcher/joblib": "joblib",
     "launcher/ray": "ray",
     "launcher/submitit_slurm": "slurm",
 }

@@ -17,7 +17,6 @@ KEYS = {
     "algorithm": "method",
     "output": "hydra.run.dir",
     "output_dir": "hydra.run.dir",
-    "jobs": "hydra.launcher.n_jobs",
 }
 COMMANDS = {  # other names of commands
     "inspect": "run +analysis=inspect",
@@ -39,6 +38,7 @@ ABSENT = {  # keys without a counterpart
     "device": _CPU,
     "gpu": _CPU,
     "cuda": _CPU,
+    "jobs": "for parallel jobs, add -m hydra/launcher=processes",
     "report.reference": "results of other tools on ResNet8 are in studies/tools.md",
 }
 PATHS = {"data": "data.root", "model": "model.path"}  # groups for which a path may be typed
@@ -68,6 +68,7 @@ OPTIONS = {
         "s8s8": "int8",
         "u8u8": "uint8",
     },
+    "hydra/launcher": {"joblib": "processes", "ray": "ray_local", "submitit_slurm": "slurm"},
     "calib": {"kl": "entropy", "max": "minmax", "ema": "moving_average"},
     "preprocess": {
         "imagenet": "torchvision_imagenet",

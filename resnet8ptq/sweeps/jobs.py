@@ -4,7 +4,6 @@ Every job uses its share of the cores. Its result or error must be picklable.
 """
 
 import logging
-import multiprocessing
 import os
 import platform
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from hydra.utils import get_class
 from omegaconf import DictConfig
 
-from resnet8ptq.core import console, machine
+from resnet8ptq.core import console
 from resnet8ptq.core.errors import ConfigError, portable
 from resnet8ptq.tracking.sweep_file import Worker
 
@@ -30,9 +29,6 @@ def enter(worker: Worker) -> None:
     Raises:
         ConfigError: this machine does not see a folder or file that the job needs.
     """
-    # loky sets its own start method, with which the job could not start processes.
-    if multiprocessing.get_start_method() == "loky":
-        multiprocessing.set_start_method("spawn", force=True)
     logging.getLogger("submitit").setLevel(logging.WARNING)  # hides the end of a job
     for name, value in worker.variables.items():
         os.environ.setdefault(name, value)
@@ -59,15 +55,7 @@ def plan(launcher: DictConfig) -> Worker | None:
         JobError: the launcher's cluster does not answer.
     """
     if launcher._target_.endswith(".JoblibLauncher"):
-        if launcher.n_jobs == 0:
-            takes = "expected 1 or more; -1 for one on each core"
-            raise ConfigError(f"hydra.launcher.n_jobs: got 0, {takes}")
-        import joblib  # installed with the plugin
-
-        at_once = int(joblib.effective_n_jobs(launcher.n_jobs))
-        # Joblib limits OpenMP and BLAS, which no setting reaches, to the same share.
-        share = max(1, machine.threads(None) // at_once)
-        return Worker(at_once, share) if at_once > 1 else None
+        raise ConfigError("hydra/launcher: got 'joblib'; try hydra/launcher=processes")
     own: Callable[[DictConfig], Worker] | None = getattr(get_class(launcher._target_), "plan", None)
     return own(launcher) if own else None
 

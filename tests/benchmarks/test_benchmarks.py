@@ -217,12 +217,6 @@ def recorded() -> dict[str, Any]:
         },
         "steps": {"sweeps": {"4 runs, warm": profile, "24 runs, warm": profile}},
         "startup": {"commands": {"--help": start, "one cached run": start}},
-        "parallel": {
-            "jobs": 2,
-            "wall_s": {"serial": [20.0, 21.0], "joblib": [12.0, 12.6]},
-            "runs": {"serial": 18, "joblib": 18},
-            "equal": 18,
-        },
         "equality": {"runs": [{**cell, "equal": True} for cell in cells]},
     }
     measured = {

@@ -40,7 +40,11 @@ def complaint(*overrides: str) -> str:
         ["backend=torch", "backend.engine=fbgemm", "nodes_to_exclude=[a,b]", "seed=7"],
         ["calib.percentile=99", "calib=percentile", "threads=null", "data.root='a b'"],
         ["experiment=published", "+analysis=sensitivity", "symmetric.weights=false"],
-        ["hydra/launcher=joblib", "hydra.launcher.n_jobs=3", "+per_backend.onnx.slim=true"],
+        [
+            "hydra/launcher=processes",
+            "hydra.launcher.cpus_per_task=3",
+            "+per_backend.onnx.slim=true",
+        ],
     ],
 )
 def test_what_the_tests_compose_is_what_hydra_composes(overrides):

@@ -31,7 +31,7 @@ LIST = "got a list, [{0}], expected one option; to run each: -m {1}={0}"
         ("dtype=[int8,uint8]", "dtype: " + LIST.format("int8,uint8", "dtype")),
         ("calib=[minmax]", "calib: " + LIST.format("minmax", "calib")),
         ("+analysis=[profile]", "analysis: " + LIST.format("profile", "analysis")),
-        ("hydra/launcher=[joblib]", "hydra/launcher: " + LIST.format("joblib", "hydra/launcher")),
+        ("hydra/launcher=[slurm]", "hydra/launcher: " + LIST.format("slurm", "hydra/launcher")),
         ("-m|backend=onnx,|torch", "torch: got a word without a key, expected key=value; a space "
                                    "has "
          "split a value; leave it out: backend=onnx,torch"),
@@ -97,7 +97,7 @@ def test_a_mistyped_word_is_refused(typed, said):
         "dtype=int8,uint8|--multirun",
         "~per_backend",
         "+analysis=sensitivity",
-        "hydra/launcher=joblib",
+        "hydra/launcher=processes",
         "hydra.sweep.dir=here",
         "op_types=[Conv,Gemm]",
         "precision.plan={conv2d: 4}",

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.slow
 
 CORES = machine.threads(None)
 LAUNCHERS = {
-    "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"),
     "processes": ("hydra/launcher=processes",),
     "ray_local": ("hydra/launcher=ray_local", "hydra.launcher.ray.init.num_cpus=2"),
     "ray_cluster": ("hydra/launcher=ray_cluster",),
@@ -103,8 +102,6 @@ def test_jobs_have_one_parent_and_lose_no_run(failing_sweep, launcher, parallel)
         assert "Traceback" not in sweep.err
         assert "Warning" not in sweep.err
         assert {"report.md", "report.html", "runs.csv"} <= set(sweep.artifacts(sweep.parent))
-    if launcher == "joblib":
-        assert parallel.table == failing_sweep.table
     if launcher == "processes":
         assert [row["status"] for row in parallel.table] == ["baseline", "killed", "ok", "failed"]
     if launcher == "ray_local":  # which has started the killed job again
@@ -132,8 +129,7 @@ def test_jobs_find_the_same_to_the_last_prediction(failing_sweep, parallel):
 
 def test_jobs_share_the_cores_and_say_so(failing_sweep, launcher, parallel):
     at_once = AT_ONCE.get(launcher, 2)
-    threads = max(1, CORES // 2) if launcher == "joblib" else 1
-    for sweep, tag, param in ((failing_sweep, 1, CORES), (parallel, at_once, threads)):
+    for sweep, tag, param in ((failing_sweep, 1, CORES), (parallel, at_once, 1)):
         ran = [run for run in sweep.children if run.data.tags["status"] != "killed"]
         assert len(ran) >= 2
         for run in ran:

@@ -1,16 +1,13 @@
 """What jobs in processes of their own are told, and what they hand back."""
 
-import multiprocessing
 import os
 import pickle
 import re
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import chdir
 from pathlib import Path
 
 import cloudpickle
-import joblib
 import pytest
 from hydra import initialize_config_dir
 from hydra._internal.callbacks import Callbacks
@@ -19,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.types import HydraContext, RunMode
+from omegaconf import OmegaConf
 
 from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq.core import command, machine
@@ -39,8 +37,6 @@ def plan(*overrides: str) -> Worker | None:
 @pytest.mark.parametrize(
     ("overrides", "at_once", "threads"),
     [
-        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], 2, max(1, CORES // 2)),
-        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=300"], 300, 1),
         (["hydra/launcher=processes"], CORES, 1),
         (["hydra/launcher=processes", f"hydra.launcher.cpus_per_task={CORES}"], 1, CORES),
         (["hydra/launcher=ray_local"], CORES, 1),
@@ -63,13 +59,17 @@ def test_jobs_times_threads_are_what_the_launcher_has(overrides, at_once, thread
 
 def test_one_job_after_the_other_stays_in_this_process():
     assert plan() is None
-    assert plan("hydra/launcher=joblib", "hydra.launcher.n_jobs=1") is None
+
+
+def test_joblib_is_answered_with_its_successor():
+    joblib = OmegaConf.create({"_target_": "hydra_plugins.hydra_joblib_launcher.JoblibLauncher"})
+    with pytest.raises(ConfigError, match=r"got 'joblib'.*try hydra/launcher=processes$"):
+        jobs.plan(joblib)
 
 
 @pytest.mark.parametrize(
     ("launcher", "setting", "reason"),
     [
-        ("joblib", "n_jobs=0", "got 0, expected 1 or more"),
         ("processes", "cpus_per_task=1000", f"got 1000, expected 1 to {CORES}"),
         ("ray_local", "ray.remote.num_cpus=0.5", "got 0.5, expected 1 to"),
         ("ray_cluster", "ray.remote.num_cpus=0", "got 0, expected 1 or more"),
@@ -164,13 +164,3 @@ def test_every_error_reaches_the_parent_with_its_traceback(error, kind):
     assert type(found) is kind
     assert "a key" in str(found)
     assert f"raise error\n{''.join(found.__notes__).splitlines()[-1]}" in found.__notes__[0]
-
-
-@pytest.mark.slow
-def test_a_worker_can_start_processes():
-    def start_another() -> str:
-        jobs.enter(Worker(2, 1))
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(str, "done").result()
-
-    assert joblib.Parallel(n_jobs=2)([joblib.delayed(start_another)()] * 2) == ["done", "done"]
