@@ -12,6 +12,7 @@ from onnx import numpy_helper
 
 from resnet8ptq.graph.embeddings import find_tables
 from resnet8ptq.graph.layers import LAYERS, fused_activations, short_names, weight_layers
+from resnet8ptq.graph.links import Links
 
 _WHOLE = ("Attention", "MultiHeadAttention", "GroupQueryAttention")  # in one operator
 _PRODUCTS = ("MatMul", "Einsum")
@@ -29,7 +30,7 @@ _Step = Callable[[onnx.NodeProto], Iterable[onnx.NodeProto]]
 def attention_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
     """Return the MatMuls of attention by a short unique name; see `layers.weight_layers`."""
     products = [node for node in find_attention(graph) if node.op_type == "MatMul"]
-    if not products:  # short names of all layers take time that grows with the square of them
+    if not products:
         return {}
     layers = [*weight_layers(graph).values()]
     names = short_names([*layers, *products])[len(layers) :]
@@ -38,7 +39,7 @@ def attention_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return attention's products and fused attention operators; empty without attention."""
-    computed, walk = _computed(graph), _Neighbours(graph)
+    computed, links = _computed(graph), Links(graph)
     both = [n for n in graph.node if n.op_type in _PRODUCTS and computed.issuperset(n.input[:2])]
     outputs = {name for node in both for name in node.output}
     products: set[str] = set()
@@ -46,7 +47,7 @@ def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
         if softmax.op_type == "Softmax":
             scores, values = (
                 {node.output[0] for node in _reach(softmax, step) if node.output[0] in outputs}
-                for step in (walk.makers, walk.readers)
+                for step in (links.before, links.after)
             )
             products |= scores | values if scores and values else set()
     return [n for n in graph.node if n.op_type in _WHOLE or not products.isdisjoint(n.output)]
@@ -81,33 +82,16 @@ def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]
     A mask adds about -10,000, or minus infinity, before a Softmax. In 8 bits, the unmasked scores
     then share one or two levels.
     """
-    walk, large = _Neighbours(graph), _large_constants(graph)
+    links, large = Links(graph), _large_constants(graph)
     softmaxes = [node for node in graph.node if node.op_type == "Softmax"]
-    before = {node.output[0] for softmax in softmaxes for node in _reach(softmax, walk.makers)}
+    before = {node.output[0] for softmax in softmaxes for node in _reach(softmax, links.before)}
     stretched: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         taken = {*node.input} & (large | stretched.keys())
         passes = not taken.isdisjoint(stretched) or node.op_type in _MASKING
         if taken and passes and node.output[0] in before:
-            stretched[node.output[0]] = [node, *walk.readers(node)]
+            stretched[node.output[0]] = [node, *links.after(node)]
     return stretched
-
-
-class _Neighbours:
-    """The producers and the consumers of tensors."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._makers = {name: node for node in graph.node for name in node.output}
-        self._readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in graph.node:
-            for name in node.input:
-                self._readers.setdefault(name, []).append(node)
-
-    def makers(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        return [self._makers[name] for name in node.input if name in self._makers]
-
-    def readers(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        return [reader for name in node.output for reader in self._readers.get(name, ())]
 
 
 def _reach(start: onnx.NodeProto, step: _Step) -> list[onnx.NodeProto]:

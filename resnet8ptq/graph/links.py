@@ -33,11 +33,12 @@ class Links:
         return {name: node for node in self.graph.node for name in node.output if name}
 
     @cached_property
-    def _readers(self) -> dict[str, list[onnx.NodeProto]]:
-        readers: dict[str, list[onnx.NodeProto]] = {}
+    def _readers(self) -> dict[str, dict[int, onnx.NodeProto]]:
+        """The nodes that read a tensor, by their identity; thousands may share one constant."""
+        readers: dict[str, dict[int, onnx.NodeProto]] = {}
         for node in self.graph.node:
-            for name in dict.fromkeys(inputs_of(node)):
-                readers.setdefault(name, []).append(node)
+            for name in inputs_of(node):
+                readers.setdefault(name, {})[id(node)] = node
         return readers
 
     @classmethod
@@ -47,21 +48,32 @@ class Links:
 
     def readers(self, name: str) -> list[onnx.NodeProto]:
         """Return the nodes that read a tensor, in graph order, each once."""
-        return self._readers.get(name, [])
+        return [*self._readers.get(name, {}).values()]
+
+    def before(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Return the producers of a node's inputs, in their order."""
+        return [self.producers[name] for name in node.input if name in self.producers]
+
+    def after(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Return the readers of a node's outputs."""
+        return [reader for name in node.output for reader in self.readers(name)]
 
     def is_shared(self, name: str) -> bool:
         """Return whether a tensor is an output of the graph, or an input of several nodes.
 
         A node that reads it twice counts twice.
         """
-        readers = self.readers(name)
-        places = sum(max(1, list(node.input).count(name)) for node in readers)
-        return name in self.outputs or places > 1
+        reader = self.only_reader(name)
+        if reader is None:
+            return name in self.outputs or name in self._readers
+        return list(reader.input).count(name) > 1
 
     def only_reader(self, name: str) -> onnx.NodeProto | None:
         """Return the only reader of a tensor; None if it has several, or is an output."""
-        readers = self.readers(name)
-        return readers[0] if len(readers) == 1 and name not in self.outputs else None
+        readers = self._readers.get(name, {})
+        if len(readers) != 1 or name in self.outputs:
+            return None
+        return next(iter(readers.values()))
 
     def replace_input(self, node: onnx.NodeProto, index: int, tensor: onnx.TensorProto) -> None:
         """Let a node read another constant, which is one of the graph's initializers."""
@@ -69,9 +81,9 @@ class Links:
         old = node.input[index]
         node.input[index] = tensor.name
         self.constants[tensor.name] = tensor
-        readers.setdefault(tensor.name, []).append(node)
+        readers.setdefault(tensor.name, {})[id(node)] = node
         if old and old not in inputs_of(node):
-            readers[old] = [other for other in readers[old] if other is not node]
+            del readers[old][id(node)]
 
 
 Linked = onnx.GraphProto | Links

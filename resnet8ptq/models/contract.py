@@ -74,7 +74,7 @@ def read_contract(graph: onnx.GraphProto) -> Contract:
         ModelError: a tensor has a type unknown to NumPy.
     """
     inputs = graph_inputs(graph)
-    batches = [_sizes(value)[0] for value in inputs if not is_scalar(value)]
+    batches = [sizes[0] for value in inputs if (sizes := _sizes(value))]
     return Contract(
         tuple(_tensor(value) for value in inputs),
         tuple(_tensor(value) for value in graph.output),
@@ -83,8 +83,9 @@ def read_contract(graph: onnx.GraphProto) -> Contract:
 
 
 def is_scalar(value: onnx.ValueInfoProto) -> bool:
-    """Return whether an input or output is a single number, without a batch axis."""
-    return not value.type.tensor_type.shape.dim
+    """Return whether an input or output is declared a single number, without a batch axis."""
+    kind = value.type.tensor_type
+    return kind.HasField("shape") and not kind.shape.dim
 
 
 def ask_for_values(inputs: Sequence[Tensor], key: str = "model.inputs") -> str:

@@ -108,6 +108,7 @@ def fold_into_products(graph: onnx.GraphProto) -> None:
     """
     links = Links(graph)
     constants = links.constants
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
     layers: dict[str, onnx.NodeProto] = {}  # by output
     folded = []
     for node in graph.node:
@@ -118,7 +119,9 @@ def fold_into_products(graph: onnx.GraphProto) -> None:
             continue
         values = [numpy_helper.to_array(constants[n]) for n in node.input if n in constants]
         layer = layers[taken]
-        if len(values) == 1 and _fold_into(links, layer, node, values[0]):
+        if len(values) == 1 and _fold_into(
+            links, layer, node, values[0], max(2, ranks.get(taken, 0))
+        ):
             layer.output[0] = node.output[0]
             layers[layer.output[0]] = layer
             folded.append(node)
@@ -135,13 +138,20 @@ def _is_product(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto])
     return plain and matrix and all(name in constants for name in node.input[2:])
 
 
-def _fold_into(links: Links, layer: onnx.NodeProto, node: onnx.NodeProto, values: Array) -> bool:
-    """Fold a node's values into the layer before it; return False if they are not [channels]."""
+def _fold_into(
+    links: Links, layer: onnx.NodeProto, node: onnx.NodeProto, values: Array, rank: int
+) -> bool:
+    """Fold a node's values into the layer before it; return False if they are not [channels].
+
+    Args:
+        rank: number of axes of the layer's output; 2, if it is unknown. A constant with more axes
+            would add axes to the output.
+    """
     weights, bias = (read(links, layer).astype(np.float64) for read in (read_weights, read_bias))
     channels = len(weights)
     if not _is_by_channel(values.shape, channels):
         return False
-    if values.ndim > 2 and values.ndim > _rank(links.graph, layer):
+    if values.ndim > rank:
         return False
     if node.op_type == "Add" and layer.op_type == "MatMul":  # which has no bias
         return False
@@ -163,15 +173,6 @@ def _is_by_channel(shape: tuple[int, ...], channels: int) -> bool:
     (True, False, True)
     """
     return math.prod(shape[:-1]) == 1 and shape[-1:] in ((), (1,), (channels,))
-
-
-def _rank(graph: onnx.GraphProto, layer: onnx.NodeProto) -> int:
-    """Return the number of axes of a layer's output; 2 at least, if it is unknown.
-
-    A constant with more axes would add axes to the output.
-    """
-    known = [value for value in graph.value_info if value.name == layer.output[0]]
-    return max([2, *(len(value.type.tensor_type.shape.dim) for value in known)])
 
 
 @contextmanager

@@ -27,6 +27,13 @@ def test_inner_graphs_and_outputs_are_readers():
     assert [links.is_shared(name) for name in ("w", "x", "seen")] == [True, False, True]
 
 
+def test_neighbours_of_a_node():
+    links = Links(parser.parse_model(NETWORK).graph)
+    node = links.producers["unread"]
+    assert [other.op_type for other in links.before(node)] == ["Neg"]
+    assert [other.op_type for other in links.after(links.producers["alone"])] == ["Exp", "If"]
+
+
 def test_pruning_keeps_what_inner_graphs_read():
     proto = parser.parse_model(NETWORK)
     prune(proto.graph)

@@ -138,6 +138,28 @@ def test_samples_settle_the_layout_and_free_sizes(take, tmp_path, changes, takes
     assert [dim.dim_value for dim in value.type.tensor_type.shape.dim] == [0, *takes]
 
 
+@pytest.mark.parametrize(
+    ("field", "last"), [("shape", "Softmax"), ("type", "Softmax"), ("shape", "Reshape")]
+)
+def test_an_output_without_a_declared_shape_gets_the_one_it_has(take, tmp_path, field, last):
+    proto = build(last=last)
+    if last == "Reshape":  # to a computed shape, of which onnx infers nothing
+        proto.graph.node.insert(0, helper.make_node("Shape", ["pixels:0"], ["four"]))
+        proto.graph.node.insert(1, helper.make_node("Compress", ["four", "first"], ["rows"]))
+        proto.graph.node.insert(2, helper.make_node("Concat", ["rows", "rest"], ["to"], axis=0))
+        proto.graph.node[-1].input.append("to")
+        first = np.array([True, False, False, False])
+        constants = {"first": first, "rest": np.array([-1], np.int64)}
+        for name, values in constants.items():
+            proto.graph.initializer.append(numpy_helper.from_array(values, name))
+    [output] = proto.graph.output
+    (output if field == "type" else output.type.tensor_type).ClearField(field)
+    record = take(proto)
+    assert record.contract.outputs == (Tensor("given", (10,), "float32"),)
+    [value] = onnx.load(tmp_path / "made" / conversion.FOLDED).graph.output
+    assert len(value.type.tensor_type.shape.dim) == 2
+
+
 def test_logits_and_several_outputs_are_taken_as_they_are(take):
     assert take(build(last="Identity")).final == "logits"
 

@@ -19,6 +19,7 @@ from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, STORED
 from resnet8ptq.graph.pruning import find_all
+from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models.gates import EXPECTS_FP32
 
 MAX_BYTES = 2**31 - 1  # protobuf's limit
@@ -212,9 +213,28 @@ def _check(proto: onnx.ModelProto, path: Path) -> None:
     with errors_as(ModelError, f"{path}: not a valid ONNX model"):
         reason = next(_reasons_against(proto), None)
         if reason is None:
-            onnx.checker.check_model(proto)
+            _check_model(proto)
     if reason is not None:
         raise ModelError(f"{path}: {reason}")
+
+
+def _check_model(proto: onnx.ModelProto) -> None:
+    """Check a model by onnx; write the inferred type of each output without a shape.
+
+    ONNX Runtime needs no declared shape, and some exporters write none. Where none can be inferred,
+    such as behind a computed shape, the output gets one as the network runs.
+    """
+    missing = [v for v in proto.graph.output if not v.type.tensor_type.HasField("shape")]
+    inferred = {value.name: value.type for value in infer_shapes(proto).output} if missing else {}
+    for value in missing:
+        value.type.CopyFrom(inferred[value.name])
+    kinds = [value.type.tensor_type for value in missing]
+    unknown = [kind for kind in kinds if kind.elem_type and not kind.HasField("shape")]
+    for kind in unknown:
+        kind.shape.SetInParent()  # onnx asks for one
+    onnx.checker.check_model(proto)
+    for kind in unknown:
+        kind.ClearField("shape")
 
 
 def _reasons_against(proto: onnx.ModelProto) -> Iterator[str]:
@@ -297,7 +317,7 @@ def find_weights(
                 yield node.op_type, origin[node.input[1]]
         elif node.op_type in ("ConstantOfShape", "Range"):
             continue  # its inputs are a shape, or ends
-        elif node.input and node.output and set(node.input) <= set(origin):
+        elif node.input and node.output and origin.keys() >= set(node.input):
             origin[node.output[0]] = origin[node.input[0]]  # such as Transpose of a constant
 
 
