@@ -35,7 +35,7 @@ _ALONE = "weights alone are quantized by backend=onnx method=weight_only dtype=w
 _DTYPES = ("int8", "uint8", "u8s8", "w4a8", "w8a16")  # a new dtype joins by name
 # The settings of a framework or a method that quantizes weights and activations.
 WITH_ACTIVATIONS: Takes = {
-    "method": (["static", "dynamic", "qat"], _ALONE),
+    "method": (["static", "dynamic", "qat"], f"mixed is of backend=onnx; {_ALONE}"),
     "dtype.name": (
         ["fp32", *_DTYPES],
         f"expected {' | '.join(_DTYPES)}; {_ALONE}",

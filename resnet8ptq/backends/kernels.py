@@ -43,7 +43,7 @@ def saturates(resolved: Resolved, operators: Collection[str], flags: Collection[
         return False
     return {
         "QDQ": True,
-        "QOperator": resolved.activation_dtype == "uint8",
+        "QOperator": "uint8" in resolved.activation_dtype,
         "IntegerOps": not _LINEAR.isdisjoint(operators),
     }.get(resolved.file_format or "", False)
 

@@ -78,8 +78,8 @@ class Combination:
         if self.dtype == "fp32":
             return [self.framework, self.dtype, "", ""]
         calibration = self.calib if self.method == "static" else self.method
-        if self.method == "qat":
-            calibration = f"qat, {self.calib}"
+        if self.method in ("mixed", "qat"):
+            calibration = f"{self.method}, {self.calib}"
         granularity = "per channel" if self.per_channel else "per tensor"
         if self.method == "weight_only":
             granularity = "in blocks" if self.in_blocks else "per channel"

@@ -25,6 +25,7 @@ DTYPES = {
     "w8": ("float32", "int8"),
 }
 WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only
+BY_BATCH = ("dynamic", "mixed")  # methods with ranges that the batch sets
 # In this order.
 CORRECTIONS = ("smooth_quant", "equalization", "adaround", "reconstruction", "bias_correction")
 _THREADS = (*limits.COUNT, at_most(1024))
@@ -38,7 +39,7 @@ def _with(key: str, *values: str) -> dict[str, Limit]:
 
 # Conditions: the settings that other settings need to have an effect.
 _QUANTIZED = _with("dtype.name", *(name for name in DTYPES if name != "fp32"))
-_CALIBRATED = {**_QUANTIZED, **_with("method", "static", "qat")}
+_CALIBRATED = {**_QUANTIZED, **_with("method", "static", "mixed", "qat")}
 _HISTOGRAM = _with("calib.name", "entropy", "percentile", "mse")
 _AVERAGE = _with("calib.name", "moving_average")
 _LETTERBOX = _with("preprocess.resize", "letterbox")
@@ -422,7 +423,7 @@ class QuantizationConfig:
     backend: BackendConfig = MISSING
     dtype: DtypeConfig = MISSING
     calib: CalibConfig = limited(MISSING, only=_CALIBRATED)
-    method: str = limited("static", one_of("static", "dynamic", "qat", "weight_only"))
+    method: str = limited("static", one_of("static", "dynamic", "mixed", "qat", "weight_only"))
     weight_only: WeightOnlyConfig = limited(WeightOnlyConfig, only=_WEIGHT_ONLY)
     per_channel: bool = limited(False, only=_QUANTIZED)
     format: str | None = limited(None, one_of("auto", "qdq", "qoperator"), only=_QUANTIZED)

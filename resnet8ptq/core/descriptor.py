@@ -24,6 +24,7 @@ class Search:
         fewer_bits: settings beside `dtype=w4a8`; None: its files hold no weights below 8 bits.
         chooses_operators: whether `op_types` is a step of its own, to leave pools in float.
         dynamic: whether `method=dynamic` quantizes matrix products.
+        mixed: whether `method=mixed` does, beside static convolutions.
         diagnoses: whether `+analysis=diagnose` reads its files.
         weights_alone: whether `method=weight_only` takes matrix products.
         wide_activations: whether integer kernels take 16-bit activations.
@@ -34,6 +35,7 @@ class Search:
     fewer_bits: tuple[str, ...] | None = None
     chooses_operators: bool = False
     dynamic: bool = False
+    mixed: bool = False
     diagnoses: bool = False
     weights_alone: bool = False
     wide_activations: bool = False

@@ -12,7 +12,7 @@ import numpy as np
 
 from resnet8ptq.backends.contract import Artifact, Predictor, Quantizer
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
-from resnet8ptq.config.schema import DtypeConfig, QuantizationConfig
+from resnet8ptq.config.schema import BY_BATCH, DtypeConfig, QuantizationConfig
 from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.machine import Runtime
@@ -297,7 +297,7 @@ class Evaluator:
         """Load the artifact at `path` with the batching in the settings, or the fastest one."""
         config = quantizer.config
         size = batch_size or self.batch_size
-        if size is None and config.method == "dynamic":
+        if size is None and config.method in BY_BATCH:
             size = DYNAMIC_BATCH_SIZE
         about: cache.Key = {
             "network": self.network.sha256,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from resnet8ptq.config.schema import LatencyConfig, RunConfig
+from resnet8ptq.config.schema import BY_BATCH, LatencyConfig, RunConfig
 from resnet8ptq.core import background
 from resnet8ptq.core.machine import PeakMemory
 from resnet8ptq.data.dataset import Split
@@ -61,8 +61,8 @@ def measure(
         label = "Evaluating to choose"
         chosen = evaluator.compare(path, samples.selection, label, logits=False)
         choice, metrics["system/choose_s"] = chosen.comparison, chosen.evaluation.seconds
-    is_dynamic = config.method == "dynamic" and config.dtype.name != "fp32"
-    if is_dynamic and evaluation.batching.batch_size != 1:  # the batch sets its ranges
+    by_batch = config.method in BY_BATCH and config.dtype.name != "fp32"
+    if by_batch and evaluation.batching.batch_size != 1:  # the batch sets its ranges
         label = "Evaluating one by one"
         seen = reported.take(np.arange(comparison.model.total)) if plan else reported
         single = evaluator.compare(path, seen, label, 1, logits=False).comparison

@@ -16,12 +16,14 @@ from resnet8ptq.evaluation.worth import WORTH, saves
 from resnet8ptq.report.answer import say_facts, say_verdict
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection
+from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import EXIT_CODES, FAIL, PASS, UNDECIDED
 from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 
 FILE = "winner.yaml"  # in the sweep's folder
+BY_OUTPUTS = "to ship by the distance from FP32's outputs, whatever the labels: add task=deviation"
 _LEFT_OUT = ("experiment", "evaluate.split", "sweep.resume", "max_seconds")
 
 
@@ -108,6 +110,8 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
     title = "Winner" if winner.outcome == PASS else "Nothing passes; the closest to FP32"
     if not is_worth:
         title = "Nothing is worth deploying beside FP32; the closest to it"
+    if winner.outcome == VOID:
+        title = "FP32 itself is void, so nothing can pass; the file in plain 8 bits"
     say(console, f"\n{title}: {winner.cell.label}. {verdict}")
     say(console, f"  {'; '.join(say_facts(winner.selected, winner.cell))}")
     if not is_worth:
@@ -120,7 +124,10 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
     if delivery.record is None or delivery.record.run_id != record.run_id:
         delivery.keep(record, "", is_confirmed=True)
     _say_file(delivery, record, winner.settings)
-    say(console, f"  {record.deploy_command}")
+    if record.deploy_command is None:
+        say(console, f"  {BY_OUTPUTS}")
+    else:
+        say(console, f"  {record.deploy_command}")
     return (
         EXIT_CODES[FAIL]
         if winner.outcome == PASS and not is_worth

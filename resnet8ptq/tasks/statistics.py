@@ -20,6 +20,7 @@ from resnet8ptq.core.console import track
 
 Z95 = float(ndtri(0.975))
 SIGNIFICANCE = 0.05  # of p-values that are corrected together
+FEWEST = 5  # items: all of 4 on one side of a limit is chance once in 16 times
 POWER = 0.8  # at the sample size that a report asks for
 ROUNDING = 1e-9  # a relative spread below this is an error of float64
 KNOWN = 0.99  # of the replicates, at least, have a value
@@ -81,7 +82,7 @@ class Margin:
     Attributes:
         z: the distance in standard errors under a true loss at the limit.
         correction: the continuity correction, half a step of a counted loss in standard errors;
-            infinite without spread.
+            infinite without spread, or with fewer than `FEWEST` items.
         no_change: whether no item has changed, so the loss cannot be assumed to be lower.
     """
 
@@ -107,12 +108,12 @@ class Margin:
         Args:
             level: the level of the one-sided test.
         """
-        if math.isinf(self.correction):
+        if math.isinf(self.correction) and not self.z:
             return math.nan
         if self.no_change:
             return self._items_of_no_change(items, level)
         needed = float(ndtri(1 - level) + ndtri(POWER))
-        return items * (needed / self.z) ** 2 if self.z else math.inf
+        return max(items * (needed / self.z) ** 2, FEWEST) if self.z else math.inf
 
     def _items_of_no_change(self, items: int, level: float) -> float:
         """Return the sample size at which the test decides if no item changes."""
@@ -125,12 +126,14 @@ class Margin:
         """Return the margin of a mean loss with an estimated standard error.
 
         Its z has the same probability as Student's t with items - 1 degrees of freedom. Without
-        spread the margin is unknown, because the items give no information about others.
+        spread the margin is unknown, because the items give no information about others. Fewer than
+        `FEWEST` items decide nothing.
         """
         if not error > ROUNDING * abs(excess) or items < 2:  # also NaN
             return cls(0.0, math.inf)
         tail = float(stdtr(items - 1, -abs(excess) / error))
-        return cls(math.copysign(float(ndtri(max(tail, sys.float_info.min))), excess))
+        z = math.copysign(float(ndtri(max(tail, sys.float_info.min))), excess)
+        return cls(z, math.inf if items < FEWEST else 0.0)
 
     @classmethod
     def of_mean(cls, excess: Values) -> Self:

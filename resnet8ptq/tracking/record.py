@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from resnet8ptq.config.naming import Combination
+from resnet8ptq.config.schema import BY_BATCH
 from resnet8ptq.core import child, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import printable
@@ -354,8 +355,8 @@ class RunRecord(BaseModel):
 
     @property
     def dynamic_batch(self) -> str | None:
-        """With `method=dynamic`, the batch size of the evaluation; None for other methods."""
-        if self.params.get("method") != "dynamic":
+        """With `method=dynamic | mixed`, the batch size of the evaluation; None for others."""
+        if self.params.get("method") not in BY_BATCH:
             return None
         return str(self.metrics.get("system/evaluate_batch_size"))
 
@@ -443,8 +444,11 @@ class RunRecord(BaseModel):
 
     @property
     def deploy_command(self) -> str | None:
-        """The command that exports the file with a model card; None without a file of this tool."""
-        if self.status != "ok" or not self.deploy_words:
+        """The command that exports the file with a model card.
+
+        None without a file of this tool, and where FP32 is void, since `deploy` refuses both.
+        """
+        if self.status != "ok" or self.doubt or not self.deploy_words:
             return None
         return printable_or_none(invocation.command("deploy", *self.deploy_words))
 
@@ -462,7 +466,7 @@ class RunRecord(BaseModel):
         Raises:
             PtqError: as on the command line.
         """
-        if self.deploy_command is None:
+        if self.deploy_command is None and not self.doubt:
             raise ConfigError(f"run_id: run {self.run_id} has no file of this tool to deploy")
         target = Path(folder).expanduser().absolute()
         asked = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]

@@ -58,6 +58,8 @@ CASES = [
     ("torch_pt2e", "dtype=w4", "dtype=w4" + WEIGHTS_ALONE),
     ("torch_pt2e", "dtype=w8", "dtype=w8" + WEIGHTS_ALONE),
     ("torch_pt2e", W4, r"method=weight_only: .* backend=onnx"),
+    ("torch", "method=mixed", r"method=mixed: .*backend=onnx"),
+    ("onnx", "method=mixed dtype=w4a8", r"method=mixed: weights below 8 bits"),
     ("torch_pt2e", "method=dynamic", r"backend\.flow=pt2e is static"),
     ("torch_pt2e", "calib=histogram", r"backend\.flow=fx"),
     ("torch_pt2e", "backend.engine=fbgemm", r"backend\.engine=fbgemm: for"),

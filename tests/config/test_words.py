@@ -226,7 +226,7 @@ def test_make_ui_names_the_port_that_is_in_use():
         (["calib=minmax,entropy", "calib.percentile=99"], "calib.percentile: has no effect with "
          "calib=minmax | entropy; try calib=percentile"),
         (["calib=mse", "method=dynamic"], "calib: has no effect with method=dynamic; try "
-         "method=static | qat"),
+         "method=static | mixed | qat"),
         (["per_channel=true", "dtype=fp32"], "per_channel: has no effect with dtype=fp32; try "
          "dtype=int8 | uint8 | u8s8 | w4a8 | w8a16 | w4 | w8"),
         (["per_channel=true", "dtype=fp32,int8"], ""),

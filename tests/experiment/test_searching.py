@@ -106,6 +106,7 @@ def test_findings_decide_the_next_steps():
 @pytest.mark.parametrize(
     ("name", "word"),
     [
+        (properties.BESIDE, "method=mixed"),
         (properties.ATTENTION, "corrections.smooth_quant=true"),
         (properties.POOLS, step_table.POOLS_IN_FLOAT.words),
     ],

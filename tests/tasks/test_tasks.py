@@ -860,10 +860,12 @@ def test_margins_of_means_are_student_s():
     assert statistics.bootstrap_margin(constant - 0.01, 50).p_beyond == 1
 
 
-def test_two_items_have_a_margin_and_a_far_one_stays_finite():
-    two = statistics.Margin.student(-0.01, 0.005, 2)
-    assert two.p_within == pytest.approx(stats.t.cdf(-2, 1))
-    assert two.p_beyond == pytest.approx(stats.t.sf(-2, 1))
+def test_fewer_than_five_items_decide_nothing_and_a_far_margin_stays_finite():
+    few = statistics.Margin.student(-1.0, 1e-6, 4)
+    assert few.p_within == few.p_beyond == 1
+    assert few.items_needed(4, 0.05) == 5
+    five = statistics.Margin.student(-0.01, 0.005, 5)
+    assert five.p_within == pytest.approx(stats.t.cdf(-2, 4))
     far = statistics.Margin.student(-1.0, 1e-3, 10_000)
     assert -40 < far.z < -37
 

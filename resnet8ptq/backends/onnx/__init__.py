@@ -20,6 +20,7 @@ BACKEND = Backend(
         fewer_bits=("reduce_range=true",),
         chooses_operators=True,
         dynamic=True,
+        mixed=True,
         diagnoses=True,
         weights_alone=True,
     ),

@@ -29,6 +29,7 @@ from resnet8ptq.backends.contract import (
 from resnet8ptq.backends.onnx import (
     checking,
     dynamic,
+    mixed,
     predictor,
     profiler,
     rewriting,
@@ -65,6 +66,7 @@ log = logging.getLogger(__name__)
 MODEL_FILE = "model.onnx"
 
 FORMATS = {"qdq": QuantFormat.QDQ, "qoperator": QuantFormat.QOperator}
+_METHODS = ("static", "dynamic", "mixed", "qat")
 _NARROW_TAKES: Takes = {
     "method": (["static", "qat"], "weights below 8 bits are quantized statically"),
     "format": ([None, "qdq", "auto"], "weights below 8 bits take format=qdq"),
@@ -97,7 +99,7 @@ class OnnxQuantizer(Quantizer):
             return Resolved()
         if config.method == "weight_only":
             return weight_only.resolve(config)
-        refuse_others(config, WITH_ACTIVATIONS)
+        refuse_others(config, {**WITH_ACTIVATIONS, "method": (_METHODS, "")})
         weights = WeightScheme.of(config, bool(config.reduce_range))
         dtype, symmetric = DTYPES[config.dtype.name][0], config.symmetric.activations
         # `fit` replaces `auto`, which depends on the network.
@@ -111,6 +113,8 @@ class OnnxQuantizer(Quantizer):
             dynamic.check(config)
             dtype, file_format = "uint8 (dynamic)", "IntegerOps"
         else:
+            if config.method == "mixed":
+                dtype = f"{dtype}, uint8 (dynamic)"
             own = f"torch's own observer; onnx takes {' | '.join(SHARED)}"
             refuse_others(config, {"calib.name": (SHARED, own)})
         return Resolved(
@@ -134,6 +138,9 @@ class OnnxQuantizer(Quantizer):
             return {}
         graph = onnx.load(model.onnx_path).graph
         skipped = find_float_nodes(graph, self.select(self.asked))
+        if config.method == "mixed":
+            mixed.check(graph, skipped)
+            skipped = self._find_skipped(graph, self.asked)[0]
         if config.method == "weight_only":
             operators = weight_only.find_operators(config)
             others = [node.name for node in graph.node if node.op_type not in operators]
@@ -190,7 +197,7 @@ class OnnxQuantizer(Quantizer):
                 shutil.copyfile(model.onnx_path, temporary)
                 return Artifact(path)
             proto = onnx.load(model.onnx_path)
-            skipped = find_float_nodes(proto.graph, self.select(decisions))
+            skipped, dynamic_nodes = self._find_skipped(proto.graph, decisions)
             file_format = self._choose_format(proto.graph, decisions, skipped)
             tables = self._find_tables(proto.graph, decisions, skipped)
             skipped += tables
@@ -206,6 +213,9 @@ class OnnxQuantizer(Quantizer):
                 weight_only.quantize(source, temporary, skipped, config)
                 details = weight_only.describe_left(proto.graph, skipped, config)
             else:
+                if dynamic_nodes:
+                    others = [n.name for n in proto.graph.node if n.name not in dynamic_nodes]
+                    dynamic.quantize(source, source, others, config)
                 activations = self.activations(model, decisions, calibration)
                 calibrated = self._quantize_static(
                     source, temporary, proto.graph, skipped, file_format, activations
@@ -220,6 +230,16 @@ class OnnxQuantizer(Quantizer):
                 whole, small = (open_runner(m, threads) for m in (written, str(temporary)))
                 check_same(whole, small, calibration.batches(config.calib.batch_size))
         return Artifact(path, count, calibrated, details)
+
+    def _find_skipped(
+        self, graph: onnx.GraphProto, decisions: Decisions
+    ) -> tuple[list[str], list[str]]:
+        """Return the nodes without a static range; with method=mixed, the dynamic ones too."""
+        skipped = find_float_nodes(graph, self.select(decisions))
+        if self.config.method != "mixed":
+            return skipped, []
+        products = mixed.find_dynamic(graph, skipped)
+        return mixed.find_not_static(graph, {*skipped, *products}), products
 
     def _rewrite(
         self,
@@ -282,6 +302,8 @@ class OnnxQuantizer(Quantizer):
         if self.config.method == "weight_only":
             in_blocks = "Gather" in weight_only.find_operators(self.config)
             skipped = [n.name for n in graph.node] if in_blocks else decisions.in_float
+        elif self.config.method == "mixed":  # no static layer reads them
+            skipped = decisions.in_float
         return [node.name for node in find_tables(graph) if node.name not in skipped]
 
     def _find_unbounded(self, activations: Activations, skipped: Collection[str]) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
+from resnet8ptq.backends.onnx import dynamic
 from resnet8ptq.core.errors import UnsupportedError, errors_as
 from resnet8ptq.graph.layers import (
     FUSED,
@@ -189,7 +190,9 @@ def leave_output_in_float(proto: onnx.ModelProto) -> None:
         UnsupportedError: the last layer's integer operator returns 8 bits only.
     """
     graph, links = proto.graph, Links(proto.graph)
-    for layer in find_tail(graph, (*LAYERS, *_INTEGER))[0]:
+    for layer in find_tail(graph, (*LAYERS, *_INTEGER, *dynamic.LAYERS))[0]:
+        if layer.op_type in dynamic.LAYERS:  # they return float
+            continue
         behind = links.readers(layer.output[0])
         if layer.op_type in LAYERS:  # QDQ, or a float layer
             quantizes = [node for node in behind if node.op_type == "QuantizeLinear"]

@@ -11,9 +11,11 @@ from resnet8ptq.graph.layers import is_grouped
 
 ATTENTION, DEPTHWISE, POOLS, SILU = "attention", "depthwise", "average pool", "SiLU"
 PRODUCTS, RECURRENT = "weights in matrix products", "recurrent"
+BESIDE = "matrix products or LSTMs beside convolutions"
 UNEQUAL = "channels of unequal scale"
 
 _IMBALANCE = 16.0  # of channels that share a scale: the small ones keep 4 of 8 bits
+_BESIDE = 0.05  # of the weights, in convolutions and elsewhere
 _RECURRENT = {"GRU", "LSTM", "RNN"}
 _POOLS = {"GlobalAveragePool", "AveragePool", "ReduceMean"}
 
@@ -22,9 +24,12 @@ def find_properties(graph: onnx.GraphProto) -> list[str]:
     """Return the properties of a converted network for which the search has steps."""
     operators = {node.op_type for node in graph.node}
     attention = bool(find_attention(graph))
+    convolutions, products, recurrent = _find_weights(graph)
+    both = min(convolutions, products + recurrent)
     present = {
         ATTENTION: attention,
-        PRODUCTS: _weighs_by_products(graph),
+        PRODUCTS: products > convolutions,
+        BESIDE: both > _BESIDE * (convolutions + products + recurrent),
         RECURRENT: not operators.isdisjoint(_RECURRENT),
         DEPTHWISE: any(map(is_grouped, graph.node)),
         POOLS: not attention and not operators.isdisjoint(_POOLS),
@@ -34,16 +39,15 @@ def find_properties(graph: onnx.GraphProto) -> list[str]:
     return [name for name, holds in present.items() if holds]
 
 
-def _weighs_by_products(graph: onnx.GraphProto) -> bool:
-    """Whether matrix products have more weights than convolutions."""
+def _find_weights(graph: onnx.GraphProto) -> tuple[int, int, int]:
+    """Return the number of weights in convolutions, in matrix products, and in LSTMs."""
     sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
     weights: Counter[str] = Counter()
     for node in graph.node:
         for name in node.input[:3]:
             weights[node.op_type] += sizes.get(name, 0)
-    products = weights["MatMul"] + weights["Gemm"]
     convolutions = weights["Conv"] + weights["ConvTranspose"]
-    return products > convolutions
+    return convolutions, weights["MatMul"] + weights["Gemm"], weights["LSTM"]
 
 
 def _has_silu(graph: onnx.GraphProto) -> bool:

@@ -15,7 +15,7 @@ from resnet8ptq.core.descriptor import find_search
 from resnet8ptq.evaluation.worth import saves
 from resnet8ptq.experiment.search import step_table
 from resnet8ptq.experiment.search.changes import Change, change
-from resnet8ptq.experiment.search.properties import PRODUCTS, RECURRENT
+from resnet8ptq.experiment.search.properties import BESIDE, PRODUCTS, RECURRENT
 from resnet8ptq.experiment.search.step_table import ANSWERS, FALLBACK, Proposal, Seen
 
 SKIPPED = "skipped"  # the status of a step that did not fit into the time
@@ -23,7 +23,7 @@ DIAGNOSIS, FEWER_BITS, CONFIRM = "diagnosis", "fewer bits", "confirm"  # kinds o
 SAME_SIZE = 1.03  # sizes that differ by less are not told apart
 SAME_NOISE = 1.25
 FEWEST = 0.35  # of the bytes of 8 bits: 2 or 3 bits a weight
-_EXCLUDE = "nodes_to_exclude"
+_EXCLUDE, _MIXED = "nodes_to_exclude", "method=mixed"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,12 @@ class Step:
     @property
     def is_static(self) -> bool:
         """Whether its model has activation ranges from calibration, which other steps change."""
-        return self.settings.get("method") in (None, "method=static", "method=qat")
+        return self.settings.get("method") in (None, "method=static", _MIXED, "method=qat")
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some of its layers are dynamic; no diagnosis and no bits by layer take it."""
+        return self.settings.get("method") == _MIXED
 
     @property
     def overrides(self) -> list[str]:
@@ -424,9 +429,9 @@ def _costs_more(diagnosed: Tried) -> str:
 
 
 def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
-    """Return the diagnosis of the best so far; empty if one has run, or for other backends."""
+    """Return the diagnosis of the best so far; empty if one has run, or where none is possible."""
     tried = any(trial.step.kind == DIAGNOSIS for trial in own)
-    if tried or not find_search(best.backend).diagnoses:
+    if tried or best.is_mixed or not find_search(best.backend).diagnoses:
         return []
     files = _without_fixed(asked, ("format=qdq", "slim=false"))  # which the analysis needs anyway
     settings = {**best.settings, **files}
@@ -445,7 +450,7 @@ def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
     """
     if {"precision.plan", "precision.max_bytes"} & {*asked.fixed}:
         return []
-    static = [trial for trial in own if trial.step.is_static]
+    static = [trial for trial in own if trial.step.is_static and not trial.step.is_mixed]
     eight = [trial for trial in static if trial.passes and trial.step.kind != FEWER_BITS]
     backend = own[0].step.backend
     more = find_search(backend).fewer_bits
@@ -478,7 +483,9 @@ def _budget(step: Step) -> float:
 def _base(asked: Asked, backend: str) -> dict[str, str]:
     """Return the settings of every trial, which runs on the selection samples only."""
     settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
-    several = len(asked.backends) > 1 or not {PRODUCTS, RECURRENT}.isdisjoint(asked.properties)
+    several = len(asked.backends) > 1 or not {PRODUCTS, RECURRENT, BESIDE}.isdisjoint(
+        asked.properties
+    )
     compares = asked.goal == "fastest" and several  # latencies
     if not compares and "latency.enabled" not in asked.fixed:
         settings["latency.enabled"] = "latency.enabled=false"

@@ -14,6 +14,7 @@ from resnet8ptq.core.descriptor import Search, find_search
 from resnet8ptq.experiment.search.changes import Change, calibrate, change, leave_in_float
 from resnet8ptq.experiment.search.properties import (
     ATTENTION,
+    BESIDE,
     DEPTHWISE,
     POOLS,
     PRODUCTS,
@@ -37,7 +38,7 @@ class StepKind:
         rank: position in the order; 0 to 9: tried before the search may end, because nobody can say
             which of them is best.
         settings: the settings in one line; `{max_drop}` is half of the limit, `{exact}` a dtype
-            whose products this CPU sums exactly.
+            whose products this CPU sums exactly, `{start}` the settings of the plain run.
         why: the reason to try it, in one line.
         cost: expected time, relative to the plain run.
         needs: properties of the network, one of which must hold; empty: any network.
@@ -108,6 +109,16 @@ STEPS = (
         needs=(PRODUCTS, RECURRENT),
         capability="dynamic",
         reasons={RECURRENT: "recurrent layers: only ranges of activations sample by sample fit"},
+        plain=True,
+        only_8_bits=True,
+    ),
+    StepKind(
+        name="mixed",
+        rank=2,
+        settings="method=mixed {start}",
+        why="both kinds of layers: dynamic products and LSTMs beside static convolutions",
+        needs=(BESIDE,),
+        capability="mixed",
         plain=True,
         only_8_bits=True,
     ),
@@ -343,7 +354,8 @@ def _propose(row: StepKind, seen: Seen) -> list[Proposal]:
             Proposal(answer, why.format(finding=name), row.cost) for name, answer in seen.findings
         ]
     exact = "u8s8" if seen.exact_sums else "uint8"
-    words = row.settings.format(max_drop=f"{seen.limit / 2:g}", exact=exact).split()
+    named = {"max_drop": f"{seen.limit / 2:g}", "exact": exact, "start": start(seen).words}
+    words = row.settings.format(**named).split()
     if row.drops_corrections:
         on = [key for key in seen.settings if seen.is_set(key, "true")]
         words += [f"{key}=false" for key in on if key.startswith("corrections.")]

@@ -1,0 +1,66 @@
+"""`method=mixed`: dynamic matrix products and LSTMs beside static convolutions, in one file.
+
+A static range fits convolutions, whose dynamic kernel is slower than FP32. A range by sample fits
+matrix products, and is the only one that ONNX Runtime takes for an LSTM.
+"""
+
+from collections.abc import Collection
+
+import onnx
+
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.graph.layers import LAYERS, RECURRENT, find_stacks, fused_activations
+from resnet8ptq.graph.pruning import inputs_of
+
+_PRODUCTS = ("MatMul", "Gemm")
+
+
+def check(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
+    """Raise `UnsupportedError` if the nodes to quantize are of one kind only."""
+    products = find_dynamic(graph, skipped)
+    convolutions = [n.name for n in graph.node if n.op_type == "Conv" and n.name not in skipped]
+    if not (products and convolutions):
+        raise UnsupportedError(
+            f"method=mixed: got {len(products)} matrix products and LSTMs to quantize, and "
+            f"{len(convolutions)} convolutions, expected both; try method=static | dynamic"
+        )
+
+
+def find_dynamic(graph: onnx.GraphProto, skipped: Collection[str]) -> list[str]:
+    """Return the names of the matrix products with one constant matrix, and of the LSTMs.
+
+    Args:
+        skipped: names of nodes that stay in float.
+    """
+    constants = {tensor.name for tensor in graph.initializer}
+    left = {*skipped, *find_stacks(graph)}
+    names = []
+    for node in graph.node:
+        is_constant = not constants.isdisjoint(node.input[1:2])
+        if is_constant and node.op_type in (*_PRODUCTS, *RECURRENT) and node.name not in left:
+            names.append(node.name)
+    return names
+
+
+def find_not_static(graph: onnx.GraphProto, left: Collection[str]) -> list[str]:
+    """Return the names of the nodes without a static range.
+
+    These are the nodes in `left`, and the operators without weights that no static layer reads: to
+    round their values costs time and gains nothing. A Relu or Clip in a convolution's kernel has a
+    range.
+
+    Args:
+        left: names of the dynamic nodes and of those in float.
+    """
+    fused = {node.name for node in fused_activations(graph)}
+    convolved = {node.output[0] for node in graph.node if node.op_type == "Conv"}
+    names = []
+    needed: set[str] = set()  # tensors that a static layer needs
+    for node in reversed(graph.node):
+        is_layer = node.op_type in LAYERS or not needed.isdisjoint(node.output)
+        in_kernel = node.name in fused and node.input[0] in convolved
+        if node.name not in left and (is_layer or in_kernel):
+            needed.update(inputs_of(node))
+        else:
+            names.append(node.name)
+    return names
