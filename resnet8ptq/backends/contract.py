@@ -50,6 +50,11 @@ WITH_16_BITS: Takes = {
         "percentile",
     ),
 }
+# The settings of dtype=fp16, for which nothing is learned and nothing is measured at inference.
+_HALF: Takes = {
+    "method": (["static", "weight_only"], "dtype=fp16 stores weights alone in fewer bits"),
+}
+LARGEST_HALF = 65504.0  # of float16
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,10 @@ class Resolved:
 
     Attributes:
         execution: `integer` if the artifact is meant for integer kernels, `simulated` if it
-            simulates them in float, `float` for dtype=fp32; with method=weight_only it begins
-            with `weights only`. The kernels that actually run are counted later, see
-            `describe_execution`.
-        weight_bits, activation_bits: 8, or 7 with a reduced range, or 16; None for float, or if
+            simulates them in float, `float` for dtype=fp32; with method=weight_only and
+            dtype=fp16 it begins with `weights only`. The kernels that actually run are counted
+            later, see `describe_execution`.
+        weight_bits, activation_bits: 8, or 7 with a reduced range, or 16; None for float32, or if
             the framework does not report it.
         weight_scheme, activation_scheme: `symmetric` or `affine`.
         file_format: file format of the artifact.
@@ -89,7 +94,8 @@ class Artifact:
 
     Attributes:
         quantized_layers: number of convolutions and matrix products with quantized weights and
-            activations, with method=weight_only of those with quantized weights; 0 for FP32.
+            activations, with method=weight_only of those with quantized weights, with dtype=fp16 of
+            those with float16 weights; 0 for FP32.
         ranges: activation ranges from calibration, by ONNX tensor name.
         details: further MLflow params from the framework.
     """
@@ -357,6 +363,26 @@ def refuse_others(config: QuantizationConfig, takes: Takes) -> None:
         if value not in values:
             shown = str(value).lower() if isinstance(value, bool) else value
             raise UnsupportedError(f"{key.removesuffix('.name')}={shown}: {reason}")
+
+
+def resolve_half(
+    config: QuantizationConfig, file_format: str | None, engine: str | None = None
+) -> Resolved:
+    """Return the effect of dtype=fp16: weights are stored in float16, and computed with in float32.
+
+    On a CPU without float16 arithmetic, other operators in float16 would be slower, not smaller.
+
+    Raises:
+        UnsupportedError: the method has no meaning for float weights.
+    """
+    refuse_others(config, _HALF)
+    return Resolved(
+        weight_dtype="float16",
+        weight_bits=16,
+        execution="weights only, float activations",
+        file_format=file_format,
+        engine=engine,
+    )
 
 
 def check_same(whole: Run, small: Run, batches: Iterable[NDArray[np.float32]]) -> None:

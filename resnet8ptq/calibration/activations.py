@@ -33,7 +33,13 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.attention import stretched_by_masks
-from resnet8ptq.graph.layers import LAYERS, find_copies, float_inputs, float_tensors
+from resnet8ptq.graph.layers import (
+    LAYERS,
+    find_copies,
+    float_inputs,
+    float_tensors,
+    weight_layers,
+)
 from resnet8ptq.graph.session import Runner, between, expose, fit, group, keep_apart, open_runner
 
 Stats = dict[str, TensorStats]
@@ -106,6 +112,21 @@ class Activations:
             for node in (onnx.load(self.onnx_path).graph.node if unbounded else ())
             if node.op_type not in LAYERS and not unbounded.isdisjoint((*node.input, *node.output))
         ]
+
+    def find_beyond(self, largest: float) -> dict[str, float]:
+        """Return the layers around whose inputs and outputs a value is larger, with the value.
+
+        NaN and infinite values count as infinite.
+        """
+        ranges = self._load_ranges()
+        peaks = {name: float(np.abs(ends).max()) for name, ends in ranges.items()}
+        beyond = {}
+        for node in weight_layers(onnx.load(self.onnx_path).graph).values():
+            around = [peaks[name] for name in (*node.input, *node.output) if name in peaks]
+            peak = max((p if np.isfinite(p) else np.inf for p in around), default=0.0)
+            if peak > largest:
+                beyond[node.name] = peak
+        return beyond
 
     def outliers(self) -> list[Outliers]:
         """Return the samples that stand out in a tensor, if the network has run on the samples."""

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq.config import limits, schema
 from resnet8ptq.config.limits import require
-from resnet8ptq.config.schema import DTYPES, AnalysisConfig, RunConfig
+from resnet8ptq.config.schema import DTYPES, FLOATS, AnalysisConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import safe_name
@@ -238,8 +238,8 @@ def _check_analysis(config: RunConfig, named: bool) -> None:
         require("backend.name", config.backend.name, config.backend.quantizes, takes)
         plan = config.precision.plan
         require("precision.plan", plan, plan != "auto", f"null | bits by layer {with_it}")
-        dtypes = " | ".join(name for name in DTYPES if name != "fp32")
-        require("dtype.name", "fp32", config.dtype.name != "fp32", f"{dtypes} {with_it}")
+        dtypes = " | ".join(name for name in DTYPES if name not in FLOATS)
+        require("dtype.name", config.dtype.name, not config.dtype.is_float, f"{dtypes} {with_it}")
     if analysis == "sensitivity":
         require("nodes_to_quantize", chosen, chosen is None, f"null {with_it}")
         require("nodes_to_exclude", excluded, not excluded, f"[] {with_it}")
@@ -270,4 +270,5 @@ def _check_plan(config: RunConfig) -> None:
     elif limits_set:
         raise ConfigError("precision.max_bytes, max_drop: have no effect without plan=auto")
     if precision.plan is not None:
-        require("dtype.name", "fp32", config.dtype.name != "fp32", "others with precision.plan")
+        dtype = config.dtype
+        require("dtype.name", dtype.name, not dtype.is_float, "others with precision.plan")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from resnet8ptq.config.schema import (
     DTYPES,
+    FLOATS,
     ModelConfig,
     QuantizationConfig,
 )
@@ -72,10 +73,10 @@ class Combination:
 
     @property
     def cells(self) -> list[str]:
-        """Framework, dtype, calibration, granularity; the last two are empty for fp32 and files."""
+        """Framework, dtype, calibration, granularity; of floats and files the first two."""
         if self.backend == FILE:
             return [f"{self.framework} {Path(self.path).name}".rstrip(), self.dtype, "", ""]
-        if self.dtype == "fp32":
+        if self.dtype in FLOATS:
             return [self.framework, self.dtype, "", ""]
         calibration = self.calib if self.method == "static" else self.method
         if self.method in ("mixed", "qat"):

@@ -23,7 +23,9 @@ DTYPES = {
     "w8a16": ("uint16", "int8"),
     "w4": ("float32", "int4"),
     "w8": ("float32", "int8"),
+    "fp16": ("float32", "float16"),
 }
+FLOATS = ("fp32", "fp16")  # dtypes without integers: nothing is calibrated
 WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only
 BY_BATCH = ("dynamic", "mixed")  # methods with ranges that the batch sets
 # In this order.
@@ -38,7 +40,7 @@ def _with(key: str, *values: str) -> dict[str, Limit]:
 
 
 # Conditions: the settings that other settings need to have an effect.
-_QUANTIZED = _with("dtype.name", *(name for name in DTYPES if name != "fp32"))
+_QUANTIZED = _with("dtype.name", *(name for name in DTYPES if name not in FLOATS))
 _CALIBRATED = {**_QUANTIZED, **_with("method", "static", "mixed", "qat")}
 _HISTOGRAM = _with("calib.name", "entropy", "percentile", "mse")
 _AVERAGE = _with("calib.name", "moving_average")
@@ -86,9 +88,14 @@ class BackendConfig:
 
 @dataclass
 class DtypeConfig:
-    """Integer types; each backend defines their meaning in its module."""
+    """Types of activations and weights; each backend defines their meaning in its module."""
 
     name: str = limited(MISSING, one_of(*DTYPES))
+
+    @property
+    def is_float(self) -> bool:
+        """Whether nothing is rounded to integers."""
+        return self.name in FLOATS
 
 
 @dataclass

@@ -27,6 +27,7 @@ class Search:
         mixed: whether `method=mixed` does, beside static convolutions.
         diagnoses: whether `+analysis=diagnose` reads its files.
         weights_alone: whether `method=weight_only` takes matrix products.
+        float16_weights: whether `dtype=fp16` halves its files.
         wide_activations: whether integer kernels take 16-bit activations.
     """
 
@@ -39,6 +40,7 @@ class Search:
     diagnoses: bool = False
     weights_alone: bool = False
     wide_activations: bool = False
+    float16_weights: bool = False
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,8 @@ OPTIONS = {
         "16": "w8a16",
         "int16": "w8a16",
         "float32": "fp32",
+        "float16": "fp16",
+        "half": "fp16",
         "float": "fp32",
         "s8s8": "int8",
         "u8u8": "uint8",

@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 def report(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
     """Log the operators left in float because of attention; warn about ranges stretched by a mask.
 
-    Does nothing without attention, and for FP32.
+    Does nothing without attention, and for floats.
     """
-    if config.dtype.name == "fp32" or not find_attention(graph):
+    if config.dtype.is_float or not find_attention(graph):
         return
     backend = config.backend
     if not backend.descriptor.operators:

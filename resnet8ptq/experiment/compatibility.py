@@ -102,7 +102,7 @@ def fit_settings(settings: Settings, fp32: Fp32Model) -> Settings:
     mends += [_WITHOUT[setting] for setting, is_set in _training(config).items() if is_set]
     if reason and mends:
         raise UnsupportedError(f"torch cannot run the network: {reason}; try {' '.join(mends)}")
-    if config.dtype.name != "fp32":
+    if not config.dtype.is_float:
         find_float_nodes(onnx.load(fp32.onnx_path).graph, Selection.of(config))
     return settings.fit(fp32)
 

@@ -61,7 +61,7 @@ def measure(
         label = "Evaluating to choose"
         chosen = evaluator.compare(path, samples.selection, label, logits=False)
         choice, metrics["system/choose_s"] = chosen.comparison, chosen.evaluation.seconds
-    by_batch = config.method in BY_BATCH and config.dtype.name != "fp32"
+    by_batch = config.method in BY_BATCH and not config.dtype.is_float
     if by_batch and evaluation.batching.batch_size != 1:  # the batch sets its ranges
         label = "Evaluating one by one"
         seen = reported.take(np.arange(comparison.model.total)) if plan else reported

@@ -197,7 +197,7 @@ def _float_operators(work: Workspace, prepared: Prepared) -> dict[str, str]:
     with `float_tail`.
     """
     config = work.config
-    without = config.dtype.name == "fp32" or config.method in ("dynamic", "weight_only")
+    without = config.dtype.is_float or config.method in ("dynamic", "weight_only")
     if not config.float_tail or without or not config.backend.descriptor.operators:
         return {}
     graph = onnx.load(prepared.network.onnx_path).graph

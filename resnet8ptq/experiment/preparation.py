@@ -1,12 +1,15 @@
 """Steps that prepare the network and its settings before a backend quantizes it."""
 
+import logging
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
+from resnet8ptq.backends.contract import LARGEST_HALF
 from resnet8ptq.calibration import foreign_table, table
+from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.config.schema import CorrectionsConfig, RunConfig
 from resnet8ptq.core import background
 from resnet8ptq.corrections import sequence
@@ -16,11 +19,13 @@ from resnet8ptq.finetuning import qat
 from resnet8ptq.graph.attention import attention_products
 from resnet8ptq.precision.plan import find_quantized_layers
 
+log = logging.getLogger(__name__)
+
 
 def tunes(config: RunConfig) -> bool:
     """Return whether a step chooses layers, bits or an epoch on tuning samples."""
     choice = config.method == "qat" or "auto" in (config.nodes_to_exclude, config.precision.plan)
-    return choice and config.dtype.name != "fp32"
+    return choice and not config.dtype.is_float
 
 
 def prepare(work: Workspace) -> Prepared:
@@ -30,6 +35,8 @@ def prepare(work: Workspace) -> Prepared:
     if work.config.dtype.name == "fp32":
         return prepared
     steps: list[Step] = [plan_bits, fine_tune, correct, read_table, leave_in_float]
+    if work.config.dtype.is_float:
+        steps = [keep_large_in_float]
     for step in steps:
         prepared = step(work, prepared)
     if prepared.network is work.fp32 and not prepared.params:
@@ -123,6 +130,27 @@ def leave_in_float(work: Workspace, prepared: Prepared) -> Prepared:
     ).decide(in_float=chosen.nodes)
     # The weights of the chosen layers are not to be rounded after all.
     return read_table(work, correct(work, prepared)) if chosen.nodes else prepared
+
+
+def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
+    """With `dtype=fp16`, keep layers in float32 around which a value is too large for float16.
+
+    Their weights have values that float16 lacks, or a runtime that computes in float16 overflows.
+    """
+    calib = replace(work.config.calib, name="minmax", table=None)
+    images, runtime = work.samples.calibrating.split, work.evaluator.runtime
+    activations = Activations(prepared.network.onnx_path, images, calib, runtime)
+    beyond = activations.find_beyond(LARGEST_HALF)
+    if beyond:
+        listed = ", ".join(f"{name} ({peak:,.0f})" for name, peak in beyond.items())
+        log.warning(
+            "dtype=fp16: these layers stay in float32, since values are beyond float16's 65,504: "
+            "%s",
+            listed[:500],
+        )
+    params = {"beyond_float16": ", ".join(beyond)} if beyond else {}
+    prepared = replace(prepared, params=prepared.params | params)
+    return prepared.decide(in_float=list(beyond))
 
 
 def _corrects_again(chosen: CorrectionsConfig) -> bool:

@@ -27,7 +27,7 @@ def warn_before(config: RunConfig, resolved: Resolved, graph: onnx.GraphProto) -
     """Warn about the network on this CPU; return whether sums may saturate in the kernels."""
     saturates = _warn_of_saturation(resolved, graph)
     _warn_of_depthwise(config, resolved, graph)
-    if config.backend.quantizes and config.dtype.name != "fp32":
+    if config.backend.quantizes and not config.dtype.is_float:
         _report_tied_weights(graph)
     return saturates
 

@@ -31,5 +31,5 @@ def find_inside(
 
 def calibrates(config: RunConfig) -> bool:
     """Return whether the samples determine ranges."""
-    alone = config.dtype.name == "fp32" or config.method in ("dynamic", "weight_only")
+    alone = config.dtype.is_float or config.method in ("dynamic", "weight_only")
     return not alone and config.backend.quantizes and config.calib.table is None

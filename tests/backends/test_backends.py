@@ -59,6 +59,9 @@ DTYPE_TABLE = {
     ("tflite", "w8a16"): ("int8", "int16"),
     **{(name, "w8a16"): None for name in ("torch", "torch_pt2e", "executorch", "openvino")},
     ("openvino_nncf", "w8a16"): None,
+    **{(name, "fp16"): ("float16", "float32") for name in ("onnx", "torch", "tflite", "openvino")},
+    ("torch_pt2e", "fp16"): ("float16", "float32"),
+    **{(name, "fp16"): None for name in ("executorch", "openvino_nncf")},
     **{("file", dtype): None for dtype in DTYPES},  # the file has its own dtype, and int8 means it
     ("file", "int8"): ("int8", "int8"),
     # Weights alone: method=weight_only, see test_weight_only.py.
@@ -173,7 +176,8 @@ def test_keeps_the_accuracy(quantize, fp32, shapes, backend, dtype):
 )
 def test_halves_the_size_at_least(quantize, backend, dtype):
     whole = quantize(f"backend={backend}", "dtype=fp32").artifact.size_bytes
-    assert quantize(f"backend={backend}", f"dtype={dtype}").artifact.size_bytes < whole / 2
+    most = 0.7 if dtype == "fp16" else 0.5  # of a small network; biases and the graph stay
+    assert quantize(f"backend={backend}", f"dtype={dtype}").artifact.size_bytes < most * whole
 
 
 # In a compiled package oneDNN's descriptors of weights have bytes that nothing sets.

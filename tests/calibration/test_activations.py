@@ -171,6 +171,26 @@ def test_infinite_values_are_refused_only_around_quantized_nodes(shapes_model, t
         activations.find_around([])
 
 
+def test_the_layers_around_values_that_float16_lacks_are_named(tmp_path):
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 13]> g (float[N, 4] x) => (float[N, 4] y)
+        { a = MatMul(x, small)  b = MatMul(a, large)  y = MatMul(b, small) }"""
+    )
+    for node, name in zip(proto.graph.node, ("first", "second", "third"), strict=True):
+        node.name = name
+    small = np.eye(4, dtype=np.float32)
+    named = {"small": small, "large": 1e5 * small}
+    constants = [numpy_helper.from_array(v, n) for n, v in named.items()]
+    proto.graph.initializer.extend(constants)
+    onnx.save(proto, tmp_path / "network.onnx")
+    samples = Split(np.ones((8, 4), np.float32), None, "made")
+    config = configure(tmp_path / "cache")
+    found = Activations(tmp_path / "network.onnx", samples, config.calib, runtime_of(config))
+    assert [*found.find_beyond(65504)] == ["second", "third"]
+    assert found.find_beyond(65504)["third"] == pytest.approx(1e5)
+    assert found.find_beyond(1e6) == {}
+
+
 def test_given_ranges_win_and_where_they_suffice_nothing_is_run(
     shapes_model, split, observed, tmp_path
 ):

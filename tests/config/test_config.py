@@ -206,8 +206,8 @@ def test_an_unknown_option_is_refused_with_those_there_are(group):
         ),
         (
             "dtype=int4",
-            "dtype: got 'int4', expected fp32 | int8 | u8s8 | uint8 | w4 | w4a8 | w8 | w8a16; try "
-            "dtype=w4a8",
+            "dtype: got 'int4', expected fp16 | fp32 | int8 | u8s8 | uint8 | w4 | w4a8 | w8 | "
+            "w8a16; try dtype=w4a8",
         ),
         ("hydra/launcher=proceses", "hydra/launcher: got 'proceses', expected "),
     ],

@@ -53,8 +53,8 @@ LIST = "got a list, [{0}], expected one option; to run each: -m {1}={0}"
         ("experimnt=flagship", "(nearest: experiment)"),
         ("DTYPE=int8", "(nearest: dtype)"),
         ("++sed=3", "(nearest: seed)"),
-        ("dtype=INT8", "dtype: got 'INT8', expected fp32 | int8 | u8s8 | uint8 | w4 | w4a8 | w8 | "
-         "w8a16 (nearest: int8)"),
+        ("dtype=INT8", "dtype: got 'INT8', expected fp16 | fp32 | int8 | u8s8 | uint8 | w4 | "
+         "w4a8 | w8 | w8a16 (nearest: int8)"),
         ("-m|dtype=int8,unit8", "dtype: got 'unit8', expected "),
         ("-m|calib.percentile=99,120", "calib.percentile: got 120, expected 50 < p <= 100"),
         ("-m|calib.percentile=choice(99,120)", "calib.percentile: got 120, expected "),

@@ -238,4 +238,5 @@ def test_the_steps_of_advice_are_those_of_the_search():
     assert products[1].startswith("method=dynamic")
     assert not any("method=dynamic" in settings for settings in others)
     assert products[2].startswith("method=weight_only dtype=w8")
-    assert others[-2].startswith("method=weight_only dtype=w8")
+    assert others[-3].startswith("method=weight_only dtype=w8")
+    assert others[-2].startswith("dtype=fp16")

@@ -65,9 +65,9 @@ class ExecutorchQuantizer(Quantizer):
         lowering.check_installed()
         if config.dtype.name == "fp32":
             return Resolved()
+        refuse_others(config, _TAKES)
         if self.plan(decisions).is_narrow:
             raise UnsupportedError(f"weights below 8 bits: {_KERNELS}")
-        refuse_others(config, _TAKES)
         return Resolved(
             weight_dtype="int8",
             activation_dtype="int8",

@@ -178,7 +178,7 @@ class FileQuantizer(Quantizer):
         """Return the framework that runs the FP32 network: the file's, or ONNX Runtime."""
         if self._engine != "tflite":
             return self._engine
-        if is_tflites(model.format, fp32=True) and model.fold:
+        if is_tflites(model.format, is_float=True) and model.fold:
             return "tflite"
         log.warning(
             "%s: TensorFlow's converter does not take %s: FP32 runs in ONNX Runtime, and the speed "

@@ -23,6 +23,7 @@ BACKEND = Backend(
         mixed=True,
         diagnoses=True,
         weights_alone=True,
+        float16_weights=True,
     ),
     advice="resnet8ptq.backends.onnx.advice",
     reads=(".onnx",),

@@ -24,6 +24,7 @@ from resnet8ptq.backends.contract import (
     check_same,
     refuse_empty,
     refuse_others,
+    resolve_half,
     run_once,
 )
 from resnet8ptq.backends.onnx import (
@@ -97,6 +98,8 @@ class OnnxQuantizer(Quantizer):
         config = self.config
         if config.dtype.name == "fp32":
             return Resolved()
+        if config.dtype.is_float:
+            return resolve_half(config, file_format="Cast")
         if config.method == "weight_only":
             return weight_only.resolve(config)
         refuse_others(config, {**WITH_ACTIVATIONS, "method": (_METHODS, "")})
@@ -137,6 +140,9 @@ class OnnxQuantizer(Quantizer):
         if config.dtype.name == "fp32" or config.method == "dynamic":
             return {}
         graph = onnx.load(model.onnx_path).graph
+        if config.dtype.is_float:
+            weight_storage.check(graph, (), half=True)
+            return {}
         skipped = find_float_nodes(graph, self.select(self.asked))
         if config.method == "mixed":
             mixed.check(graph, skipped)
@@ -197,6 +203,10 @@ class OnnxQuantizer(Quantizer):
                 shutil.copyfile(model.onnx_path, temporary)
                 return Artifact(path)
             proto = onnx.load(model.onnx_path)
+            if config.dtype.is_float:
+                weight_storage.quantize(proto, decisions.in_float, half=True)
+                self._save(proto, temporary, calibration)
+                return Artifact(path, weight_storage.count_layers(proto.graph))
             skipped, dynamic_nodes = self._find_skipped(proto.graph, decisions)
             file_format = self._choose_format(proto.graph, decisions, skipped)
             tables = self._find_tables(proto.graph, decisions, skipped)
@@ -222,14 +232,18 @@ class OnnxQuantizer(Quantizer):
                 )
             written = onnx.load(temporary)
             count = self._rewrite(written, proto.graph, narrow, tables, file_format)
-            onnx.save(slim(written) if config.slim else written, temporary)
-            if config.slim:
-                with errors_as(QuantizationError, "slim: the slimmed file is invalid"):
-                    predictor.check(temporary)
-                threads = self.runtime.threads
-                whole, small = (open_runner(m, threads) for m in (written, str(temporary)))
-                check_same(whole, small, calibration.batches(config.calib.batch_size))
+            self._save(written, temporary, calibration)
         return Artifact(path, count, calibrated, details)
+
+    def _save(self, written: onnx.ModelProto, path: Path, calibration: Split) -> None:
+        """Save a file, with `slim` a smaller one with the same results."""
+        if not self.config.slim:
+            return onnx.save(written, path)
+        onnx.save(slim(written), path)
+        with errors_as(QuantizationError, "slim: the slimmed file is invalid"):
+            predictor.check(path)
+        whole, small = (open_runner(m, self.runtime.threads) for m in (written, str(path)))
+        check_same(whole, small, calibration.batches(self.config.calib.batch_size))
 
     def _find_skipped(
         self, graph: onnx.GraphProto, decisions: Decisions
@@ -275,7 +289,7 @@ class OnnxQuantizer(Quantizer):
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Run one sample, then compare the kernels with the file; see `contract.Quantizer`."""
         params = run_once(self, artifact, calibration, predictor.check)
-        if self.config.dtype.name == "fp32":
+        if self.config.dtype.is_float:
             return params
         path, threads = str(artifact.path), self.runtime.threads
         open_fp32 = partial(open_runner, str(model.onnx_path), threads)

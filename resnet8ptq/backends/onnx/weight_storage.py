@@ -1,9 +1,9 @@
-"""Weights stored in 8 bits with a scale for each output channel, and computed with in float.
+"""Weights stored in 8 bits with a scale for each output channel, or in float16.
 
-The file holds int8 levels, a Cast and a Mul in place of each float tensor. ONNX Runtime computes
-both once, as it loads the file: the network then has FP32's speed and a quarter of its bytes. Any
-layer takes such weights, also a convolution and a recurrent layer. A DequantizeLinear would be
-computed for every batch.
+The file holds int8 levels, a Cast and a Mul in place of each float tensor; or float16 values and a
+Cast. ONNX Runtime computes both once, as it loads the file: the network then has FP32's speed and a
+quarter of its bytes, or half of them. Any layer takes such weights, also a convolution and a
+recurrent layer. A DequantizeLinear would be computed for every batch.
 """
 
 import logging
@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from resnet8ptq.backends.contract import Takes
+from resnet8ptq.backends.contract import LARGEST_HALF, Takes
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, STORED, attribute
 from resnet8ptq.graph.pruning import prune
@@ -32,29 +32,38 @@ TAKES: Takes = {
 }
 _LEAST = 1e-30  # of a channel's largest value; smaller ones are 0: their scale would underflow
 _RECURRENT = ("GRU", "LSTM", "RNN")
+_EMBEDDING = "Gather"
 
 
-def check(graph: onnx.GraphProto, skipped: Collection[str]) -> None:
+def check(graph: onnx.GraphProto, skipped: Collection[str], half: bool = False) -> None:
     """Raise `UnsupportedError` if no layer has constant weights to store."""
-    if not any(find_weights(graph, skipped)):
+    if not any(find_weights(graph, skipped, half)):
+        asked, bits = ("dtype=fp16", 16) if half else ("method=weight_only", 8)
         raise UnsupportedError(
-            "method=weight_only: no layer has constant float weights that 8 bits would make smaller"
+            f"{asked}: no layer has constant float weights that {bits} bits would make smaller"
         )
 
 
 def find_weights(
-    graph: onnx.GraphProto, skipped: Collection[str]
+    graph: onnx.GraphProto, skipped: Collection[str], half: bool = False
 ) -> Iterator[tuple[onnx.NodeProto, int, tuple[int, ...]]]:
-    """Yield each layer with the index of a weight input, and the axes that share a scale."""
+    """Yield each layer with the index of a weight input, and the axes that share a scale.
+
+    Args:
+        half: weights in float16, which tables of embeddings take too; 8 bits have other means.
+    """
     constants = {tensor.name: tensor for tensor in graph.initializer}
+    operators = (*OPERATORS, _EMBEDDING) if half else OPERATORS
     for node in graph.node:
-        if node.op_type not in OPERATORS or node.name in skipped:
+        if node.op_type not in operators or node.name in skipped:
             continue
         for index, name in enumerate(node.input[:3]):
             tensor = constants.get(name)
             if tensor is None or tensor.data_type != TensorProto.FLOAT:
                 continue
             axes = _shared_axes(node, index, len(tensor.dims))
+            if half and np.abs(numpy_helper.to_array(tensor)).max(initial=0) > LARGEST_HALF:
+                continue
             if axes and _shrinks(tensor, axes):
                 yield node, index, axes
 
@@ -65,6 +74,8 @@ def _shared_axes(node: onnx.NodeProto, index: int, rank: int) -> tuple[int, ...]
         return (2,) if index in (1, 2) and rank == 3 else ()
     if node.op_type == "MatMul":  # [..., inputs, outputs], or the transposed on the left
         return (rank - 2 if index == 1 else rank - 1,) if rank > 1 and index < 2 else ()
+    if node.op_type == _EMBEDDING:  # [words, values]
+        return tuple(range(1, rank)) if index == 0 else ()
     if index != 1 or rank < 2:
         return ()
     if node.op_type == "Gemm":
@@ -94,28 +105,29 @@ def round_weights(
     return np.rint(values / scale).astype(np.int8), scale
 
 
-def quantize(proto: onnx.ModelProto, skipped: Collection[str]) -> None:
-    """Store the weights of all layers that are not skipped in 8 bits, in place."""
+def quantize(proto: onnx.ModelProto, skipped: Collection[str], half: bool = False) -> None:
+    """Store the weights of all layers that are not skipped in 8 bits or float16, in place."""
     graph = proto.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
     made: dict[str, str] = {}  # by the name of the float tensor
     nodes: list[onnx.NodeProto] = []
-    for node, index, axes in list(find_weights(graph, skipped)):
+    for node, index, axes in list(find_weights(graph, skipped, half)):
         name = node.input[index]
         if name not in made:
-            levels, scale = round_weights(numpy_helper.to_array(constants[name]), axes)
-            made[name] = f"{name}__weights"
-            for suffix, tensor in ((LEVELS, levels), ("__scale", scale)):
-                graph.initializer.append(numpy_helper.from_array(tensor, f"{name}{suffix}"))
-            cast = helper.make_node(
-                "Cast",
-                [f"{name}{LEVELS}"],
-                [f"{name}__float"],
-                f"{name}__Cast",
-                to=TensorProto.FLOAT,
+            values = numpy_helper.to_array(constants[name])
+            stored, cast = f"{name}{LEVELS}", f"{name}__float"
+            nodes.append(
+                helper.make_node("Cast", [stored], [cast], f"{name}__Cast", to=TensorProto.FLOAT)
             )
-            inputs = [f"{name}__float", f"{name}__scale"]
-            nodes += [cast, helper.make_node("Mul", inputs, [made[name]], f"{name}__Mul")]
+            if half:
+                made[name] = cast
+                tensors = {stored: values.astype(np.float16)}
+            else:
+                made[name], scaled = f"{name}__weights", f"{name}__scale"
+                tensors = dict(zip((stored, scaled), round_weights(values, axes), strict=True))
+                mul = helper.make_node("Mul", [cast, scaled], [made[name]], f"{name}__Mul")
+                nodes.append(mul)
+            graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in tensors.items())
         node.input[index] = made[name]
     others = list(graph.node)
     del graph.node[:]
@@ -124,10 +136,12 @@ def quantize(proto: onnx.ModelProto, skipped: Collection[str]) -> None:
 
 
 def count_layers(graph: onnx.GraphProto) -> int:
-    """Count the layers whose weights are levels, a Cast and a Mul."""
+    """Count the layers whose weights are levels, a Cast and a Mul; or float16 and a Cast."""
     integers = {t.name for t in graph.initializer if t.data_type == TensorProto.INT8}
+    halves = {t.name for t in graph.initializer if t.data_type == TensorProto.FLOAT16}
     floats = {n.output[0] for n in graph.node if n.op_type == "Cast" and n.input[0] in integers}
     scaled = {n.output[0] for n in graph.node if n.op_type == "Mul" and n.input[0] in floats}
+    scaled |= {n.output[0] for n in graph.node if n.op_type == "Cast" and n.input[0] in halves}
     layers = [node for node in graph.node if node.op_type in OPERATORS]
     return sum(not scaled.isdisjoint(node.input) for node in layers)
 

@@ -42,7 +42,7 @@ def check(
         UnsupportedError: OpenVINO's outputs have other shapes than the network's.
     """
     samples = kernel_noise.draw(calibration)
-    if samples is None or quantizer.config.dtype.name == "fp32":
+    if samples is None or quantizer.config.dtype.is_float:
         return {}
     name, threads = quantizer.config.backend.name, quantizer.runtime.threads
     exact = open_network(artifact.path, threads, on_integers=False)

@@ -58,6 +58,8 @@ class OpenvinoQuantizer(Quantizer):
         library()
         if self.config.dtype.name == "fp32":
             return Resolved(engine=ENGINE)
+        if self.config.dtype.is_float:
+            return replace(self._writer.resolve(), engine=ENGINE)
         refuse_others(self.config, WITH_ACTIVATIONS)
         refuse_others(self.config, _TAKES)
         resolved = self._writer.resolve(decisions)
@@ -82,7 +84,7 @@ class OpenvinoQuantizer(Quantizer):
             QuantizationError: OpenVINO crashes.
         """
         artifact = self._writer.quantize(model, decisions, calibration, folder)
-        if self.config.dtype.name == "fp32":
+        if self.config.dtype.is_float:
             return artifact
         proto = onnx.load(artifact.path)
         rewrite(proto)
@@ -108,7 +110,7 @@ class OpenvinoQuantizer(Quantizer):
         config = self.config
         if config.dtype.name == "int8":
             config = replace(config, dtype=DtypeConfig("u8s8"))
-        static = config.dtype.name != "fp32" and config.method in ("static", "qat")
+        static = not config.dtype.is_float and config.method in ("static", "qat")
         return OnnxQuantizer(replace(config, format="qdq") if static else config, self.runtime)
 
     verify = checking.check

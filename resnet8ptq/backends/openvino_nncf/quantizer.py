@@ -108,7 +108,7 @@ class NncfQuantizer(Quantizer):
         """
         with errors_as(UnsupportedError, "backend=openvino_nncf: OpenVINO cannot read the network"):
             read(model.onnx_path)
-        quantizes = self.config.dtype.name != "fp32"
+        quantizes = not self.config.dtype.is_float
         if (
             quantizes
             and not self._options.model_type

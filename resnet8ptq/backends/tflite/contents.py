@@ -177,7 +177,7 @@ def write_levels(
 
 def to_mean(model: Any, operator: Any) -> None:
     """Turn an operator on maps [N, H, W, C] into the mean of each channel, [N, 1, 1, C]."""
-    operator.opcodeIndex = _add_code(model, schema.BuiltinOperator.MEAN, _INT8_MEAN)
+    operator.opcodeIndex = add_code(model, schema.BuiltinOperator.MEAN, _INT8_MEAN)
     operator.inputs = [operator.inputs[0], _add_integers(model, "axes", [1, 2])]
     operator.builtinOptionsType = schema.BuiltinOptions.ReducerOptions
     operator.builtinOptions = schema.ReducerOptionsT(keepDims=True)
@@ -194,7 +194,7 @@ def transpose_output(model: Any, number: int, axes: Sequence[int]) -> None:
     graph.tensors.append(tensor)
     new = len(graph.tensors) - 1
     operator = schema.OperatorT(
-        opcodeIndex=_add_code(model, schema.BuiltinOperator.TRANSPOSE, _INT8_TRANSPOSE),
+        opcodeIndex=add_code(model, schema.BuiltinOperator.TRANSPOSE, _INT8_TRANSPOSE),
         inputs=[old, _add_integers(model, f"axes_{number}", axes)],
         outputs=[new],
         builtinOptionsType=schema.BuiltinOptions.TransposeOptions,
@@ -207,7 +207,8 @@ def transpose_output(model: Any, number: int, axes: Sequence[int]) -> None:
             output.tensorIndex = new if output.tensorIndex == old else output.tensorIndex
 
 
-def _add_code(model: Any, builtin: int, version: int) -> int:
+def add_code(model: Any, builtin: int, version: int) -> int:
+    """Return the index of an operator's code, which is added to the file."""
     code = schema.OperatorCodeT(builtin, builtinCode=builtin, version=version)
     model.operatorCodes.append(code)
     return len(model.operatorCodes) - 1

@@ -29,5 +29,5 @@ def choose_flow(options: TfliteConfig, config: RunConfig, source: Path) -> Tflit
         return options
     name = format_name(source, config.model.module is not None)
     # TensorFlow converts the whole file.
-    by_tensorflow = is_tflites(name, config.dtype.name == "fp32") and not config.model.outputs
+    by_tensorflow = is_tflites(name, config.dtype.is_float) and not config.model.outputs
     return replace(options, flow="convert" if by_tensorflow else "onnx2tf")

@@ -34,6 +34,7 @@ from resnet8ptq.backends.contract import (
     check_same,
     options_of,
     refuse_others,
+    resolve_half,
     run_once,
 )
 from resnet8ptq.backends.tflite import (
@@ -42,6 +43,7 @@ from resnet8ptq.backends.tflite import (
     converter,
     correspondence,
     edge_quantizer,
+    half,
     onnx_converter,
     predictor,
     rewriting,
@@ -130,6 +132,8 @@ class TfliteQuantizer(Quantizer):
         if self.config.dtype.name == "fp32":
             return Resolved()
         decisions = decisions or self.asked
+        if self.config.dtype.is_float:
+            return resolve_half(self.config, file_format="TFLite")
         plan = self.plan(decisions)
         refuse_others(self.config, _TAKES[self._flow])
         if self._flow == "onnx2tf":
@@ -158,9 +162,7 @@ class TfliteQuantizer(Quantizer):
             raise UnsupportedError(
                 "model.fold=false: backend=tflite always folds; try model.fold=true"
             )
-        if self._flow != "onnx2tf" and not is_tflites(
-            model.format, self.config.dtype.name == "fp32"
-        ):
+        if self._flow != "onnx2tf" and not is_tflites(model.format, self.config.dtype.is_float):
             raise UnsupportedError(
                 f"backend.flow=convert: got {model.source.name}, expected a Keras file or a "
                 "SavedModel; try backend.flow=onnx2tf"
@@ -190,6 +192,14 @@ class TfliteQuantizer(Quantizer):
         self.fit(model)
         if self.config.dtype.name == "fp32":
             content, artifact = self._make_float(model, calibration), Artifact(path)
+        elif self.config.dtype.is_float:
+            if decisions.in_float:
+                raise UnsupportedError(
+                    f"dtype=fp16: float16 cannot hold the values at {', '.join(decisions.in_float)}"
+                    "; backend=tflite leaves no single layer in float32; try backend=onnx"
+                )
+            content, layers = half.store(self._make_float(model, calibration))
+            artifact = Artifact(path, layers)
         elif self._flow == "onnx2tf":
             content, used = self._quantize_converted(model, decisions, calibration)
             artifact = replace(self._read(content, path), ranges=used)
@@ -208,7 +218,7 @@ class TfliteQuantizer(Quantizer):
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Run one sample, then compare the kernels with the reference; see `contract.Quantizer`."""
         params = run_once(self, artifact, calibration, lambda p: contents.read(p.read_bytes()))
-        if self.config.dtype.name == "fp32":
+        if self.config.dtype.is_float:
             return params
         path, threads = artifact.path, self.runtime.threads
         open_file = partial(predictor.open_run, path.read_bytes(), threads)
@@ -293,7 +303,7 @@ class TfliteQuantizer(Quantizer):
         return edge_quantizer.quantize(file, operators, known, scheme), ranges
 
     def _convert(self, source: Path, calibration: Split) -> bytes:
-        quantized = self.config.dtype.name != "fp32"
+        quantized = not self.config.dtype.is_float
         calibrated = quantized and self.config.method != "dynamic"
         # The other process gets only these samples, not the file that holds them.
         samples = replace(calibration, images=calibration.images[:]) if calibrated else None

@@ -19,7 +19,8 @@ BACKEND = Backend(
         start=(
             *("dtype=int8", "calib=minmax", "per_channel=true"),
             "op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPool]",  # pools in float
-        )
+        ),
+        float16_weights=True,
     ),
     advice="resnet8ptq.backends.torch.advice",
     reads=(".pt2",),

@@ -24,8 +24,9 @@ from resnet8ptq.backends.contract import (
     options_of,
     refuse_empty,
     refuse_others,
+    resolve_half,
 )
-from resnet8ptq.backends.torch import dynamic, fx, profiler, torchscript
+from resnet8ptq.backends.torch import dynamic, fx, half, profiler, torchscript
 from resnet8ptq.backends.torch.options import TorchConfig
 from resnet8ptq.backends.torch.preparation import prepare
 from resnet8ptq.calibration.statistics import Range
@@ -33,6 +34,8 @@ from resnet8ptq.config.schema import DTYPES
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
+from resnet8ptq.graph.embeddings import find_tables
+from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.torch_module import load_torch_module
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
@@ -61,6 +64,8 @@ class TorchQuantizer(Quantizer):
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return weight and activation dtype, engine, and which of the two takes 7 bits."""
         config, fx_flow = self.config, self._options.flow == "fx"
+        if config.dtype.name == "fp16":
+            return resolve_half(config, file_format=self._flow[1].FORMAT)
         refuse_others(config, _TAKES if fx_flow else {**_TAKES, **_FX_ONLY})
         if config.dtype.name == "fp32":
             return Resolved()
@@ -101,6 +106,12 @@ class TorchQuantizer(Quantizer):
             file.save(module, example, path, options.freeze)
             return Artifact(path)
         proto = onnx.load(model.onnx_path)
+        if config.dtype.is_float:
+            nodes = [*weight_layers(proto.graph).values(), *find_tables(proto.graph)]
+            names = {node.name for node in nodes}.difference(decisions.in_float)
+            count = half.store(module, names)
+            file.save(module, example, path, False)  # frozen, the weights would be float32 again
+            return Artifact(path, count)
         skipped = prepare(module, proto, self.select(decisions))
         chosen: dict[str, Range] = {}
         details: dict[str, str] = {}
@@ -142,7 +153,7 @@ class TorchQuantizer(Quantizer):
         torch.set_num_threads(threads)
         # Stack traces are not used, and to make them FX imports torch's compiler for a second.
         torch.fx.config.do_not_emit_stack_traces = True
-        if self._options.flow == "fx" and self.config.dtype.name != "fp32":
+        if self._options.flow == "fx" and not self.config.dtype.is_float:
             torch.backends.quantized.engine = self._engine
 
     @property

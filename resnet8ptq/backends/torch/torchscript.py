@@ -48,16 +48,21 @@ class Example:
 
 
 def load(path: Path) -> Predictor:
-    """Load a TorchScript file that `save` wrote; its weights are packed for the engine."""
-    return Predictor(partial(infer, _load(path)), partial(_open_logits, path))
+    """Load a TorchScript file that `save` wrote; its weights are packed for the engine.
+
+    Weights in float16 are made float32 once.
+    """
+    module = _load(path)
+    if any(values.dtype == torch.float16 for values in module.state_dict().values()):
+        module = _freeze(module)
+    return Predictor(partial(infer, module), partial(_open_logits, path))
 
 
 def _open_logits(path: Path) -> Run | None:
     """Return a copy that ends before the softmax; freezing gives one flat graph that can be cut."""
     frozen = _load(path)
     if hasattr(frozen, "training"):  # a module that was saved frozen lacks the attribute
-        with known_warnings():
-            frozen = torch.jit.freeze(frozen.eval())
+        frozen = _freeze(frozen)
     graph = frozen.graph
     last = next(graph.outputs()).node()
     if last.kind() == "aten::dequantize":
@@ -67,6 +72,11 @@ def _open_logits(path: Path) -> Run | None:
     graph.eraseOutput(0)
     graph.registerOutput(next(last.inputs()))
     return partial(infer, frozen)
+
+
+def _freeze(module: Any) -> Any:
+    with known_warnings():
+        return torch.jit.freeze(module.eval())
 
 
 def _load(path: Path) -> Any:

@@ -243,6 +243,16 @@ STEPS = (
         drops_corrections=True,  # the converter takes none
     ),
     StepKind(
+        name="weights_in_16_bits",
+        rank=79,
+        settings="dtype=fp16 method=weight_only",
+        why="weights in 16-bit floats: half of the bytes, and next to nothing is lost",
+        capability="float16_weights",
+        goals=("fastest", "smallest"),  # with goal=best it would always win
+        plain=True,
+        only_8_bits=True,
+    ),
+    StepKind(
         name="fine_tuning",
         rank=80,
         settings="method=qat",

@@ -100,6 +100,6 @@ def format_name(path: Path, is_module: bool = False) -> str:
     return file_format.name if file_format else "module"
 
 
-def is_tflites(name: str, fp32: bool) -> bool:
-    """Return whether TensorFlow converts a format to .tflite; for FP32, .tflite itself counts."""
-    return name in TFLITE_FORMATS or (fp32 and name == "tflite")
+def is_tflites(name: str, is_float: bool) -> bool:
+    """Return whether TensorFlow converts a format to .tflite; for floats, .tflite itself counts."""
+    return name in TFLITE_FORMATS or (is_float and name == "tflite")

@@ -1,0 +1,64 @@
+"""Stores the weights of a torch module in float16; the network computes with them in float32.
+
+In float16 itself a CPU without its arithmetic takes many times as long.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch.nn.utils import parametrize
+
+from resnet8ptq.backends.contract import LARGEST_HALF
+
+
+class _Widened(torch.nn.Module):  # type: ignore[misc]
+    """Returns a float16 weight as float32."""
+
+    def forward(self, weights: torch.Tensor) -> torch.Tensor:
+        return weights.float()
+
+
+def store(module: Any, layers: Collection[str]) -> int:
+    """Store the weights of layers in float16, in place; return the number of layers with them.
+
+    Weights beyond the range of float16 stay as they are, and so do vectors, such as biases.
+
+    Args:
+        module: result of `load_torch_module`.
+        layers: names of its modules.
+    """
+    stored: dict[tuple[str, str], bool] = {}  # by owner and attribute
+    count = 0
+    for call in module.graph.find_nodes(op="call_module"):
+        names = [*_find_weights(module, call)] if call.target in layers else []
+        for name in names:
+            if name not in stored:
+                owner, key = module.get_submodule(name[0]), name[1]
+                stored[name] = _halve(owner, key)
+        count += any(stored[name] for name in names)
+    return count
+
+
+def _find_weights(module: Any, call: torch.fx.Node) -> Iterator[tuple[str, str]]:
+    """Yield the weights that a call reads: its module's own, and constants of the graph."""
+    for path, _ in module.get_submodule(call.target).named_parameters():
+        owner, _, key = f"{call.target}.{path}".rpartition(".")
+        yield owner, key
+    for node in call.all_input_nodes:
+        if node.op == "get_attr":
+            owner, _, key = node.target.rpartition(".")
+            yield owner, key
+
+
+def _halve(owner: Any, key: str) -> bool:
+    """Store a weight in float16; return whether it was one."""
+    values = getattr(owner, key)
+    if values.dtype != torch.float32 or values.ndim < 2 or values.abs().amax() > LARGEST_HALF:
+        return False
+    if key in owner._buffers:
+        owner._buffers[key] = values.half()
+    else:
+        setattr(owner, key, torch.nn.Parameter(values.half(), requires_grad=False))
+    parametrize.register_parametrization(owner, key, _Widened(), unsafe=True)
+    return True
