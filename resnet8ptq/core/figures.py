@@ -17,6 +17,15 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core import files
 
+_PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+
+
+def check_png(content: bytes) -> bytes:
+    """Return the content of a PNG file; raise `ValueError` if it is cut off or no PNG."""
+    if not (content.startswith(_PNG_START) and content.endswith(_PNG_END)):
+        raise ValueError("not a PNG file")
+    return content
+
 
 def save(figure: Figure, path: pathlib.Path) -> None:
     """Write a figure to a PNG atomically."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from resnet8ptq.core.text import escape_markdown
 from resnet8ptq.report.comparison import Cell
@@ -25,30 +25,35 @@ KNOWN = " Known to be fast here, and untried:"
 UNKNOWN_SPEED = "for an NPU: its speed was not measured, because this CPU computes it in float"
 
 
+_ADVICE = {
+    "deploy": "Deploy {}",
+    "test": "Test {} on more samples",
+    "keep": "Keep FP32 instead of {}",
+}
+
+
 @dataclass(frozen=True)
 class Answer:
-    """A recommended model, summarized for the top of the report.
+    """A recommended model with all its uses, summarized for the top of the report.
 
     Attributes:
-        advice: such as `Deploy onnx int8 minmax per tensor`.
-        reason: of the headline, in about ten words; empty for other models.
-        hint: that no model is faster than FP32; empty otherwise.
-        untried: the command of a setting that should be faster; empty without a hint or a setting.
+        headline: the advice, of the first model with its reason, such as `Deploy NAME: the ...`.
         outcome: the outcome of the verdict; empty for FP32.
         verdict: the verdict as a sentence.
-        note: of the best model: how it was chosen, and a smaller one that is as good.
         facts: the metric with its 95% interval, size and latency.
         command: the deploy command; empty for FP32.
+        note: of the best model: how it was chosen, and a smaller one that is as good.
+        hint: that no model is faster than FP32; empty otherwise.
+        untried: the command of a setting that should be faster; empty without a hint or a setting.
     """
 
     uses: tuple[str, ...]
     label: str
-    advice: str
+    headline: str
     outcome: str
     verdict: str
     facts: tuple[str, ...]
-    command: str
-    reason: str = ""
+    command: str = ""
     note: str = ""
     hint: str = ""
     untried: str = ""
@@ -64,53 +69,36 @@ def explain(selected: ModelSelection) -> list[Answer]:
 
 def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Answer:
     first, uses = choices[0], tuple(choice.title for choice in choices)
-    kept = selected.headline is not None and selected.headline.headline.advice == "keep"
-    if kept and first.use == RECOMMENDED:  # FP32 is, and not this model
-        uses = uses[1:] or ("quantized",)
-    if first.choice is None:  # FP32 itself is the fastest
+    label, cell = first.label, first.choice
+    if cell is None:  # FP32 itself is the fastest
         times = tuple(choice.because.partition("; ")[0] for choice in choices)
         verdict = "FP32 itself: no quantized model within the limit is faster."
-        return Answer(uses, first.label, f"Keep {first.label}", "", verdict, times, "")
-    verdict = say_verdict(selected, first.choice)
+        return Answer(uses, label, f"Keep {label}", "", verdict, times)
+    headline, hint, untried = f"Do not deploy {label}", "", ""
+    if first.use == RECOMMENDED and (chosen := selected.headline) is not None:
+        rule = chosen.headline
+        headline = f"{_ADVICE[rule.advice].format(label)}: {chosen.reason}"
+        if rule.advice == "keep":  # FP32 is recommended, and not this model
+            uses = uses[1:] or ("quantized",)
+        if rule.nothing_faster:
+            untried = find_untried(selected.family.records)
+            machine = cell.record.measured_on or "this CPU"
+            hint = NOTHING_FASTER.format(machine=machine) + (KNOWN if untried else "")
     note = ""
     if any(choice.use == BEST for choice in choices):
-        note = say_chance(selected, first.choice) + say_balanced(selected, first.choice)
-    answer = Answer(
+        note = say_chance(selected, cell) + say_balanced(selected, cell)
+    return Answer(
         uses=uses,
-        label=first.label,
-        advice=f"Do not deploy {first.label}",
-        outcome=first.choice.record.verdict or "",
-        verdict=verdict,
-        facts=say_facts(selected, first.choice),
+        label=label,
+        headline=headline,
+        outcome=cell.record.verdict or "",
+        verdict=say_verdict(selected, cell),
+        facts=say_facts(selected, cell),
         command=first.command,
         note=note.strip(),
+        hint=hint,
+        untried=untried,
     )
-    if first.use != RECOMMENDED or selected.headline is None:
-        return answer
-    chosen = selected.headline
-    answer = replace(
-        answer,
-        advice=_ADVICE[chosen.headline.advice].format(first.label),
-        reason=chosen.reason,
-    )
-    if not chosen.headline.nothing_faster:
-        return answer
-    untried = find_untried(selected.family.records)
-    machine = first.choice.record.measured_on or "this CPU"
-    hint = NOTHING_FASTER.format(machine=machine) + (KNOWN if untried else "")
-    return replace(answer, hint=hint, untried=untried)
-
-
-_ADVICE = {
-    "deploy": "Deploy {}",
-    "test": "Test {} on more samples",
-    "keep": "Keep FP32 instead of {}",
-}
-
-
-def say_reason(answer: Answer) -> str:
-    """Return the reason of a headline, to follow its advice."""
-    return f": {answer.reason}" if answer.reason else ""
 
 
 def to_markdown(answers: Sequence[Answer]) -> str:
@@ -119,8 +107,7 @@ def to_markdown(answers: Sequence[Answer]) -> str:
         return ""
     best = answers[0]
     lines = [
-        f"**{escape_markdown(best.advice)}{say_reason(best)}.** "
-        + escape_markdown(f"{best.verdict} {best.note}"),
+        f"**{escape_markdown(best.headline)}.** " + escape_markdown(f"{best.verdict} {best.note}"),
         *([escape_markdown(f"{best.hint} {best.untried}")] if best.hint else []),
         "",
         "| for | model | verdict | measured | command |",

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import background, files
 from resnet8ptq.core.console import track
-from resnet8ptq.core.errors import TrackingError, errors_as
+from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.evaluation.stopped_hits import read_pair
 from resnet8ptq.report import equal_files, facts
 from resnet8ptq.tasks.classification import metric_names
@@ -240,13 +240,8 @@ def _load_cell(
 
 
 def _load_ranges(store: Store, record: RunRecord) -> dict[str, Any]:
-    """Read the ranges for the figures; if they are missing or damaged, warn and return none."""
-    try:
-        with history.artifact(store, record, "ranges.json") as path:
-            return _read(record, path, _read_ranges)
-    except TrackingError as error:
-        log.warning("%s; the figures leave it out", error)
-        return {}
+    lacks = "the figures leave out the ranges"
+    return history.read_if_sound(store, record, "ranges.json", _read_ranges, lacks) or {}
 
 
 def _read_cell(
@@ -259,23 +254,11 @@ def _read_cell(
     if not is_scored or record.status != "ok":
         return Cell(record, label)
     reader = partial(_read_predictions, task.test, kept=kept)
-    with history.artifact(store, record, "predictions.npz") as path:
-        paired = _read(record, path, reader)
+    paired = history.read(store, record, "predictions.npz", reader)
     choice = None
     if record.value_of(task.metric, CHOICE) is not None:
-        with history.artifact(store, record, "choice.npz") as path:
-            choice = _read(record, path, reader)
+        choice = history.read(store, record, "choice.npz", reader)
     return Cell(record, label, paired, choice=choice)
-
-
-def _read(record: RunRecord, path: Path, reader: Callable[[Path], T]) -> T:
-    """Read an artifact, which anyone with write access to the store may have replaced.
-
-    Raises:
-        TrackingError: it is damaged, or was replaced.
-    """
-    with errors_as(TrackingError, f"run {record.run_id}: {path.name} is damaged"):
-        return reader(path)
 
 
 def _read_predictions(test: PairedTest, path: Path, kept: dict[bytes, Array]) -> Paired:

@@ -6,19 +6,15 @@ untrusted: a damaged table is one warning, and is left out.
 
 import csv
 import io
-import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from resnet8ptq.core import files
-from resnet8ptq.core.errors import TrackingError, errors_as
-from resnet8ptq.core.text import one_line
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
-
-log = logging.getLogger(__name__)
 
 SHOWN = 40  # rows of a map, the worst
 MAX_BYTES = 2**24  # of a table
@@ -108,14 +104,12 @@ def draw(
 
 
 def _load(store: Store, run: RunRecord, name: str, read: Callable[[Rows], Values]) -> Values:
-    try:
-        with history.artifact(store, run, name) as path:
-            text = files.read_bytes(path, MAX_BYTES).decode()
-        with errors_as(TrackingError, f"run {run.run_id}: {name} is damaged"):
-            return read(list(csv.DictReader(io.StringIO(text))))
-    except (TrackingError, OSError, UnicodeDecodeError) as error:
-        log.warning("the report leaves out a heat map: %s", one_line(error))
-        return {}
+    def reader(path: Path) -> Values:
+        text = files.read_bytes(path, MAX_BYTES).decode()
+        return read(list(csv.DictReader(io.StringIO(text))))
+
+    lacks = "the report leaves out a heat map"
+    return history.read_if_sound(store, run, name, reader, lacks) or {}
 
 
 def _ranked(rows: Rows) -> Values:

@@ -3,12 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from resnet8ptq.report.comparison import Family
-from resnet8ptq.report.facts import count_models, images_of
-from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.report.facts import images_of
 from resnet8ptq.tracking.record import RunRecord
 
 NAMED = 10  # values of one setting
-BASELINE = ", against the FP32 baseline of the same framework"
 STOPPING = (
     "group-sequential tests of the loss at the limit, Tango's score statistic at each look; level "
     "spent by Lan and DeMets (1983), O'Brien-Fleming type; intervals and estimates by the "
@@ -17,11 +15,10 @@ STOPPING = (
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512vnni", "avx_vnni", "amx_int8")
 
 
-def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
+def describe(family: Family) -> list[tuple[str, str]]:
     """Return (subject, text) pairs, with at most `NAMED` values of a varying setting.
 
-    Args:
-        recommended: number of models that were chosen on other samples and judged together.
+    The notes below the table describe tests, intervals and verdicts; see `notes`.
     """
     runs = [record for record in family.records if record.samples is not None]
     if not runs:
@@ -37,19 +34,7 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
     scored = f"{_join(f'{record.samples:,.0f}' for record in runs)} {kind} samples"
     versions = sorted({key for run in runs for key in run.tags if key.startswith("version.")})
     flags = [flag for flag in tag("cpu_flags").split() if flag in FLAGS]
-    against = "" if task.reference else BASELINE
-    chosen = "on the reported samples, so the results of the best are probably too good"
-    if any(run.chosen_by for run in runs):
-        chosen = f"on {param('chosen_by')}, used neither for calibration nor for reported results"
-    judged = count_models([cell.record for cell in family.measured])
-    text = f"corrected for all {judged} models of the table (Holm)"
-    if (planned := family.planned) > judged:
-        text = f"corrected for {planned} models that the sweep could confirm (Holm)"
-    if recommended:
-        text += f"; for recommended models, only for these {recommended}, because other samples "
-        text += "chose them"
     in_project = any("project_commit" in run.tags for run in runs)
-    verdicts = [("verdicts", text)] if max(judged, planned) > 1 else []
     latency, threads = _describe_timing(runs, param("latency.threads"), param("threads"))
     return [
         ("model", f"{param('model')}, batch normalization folded: {param('model.fold')}"),
@@ -61,15 +46,7 @@ def describe(family: Family, recommended: int = 0) -> list[tuple[str, str]]:
         ),
         ("task", f"{task.name}, metric {task.metric.title}"),
         ("evaluated artifact", "the written file, reloaded from disk"),
-        (
-            "tests",
-            f"{task.test.name}, paired on the same samples{against}; corrected for all runs of the "
-            f"table (Holm); significant below {SIGNIFICANCE}",
-        ),
-        ("intervals", f"{task.test.intervals}; not corrected for the number of runs"),
         *[("stopping", STOPPING)] * family.stopped,
-        ("choice", chosen),
-        *verdicts,
         ("latency", latency),
         ("CPU", f"{tag('cpu')} ({' '.join(flags) or 'no vector flags known'})"),
         ("threads", threads),

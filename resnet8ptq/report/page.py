@@ -13,6 +13,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,11 +24,11 @@ from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command, figures, files, templates
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import TrackingError
-from resnet8ptq.core.text import one_line, safe_name
+from resnet8ptq.core.table import Table
+from resnet8ptq.core.text import escape_markdown, safe_name
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
 from resnet8ptq.report import (
     answer,
-    equal_files,
     layer_errors,
     methodology,
     notes,
@@ -46,12 +47,11 @@ from resnet8ptq.report.facts import LIMITS, best_first, count_models, headings, 
 from resnet8ptq.report.layer_errors import HeatMap
 from resnet8ptq.report.recommend import (
     ModelSelection,
-    Recommendation,
     other_choice,
     own_family,
-    say_margin,
     why_none,
 )
+from resnet8ptq.report.table import Row
 from resnet8ptq.report.terminal import REPORT
 from resnet8ptq.report.trade_off import Panel
 from resnet8ptq.report.verdicts import OUTCOMES
@@ -65,7 +65,6 @@ from resnet8ptq.tracking.sweep_file import is_sweep_folder
 log = logging.getLogger(__name__)
 
 Figures = Mapping[str, bytes]  # file name -> PNG or SVG
-_PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 
 
 def write(
@@ -107,21 +106,17 @@ def write(
 
 
 def _load_figures(store: Store, record: RunRecord, names: Collection[str]) -> dict[str, bytes]:
-    """Read the figures of a run; warn of a missing or damaged one, and leave it out.
+    """Read the figures of a run; without those that are missing or damaged.
 
     A run is FINISHED before the background process has drawn them, so a killed run may lack them.
     """
-    loaded = {}
-    for name in names:
-        try:
-            with history.artifact(store, record, name) as path:
-                content = files.read_bytes(path, MAX_BYTES)
-            if not (content.startswith(_PNG_START) and content.endswith(_PNG_END)):
-                raise TrackingError(f"run {record.run_id}: {name} is damaged")
-            loaded[name] = content
-        except (TrackingError, OSError) as error:
-            log.warning("the report leaves out a figure: %s", one_line(error))
-    return loaded
+    lacks = "the report leaves out a figure"
+    loaded = {n: history.read_if_sound(store, record, n, _read_png, lacks) for n in names}
+    return {name: content for name, content in loaded.items() if content is not None}
+
+
+def _read_png(path: Path) -> bytes:
+    return figures.check_png(files.read_bytes(path, MAX_BYTES))
 
 
 def select(
@@ -207,9 +202,8 @@ def _render(
     family, limits = selected.family, selected.limits
     recommended = selected.recommendations
     own = own_family(selected, recommended)
-    lines = table.rows(family.records)
-    runs = lines[len(lines) - len(equal_files.distinct(family.records)) :]
-    heads, (shown, cut) = table.columns(family.records), table.shorten(family.records, lines)
+    whole = table.make(family.records)
+    shown, cut = table.shorten(family.records, whole)
     above = notes.collect_warnings(family) if page else ()
     losses = [(cell.label, cell.worse_classes) for cell in family.models if cell.worse_classes]
     return templates.load("resnet8ptq.report", "family.md.j2").render(
@@ -222,11 +216,9 @@ def _render(
         own=len(own.cells),
         judged_all=count_models([cell.record for cell in family.measured]),
         metric=family.metric,
-        least=verdicts.least_of(family.metric, limits),
-        table=table.without_empty(heads, shown),
+        table=_to_markdown(shown),
         cut=cut,
-        folds=_fold(selected, heads, runs) if cut else [],
-        numeric=table.numeric(family.records),
+        folds=_fold(whole, family.metric) if cut else [],
         many=table.MANY,
         notes=[line for line in notes.collect(family) if line not in above],
         class_names=() if family.stopped else family.class_names,
@@ -244,25 +236,25 @@ def _render(
         },
         ranges=[name for name in figures if name.startswith(f"{prefix}ranges_")],
         spreads=spread.measure(family, limits),
-        methodology=methodology.describe(family, len(own.cells)),
+        methodology=methodology.describe(family),
     )
 
 
-def _fold(
-    selected: ModelSelection, heads: Sequence[str], lines: Sequence[list[str]]
-) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
+def _to_markdown(shown: Table[Row]) -> str:
+    return shown.without_empty().to_markdown(escape_markdown)
+
+
+def _fold(whole: Table[Row], metric: Metric) -> list[tuple[str, str]]:
     """Return a heading and a table for each combination; the one with the best run comes first."""
-    records, metric = equal_files.distinct(selected.family.records), selected.family.metric
-    groups: dict[Combination, list[int]] = {}
-    for index in best_first(records):
-        groups.setdefault(records[index].combination, []).append(index)
-    return [
-        (
-            _head(name, [records[index] for index in members], metric),
-            table.without_empty(heads, [lines[index] for index in members]),
-        )
-        for name, members in groups.items()
-    ]
+    runs = [row for row in whole.rows if row.is_run]
+    groups: dict[Combination, list[Row]] = {}
+    for index in best_first([row.record for row in runs]):
+        groups.setdefault(runs[index].record.combination, []).append(runs[index])
+    folds = []
+    for name, rows in groups.items():
+        heading = _head(name, [row.record for row in rows], metric)
+        folds.append((heading, _to_markdown(replace(whole, rows=rows))))
+    return folds
 
 
 def _head(name: Combination, records: Sequence[RunRecord], metric: Metric) -> str:
@@ -277,24 +269,9 @@ def _head(name: Combination, records: Sequence[RunRecord], metric: Metric) -> st
     return f"{' '.join(filter(None, name.cells))}: {'; '.join(parts)}"
 
 
-def _say_as_good(selected: ModelSelection, best: Recommendation) -> list[str]:
-    """Return the numbers of models proven to be, and possibly, as good as the best."""
-    shown, unknown = len(best.equals), len(best.unknown)
-    if not shown and not unknown:
-        return []
-    margin = say_margin(selected)
-    if shown:
-        models = "1 other model is" if shown == 1 else f"{shown} other models are"
-        line = f"These samples show that {models} {margin}; choose by size and speed."
-    else:
-        line = f"No other model is shown to be {margin}."
-    return [line + (f" Undecided on these samples: {unknown}." if unknown else "")]
-
-
 def summarize(selected: ModelSelection) -> list[str]:
     """Return the sentences of the summary."""
-    family, recommendations = selected.family, selected.recommendations
-    measured = family.measured
+    family, measured = selected.family, selected.family.measured
     statuses = Counter(cell.record.status for cell in family.cells)
     counts = [f"{len(family.cells)} combinations requested: {len(measured)} measured"]
     counts += [f"{statuses[s]} {s}" for s in ("unsupported", "failed", "killed") if s in statuses]
@@ -309,14 +286,15 @@ def summarize(selected: ModelSelection) -> list[str]:
     outcomes = Counter(cell.record.verdict for cell in family.models)
     numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
     limit = family.metric.say_limit(selected.limits)
+    if (least := verdicts.least_of(family.metric, selected.limits)) is not None:
+        limit += f", and {family.metric.title} at least {family.metric.show(least)}"
     lines.append(
         f"Limit: {limit}. Verdicts on the {len(family.models)} quantized models: {numbers}."
     )
-    if not recommendations:
+    if not selected.recommendations:
         return [*lines, *why_none(selected)]
-    best = recommendations[0]
-    lines.append(f"{_begin(best.title)}: {best.label}: {best.because}; {best.verdict}.")
-    lines += _say_as_good(selected, best)
+    best = answer.explain(selected)[0]
+    lines.append(f"{best.headline}. {best.verdict}")
     if not selected.passing:
         none = "No model passes."
         if selected.apart:
@@ -330,11 +308,6 @@ def summarize(selected: ModelSelection) -> list[str]:
             f"{none} Therefore the smallest and the fastest {choice}. More samples may change this."
         )
     return lines
-
-
-def _begin(text: str) -> str:
-    """Return a text with a capital first letter; `str.capitalize` would turn "AUC" into "Auc"."""
-    return text[:1].upper() + text[1:]
 
 
 def _draw(selected: ModelSelection) -> dict[str, bytes]:
@@ -404,13 +377,16 @@ def main(words: list[str]) -> None:
 
 def _load_timings(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
     """Return the timing of the best models of each family; None if they were not timed."""
-    try:
-        with history.artifact(store, parent, FILE) as path:
-            kept = json.loads(files.read_bytes(path, MAX_BYTES))
-        timings = [None if timing is None else PairedLatency.of(timing) for timing in kept]
-    except TrackingError:  # they were not timed
-        timings = []
-    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
-        log.warning("run %s: %s is damaged (%s)", parent.run_id, FILE, one_line(error))
-        timings = []
-    return timings if len(timings) == families else [None] * families
+    timings = None
+    with suppress(TrackingError):  # its files are out of reach
+        if FILE in history.list_artifacts(store, parent):
+            lacks = "the report leaves out the timing of the best models"
+            timings = history.read_if_sound(store, parent, FILE, _read_timings, lacks)
+    if timings is None or len(timings) != families:
+        return [None] * families
+    return timings
+
+
+def _read_timings(path: Path) -> list[PairedLatency | None]:
+    kept = json.loads(files.read_bytes(path, MAX_BYTES))
+    return [None if timing is None else PairedLatency.of(timing) for timing in kept]

@@ -1,13 +1,14 @@
 """The result of a run or a sweep in the terminal: tables, recommendations, paths of files."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from resnet8ptq.core.console import print_table, say, stdout
+from resnet8ptq.core.console import say, stdout
 from resnet8ptq.report import notes, table
-from resnet8ptq.report.answer import explain, say_reason
+from resnet8ptq.report.answer import explain
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.facts import headings
 from resnet8ptq.report.recommend import ModelSelection, why_none
@@ -31,26 +32,19 @@ def print_runs(families: Sequence[Family], console: Console | None = None) -> No
 
 def _print_family(heading: str, family: Family, console: Console) -> None:
     records, more = family.records, family.limits.columns
-    numbers = table.numeric(records)
-    shown, cut = table.shorten(records, table.rows(records))
+    every = table.make(records)
+    rows, cut = table.shorten(records, every)
     whole = ALL in more
-    if whole:
-        heads, lines = table.without_empty(table.columns(records), shown)
-    else:
-        heads, lines = table.brief(records, shown, more)
-    print_table(
+    shown = rows.without_empty() if whole else table.brief(records, rows, more)
+    replace(shown, title=heading).print(
         console,
-        heads,
-        lines,
-        title=heading,
-        right=[column for column, head in enumerate(heads) if head in numbers],
-        styles=["" if line[-1] in ("ok", "baseline") else "yellow" for line in shown],
+        styles=["" if row.status in ("ok", "baseline") else "yellow" for row in shown.rows],
         compact=console.width < (PIPE_WIDTH if whole else _NARROW),
     )
     if cut:
         say(console, f"{cut} All: report.html, runs.csv.")
-    if unknown := {*more} - {*table.columns(records), ALL}:
-        known = ", ".join(head for head in table.columns(records) if head not in heads)
+    if unknown := {*more} - {*every.heads, ALL}:
+        known = ", ".join(head for head in every.heads if head not in shown.heads)
         say(console, f"report.columns: got {', '.join(sorted(unknown))}, expected {ALL} or {known}")
     collect = notes.collect if whole else notes.collect_warnings
     for note in collect(family):
@@ -84,7 +78,7 @@ def print_answers(chosen: Sequence[ModelSelection]) -> None:
             say(console, " ".join(["No model is recommended.", *why_none(selected)]))
             continue
         best = answers[0]
-        say(console, f"{best.advice}{say_reason(best)}.")
+        say(console, f"{best.headline}.")
         say(console, f"  {best.verdict} {best.note}".rstrip())
         say(console, f"  {'; '.join(best.facts)}")
         if best.hint:

@@ -18,7 +18,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from resnet8ptq.core import templates
-from resnet8ptq.report import equal_files, notes, table, trade_off
+from resnet8ptq.report import notes, table, trade_off
 from resnet8ptq.report.answer import explain
 from resnet8ptq.report.facts import best_first
 from resnet8ptq.report.layer_errors import HeatMap
@@ -72,34 +72,25 @@ def _script() -> str:
 def _section(heading: str, selected: ModelSelection, panels: list[Panel]) -> dict[str, Any]:
     """Return the part of the page for one family of runs; the heading is empty for a single one."""
     family, records = selected.family, selected.family.records
-    lines = table.rows(records)
-    heads, shown = table.brief(records, lines, SHORT)
-    heads, shown = table.without_empty(heads, shown)
-    all_heads, whole = table.without_empty(table.columns(records), lines)
-    runs = equal_files.distinct(records)
-    first = len(lines) - len(runs)  # FP32's rows come before those of the runs
+    whole = table.make(records)
+    shown = table.brief(records, whole, SHORT).without_empty()
+    every = whole.without_empty()
+    runs = [row.record for row in whole.rows if row.is_run]
+    first = len(whole.rows) - len(runs)  # FP32's rows come before those of the runs
     many = len(runs) > table.MANY
     order = best_first(runs) if many else list(range(len(runs)))
-    rows = [
-        {
-            "key": "fp32",
-            "framework": lines[place][0],
-            "cells": shown[place],
-            "all": whole[place],
-            "more": False,
-        }
-        for place in range(first)
-    ]
-    rows += [
-        {
-            "key": index,  # links the row to the figure
-            "framework": lines[first + index][0],
-            "cells": shown[first + index],
-            "all": whole[first + index],
-            "more": many and rank >= table.FIRST,  # shown only on demand
-        }
-        for rank, index in enumerate(order)
-    ]
+    short_lines, long_lines = shown.lines, every.lines
+    rows = []
+    for rank, place in enumerate([*range(first), *(first + index for index in order)], -first):
+        rows.append(
+            {
+                "key": place - first if rank >= 0 else "fp32",  # links the row to the figure
+                "framework": whole.rows[place].names[0],
+                "cells": short_lines[place],
+                "all": long_lines[place],
+                "more": many and rank >= table.FIRST,  # shown only on demand
+            }
+        )
     answers = explain(selected)
     measured = bool(family.measured)
     reasons = [] if answers else why_none(selected) if measured else ["No model was measured."]
@@ -108,10 +99,10 @@ def _section(heading: str, selected: ModelSelection, panels: list[Panel]) -> dic
         "answers": answers,
         "reasons": reasons,
         "panels": panels,
-        "heads": heads,
-        "all_heads": all_heads,
+        "heads": shown.heads,
+        "all_heads": every.heads,
         "extra": SHORT,
-        "numeric": table.numeric(records),
+        "numeric": whole.numeric,
         "rows": rows,
         "notes": notes.collect_warnings(family),
     }

@@ -2,23 +2,18 @@
 
 import base64
 import json
-import logging
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from resnet8ptq.core import files
-from resnet8ptq.core.errors import TrackingError, errors_as
-from resnet8ptq.core.text import one_line
+from resnet8ptq.core import figures, files
 from resnet8ptq.experiment.wrong_examples import COUNT, FILE
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.tracking import history
-from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
-log = logging.getLogger(__name__)
-
 MAX_BYTES = 2**22  # of the file
-_PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 
 
 @dataclass(frozen=True)
@@ -48,39 +43,28 @@ class WrongAnswers:
 
 
 def load(store: Store, selected: ModelSelection) -> WrongAnswers | None:
-    """Return the wrong answers of the recommended model; None if its run has none or no model is.
-
-    Warns of a damaged file, and leaves it out: a store is untrusted.
-    """
+    """Return the wrong answers of the recommended model; None without any."""
     recommended = selected.recommendations
     if not recommended or recommended[0].choice is None:
         return None
-    cell = recommended[0].choice
-    try:
-        if FILE not in history.list_artifacts(store, cell.record):
-            return None
-        return _read(store, cell.record, recommended[0].label)
-    except (TrackingError, OSError) as error:
-        log.warning("the report leaves out the wrong answers: %s", one_line(error))
+    record, reader = recommended[0].choice.record, partial(_read, recommended[0].label)
+    if FILE not in history.list_artifacts(store, record):
         return None
+    lacks = "the report leaves out the wrong answers"
+    return history.read_if_sound(store, record, FILE, reader, lacks)
 
 
-def _read(store: Store, record: RunRecord, label: str) -> WrongAnswers | None:
-    with history.artifact(store, record, FILE) as path:
-        content = files.read_bytes(path, MAX_BYTES)
-    with errors_as(TrackingError, f"run {record.run_id}: {FILE} is damaged"):
-        kept = json.loads(content)
-        examples = tuple(_example(entry) for entry in kept["examples"][:COUNT])
-        answers = WrongAnswers(label, int(kept["wrong"]), int(kept["lost"]), examples)
+def _read(label: str, path: Path) -> WrongAnswers | None:
+    kept = json.loads(files.read_bytes(path, MAX_BYTES))
+    examples = tuple(_example(entry) for entry in kept["examples"][:COUNT])
+    answers = WrongAnswers(label, int(kept["wrong"]), int(kept["lost"]), examples)
     return answers if examples else None
 
 
 def _example(entry: dict[str, Any]) -> Example:
     picture = ""
     if "png" in entry:
-        png = base64.b64decode(entry["png"], validate=True)
-        if not (png.startswith(_PNG_START) and png.endswith(_PNG_END)):
-            raise ValueError("not a PNG file")
+        png = figures.check_png(base64.b64decode(entry["png"], validate=True))
         picture = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return Example(
         truth=str(entry["true"]),

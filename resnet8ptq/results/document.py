@@ -13,9 +13,9 @@ from pydantic import AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import GenerateJsonSchema
 
 from resnet8ptq.core import templates
+from resnet8ptq.core.table import show_kb
 from resnet8ptq.core.text import escape_markdown, printable
-from resnet8ptq.report import table
-from resnet8ptq.report.table import VOID
+from resnet8ptq.report.table import VOID, show_ms
 from resnet8ptq.report.verdicts import EXIT_CODES, MARGIN
 from resnet8ptq.results.summaries import SweepSummary
 from resnet8ptq.tasks.metric import Metric
@@ -340,14 +340,14 @@ def _rows(run: RunRecord) -> list[list[str]]:
     metric = run.metric
     assert metric is not None  # of every judged run
     return [
-        [_escape(metric.title), *(_show(metric, value) for value in (run.fp32_value, run.value))],
-        ["size, kB", *map(table.show_kb, (run.fp32_size_bytes, run.size_bytes))],
-        ["latency of one sample, ms", *map(table.show_ms, (run.fp32_latency_ms, run.latency_ms))],
+        [_escape(metric.title), *_show(metric.show, run.fp32_value, run.value)],
+        ["size, kB", *_show(show_kb, run.fp32_size_bytes, run.size_bytes)],
+        ["latency of one sample, ms", *_show(show_ms, run.fp32_latency_ms, run.latency_ms)],
     ]
 
 
-def _show(metric: Metric, value: float | None) -> str:
-    return "" if value is None else metric.show(value)
+def _show(show: Callable[[float], str], *values: float | None) -> list[str]:
+    return ["" if value is None else show(value) for value in values]
 
 
 def _row(cells: Sequence[str]) -> str:

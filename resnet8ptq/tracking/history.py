@@ -1,16 +1,23 @@
 """Reads runs back from the store."""
 
+import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from resnet8ptq.core import interrupts, invocation
 from resnet8ptq.core.console import say, stderr
 from resnet8ptq.core.errors import ConfigError, TrackingError, errors_as
+from resnet8ptq.core.text import one_line
 from resnet8ptq.tracking import artifacts, details, journal
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import ID, Store, check_id, in_one_line
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SWEEP = "sweep"  # the kind of a sweep's parent run
 _AT_ONCE = 100  # ids in one query
@@ -247,3 +254,29 @@ def list_artifacts(store: Store, record: RunRecord) -> list[str]:
             artifact_uri=record.artifact_uri, tracking_uri=store.uri
         )
     return sorted(item.path for item in listed)
+
+
+def read(store: Store, record: RunRecord, name: str, reader: Callable[[Path], T]) -> T:
+    """Return the content of a run's file, which anyone with write access may have replaced.
+
+    Raises:
+        TrackingError: it is missing or damaged: `reader` has raised an error.
+    """
+    damaged = errors_as(TrackingError, f"run {record.run_id}: {name} is damaged")
+    with artifact(store, record, name) as path, damaged:
+        return reader(path)
+
+
+def read_if_sound(
+    store: Store, record: RunRecord, name: str, reader: Callable[[Path], T], lacks: str
+) -> T | None:
+    """Return the content of a run's file; None, with a warning, if it is missing or damaged.
+
+    Args:
+        lacks: the result without the file, such as `the report leaves out a figure`.
+    """
+    try:
+        return read(store, record, name, reader)
+    except (TrackingError, OSError) as error:
+        log.warning("%s: %s", lacks, one_line(error))
+        return None

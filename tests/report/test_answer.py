@@ -25,7 +25,8 @@ def answers_of(*runs: object, limits: ReportConfig = LIMITS) -> list[answer.Answ
 def test_a_model_that_passes_is_named_with_its_evidence():
     best, *_ = answers_of(("a", predictions(won=2), {}))
     assert best.label == "onnx int8 minmax per tensor"
-    assert (best.outcome, best.advice) == ("pass", "Deploy onnx int8 minmax per tensor")
+    assert best.outcome == "pass"
+    assert best.headline.startswith("Deploy onnx int8 minmax per tensor: ")
     assert best.verdict == (
         "At most 1 point worse than FP32, shown with 95% confidence on 1,000 samples."
     )
@@ -75,8 +76,8 @@ def test_a_model_that_is_neither_smaller_nor_faster_is_told(size, ms, gains):
     family = sweep(("a", predictions(won=2), {"size_bytes": float(size)}))
     (selected,) = page.select([family], LIMITS, [timing])
     best = answer.explain(selected)[0]
-    assert ("neither clearly smaller nor faster than FP32" in best.reason) != gains
-    assert best.advice.startswith("Deploy ") == gains
+    assert ("neither clearly smaller nor faster than FP32" in best.headline) != gains
+    assert best.headline.startswith("Deploy ") == gains
     assert ("recommended" in best.uses) == gains
 
 
@@ -94,7 +95,7 @@ def test_a_model_that_does_not_pass_is_not_to_be_deployed(lost, least, begins):
     kept = sweep(*cells, choices=[predictions(won=9), predictions(lost=90)])
     limits = ReportConfig(min_accuracy=least)
     [selected] = page.select([kept], limits)
-    assert answer.explain(selected)[0].advice.startswith(begins)
+    assert answer.explain(selected)[0].headline.startswith(begins)
     assert f"<b>{begins}" in to_page(kept, limits)
 
 
@@ -126,7 +127,7 @@ def test_a_model_has_one_outcome_wherever_it_is_shown(name, tmp_path, capsys):
     shown.add("pass" if "Winner" in capsys.readouterr().out else outcome)
     assert shown == {outcome}
     assert all(
-        a.advice.startswith("Deploy") == (a.outcome == "pass") for a in answer.explain(selected)
+        a.headline.startswith("Deploy") == (a.outcome == "pass") for a in answer.explain(selected)
     )
 
 

@@ -67,7 +67,7 @@ def test_runs_without_a_result_keep_their_rows():
 
 def test_the_row_has_both_names_and_the_json_every_run():
     made = family()
-    rows = table.rows(made.records)
+    rows = table.make(made.records).lines
     assert [row[:3] for row in rows[-2:]] == [
         ["torch", "int8/u8s8", "minmax"],
         ["onnx", "int8", "minmax"],

@@ -132,7 +132,7 @@ def test_seeds_are_no_separate_hypotheses():
 
 def test_what_a_sweep_varies_becomes_a_column_and_part_of_the_label():
     found = sweep(("a", predictions(), {"seed": "1"}), ("b", predictions(), {"seed": "2"}))
-    assert table.columns(found.records)[4] == "seed"
+    assert table.make(found.records).heads[4] == "seed"
     assert [cell.label for cell in found.cells] == [
         "onnx int8 minmax per tensor seed=1",
         "onnx int8 minmax per tensor seed=2",

@@ -70,7 +70,7 @@ def test_runs_are_ranked_by_the_samples_that_choose_and_no_class_is_judged(stopp
     assert "Classes that lose accuracy" not in text
     assert "would give the same choice" not in text and "On the reported samples" not in text
     assert selected.recommendations[0].equals == ()  # different samples prove nothing between runs
-    baseline, *_ = table.rows(stopped.records)
+    baseline, *_ = table.make(stopped.records).lines
     assert "90.00%" not in baseline  # it has another value on the samples of each run
 
 

@@ -80,17 +80,17 @@ def test_the_short_table_explains_nothing_below_but_what_is_wrong():
 
 
 def test_row_of_a_measured_run():
-    assert table.columns([OK]) == COLUMNS
-    assert table.rows([OK])[-1] == [
+    assert table.make([OK]).heads == COLUMNS
+    assert table.make([OK]).lines[-1] == [
         *("onnx", "int8", "minmax", "per tensor", "86.74%", "-0.46", "-0.88 to -0.04", "0.031"),
         *("115.3", "64.1%", "0.080", "1.38", "", "integer", "ok"),
     ]
-    assert table.rows([CHANNEL])[-1][2:4] == ["entropy", "per channel"]
+    assert table.make([CHANNEL]).lines[-1][2:4] == ["entropy", "per channel"]
 
 
 def test_simulated_and_dynamic_runs_say_what_their_figures_are():
     simulated = record("torch", "uint8", execution="simulated")
-    assert table.rows([simulated])[-1][-2] == "simulated"
+    assert table.make([simulated]).lines[-1][-2] == "simulated"
     assert notes.SIMULATED_NOTE in notes_on([simulated])
     dynamic = with_metrics(OK, **{"batch1/accuracy": 0.8712})
     (note,) = [note for note in notes_on([dynamic]) if "87.12%" in note]
@@ -107,25 +107,25 @@ def test_title_says_which_images_were_scored():
 def test_run_that_was_not_timed_has_no_speedup():
     metrics = {key: value for key, value in OK.metrics.items() if key != "speedup"}
     untimed = OK.changed(metrics=metrics)
-    assert table.rows([untimed])[-1][-6:] == ["64.1%", "0.080", "", "", "integer", "ok"]
+    assert table.make([untimed]).lines[-1][-6:] == ["64.1%", "0.080", "", "", "integer", "ok"]
     assert [note for note in notes_on([untimed]) if note.startswith("speedup")] == []
 
 
 def test_row_of_a_run_without_figures_keeps_its_place():
     for bare, status in ((UNSUPPORTED, "unsupported"), (FAILED, "failed")):
-        (row,) = table.rows([bare])
+        (row,) = table.make([bare]).lines
         assert row[:4] == [*list(bare.params.values())[:3], "per tensor"]
         assert row[4:] == [*[""] * 10, status]
 
 
 def test_fp32_run_is_itself_the_baseline():
-    (row,) = table.rows([FP32])
+    (row,) = table.make([FP32]).lines
     scored, costs = ["86.74%", "", "", ""], ["115.3", "", "0.080", ""]
     assert row == ["torch", "fp32", "", "", *scored, *costs, "", "float", "baseline"]
 
 
 def test_fp32_run_that_failed_is_no_baseline():
-    (row,) = table.rows([record("torch", "fp32", "failed")])
+    (row,) = table.make([record("torch", "fp32", "failed")]).lines
     assert row == ["torch", "fp32", *[""] * 12, "failed"]
 
 
@@ -135,16 +135,16 @@ def test_a_baseline_has_the_times_of_all_runs_beside_it():
         with_metrics(record(seed=str(seed)), **{"baseline/latency_p50_ms": each})
         for seed, each in enumerate(times)
     ]
-    heads, place = table.columns(runs), table.columns(runs).index("ms")
-    assert [row[place] for row in table.rows(runs)] == ["0.288 to 0.408", *["0.080"] * 3]
-    assert len(table.rows(runs)[0]) == len(heads)
-    assert table.rows(runs[:1])[0][-5] == "0.288"
+    heads, place = table.make(runs).heads, table.make(runs).heads.index("ms")
+    assert [row[place] for row in table.make(runs).lines] == ["0.288 to 0.408", *["0.080"] * 3]
+    assert len(table.make(runs).lines[0]) == len(heads)
+    assert table.make(runs[:1]).lines[0][-5] == "0.288"
 
 
 def test_every_run_has_a_row_and_every_framework_one_baseline():
     given = [*ALL, record(dtype="uint8"), record("torch", "u8s8")]
-    found = table.rows(given)
-    assert all(len(row) == len(table.columns(given)) for row in found)
+    found = table.make(given).lines
+    assert all(len(row) == len(table.make(given).heads) for row in found)
     baselines = [row for row in found if row[-1] == "baseline"]
     assert [row[:2] for row in baselines] == [["onnx", "fp32"], ["torch", "fp32"]]
     scored, costs = ["87.20%", "", "", ""], ["321.6", "", "", ""]
@@ -154,7 +154,7 @@ def test_every_run_has_a_row_and_every_framework_one_baseline():
 
 def test_a_run_that_knows_nothing_of_itself_still_has_a_row():
     bare = RunRecord.of("id", {}, {}, {})
-    assert table.rows([bare])[0][-1] == "?"
+    assert table.make([bare]).lines[0][-1] == "?"
     assert "?" in printed([bare])
 
 
@@ -164,7 +164,7 @@ def test_p_is_corrected_over_the_measured_quantized_runs():
     tested = [
         with_metrics(record(dtype=name), **{"paired/p_value": p}) for name, p in p_values.items()
     ]
-    found = table.rows([*tested, UNSUPPORTED, FAILED, FP32])
+    found = table.make([*tested, UNSUPPORTED, FAILED, FP32]).lines
     assert [row[7] for row in found] == ["", "0.040", "0.500", "0.030", "", "", ""]
     (note,) = [note for note in notes_on([*tested, FP32]) if note.startswith("p:")]
     assert "corrected for 3 comparisons (Holm)" in note
@@ -173,8 +173,8 @@ def test_p_is_corrected_over_the_measured_quantized_runs():
 def test_what_the_runs_vary_besides_becomes_a_column_and_part_of_the_label():
     given = [record(seed=seed, **{"calib.num_bins": "2048"}) for seed in ("1", "2")]
     assert facts.varied(given) == ["seed"]
-    assert table.columns(given) == [*COLUMNS[:4], "seed", *COLUMNS[4:]]
-    assert [row[4] for row in table.rows(given)] == ["", "1", "2"]
+    assert table.make(given).heads == [*COLUMNS[:4], "seed", *COLUMNS[4:]]
+    assert [row[4] for row in table.make(given).lines] == ["", "1", "2"]
     assert facts.labels(given) == [f"onnx int8 minmax per tensor seed={seed}" for seed in "12"]
 
 
@@ -183,7 +183,7 @@ def test_what_differs_only_between_frameworks_is_no_column():
     assert facts.varied(given) == []
     other = record("torch", **{"backend.engine": "fbgemm"})
     assert facts.varied([*given, other]) == ["backend.engine"]
-    assert table.rows([*given, other])[2][4] == ""  # onnx has none
+    assert table.make([*given, other]).lines[2][4] == ""  # onnx has none
 
 
 def test_data_that_an_unsupported_run_never_looked_for_are_no_column():
@@ -220,11 +220,11 @@ def test_what_nobody_chose_by_itself_is_no_column(key):
     [(0.0, "<0.001"), (0.00099, "<0.001"), (0.001, "0.001"), (0.0312, "0.031"), (1.0, "1.000")],
 )
 def test_tiny_p_values_are_not_rounded_to_zero(p_value, shown):
-    assert table.rows([with_metrics(OK, **{"paired/p_value": p_value})])[-1][7] == shown
+    assert table.make([with_metrics(OK, **{"paired/p_value": p_value})]).lines[-1][7] == shown
 
 
 def test_delta_always_has_a_sign():
-    assert table.rows([with_metrics(OK, accuracy=0.8726)])[-1][5] == "+0.06"
+    assert table.make([with_metrics(OK, accuracy=0.8726)]).lines[-1][5] == "+0.06"
 
 
 def test_reasons_are_grouped():
@@ -234,11 +234,6 @@ def test_reasons_are_grouped():
         "failed: calib.percentile: got 120, expected p (torch int8 minmax per tensor)",
         *notes_on([OK]),
     ]
-
-
-def test_columns_without_a_value_are_left_out():
-    heads, lines = table.without_empty("abc", [["1", "", "2"], ["", "", "3"]])
-    assert (heads, lines) == (["a", "c"], [["1", "2"], ["", "3"]])
 
 
 def test_a_doubtful_baseline_is_told_below_the_table():
@@ -351,13 +346,13 @@ def test_csv_leaves_unknown_metrics_empty():
 
 def without_limit(records: list[RunRecord]) -> list[tuple[str, ...]]:
     """The columns of the table without the one of verdicts: there are none."""
-    columns = zip(table.columns(records), *table.rows(records), strict=True)
+    columns = zip(table.make(records).heads, *table.make(records).lines, strict=True)
     return [column for column in columns if column[0] != table.LIMIT]
 
 
 def test_verdicts_have_a_column_and_a_note():
     judged = [OK.changed(**judgement("pass")), CHANNEL.changed(**judgement("undecided"))]
-    assert [row[-3] for row in table.rows(judged)[1:3]] == ["pass", "undecided"]
+    assert [row[-3] for row in table.make(judged).lines[1:3]] == ["pass", "undecided"]
     (note,) = [note for note in notes_on(judged) if note.startswith("limit:")]
     assert "at most 1 point worse than FP32" in note
     assert "corrected for 2 models (Holm)" in note
@@ -392,8 +387,9 @@ def test_a_terminal_of_80_columns_gets_whole_figures():
 
 def test_six_columns_name_the_model_and_its_outcome():
     judged = [OK.changed(**judgement("pass")), *ALL[1:]]
-    heads, rows = table.brief(judged, table.rows(judged))
-    assert heads == ["model", "accuracy", "delta", "size kB", "ms", "limit"]
+    brief = table.brief(judged, table.make(judged))
+    rows = brief.lines
+    assert brief.heads == ["model", "accuracy", "delta", "size kB", "ms", "limit"]
     assert [row[0] for row in rows if row[1]] == [
         *("onnx fp32", "onnx int8 minmax per tensor", "onnx int8 entropy per channel"),
         "torch fp32",
@@ -414,13 +410,13 @@ def test_brackets_in_a_reason_are_printed_as_they_are():
 
 def test_what_calibrates_otherwise_says_so_in_its_column():
     given = [OK, record(method="dynamic"), record(method="qat")]
-    assert [row[2] for row in table.rows(given)[1:]] == ["minmax", "dynamic", "qat, minmax"]
+    assert [row[2] for row in table.make(given).lines[1:]] == ["minmax", "dynamic", "qat, minmax"]
     assert facts.varied(given) == []
 
 
 def test_second_flow_of_a_framework_is_named():
     given = [record("torch"), record("torch", "uint8", **{"backend.flow": "pt2e"})]
-    frameworks = [(row[0], row[1]) for row in table.rows(given)]
+    frameworks = [(row[0], row[1]) for row in table.make(given).lines]
     assert set(frameworks[:2]) == {("torch", "fp32"), ("torch pt2e", "fp32")}
     assert frameworks[2:] == [("torch", "int8"), ("torch pt2e", "uint8")]
     assert "torch pt2e uint8 minmax per tensor" in facts.labels(given)

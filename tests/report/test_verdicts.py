@@ -126,7 +126,7 @@ def test_beside_a_broken_fp32_all_is_void():
 
 def test_the_column_says_void():
     found = sweep(("a", predictions(), {"doubt": DOUBT}))
-    rows = table.rows(verdicts.judge(found, ReportConfig(min_accuracy=0.99)).records)
+    rows = table.make(verdicts.judge(found, ReportConfig(min_accuracy=0.99)).records).lines
     assert VOID in rows[-1]
 
 

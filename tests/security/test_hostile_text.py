@@ -98,10 +98,10 @@ def test_the_page_has_no_elements_but_its_own(found):
 def test_rows_of_the_markdown_table_keep_their_cells(found):
     text = page.to_markdown(page.select([found], LIMITS), {})
     rows = [line for line in text.split("## All runs")[1].splitlines() if line.startswith("|")]
-    rows = rows[: 2 + len(table.rows(found.records))]
+    rows = rows[: 2 + len(table.make(found.records).lines)]
     counts = {len(re.findall(r"(?<!\\)\|", row)) for row in rows if not row.startswith("|---")}
     assert len(counts) == 1
-    assert len(rows) == 2 + len(table.rows(found.records))
+    assert len(rows) == 2 + len(table.make(found.records).lines)
 
 
 def shown(records: Family) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
 from rich.console import Console
@@ -10,20 +11,52 @@ from rich.console import Console
 from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import figures, files
-from resnet8ptq.core.console import print_table, say, stdout
+from resnet8ptq.core import figures, files, table
+from resnet8ptq.core.console import say, stdout
+from resnet8ptq.core.table import Column, Table, number
 from resnet8ptq.core.text import plain, printable, show
 from resnet8ptq.experiment.diagnosis.conclusion import DiagnosisResult
+from resnet8ptq.experiment.diagnosis.findings import Finding
 from resnet8ptq.experiment.diagnosis.measuring import Activation, TensorMeasurements, Weight
 from resnet8ptq.experiment.diagnosis.outcomes import Outcome
 from resnet8ptq.tasks.metric import Metric
 
 SHOWN = 8  # tensors of each kind in the terminal; diagnosis.csv has all of them
-Rows = Sequence[Sequence[str]]
 
-FINDINGS = ("finding", "in", "change", "won back")
-ACTIVATIONS = ("activation", "SQNR dB", "of its layer", "of rounding", "beyond range", "99% within")
-WEIGHTS = ("weight", "SQNR dB", "largest", "99% within")
+ACTIVATIONS: Sequence[Column[Activation]] = (
+    Column("", lambda one: "activation", key="kind"),
+    Column("activation", lambda one: one.tensor.name, key="tensor"),
+    Column("", lambda one: one.tensor.layer, key="node"),
+    number("SQNR dB", lambda one: one.network.sqnr_db, ".1f", "sqnr_db"),
+    number("of its layer", lambda one: one.layer.sqnr_db, ".1f", "layer_sqnr_db"),
+    number("of rounding", lambda one: one.rounding_db, ".1f", "rounding_sqnr_db"),
+    Column("", lambda one: one.tensor.low, key="range_low"),
+    Column("", lambda one: one.tensor.high, key="range_high"),
+    Column("", lambda one: one.spread.low, key="low"),
+    Column("", lambda one: one.spread.high, key="high"),
+    Column("", lambda one: one.spread.reach, key="reach_99"),
+    Column("", lambda one: one.spread.bulk_db, key="bulk_sqnr_db"),
+    number("beyond range", lambda one: one.beyond_share, ".2%", "beyond_range"),
+    Column("", lambda one: one.off_share, key="kernel_off"),
+    Column("", lambda one: one.most_off, key="kernel_most_off"),
+    number("99% within", lambda one: _say_range(one)),
+)
+WEIGHTS: Sequence[Column[Weight]] = (
+    Column("", lambda one: "weight", key="kind"),
+    Column("weight", lambda one: one.name, key="tensor"),
+    Column("", lambda one: one.node, key="node"),
+    number("SQNR dB", lambda one: one.sqnr_db, ".1f", "sqnr_db"),
+    Column("", lambda one: one.sqnr_db, key="rounding_sqnr_db"),
+    Column("", lambda one: one.spread.low, key="low"),
+    Column("", lambda one: one.spread.high, key="high"),
+    number("largest", lambda one: one.spread.peak, ".3g"),
+    number("99% within", lambda one: one.spread.reach, ".3g", "reach_99"),
+    Column("", lambda one: one.spread.bulk_db, key="bulk_sqnr_db"),
+)
+
+
+def _say_range(one: Activation) -> str:
+    return f"{one.spread.reach:.3g} of {one.tensor.low:.3g} to {one.tensor.high:.3g}"
 
 
 def describe(config: RunConfig) -> str:
@@ -44,28 +77,14 @@ def to_csv(measured: TensorMeasurements) -> str:
 
     Shares are fractions of the tensor's values.
     """
-    columns = ["kind", "tensor", "node", "sqnr_db", "layer_sqnr_db", "rounding_sqnr_db"]
-    columns += ["range_low", "range_high", "low", "high", "reach_99", "bulk_sqnr_db"]
-    rows: list[list[object]] = [[*columns, "beyond_range", "kernel_off", "kernel_most_off"]]
-    for activation in _worst_activations(measured):
-        tensor, spread = activation.tensor, activation.spread
-        ratios = [activation.network.sqnr_db, activation.layer.sqnr_db, activation.rounding_db]
-        seen = [tensor.low, tensor.high, spread.low, spread.high, spread.reach, spread.bulk_db]
-        shares = [activation.beyond_share, activation.off_share, activation.most_off]
-        rows.append(["activation", tensor.name, tensor.layer, *ratios, *seen, *shares])
-    for weight in _worst_weights(measured):
-        spread = weight.spread
-        seen = [spread.low, spread.high, spread.reach, spread.bulk_db]
-        named = ["weight", weight.name, weight.node, weight.sqnr_db, "", weight.sqnr_db]
-        rows.append([*named, "", "", *seen, "", "", ""])
-    return files.to_csv(rows)
+    return table.to_csv(_activations(measured), _weights(measured))
 
 
 def to_markdown(result: DiagnosisResult, title: str) -> str:
     """Return the whole diagnosis as a page: the conclusion first."""
     parts = [f"# {printable(title)}", *map(_escape, (*result.conclusion, *result.notes))]
-    for heading, columns, rows in _tables(result):
-        parts += [f"## {heading}", _markdown(columns, rows)]
+    for shown in _tables(result):
+        parts += [f"## {shown.title}", shown.to_markdown(_escape)]
     return "\n\n".join([*parts, *_notes(result)]) + "\n"
 
 
@@ -75,76 +94,69 @@ def print_tables(result: DiagnosisResult, title: str, console: Console | None = 
     console.print(show(title), style="bold", highlight=False, markup=False)
     for line in (*result.conclusion, *result.notes):
         say(console, line)
-    for _, columns, rows in _tables(result):
-        right = () if columns is FINDINGS else range(1, len(columns))
-        shown = rows[:SHOWN] if columns in (ACTIVATIONS, WEIGHTS) else rows
-        print_table(console, columns, shown, right=right, whole=False)
+    for whole in _tables(result):
+        rows = whole.rows[:SHOWN] if whole.columns in (ACTIVATIONS, WEIGHTS) else whole.rows
+        Table(whole.columns, rows).print(console, whole=False)
     for line in _notes(result):
         say(console, line)
 
 
-def _tables(result: DiagnosisResult) -> Iterator[tuple[str, Sequence[str], Rows]]:
-    """Yield heading, columns and rows of each table."""
-    if result.findings:
-        yield "Findings", FINDINGS, _findings(result)
-    changes = ("change", result.metric.title, "won back", "SQNR dB", "won back dB")
-    yield "Changes tried", changes, _changes(result)
-    yield "Activations", ACTIVATIONS, _activations(result.measured)
-    yield "Weights", WEIGHTS, _weights(result.measured)
+def _tables(result: DiagnosisResult) -> Iterator[Table[Any]]:
+    findings = sorted(result.findings, key=lambda finding: not result.costs(finding))
+    if findings:
+        yield Table(_of_findings(result), findings, "Findings")
+    halves = result.halves.weights, result.halves.activations
+    yield Table(
+        _of_changes(result.metric), [result.before, *halves, *result.outcomes], "Changes tried"
+    )
+    yield _activations(result.measured)
+    yield _weights(result.measured)
 
 
-def _findings(result: DiagnosisResult) -> list[list[str]]:
-    rows = []
-    for finding in sorted(result.findings, key=lambda finding: not result.costs(finding)):
+def _of_findings(result: DiagnosisResult) -> list[Column[Finding]]:
+    def change(finding: Finding) -> str:
         answer = result.answer(finding)
-        won = "" if answer is None else f"{answer.won_db:+.1f} dB"
-        if not result.costs(finding):
-            won = f"nothing alone ({won})" if answer else "not tried"
-        words = answer.words if answer else ", ".join(change.words for change in finding.changes)
-        rows.append([finding.name, finding.tensors[0], words, won])
-    return rows
+        return answer.words if answer else ", ".join(change.words for change in finding.changes)
+
+    def won(finding: Finding) -> str:
+        answer = result.answer(finding)
+        gain = "" if answer is None else f"{answer.won_db:+.1f} dB"
+        if result.costs(finding):
+            return gain
+        return f"nothing alone ({gain})" if answer else "not tried"
+
+    return [
+        Column("finding", lambda finding: finding.name),
+        Column("in", lambda finding: finding.tensors[0]),
+        Column("change", change),
+        Column("won back", won),
+    ]
 
 
-def _changes(result: DiagnosisResult) -> list[list[str]]:
-    metric, before = result.metric, result.before
-    rows = [["(unchanged)", metric.show(before.value), "", f"{before.sqnr_db:.1f}", ""]]
-    for outcome in (result.halves.weights, result.halves.activations, *result.outcomes):
-        rows.append([outcome.words, *_change(outcome, metric)])
-    return rows
+def _of_changes(metric: Metric) -> list[Column[Outcome]]:
+    def value(one: Outcome) -> str:
+        return f"not tried: {one.reason}" if one.reason else metric.show(one.value)
+
+    def is_change(one: Outcome) -> bool:
+        return bool(one.words) and not one.reason
+
+    return [
+        Column("change", lambda one: one.words or "(unchanged)"),
+        number(metric.title, value),
+        number("won back", lambda one: one.won if is_change(one) else None, metric.show_loss),
+        number("SQNR dB", lambda one: None if one.reason else one.sqnr_db, ".1f"),
+        number("won back dB", lambda one: one.won_db if is_change(one) else None, "+.1f"),
+    ]
 
 
-def _change(outcome: Outcome, metric: Metric) -> list[str]:
-    if outcome.reason:
-        return [f"not tried: {outcome.reason}", "", "", ""]
-    won = metric.show_loss(outcome.won)
-    return [metric.show(outcome.value), won, f"{outcome.sqnr_db:.1f}", f"{outcome.won_db:+.1f}"]
+def _activations(measured: TensorMeasurements) -> Table[Activation]:
+    worst = sorted(measured.activations, key=lambda activation: activation.network.sqnr_db)
+    return Table(ACTIVATIONS, worst, "Activations")
 
 
-def _activations(measured: TensorMeasurements) -> list[list[str]]:
-    rows = []
-    for activation in _worst_activations(measured):
-        tensor, reach = activation.tensor, activation.spread.reach
-        ratios = [activation.network.sqnr_db, activation.layer.sqnr_db, activation.rounding_db]
-        ranged = f"{reach:.3g} of {tensor.low:.3g} to {tensor.high:.3g}"
-        shown = [*(f"{ratio:.1f}" for ratio in ratios), f"{activation.beyond_share:.2%}", ranged]
-        rows.append([tensor.name, *shown])
-    return rows
-
-
-def _weights(measured: TensorMeasurements) -> list[list[str]]:
-    rows = []
-    for weight in _worst_weights(measured):
-        ends = [f"{weight.spread.peak:.3g}", f"{weight.spread.reach:.3g}"]
-        rows.append([weight.name, f"{weight.sqnr_db:.1f}", *ends])
-    return rows
-
-
-def _worst_activations(measured: TensorMeasurements) -> list[Activation]:
-    return sorted(measured.activations, key=lambda activation: activation.network.sqnr_db)
-
-
-def _worst_weights(measured: TensorMeasurements) -> list[Weight]:
-    return sorted(measured.weights, key=lambda weight: weight.sqnr_db)
+def _weights(measured: TensorMeasurements) -> Table[Weight]:
+    worst = sorted(measured.weights, key=lambda weight: weight.sqnr_db)
+    return Table(WEIGHTS, worst, "Weights")
 
 
 def _notes(result: DiagnosisResult) -> list[str]:
@@ -156,11 +168,6 @@ def _notes(result: DiagnosisResult) -> list[str]:
         f"of the output against FP32. FP32: {result.metric.title} "
         f"{result.metric.show(result.fp32_value)}. A difference of a few samples is noise.",
     ]
-
-
-def _markdown(columns: Sequence[str], rows: Rows) -> str:
-    lines = [columns, ["---"] * len(columns), *(list(map(_escape, row)) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _escape(text: str) -> str:

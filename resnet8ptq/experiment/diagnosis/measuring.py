@@ -39,7 +39,8 @@ class Noise:
 
     def add(self, exact: Array, noisy: Array) -> None:
         """Add exact values and the same values with noise."""
-        signal, error = exact.ravel(), (noisy - exact).ravel()
+        signal = exact.ravel().astype(np.float64)
+        error = noisy.ravel() - signal
         self.signal += float(np.dot(signal, signal))
         self.noise += float(np.dot(error, error))
 

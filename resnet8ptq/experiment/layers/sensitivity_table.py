@@ -1,6 +1,7 @@
 """Table, files and figure of a sensitivity analysis."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
@@ -10,10 +11,10 @@ from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import console as consoles
-from resnet8ptq.core import figures, files
+from resnet8ptq.core import figures, files, table
+from resnet8ptq.core.table import Column, Table, number, show_kb
 from resnet8ptq.core.text import plain
 from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
-from resnet8ptq.tasks.metric import Metric
 
 
 def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
@@ -23,37 +24,40 @@ def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
     figures.save(draw(result, describe(config)), folder / "sensitivity.png")
 
 
+def make(result: SensitivityResult, layers: Sequence[Layer], title: str = "") -> Table[Layer]:
+    """Return the table of layers, in their order."""
+    metric = result.metric
+    ranks = {id(layer): rank for rank, layer in enumerate(result.layers, 1)}
+    columns: list[Column[Layer]] = [
+        number("rank", lambda layer: ranks.get(id(layer)), key="rank"),
+        Column("layer", lambda layer: layer.name, key="layer"),
+        Column("", lambda layer: layer.node, key="node"),
+        number("SQNR dB", lambda layer: layer.sqnr_db, ".1f", f"{result.output}_sqnr_db"),
+        number(
+            f"{metric.title} lost",
+            lambda layer: layer.lost,
+            metric.show_loss,
+            f"{metric.name}_lost",
+        ),
+        number(metric.title, lambda layer: layer.value, metric.show, metric.name),
+        Column("", lambda layer: layer.size_bytes, key="size_bytes"),
+        number("saved kB", lambda layer: layer.saved_bytes, show_kb, "saved_bytes"),
+        Column("", lambda layer: result.images, key="images"),
+    ]
+    return Table(columns, layers, title)
+
+
 def to_csv(result: SensitivityResult) -> str:
     """Return one line for each layer, most sensitive first; sizes in bytes."""
-    name, sqnr = result.metric.name, f"{result.output}_sqnr_db"
-    rows: list[list[object]] = [
-        ["rank", "layer", "node", sqnr, f"{name}_lost", name, "size_bytes", "saved_bytes", "images"]
-    ]
-    for rank, layer in enumerate(result.layers, 1):
-        values = [layer.sqnr_db, layer.lost, layer.value, layer.size_bytes, layer.saved_bytes]
-        rows.append([rank, layer.name, layer.node, *values, result.images])
-    return files.to_csv(rows)
+    return table.to_csv(make(result, result.layers))
 
 
 def print_table(result: SensitivityResult, title: str, console: Console | None = None) -> None:
-    """Print the ranking and notes on it to stdout."""
-    console, name = consoles.stdout(console, 130), result.metric.title
-    heads = ("rank", "layer", "SQNR dB", f"{name} lost", name, "saved kB")
-    rows = [(str(r), *_cells(result.metric, layer)) for r, layer in enumerate(result.layers, 1)]
-    rows.append(("", *_cells(result.metric, result.whole)))
-    consoles.print_table(console, heads, rows, title=title, right=(0, 2, 3, 4, 5), totals=1)
+    """Print the ranking, then the network with all layers quantized, and notes, to stdout."""
+    console = consoles.stdout(console, 130)
+    make(result, [*result.layers, result.whole], title).print(console, totals=1)
     for note in _notes(result):
         consoles.say(console, note)
-
-
-def _cells(metric: Metric, layer: Layer) -> tuple[str, ...]:
-    return (
-        layer.name,
-        f"{layer.sqnr_db:.1f}",
-        metric.show_loss(layer.lost),
-        metric.show(layer.value),
-        f"{layer.saved_bytes / 1000:.1f}",
-    )
 
 
 def _notes(result: SensitivityResult) -> list[str]:

@@ -6,7 +6,7 @@ FP32 computes from the file's own values of the tensors before it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from resnet8ptq.backends.file.reading import Admitted
 from resnet8ptq.core.console import track
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.experiment.diagnosis.measuring import to_db
+from resnet8ptq.experiment.diagnosis.measuring import Noise, to_db
 from resnet8ptq.experiment.tensors import alignment
 from resnet8ptq.experiment.tensors.alignment import Fingerprint
 from resnet8ptq.experiment.tensors.explaining import Levels, explain, power
@@ -49,9 +49,8 @@ class Compared:
         inner: the tensor in the file.
         low, high: the values that FP32 reaches.
         weights_db: SQNR of the layer's weights in dB; None if they are not known.
-        signal, noise: power of FP32's values, and of the file's difference from them.
-        exact, own: power of the values that FP32 computes from the file's tensors before it, and
-            of the file's difference from these.
+        network: noise of the file's values against FP32's.
+        layer: noise against the values that FP32 computes from the file's tensors before it.
     """
 
     name: str
@@ -60,20 +59,18 @@ class Compared:
     low: float = np.inf
     high: float = -np.inf
     weights_db: float | None = None
-    signal: float = 0.0
-    noise: float = 0.0
-    exact: float = 0.0
-    own: float = 0.0
+    network: Noise = field(default_factory=Noise)
+    layer: Noise = field(default_factory=Noise)
 
     @property
     def sqnr_db(self) -> float:
         """SQNR of the file against FP32 in dB, with all errors so far."""
-        return to_db(self.signal, self.noise)
+        return self.network.sqnr_db
 
     @property
     def own_db(self) -> float:
         """SQNR of this layer alone in dB."""
-        return to_db(self.exact, self.own)
+        return self.layer.sqnr_db
 
     @property
     def levels(self) -> Levels | None:
@@ -96,10 +93,9 @@ class Compared:
     def add(self, fp32: Array, file: Array, alone: Array) -> None:
         """Add the values of a sample; `alone`: what FP32 computes from the file's tensors."""
         self.low, self.high = min(self.low, float(fp32.min())), max(self.high, float(fp32.max()))
-        self.signal += power(fp32)
-        self.noise += power(file - fp32)
-        self.exact += power(alone)
-        self.own += power(file - alone)
+        fp32, file, alone = map(np.nan_to_num, (fp32, file, alone))  # a mask holds infinities
+        self.network.add(fp32, file)
+        self.layer.add(alone, file)
 
 
 @dataclass(frozen=True)

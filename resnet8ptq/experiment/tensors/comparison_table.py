@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
@@ -11,7 +12,8 @@ from resnet8ptq.config.loading import CONFIG_FILE, save_config
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import console as consoles
-from resnet8ptq.core import figures, files
+from resnet8ptq.core import figures, files, table
+from resnet8ptq.core.table import Column, Table, number
 from resnet8ptq.core.text import plain
 from resnet8ptq.experiment.tensors.comparing import LOST_DB, Compared, TensorComparison
 
@@ -19,14 +21,34 @@ ROWS = 12  # of the printed table: the layers that cost most
 LABELLED = 60  # tensors with a label in the figure
 SHORT = 30  # characters of a label: the end of a name tells tensors apart
 LOWEST_DB, HIGHEST_DB = -10.0, 60.0  # of the figure: what lies beyond is at its edge
-_HEADS = (
-    "tensor",
-    "operator",
-    "in the file",
-    "alone dB",
-    "so far dB",
-    "FP32's values",
-    "its range",
+
+
+def _say_range(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.3g} to {ends[1]:.3g}"
+
+
+def _range_in_file(tensor: Compared) -> tuple[float, float] | None:
+    levels = tensor.levels
+    return None if levels is None else (levels.low, levels.high)
+
+
+COLUMNS: Sequence[Column[Compared]] = (
+    Column("tensor", lambda tensor: tensor.name, key="tensor"),
+    Column("operator", lambda tensor: tensor.operator, lambda name: name or "input", "operator"),
+    Column(
+        "in the file",
+        lambda tensor: tensor.inner.name,
+        lambda name: name.partition(";")[0],  # TFLite joins the names of fused operators
+        "file_tensor",
+    ),
+    number("alone dB", lambda tensor: tensor.own_db, ".1f", "own_sqnr_db"),
+    number("so far dB", lambda tensor: tensor.sqnr_db, ".1f", "sqnr_db"),
+    Column("FP32's values", lambda tensor: (tensor.low, tensor.high), _say_range),
+    Column("its range", _range_in_file, _say_range),
+    Column("", lambda tensor: tensor.low, key="fp32_low"),
+    Column("", lambda tensor: tensor.high, key="fp32_high"),
+    Column("", lambda tensor: tensor.inner.low, key="file_low"),
+    Column("", lambda tensor: tensor.inner.high, key="file_high"),
 )
 
 
@@ -40,18 +62,7 @@ def write(folder: Path, config: RunConfig, compared: TensorComparison) -> None:
 
 def to_csv(compared: TensorComparison) -> str:
     """Return one line for each tensor, in the order of execution."""
-    rows: list[list[object]] = [
-        [
-            *("tensor", "operator", "file_tensor", "own_sqnr_db", "sqnr_db", "fp32_low"),
-            *("fp32_high", "file_low", "file_high"),
-        ]
-    ]
-    for tensor in compared.tensors:
-        inner = tensor.inner
-        names = [tensor.name, tensor.operator, inner.name]
-        ends = [tensor.low, tensor.high, inner.low, inner.high]
-        rows.append([*names, tensor.own_db, tensor.sqnr_db, *ends])
-    return files.to_csv(rows)
+    return table.to_csv(Table(COLUMNS, compared.tensors))
 
 
 def to_document(compared: TensorComparison) -> dict[str, object]:
@@ -90,8 +101,7 @@ def print_table(compared: TensorComparison, title: str, console: Console | None 
     console = consoles.stdout(console, 130)
     worst = sorted(compared.tensors, key=lambda tensor: tensor.own_db)[:ROWS]
     shown = [tensor for tensor in compared.tensors if tensor in worst]
-    rows = [_cells(tensor) for tensor in shown]
-    consoles.print_table(console, _HEADS, rows, title=title, right=(3, 4))
+    Table(COLUMNS, shown, title).print(console)
     consoles.say(
         console,
         f"alone: the layer's own error, computed from the file's tensors before it; so far: with "
@@ -99,28 +109,14 @@ def print_table(compared: TensorComparison, title: str, console: Console | None 
         f"{compared.samples} held-out training samples.",
     )
     if cut := compared.cut:
-        levels = cut[0].levels
-        assert levels is not None  # of a tensor with a reach
+        ends = _range_in_file(cut[0])
+        assert ends is not None  # of a tensor with a reach
         consoles.say(
             console,
             f"FP32's values reach beyond the range in the file in {len(cut)} tensors, furthest in "
-            f"{cut[0].name}: {cut[0].low:.3g} to {cut[0].high:.3g}, range {levels.low:.3g} to "
-            f"{levels.high:.3g}.",
+            f"{cut[0].name}: {_say_range((cut[0].low, cut[0].high))}, range {_say_range(ends)}.",
         )
     consoles.say(console, compared.describe())
-
-
-def _cells(tensor: Compared) -> tuple[str, ...]:
-    levels = tensor.levels
-    return (
-        tensor.name,
-        tensor.operator or "input",
-        tensor.inner.name.partition(";")[0],  # TFLite joins the names of fused operators
-        f"{tensor.own_db:.1f}",
-        f"{tensor.sqnr_db:.1f}",
-        f"{tensor.low:.3g} to {tensor.high:.3g}",
-        "" if levels is None else f"{levels.low:.3g} to {levels.high:.3g}",
-    )
 
 
 def describe(config: RunConfig) -> str:
