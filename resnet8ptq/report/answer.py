@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from resnet8ptq.core.table import Column, Table
 from resnet8ptq.core.text import escape_markdown
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import (
@@ -76,11 +77,10 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
         return Answer(uses, label, f"Keep {label}", "", verdict, times)
     headline, hint, untried = f"Do not deploy {label}", "", ""
     if first.use == RECOMMENDED and (chosen := selected.headline) is not None:
-        rule = chosen.headline
-        headline = f"{_ADVICE[rule.advice].format(label)}: {chosen.reason}"
-        if rule.advice == "keep":  # FP32 is recommended, and not this model
+        headline = f"{_ADVICE[chosen.advice].format(label)}: {chosen.reason}"
+        if chosen.advice == "keep":  # FP32 is recommended, and not this model
             uses = uses[1:] or ("quantized",)
-        if rule.nothing_faster:
+        if chosen.nothing_faster:
             untried = find_untried(selected.family.records)
             machine = cell.record.measured_on or "this CPU"
             hint = NOTHING_FASTER.format(machine=machine) + (KNOWN if untried else "")
@@ -101,22 +101,26 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
     )
 
 
+COLUMNS: Sequence[Column[Answer]] = (
+    Column("for", lambda answer: "; ".join(answer.uses)),
+    Column("model", lambda answer: answer.label),
+    Column("verdict", lambda answer: answer.outcome),
+    Column("measured", lambda answer: "; ".join(answer.facts)),
+    Column("command", lambda answer: answer.command),
+)
+
+
 def to_markdown(answers: Sequence[Answer]) -> str:
     """Return the answers as a sentence and a table; empty without answers."""
     if not answers:
         return ""
     best = answers[0]
     lines = [
-        f"**{escape_markdown(best.headline)}.** " + escape_markdown(f"{best.verdict} {best.note}"),
-        *([escape_markdown(f"{best.hint} {best.untried}")] if best.hint else []),
-        "",
-        "| for | model | verdict | measured | command |",
-        "|---|---|---|---|---|",
+        f"**{escape_markdown(best.headline)}.** {escape_markdown(f'{best.verdict} {best.note}')}"
     ]
-    for answer in answers:
-        texts = ("; ".join(answer.uses), answer.label, answer.outcome, "; ".join(answer.facts))
-        lines.append(f"| {' | '.join(map(escape_markdown, (*texts, answer.command)))} |")
-    return "\n".join(lines)
+    if best.hint:
+        lines.append(escape_markdown(f"{best.hint} {best.untried}"))
+    return "\n".join([*lines, "", Table(COLUMNS, answers).to_markdown(escape_markdown)])
 
 
 def say_verdict(selected: ModelSelection, cell: Cell) -> str:

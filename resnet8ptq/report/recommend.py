@@ -18,7 +18,7 @@ from resnet8ptq.core.text import printable
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, Ratio, ratio, typical
 from resnet8ptq.report import rule, timing, verdicts
 from resnet8ptq.report.comparison import Cell, Family
-from resnet8ptq.report.rule import SAME_SIZE, SAME_SPEED
+from resnet8ptq.report.rule import SAME_SIZE, SAME_SPEED, Headline
 from resnet8ptq.report.table import VOID, say_size, show_interval
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, least_of
 from resnet8ptq.tasks.metric import BASELINE, CHOICE, Metric
@@ -74,27 +74,6 @@ class Recommendation:
     def command(self) -> str:
         """The deploy command; empty for FP32, and for files of other programs."""
         return "" if self.run is None else self.run.deploy_command or ""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The headline of a family.
-
-    Attributes:
-        cell: the model, with the verdict that the advice follows.
-        alone: whether the model was judged by itself, and not corrected for all models.
-    """
-
-    headline: rule.Headline
-    cell: Cell
-    alone: bool = False
-
-    @property
-    def reason(self) -> str:
-        """The reason in about ten words."""
-        if not self.alone:
-            return self.headline.reason
-        return f"{self.headline.reason}; passes by itself, not corrected for the other models"
 
 
 @dataclass(frozen=True)
@@ -154,7 +133,7 @@ class ModelSelection:
         return [cell for cell in self.candidates if cell.metric(name) <= most]
 
     @cached_property
-    def headline(self) -> "Choice | None":
+    def headline(self) -> Headline | None:
         """The model that `rule` chooses; None if no model passes or may pass.
 
         Of the models that keep the limit on the selection samples, it chooses among those that pass
@@ -173,7 +152,7 @@ class ModelSelection:
             return chosen
         return self._choose(alone, alone=True)
 
-    def _choose(self, cells: Sequence[Cell], alone: bool = False) -> "Choice | None":
+    def _choose(self, cells: Sequence[Cell], alone: bool = False) -> Headline | None:
         timed = {} if self.timing is None else self.timing.single
         kept = [cell for cell in cells if cell.record.run_id in timed] or list(cells)
         fp32_ms = min(map(_baseline_latency, _timed(kept)), default=math.nan)
@@ -181,10 +160,10 @@ class ModelSelection:
         options = [self._option(cell, ranked, fp32_ms) for cell in kept]
         error = verdicts.margin_of(self.family.metric, self.limits)
         headline = rule.choose(options, self.limits.prefer, error)
-        if headline is None:
-            return None
-        [cell] = [cell for cell in kept if cell.record.run_id == headline.candidate.key]
-        return Choice(headline, cell, alone)
+        if headline is None or not alone:
+            return headline
+        reason = f"{headline.reason}; passes by itself, not corrected for the other models"
+        return replace(headline, reason=reason, alone=True)
 
     def _option(self, cell: Cell, ranked: Sequence[Cell], fp32_ms: float) -> rule.Candidate:
         record, ms = cell.record, _finite(cell.record.latency_ms)
@@ -199,6 +178,7 @@ class ModelSelection:
         by_selection = self.apart and not passes
         return rule.Candidate(
             key=record.run_id,
+            cell=cell,
             passes=passes,
             loss=_or_worst(cell.metric(f"{CHOICE}drop" if by_selection else "drop")),
             rank=ranked.index(cell),

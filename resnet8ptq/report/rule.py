@@ -16,8 +16,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from resnet8ptq.evaluation.paired_latency import Ratio
 from resnet8ptq.evaluation.worth import saves
@@ -51,6 +51,7 @@ class Candidate:
     fp32_bytes: float
     latency_ms: float | None = None
     speed: Ratio | None = None
+    cell: Any = field(default=None, compare=False, repr=False)  # its run, which the rule ignores
 
     @property
     def is_faster(self) -> bool:
@@ -77,12 +78,19 @@ class Headline:
         candidate: the chosen model; with `keep`, the one that FP32 is kept instead of.
         reason: the reason in about ten words.
         nothing_faster: whether no candidate is shown to be faster than FP32, although timed.
+        alone: whether the model was judged by itself, and not corrected for all models.
     """
 
     advice: Advice
     candidate: Candidate
     reason: str
     nothing_faster: bool = False
+    alone: bool = False
+
+    @property
+    def cell(self) -> Any:
+        """The chosen run."""
+        return self.candidate.cell
 
 
 def choose(

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from resnet8ptq.core import background, invocation
 from resnet8ptq.core.errors import TrackingError
@@ -21,42 +20,33 @@ log = logging.getLogger(__name__)
 BASELINE, SELECTION = "baseline", "selection samples"  # verdicts of runs that are not judged
 
 
-@dataclass(frozen=True)
-class Addition:
-    """New latencies and tags of a run."""
-
-    run_id: str
-    points: list[Point]
-    tags: dict[str, str]
+Addition = tuple[str, list[Point], dict[str, str]]  # of a run's id, its latencies and tags
 
 
 def write(store: Store, chosen: Sequence[ModelSelection]) -> None:
     """Log verdict, description and latencies of measured runs, in the background."""
-    additions = [
-        _make(selected, cell)
-        for selected in chosen
-        for cell in selected.family.cells
-        if cell.paired is not None and cell.record.run_id != cell.record.key
-    ]
+    now_ms = int(1000 * time.time())
+    additions: list[Addition] = []
+    for selected in chosen:
+        for cell in selected.family.cells:
+            record = cell.record
+            if cell.paired is not None and record.run_id != record.key:
+                latencies = _show_latencies(selected, cell)
+                points = [(key, value, now_ms, 0) for key, value in latencies.items()]
+                tags = {"verdict": _say_outcome(cell), NOTE_TAG: describe(selected, cell)}
+                additions.append((record.run_id, points, tags))
     background.put(_log, store, additions)
 
 
 def _log(store: Store, additions: Sequence[Addition]) -> None:
     """Log the additions; warn if the store is unavailable."""
     try:
-        for added in additions:
-            upload.log_batch(store, added.run_id, added.points, tags=added.tags)
+        for run_id, points, tags in additions:
+            upload.log_batch(store, run_id, points, tags=tags)
     except TrackingError as error:
         if not is_away(error):
             raise
         log.warning("the verdicts are not in MLflow: %s", error)
-
-
-def _make(selected: ModelSelection, cell: Cell) -> Addition:
-    now_ms = int(1000 * time.time())
-    points = [(key, value, now_ms, 0) for key, value in _show_latencies(selected, cell).items()]
-    tags = {"verdict": _say_outcome(cell), NOTE_TAG: describe(selected, cell)}
-    return Addition(cell.record.run_id, points, tags)
 
 
 def _say_outcome(cell: Cell) -> str:

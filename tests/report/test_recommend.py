@@ -569,10 +569,10 @@ def test_a_model_that_no_correction_lets_pass_may_pass_by_itself():
     limits = ReportConfig()
     apart = select(sweep(*cells, choices=[predictions()] * 20), limits=limits)
     assert {cell.record.verdict for cell in apart.family.measured} == {UNDECIDED}
-    assert apart.headline.headline.advice == "deploy"
+    assert apart.headline.advice == "deploy"
     assert apart.headline.reason.endswith("not corrected for the other models")
     together = select(sweep(*cells), limits=limits)
-    assert together.headline.headline.advice == "test"
+    assert together.headline.advice == "test"
 
 
 def test_the_headline_of_the_turns_is_the_fastest_that_passes():
@@ -582,11 +582,11 @@ def test_the_headline_of_the_turns_is_the_fastest_that_passes():
         ("fails", predictions(lost=60), {**TIMED, "calib": "entropy"}),
     )
     found = select(sweep(*cells), race(slow=0.3, quick=0.1, fails=0.01, onnx_fp32=0.2))
-    assert (found.headline.cell.record.run_id, found.headline.headline.advice) == (
+    assert (found.headline.cell.record.run_id, found.headline.advice) == (
         "quick",
         "deploy",
     )
     slow = select(sweep(*cells), race(slow=0.3, quick=0.25, fails=0.01, onnx_fp32=0.2))
     assert slow.headline.cell.record.run_id == "slow"  # the smallest
-    assert slow.headline.headline.nothing_faster
+    assert slow.headline.nothing_faster
     assert "0.67 times as fast as FP32" in slow.headline.reason
