@@ -13,7 +13,6 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from resnet8ptq.config.naming import Combination
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import background, command, figures, files, templates
 from resnet8ptq.core.console import waiting
-from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.table import Table
 from resnet8ptq.core.text import escape_markdown, safe_name
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
@@ -377,11 +375,8 @@ def main(words: list[str]) -> None:
 
 def _load_timings(store: Store, parent: RunRecord, families: int) -> list[PairedLatency | None]:
     """Return the timing of the best models of each family; None if they were not timed."""
-    timings = None
-    with suppress(TrackingError):  # its files are out of reach
-        if FILE in history.list_artifacts(store, parent):
-            lacks = "the report leaves out the timing of the best models"
-            timings = history.read_if_sound(store, parent, FILE, _read_timings, lacks)
+    lacks = "the report leaves out the timing of the best models"
+    timings = history.read_if_sound(store, parent, FILE, _read_timings, lacks, optional=True)
     if timings is None or len(timings) != families:
         return [None] * families
     return timings

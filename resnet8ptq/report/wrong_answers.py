@@ -48,10 +48,8 @@ def load(store: Store, selected: ModelSelection) -> WrongAnswers | None:
     if not recommended or recommended[0].choice is None:
         return None
     record, reader = recommended[0].choice.record, partial(_read, recommended[0].label)
-    if FILE not in history.list_artifacts(store, record):
-        return None
     lacks = "the report leaves out the wrong answers"
-    return history.read_if_sound(store, record, FILE, reader, lacks)
+    return history.read_if_sound(store, record, FILE, reader, lacks, optional=True)
 
 
 def _read(label: str, path: Path) -> WrongAnswers | None:

@@ -268,14 +268,22 @@ def read(store: Store, record: RunRecord, name: str, reader: Callable[[Path], T]
 
 
 def read_if_sound(
-    store: Store, record: RunRecord, name: str, reader: Callable[[Path], T], lacks: str
+    store: Store,
+    record: RunRecord,
+    name: str,
+    reader: Callable[[Path], T],
+    lacks: str,
+    optional: bool = False,
 ) -> T | None:
     """Return the content of a run's file; None, with a warning, if it is missing or damaged.
 
     Args:
         lacks: the result without the file, such as `the report leaves out a figure`.
+        optional: whether some runs have no such file, which needs no warning.
     """
     try:
+        if optional and name not in list_artifacts(store, record):
+            return None
         return read(store, record, name, reader)
     except (TrackingError, OSError) as error:
         log.warning("%s: %s", lacks, one_line(error))
