@@ -1,17 +1,17 @@
-"""Runs one job, alone or in a sweep: locates its files, and opens its MLflow run."""
+"""Runs one job, alone or in a sweep: has its settings resolved, and opens its MLflow run."""
 
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from hydra.conf import HydraConf
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from resnet8ptq.config import words
-from resnet8ptq.config.loading import parse_config
-from resnet8ptq.config.naming import Combination, name_varied
+from resnet8ptq.config import loading, words
+from resnet8ptq.config.naming import name_run, name_varied
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import background, command, console, invocation
 from resnet8ptq.core.descriptor import FILE
@@ -19,74 +19,66 @@ from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
     from resnet8ptq.experiment.settings import Settings
+    from resnet8ptq.report.single_run import SingleRun
     from resnet8ptq.tracking.record import RunRecord
     from resnet8ptq.tracking.store import Store
 
 log = logging.getLogger(__name__)
 
 
-def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "RunRecord | None":
-    """Run, and print the result and its baseline; return None for an inspection.
+@dataclass(frozen=True)
+class Unresolved:
+    """Settings that cannot be resolved, and the reason: the run records both, and ends."""
+
+    asked: RunConfig
+    error: Exception
+
+
+def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "SingleRun | None":
+    """Run, and return the ended run; None for an inspection, which prints and records nothing.
 
     `overrides` are the settings of the command line.
     """
-    config = parse_config(cfg)  # before the store is opened: a typo leaves no run
-    for line in words.find_idle(cfg, [words.parse(word) for word in overrides]):
+    asked = loading.parse_config(cfg)  # before the store is opened: a typo leaves no run
+    for line in words.find_idle(asked, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
-    if config.analysis.name == "inspect":
-        from resnet8ptq.experiment.inspection import run_inspection
-
-        named = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
-        run_inspection(config, data_given=named or config.data.name != "cifar10")
+    if asked.analysis.name == "inspect":
+        _inspect(asked, overrides)
         return None
-    if config.sweep.resume:
+    if asked.sweep.resume:
         raise ConfigError("sweep.resume: got true, expected a sweep: -m, or an experiment")
     from resnet8ptq.tracking import sender
     from resnet8ptq.tracking.store import find_store, open_store
 
     log.info("run: %s", folder)
-    settings: Settings | Exception
+    settings: Settings | Unresolved
     try:  # a wrong path, network or data set leaves no store and no run
-        settings = _resolve(config, jobs=1)
+        settings = _resolve(asked, jobs=1)
     except UnsupportedError as reason:
-        settings = reason
+        settings = Unresolved(asked, reason)
     else:
-        _read_data(settings)
-    opening = background.put(open_store, config.tracking)
+        settings.read_data()
+    opening = background.put(open_store, asked.tracking)
     background.prepare(sender.warm_up)
     with console.waiting("Loading libraries"):
         from resnet8ptq.experiment import pipeline  # noqa: F401  # while the store opens
-        from resnet8ptq.report import comparison, run_pages, terminal, verdicts
-        from resnet8ptq.report.recommend import ModelSelection
+        from resnet8ptq.report.single_run import SingleRun
 
     tags = identify(settings)
     # If `find_store` returns a store, `background.wait` reports its errors at the end.
     with console.waiting("Opening the MLflow store"):
-        store = find_store(config.tracking) or background.result(opening)
+        store = find_store(asked.tracking) or background.result(opening)
     background.name_store(store.words)
-    done = run_recorded(cfg, settings, folder, store, tags=tags)
-    if config.analysis.name is None:  # an analysis has printed its own table
-        families = comparison.count_looks(store, comparison.load(store, [done]))
-        judged = [verdicts.judge(family, config.report) for family in families]
-        terminal.print_runs(judged)
-        run_pages.write(store, [ModelSelection(family) for family in judged])
-    terminal.print_paths(folder, store)
-    print(f"Run:    {done.run_id}")
-    is_model = config.analysis.name is None and config.backend.quantizes
-    if is_model and done.status == "ok" and not done.doubt:
-        print(f"Deploy: {invocation.command('deploy', f'run_id={done.run_id}', *store.words)}")
-    with console.waiting("Sending the run to MLflow"):
-        background.wait()
-    return done
+    return SingleRun(run_recorded(settings, folder, store, tags=tags), store, asked.report)
 
 
-def _read_data(settings: "Settings") -> None:
-    """Read the data, which stay in this process for the run."""
-    from resnet8ptq.data import registry
+def _inspect(asked: RunConfig, overrides: Sequence[str]) -> None:
+    with console.waiting("Loading libraries"):
+        from resnet8ptq.experiment import running
+        from resnet8ptq.experiment.settings import resolve_to_inspect
 
-    config = settings.config
-    root = settings.runtime.cache_root
-    registry.read(config.data, config.preprocess, root, config.calib.images)
+    named = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
+    running.inspect(resolve_to_inspect(asked), named or asked.data.name != "cifar10")
 
 
 def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunRecord":
@@ -103,34 +95,34 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
     if begun.worker:
         jobs.enter(begun.worker)
     threads = begun.worker.threads if begun.worker else None
-    settled: Settings | Exception
-    try:
-        settled = _resolve(parse_config(cfg), begun.jobs, threads)
-    except (PtqError, OSError) as error:
-        settled = error
     at_once = begun.worker.at_once if begun.worker else 1
+    asked = loading.type_composed(cfg)
+    resolved: Settings | Unresolved
+    try:
+        loading.check(asked)
+        resolved = _resolve(asked, begun.jobs, threads)
+    except (PtqError, OSError) as error:
+        resolved = Unresolved(replace(asked, threads=asked.threads or threads), error)
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
-    tags |= {"job_overrides": invocation.shell(*settings.overrides.task), **identify(settled)}
+    tags |= {"job_overrides": invocation.shell(*settings.overrides.task), **identify(resolved)}
     left_s = None if isinstance(begun, Sweep) else begun.seconds_left(number)
     sweep = begun if isinstance(begun, Sweep) else callback.open_current()
     try:
         # A sweep over backend.path repeats the jobs of other backends, which do not read it.
-        repeated = bool(cfg.backend.name != FILE and cfg.backend.path)
+        repeated = asked.backend.name != FILE and asked.backend.path is not None
         if finished := resume.find_finished(sweep, number, tags.get("identity"), repeated):
             log.info("%s: skipped, finished as run %s", folder.name, finished.run_id)
             return finished
         earlier = resume.find_attempts(sweep, number)
         _log_progress(number, begun.jobs, left_s)
         return run_recorded(
-            cfg,
-            settled,
+            resolved,
             folder,
             sweep.store,
-            sweep.parent_id,
-            tags,
-            earlier,
-            threads,
-            name_varied(settings.overrides.task, sweep.varied),
+            parent_id=sweep.parent_id,
+            tags=tags,
+            earlier=earlier,
+            varied=name_varied(settings.overrides.task, sweep.varied),
         )
     except Exception as error:
         reason = command.explain(error)
@@ -158,14 +150,14 @@ def _resolve(asked: RunConfig, jobs: int | None, threads: int | None = None) -> 
     return resolve(asked, jobs, threads)
 
 
-def identify(settings: "Settings | Exception") -> dict[str, str]:
+def identify(settings: "Settings | Unresolved") -> dict[str, str]:
     """Return the run's `identity` tag; empty if its settings or files are wrong.
 
     The run then fails, and records the error.
     """
     from resnet8ptq.sweeps import identity
 
-    if isinstance(settings, Exception):
+    if isinstance(settings, Unresolved):
         return {}
     try:
         return {"identity": identity.find(settings)}
@@ -174,14 +166,12 @@ def identify(settings: "Settings | Exception") -> dict[str, str]:
 
 
 def run_recorded(
-    cfg: DictConfig,
-    settings: "Settings | Exception",
+    settings: "Settings | Unresolved",
     folder: Path,
     store: "Store",
     parent_id: str | None = None,
     tags: Mapping[str, str] | None = None,
     earlier: Sequence["RunRecord"] = (),
-    threads: int | None = None,
     varied: str = "",
 ) -> "RunRecord":
     """Run the job inside an MLflow run with `tags`; the run replaces the `earlier` runs.
@@ -190,30 +180,22 @@ def run_recorded(
         The record of the run.
 
     Args:
-        cfg: the composed config, which names the run and is logged if the run fails early.
-        settings: the located settings; an error fails the run.
-        threads: the default of `threads`, which a failed run logs too.
         varied: further settings in the run's name.
     """
     from resnet8ptq.evaluation.result import RunResult
     from resnet8ptq.experiment import running
     from resnet8ptq.tracking.run import replace_runs, start_run
 
-    combination = Combination.of_config(cast(RunConfig, cfg)).name
-    name = "-".join(filter(None, (cfg.benchmark.name, combination, cfg.analysis.name)))
-    name = f"{name} {varied}".rstrip()
+    name = name_run(settings.asked, varied)
     log.info("%s: started", name)
-    composed = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
-    if cfg.threads is None:
-        composed = {**composed, "threads": threads}
-    with start_run(store, name, composed, folder, parent_id, tags) as opened:
+    with start_run(store, name, folder, parent_id, tags) as opened:
         replace_runs(store, earlier, opened)
-        if isinstance(settings, UnsupportedError):  # such as a missing file
-            result = RunResult("unsupported", str(settings))
-            opened.log_composed()
+        if isinstance(settings, Unresolved):
+            opened.log_config(settings.asked)
+            if not isinstance(settings.error, UnsupportedError):  # such as a missing file
+                raise settings.error
+            result = RunResult("unsupported", str(settings.error))
             opened.log_result(result)
-        elif isinstance(settings, Exception):
-            raise settings
         else:
             result = running.run(settings, folder, opened)
         log.info("%s: %s", name, result.summary())  # before the run's log is uploaded

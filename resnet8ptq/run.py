@@ -60,7 +60,7 @@ def execute(
     with ongoing.begin(typed) as begun:
         ending = command.finish(partial(_call_hydra, typed), callback.find_current, report)
         folder = begun.sweep.sweep.folder if begun.sweep else None
-        return Outcome(ending, begun.record, folder)
+        return Outcome(ending, begun.run.record if begun.run else None, folder)
 
 
 def _call_hydra(typed: Sequence[str]) -> None:
@@ -88,10 +88,13 @@ def _call_hydra(typed: Sequence[str]) -> None:
         config_path=str(conf),
         config_name="config",
     )
+    begun = ongoing.find()
+    if begun is not None and begun.run is not None:  # the callback closes a sweep
+        begun.run.close()
 
 
 def run(cfg: DictConfig) -> Any:
-    """Run one job; return its loss for a sweeper, or its record for the search."""
+    """Run one job; return that of a sweep: its loss for a sweeper, or its record for the search."""
     settings = HydraConfig.get()
     importing.allow(Path(settings.runtime.cwd))  # a launcher may start the job in another folder
     folder = Path(settings.runtime.output_dir)
@@ -99,13 +102,10 @@ def run(cfg: DictConfig) -> Any:
         begun = ongoing.find()
         assert begun is not None  # a single run has no workers
         with command.aborting(Exception):
-            record = job.run_alone(cfg, folder, settings.overrides.task)
-        begun.record = record
-    else:
-        record = job.run_in_sweep(cfg, folder, settings)
-    if record is None or callback.is_search(settings.sweeper):
-        return record
-    return record.loss
+            begun.run = job.run_alone(cfg, folder, settings.overrides.task)
+        return None
+    record = job.run_in_sweep(cfg, folder, settings)
+    return record if callback.is_search(settings.sweeper) else record.loss
 
 
 def start(typed: Sequence[str]) -> int:

@@ -95,7 +95,7 @@ def log_run(store: Store, parent_id: str | None, folder: Path, number: int) -> s
     images = Split(np.zeros((100, 2, 2, 3), np.uint8), np.arange(100) % 10, "made up")
     data = Dataset("made up", CLASSES, images, images)
     tags = {"job_number": str(number)}
-    with start_run(store, f"run {number}", {}, own, parent_id, tags) as run:
+    with start_run(store, f"run {number}", own, parent_id, tags) as run:
         run.log_config(make_config())
         run.log_params({"model_sha256": "0" * 64})
         run.log_datasets(data, CalibrationSet(images, np.arange(100)), CLASSES)

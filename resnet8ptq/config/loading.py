@@ -50,11 +50,17 @@ def _with_options(base: type) -> list[Any]:
 
 
 def parse_config(cfg: DictConfig) -> RunConfig:
-    """Return Hydra's composed config as a checked `RunConfig`.
+    """Return Hydra's composed config as a checked `RunConfig`; see `type_composed` and `check`."""
+    config = type_composed(cfg)
+    check(config)
+    return config
+
+
+def type_composed(cfg: DictConfig) -> RunConfig:
+    """Return Hydra's composed config as a `RunConfig`.
 
     Raises:
-        ConfigError: a value is missing, cannot be resolved, is outside its limit, or conflicts with
-            another.
+        ConfigError: a value is missing, or cannot be resolved.
     """
     try:
         config = OmegaConf.to_object(cfg)
@@ -62,12 +68,16 @@ def parse_config(cfg: DictConfig) -> RunConfig:
         raise ConfigError(" ".join(str(error).split())) from error
     if not isinstance(config, RunConfig):  # composed without the schema
         raise ConfigError("conf/config.yaml: the defaults must begin with `schema`")
+    return config
+
+
+def check(config: RunConfig) -> None:
+    """Raise `ConfigError` for a value outside its limit, or in conflict with another."""
     limits.check(config)
     _check_together(config)
     for name in ("mean", "std"):
         numbers = getattr(config.preprocess, name)
         require(f"preprocess.{name}", numbers, numbers is not None, limits.NUMBERS.takes)
-    return config
 
 
 def save_config(config: RunConfig, path: Path) -> None:

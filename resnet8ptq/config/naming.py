@@ -9,6 +9,7 @@ from resnet8ptq.config.schema import (
     FLOATS,
     ModelConfig,
     QuantizationConfig,
+    RunConfig,
 )
 from resnet8ptq.core.descriptor import FILE, find_readers
 
@@ -92,6 +93,12 @@ class Combination:
         framework, dtype, calibration, granularity = self.cells
         parts = (framework, dtype, calibration.partition(",")[0], granularity)
         return "-".join(filter(None, parts)).replace(" ", "_")
+
+
+def name_run(config: RunConfig, varied: str = "") -> str:
+    """Return the name of a run, which need not be checked yet; `varied` is its end."""
+    parts = (config.benchmark.name, Combination.of_config(config).name, config.analysis.name)
+    return f"{'-'.join(filter(None, parts))} {varied}".rstrip()
 
 
 # Settings whose value the name of a combination holds, or names by itself.

@@ -17,7 +17,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString, ValueType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from resnet8ptq.config import limits
 from resnet8ptq.config.limits import Limit, shown
@@ -325,12 +325,12 @@ def check_threads(key: str, value: int | None) -> None:
 
 
 def find_idle(
-    cfg: DictConfig, typed: Sequence[Override], swept: Sequence[Override] = ()
+    config: RunConfig | DictConfig, typed: Sequence[Override], swept: Sequence[Override] = ()
 ) -> list[str]:
     """Return a line for each typed setting that has no effect in any job.
 
     Args:
-        cfg: the composed config.
+        config: the settings of a run, or the composed config of a sweep.
         typed: the settings of the command line.
         swept: the settings in the sweep's config, which typed ones override.
     """
@@ -341,28 +341,35 @@ def find_idle(
             [pair for item in way for pair in item.metadata.get("only", {}).items()]
             for way in find_fields(key)
         ]
-        unmet = [_unmet(pairs, cfg, [*swept, *typed]) for pairs in conditions]
+        unmet = [_unmet(pairs, config, [*swept, *typed]) for pairs in conditions]
         if unmet and None not in unmet:
             lines.append(f"{key}: has no effect with {unmet[0]}")
     return lines
 
 
 def _unmet(
-    conditions: Sequence[tuple[str, Limit]], cfg: DictConfig, overrides: Sequence[Override]
+    conditions: Sequence[tuple[str, Limit]],
+    config: RunConfig | DictConfig,
+    overrides: Sequence[Override],
 ) -> str | None:
     """Return the first condition that no job fulfils, as text; None if all are fulfilled."""
     for key, limit in conditions:
-        got = _job_values(key, cfg, overrides)
+        got = _job_values(key, config, overrides)
         if not any(limit.holds(value) for value in got):
             name = key.removesuffix(".name")
             return f"{name}={' | '.join(map(shown, got))}; try {name}={limit.takes}"
     return None
 
 
-def _job_values(key: str, cfg: DictConfig, overrides: Sequence[Override]) -> list[Any]:
+def _job_values(
+    key: str, config: RunConfig | DictConfig, overrides: Sequence[Override]
+) -> list[Any]:
     group, _, name = key.rpartition(".")
     names = {key, group} if name == "name" and group in _GROUPS else {key}
     setting = [override for override in overrides if override.key_or_group in names]
     if setting and setting[-1].is_sweep_override():
         return values(setting[-1])
-    return [OmegaConf.select(cfg, key)]
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    return [value]

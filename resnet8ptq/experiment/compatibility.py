@@ -7,7 +7,6 @@ import onnx
 
 from resnet8ptq.config.schema import QuantizationConfig, RunConfig, TaskConfig
 from resnet8ptq.core.errors import ModelError, UnsupportedError
-from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.graph.footprint import samples_at_once
@@ -49,7 +48,7 @@ def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
         PtqError: data or network are missing, or do not fit, in one line.
     """
     config, cache_root = settings.config, settings.runtime.cache_root
-    data = registry.read(config.data, config.preprocess, cache_root, config.calib.images)
+    data = settings.read_data()
     torch = settings.quantizer.runs_torch or _learns(config)
     fp32 = model.load(config.model, data, cache_root, torch)
     return fit(data, fp32), fp32

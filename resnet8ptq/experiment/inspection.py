@@ -4,17 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from resnet8ptq.backends.file import reading
 from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ModelError, PtqError
 from resnet8ptq.core.records import names_of
-from resnet8ptq.data import registry
 from resnet8ptq.data.preprocessing import RAW, Preprocessing
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
 from resnet8ptq.experiment import file_inspection
-from resnet8ptq.experiment.settings import resolve, resolve_names
-from resnet8ptq.models import network_path
+from resnet8ptq.experiment.settings import KNOWN_FORM, Settings
 from resnet8ptq.models.contract import IF_PICTURES, Contract, Samples, arranged, match
 from resnet8ptq.models.summary import print_summary, summarize
 
@@ -22,27 +18,24 @@ NO_DATA = (
     "data: not given; data=arrays | folder | table | huggingface | coco with data.root= (coco: "
     "data.images= and data.annotations=) says whether your samples fit"
 )
-_BUILT_IN = ("cifar10", "shapes")  # both are [32, 32, 3], of ten classes
 
 
-def run_inspection(asked: RunConfig, data_given: bool) -> None:
+def inspect(settings: Settings, data_given: bool) -> None:
     """Print the network's summary, its requirements, and the settings that do not meet them.
 
     Args:
+        settings: see `settings.resolve_to_inspect`.
         data_given: whether `data` was set; its default is not compared with the network.
 
     Raises:
-        ModelError: the network is missing, not a model, unsafe, or has nothing to quantize.
-        UnsupportedError: a file of `benchmark` is missing.
+        ModelError: the network is not a model, unsafe, or has nothing to quantize.
     """
-    config = resolve_names(asked)
-    cache_root = cache.folder(config.cache_dir)
+    config, cache_root = settings.config, settings.runtime.cache_root
     if not config.backend.quantizes:
-        return file_inspection.run_inspection(reading.find_path(config.backend), cache_root)
-    path = network_path.locate(config.model, config.data.name)
-    samples = _find_samples(config)
+        return file_inspection.run_inspection(settings.source, cache_root)
+    samples = _find_samples(settings)
     sample = None if isinstance(samples, str) else samples.one
-    summary = summarize(path, cache_root, config.model, sample)
+    summary = summarize(settings.source, cache_root, config.model, sample)
     if not data_given:
         lines = [NO_DATA]
     elif isinstance(samples, str):
@@ -74,22 +67,29 @@ class _Samples:
     steps: Preprocessing = RAW
 
 
-def _find_samples(config: RunConfig) -> _Samples | str:
+def _find_samples(settings: Settings) -> _Samples | str:
     """Return the facts of the samples, or the reason why they cannot be read."""
-    if config.data.name in _BUILT_IN and config.data.root is None:
+    config = settings.config
+    if config.data.name in KNOWN_FORM and config.data.root is None:
         size = config.preprocess.size or 32
         height, width = size if isinstance(size, list) else (size, size)
         channels = 1 if config.preprocess.channels == "grey" else 3
         return _Samples(np.zeros((1, height, width, channels), np.uint8), len(CLASS_NAMES))
+    reason = settings.no_data
     try:
-        settings = resolve(config)
-        decided, cache_root = settings.config, settings.runtime.cache_root
-        data = registry.read(decided.data, decided.preprocess, cache_root)
+        data = None if reason else settings.read_data()
     except PtqError as error:
-        return f"data={config.data.name}: {error}"
+        reason = str(error)
+    if data is None:
+        return f"data={config.data.name}: {reason}"
     test = data.test
-    described = (test.has_pictures, test.preprocessing)
-    return _Samples(test.images[:1], len(data.class_names), data.named, *described)
+    return _Samples(
+        one=test.images[:1],
+        classes=len(data.class_names),
+        named=data.named,
+        pictures=test.has_pictures,
+        steps=test.preprocessing,
+    )
 
 
 def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[str]:

@@ -10,8 +10,8 @@ from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.settings import Settings
 
 EXPERIMENT = "resnet8ptq.experiment.pipeline:run_experiment"
-# `inspect` is not here: it records no run, see `inspection`.
 ANALYSES = {
+    "inspect": "resnet8ptq.experiment.inspection:inspect",  # called by `inspect` below
     "sensitivity": "resnet8ptq.experiment.layers.sensitivity:analyse",
     "diagnose": "resnet8ptq.experiment.diagnosis.diagnosing:analyse",
     "profile": "resnet8ptq.experiment.profiling.profile:analyse",
@@ -43,3 +43,13 @@ def run(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
         raise
     recorder.log_result(result)
     return result
+
+
+def inspect(settings: Settings, data_given: bool) -> None:
+    """Describe the network, or the file, and record nothing.
+
+    Args:
+        settings: see `settings.resolve_to_inspect`.
+        data_given: whether `data` was set; its default is not compared with the network.
+    """
+    resolve_name(ANALYSES["inspect"])(settings, data_given)

@@ -9,6 +9,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from resnet8ptq.backends.contract import Quantizer
+from resnet8ptq.backends.file import reading
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
 from resnet8ptq.calibration.methods import METHODS
 from resnet8ptq.config import limits
@@ -26,6 +27,7 @@ from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import locate, registry
+from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sources import SOURCES
 from resnet8ptq.experiment import mlperf_tiny
 from resnet8ptq.models import model, network_path, summary
@@ -35,6 +37,8 @@ from resnet8ptq.tasks.registry import AUTO, TASKS
 
 log = logging.getLogger(__name__)
 
+KNOWN_FORM = ("cifar10", "shapes")  # data whose samples are [32, 32, 3], of ten classes
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -43,18 +47,30 @@ class Settings:
     Attributes:
         asked: the requested settings.
         config: the decided settings, with the paths of data and network.
-        source: the network's file or folder; for a module, its weights.
+        source: the network's file or folder; for a module, its weights; of an inspected file of
+            another program, that file.
+        no_data: why an inspection has no data; else empty.
     """
 
     asked: RunConfig
     config: RunConfig
     runtime: Runtime
     source: Path
+    no_data: str = ""
 
     @cached_property
     def quantizer(self) -> Quantizer:
         """The quantizer for these settings."""
         return make_quantizer(self.config, self.runtime)
+
+    def read_data(self) -> Dataset:
+        """Return the data set, without the network's form of samples; it is read once.
+
+        Raises:
+            PtqError: a file is missing or damaged, or the settings do not fit the data.
+        """
+        config, calibrating = self.config, self.config.calib.images
+        return registry.read(config.data, config.preprocess, self.runtime.cache_root, calibrating)
 
     @cached_property
     def target(self) -> Target | None:
@@ -85,24 +101,63 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
         jobs, threads: see `fill_defaults`.
 
     Raises:
-        PtqError: a file is missing, or a name is unknown.
+        ConfigError: a name is unknown.
+        UnsupportedError: a file of the benchmark is missing.
+        PtqError: another file is missing.
     """
     config = resolve_names(asked, jobs, threads)
+    data = locate.settle(config.data, own_network=_has_own_network(config.model))
+    source = network_path.locate(config.model, data.name)
+    return _fit_to_network(Settings(asked, replace(config, data=data), _start(config), source))
+
+
+def resolve_to_inspect(asked: RunConfig) -> Settings:
+    """Decide the settings of an inspection, which needs a network, or a quantized file, alone.
+
+    The embedded data and CIFAR-10 have samples of known form, and are neither found nor downloaded.
+
+    Returns:
+        The settings; with `no_data` if the data cannot be located.
+
+    Raises:
+        PtqError: the network or the file is missing, or a name is unknown.
+    """
+    config = resolve_names(asked)
+    if not config.backend.quantizes:
+        return Settings(asked, config, _start(config), reading.find_path(config.backend))
+    settings = Settings(
+        asked, config, _start(config), network_path.locate(config.model, config.data.name)
+    )
+    if config.data.name in KNOWN_FORM and config.data.root is None:
+        return settings
+    try:
+        data = locate.settle(config.data, own_network=_has_own_network(config.model))
+        return _fit_to_network(settings.vary(data=data))
+    except PtqError as error:
+        return replace(settings, no_data=str(error))
+
+
+def _start(config: RunConfig) -> Runtime:
+    """Return cache, threads and time limit; set the memory limit of this process."""
     memory.set_limit(config.memory_gb)
-    runtime = cache.runtime(config.cache_dir, config.threads, config.max_seconds)
-    own_network = config.model.path is not None or config.model.module is not None
-    config = replace(config, data=locate.settle(config.data, own_network))
-    source = network_path.locate(config.model, config.data.name)
-    model.check(config.model, source, runtime.cache_root)
-    config = replace(
-        config,
-        data=_name_inputs(config.data, config.model, source, runtime.cache_root),
-        preprocess=_find_size(config, source, runtime.cache_root),
+    return cache.runtime(config.cache_dir, config.threads, config.max_seconds)
+
+
+def _has_own_network(config: ModelConfig) -> bool:
+    return config.path is not None or config.module is not None
+
+
+def _fit_to_network(settings: Settings) -> Settings:
+    """Return the settings with the values that follow from the network's file."""
+    config, source, cache_root = settings.config, settings.source, settings.runtime.cache_root
+    network = config.model if config.model.module else replace(config.model, path=str(source))
+    model.check(network, source, cache_root)
+    return settings.vary(
+        model=network,
+        data=_name_inputs(config.data, network, source, cache_root),
+        preprocess=_find_size(config, source, cache_root),
         backend=_resolve_backend(config, source),
     )
-    if config.model.module is None:
-        config = replace(config, model=replace(config.model, path=str(source)))
-    return Settings(asked, config, runtime, source)
 
 
 def resolve_names(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from resnet8ptq.backends.file import reading
 from resnet8ptq.core import code, files, machine
-from resnet8ptq.data import registry
 from resnet8ptq.experiment import running
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.models import network_path
@@ -36,9 +35,7 @@ def find(settings: Settings) -> str:
         PtqError: the images or the network are missing.
     """
     config = settings.config
-    images = registry.read(
-        config.data, config.preprocess, settings.runtime.cache_root, config.calib.images
-    )
+    images = settings.read_data()
     hashed = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     hashed["threads"] = settings.asked.threads  # those of a worker change no result
     hashed["report"] = {k: v for k, v in hashed["report"].items() if k not in _OF_REPORT}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # Hydra imports this module for every job
+    from resnet8ptq.report.single_run import SingleRun
     from resnet8ptq.sweeps.callback import RunningSweep
-    from resnet8ptq.tracking.record import RunRecord
 
 
 @dataclass
@@ -21,12 +21,12 @@ class Ongoing:
 
     Attributes:
         sweep: the sweep, once it has begun; None for a single run.
-        record: the record of a single run, once it has ended.
+        run: a single run, once it has ended.
     """
 
     words: tuple[str, ...]
     sweep: "RunningSweep | None" = None
-    record: "RunRecord | None" = None
+    run: "SingleRun | None" = None
 
 
 _ongoing: ContextVar[Ongoing | None] = ContextVar("ongoing", default=None)

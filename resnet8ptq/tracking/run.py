@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ class Run:
     store: Store
     journal: Journal
     folder: Path
-    _composed: Mapping[str, Any] = field(default_factory=dict)  # logged if settling it fails
     _opened: "Future[str] | None" = None  # its id in the store
 
     @property
@@ -56,19 +55,12 @@ class Run:
 
     def log_config(self, config: RunConfig) -> None:
         """Log the config; see `params` for the settings that MLflow shows."""
-        self._log_settings(asdict(config))
-
-    def log_composed(self) -> None:
-        """Log the composed config of a run with wrong settings."""
-        self._log_settings(self._composed)
-
-    def _log_settings(self, settings: Mapping[str, Any]) -> None:
         if "backend" in self.journal.params:  # MLflow refuses to change a param
             return
-        flat = dict(params.flatten(settings))
+        flat = dict(params.flatten(asdict(config)))
         for group in params.GROUPS:
             flat[group] = flat.get(f"{group}.name", "")
-        flat["threads"] = str(machine.threads(settings.get("threads")))
+        flat["threads"] = str(machine.threads(config.threads))
         self.log_params(flat)
 
     def log_params(self, resolved: Mapping[str, str]) -> None:
@@ -140,11 +132,10 @@ class Run:
         self._send(upload.log_folder, self.folder)
 
     def fail(self, error: BaseException) -> None:
-        """Log the config if known, the reason in one line, and the traceback."""
+        """Log the reason in one line, and the traceback."""
         reason = redact(" ".join(str(error).split())) or type(error).__name__
         note = f"**failed**: {escape_markdown(reason[:4000])}"
         self.journal.tags |= {"status": "failed", "reason": reason[:4000], journal.NOTE_TAG: note}
-        self.log_composed()
         text = show(redact("".join(traceback.format_exception(error))))
         (self.folder / "traceback.txt").write_text(text, encoding="utf-8")
 
@@ -182,7 +173,6 @@ def _describe_inputs(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kind | dic
 def start_run(
     store: Store,
     name: str,
-    config: Any,
     folder: Path,
     parent_id: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -190,7 +180,6 @@ def start_run(
     """Open a run for the block, and close it as finished, failed or killed.
 
     Args:
-        config: the composed config (nested dicts), logged if the run fails before `log_config`.
         folder: the run's own folder; its files are uploaded when the run closes.
         tags: tags in addition to those of every run.
 
@@ -200,7 +189,7 @@ def start_run(
     held = journal.lock(folder)
     try:
         kept = _start_journal(store, name, parent_id, {"folder": str(folder), **(tags or {})})
-        run = Run(store, kept, folder, config)
+        run = Run(store, kept, folder)
         ended = "FAILED"
         try:
             run.open()

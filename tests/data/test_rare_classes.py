@@ -86,6 +86,6 @@ def test_a_run_on_them(table, tmp_path, own_store, settings):
         *("latency.enabled=false", "threads=1", *settings),
     )
     (tmp_path / "run").mkdir()
-    with start_run(own_store, "own", {}, tmp_path / "run") as opened:
+    with start_run(own_store, "own", tmp_path / "run") as opened:
         result = run_experiment(resolve(config), tmp_path / "run", opened)
     assert result.measurement.comparison.model.total > 300

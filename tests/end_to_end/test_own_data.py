@@ -29,7 +29,7 @@ def run(tmp_path, own_store):
         config = make_config("data=arrays", *QUICK, *overrides)
         folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
         folder.mkdir()
-        with start_run(own_store, "own", {}, folder) as opened:
+        with start_run(own_store, "own", folder) as opened:
             return running.run(resolve(config), folder, opened)
 
     return run_with

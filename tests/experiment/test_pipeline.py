@@ -52,7 +52,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def run(store: Store, folder: Path, *overrides: str) -> tuple[RunResult, RunRecord]:
     config = make_config("data=shapes", *FEW, *overrides)
-    with start_run(store, "name", {}, folder) as opened:
+    with start_run(store, "name", folder) as opened:
         result = running.run(resolve(config), folder, opened)
     return result, history.load_named(store, "run_id", opened.run_id)
 
@@ -193,7 +193,7 @@ def test_damaged_artifact_fails_the_run(store, tmp_path, monkeypatch):
     config = make_config("data=shapes", *FEW)
     with (
         pytest.raises(Exception, match=r"model\.onnx: .*invalid file"),
-        start_run(store, "name", {}, tmp_path) as opened,
+        start_run(store, "name", tmp_path) as opened,
     ):
         running.run(resolve(config), tmp_path, opened)
     record = history.load_named(store, "run_id", opened.run_id)

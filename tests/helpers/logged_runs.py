@@ -24,7 +24,7 @@ def log_everything(store: Store, folder: Path, parent_id: str | None = None) -> 
     """Log a run with all that a run may log; return its id, empty where the store is away."""
     folder.mkdir(parents=True)
     split = Split(np.zeros((10, 2, 2, 3), np.uint8), np.arange(10), "made up")
-    with start_run(store, "a run", {}, folder, parent_id, {"job_number": "3"}) as run:
+    with start_run(store, "a run", folder, parent_id, {"job_number": "3"}) as run:
         run.log_config(make_config("data=shapes"))
         run.log_datasets(
             Dataset("made up", ("a", "b"), split, split), CalibrationSet(split, np.arange(10))
@@ -58,7 +58,7 @@ def record_measured(
     comparison = task.compare(score(cells.predictions(lost)), score(cells.BASELINE))
     split = Split(np.zeros((1, 2, 2, 3), np.uint8), np.zeros(1, int), "made up")
     folder.mkdir(parents=True)
-    with start_run(store, "job", {}, folder, parent_id, tags) as run:
+    with start_run(store, "job", folder, parent_id, tags) as run:
         opened(run)
         run.log_config(make_config("data=shapes", "report.max_drop=0.03", *words))
         run.log_params(task.describe())

@@ -27,7 +27,7 @@ def log(store: Store, tmp_path: Path, *analyses: tuple[str, str, str]) -> str:
     for number, (name, mode, text) in enumerate(analyses):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with start_run(store, name, {}, folder, parent_id, {"job_number": str(number)}) as run:
+        with start_run(store, name, folder, parent_id, {"job_number": str(number)}) as run:
             params = {"analysis.name": name, "analysis.mode": mode, "backend": f"onnx{number}"}
             table = "diagnosis.csv" if name == "diagnose" else f"{name}.csv"
             (folder / table).write_text(text)

@@ -73,7 +73,7 @@ def start_sweep(store: Store, folder: Path) -> Sweep:
         own = folder / str(number)
         own.mkdir()
         tags = {"job_number": str(number), "identity": f"{folder.name} {number}"}
-        with start_run(store, "job", {}, own, parent_id, tags) as run:
+        with start_run(store, "job", own, parent_id, tags) as run:
             run.log_config(make_config("data=shapes", f"seed={number}"))
             run.log_result(RunResult("unsupported", "no such kernel"))
     end_parent(store, parent_id, "ok", folder)

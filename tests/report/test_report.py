@@ -212,7 +212,7 @@ def test_a_sweep_whose_folder_is_elsewhere_is_reported_in_this_one(
     for path in (folder / "0", here):
         path.mkdir(parents=True)
     parent_id = start_parent(own_store, "sweep", folder, {})
-    with start_run(own_store, "cell", {}, folder / "0", parent_id) as run:
+    with start_run(own_store, "cell", folder / "0", parent_id) as run:
         run.log_config(make_config("data=shapes", "backend=torch", "dtype=uint8"))
         run.log_result(RunResult("unsupported", "no such kernel"))
     monkeypatch.chdir(here)

@@ -31,7 +31,7 @@ def running(own_store: Store, tmp_path: Path) -> RunningSweep:
     folder = tmp_path / "sweep"
     (folder / "0").mkdir(parents=True)
     parent_id = start_parent(own_store, "sweep", folder, {})
-    with start_run(own_store, "cell", {}, folder / "0", parent_id) as run:
+    with start_run(own_store, "cell", folder / "0", parent_id) as run:
         run.log_config(make_config("data=shapes", "backend=torch", "dtype=uint8"))
         run.log_result(RunResult("unsupported", "no such kernel"))
     sweep = Sweep(own_store, parent_id, folder)

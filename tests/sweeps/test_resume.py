@@ -58,7 +58,7 @@ def run_job(sweep: Sweep, number: int, digest: str, error: BaseException | None 
     folder.mkdir()
     earlier = resume.find_attempts(sweep, number)
     try:
-        with start_run(sweep.store, "job", {}, folder, sweep.parent_id, tags) as run:
+        with start_run(sweep.store, "job", folder, sweep.parent_id, tags) as run:
             replace_runs(sweep.store, earlier, run)
             run.log_result(RunResult("ok"))
             if error is not None:
@@ -224,7 +224,7 @@ def test_a_job_that_is_still_running_is_not_started_again(own):
     folder.mkdir()
     tags = {"job_number": "0"}
     with (
-        start_run(own.store, "job", {}, folder, own.parent_id, tags),
+        start_run(own.store, "job", folder, own.parent_id, tags),
         pytest.raises(TrackingError, match=f"job 0 is still running in {folder}"),
     ):
         resume.find_attempts(own, 0)

@@ -132,7 +132,7 @@ def test_a_run_without_its_result_says_so(own_store, tmp_path, content):
 
 
 def test_a_failed_run_looks_failed(own_store, tmp_path):
-    with pytest.raises(TrackingError), start_run(own_store, "name", {}, tmp_path):
+    with pytest.raises(TrackingError), start_run(own_store, "name", tmp_path):
         raise TrackingError("reason with [a link](http://x)")
     tags = only_run(own_store).data.tags
     assert (tags["verdict"], tags["status"]) == ("failed", "failed")

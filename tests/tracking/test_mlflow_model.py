@@ -35,7 +35,7 @@ def logged(own_store: Store, tmp_path: Path) -> Run:
         ClassScores(np.eye(2, dtype=np.float32)[hit], labels) for hit in ([0, 1, 1, 1], labels)
     ]
     result = make_result(task, task.compare(*scores))
-    with start_run(own_store, RUN_NAME, {}, tmp_path) as run:
+    with start_run(own_store, RUN_NAME, tmp_path) as run:
         run.log_config(make_config("data=shapes"))
         run.log_datasets(data, CalibrationSet(split, np.arange(4)), NAMES)
         run.log_step(1, {"qat/loss": 0.5})

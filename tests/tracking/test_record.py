@@ -78,7 +78,7 @@ def test_a_run_has_the_same_record_in_mlflow_and_in_its_folder(own_store, tmp_pa
     folder.mkdir()
     split = Split(np.zeros((10, 2, 2, 3), np.uint8), np.arange(10), "made up")
     data = Dataset("made up", ("a", "b"), split, split)
-    with start_run(own_store, "a run", {}, folder, parent, {"job_number": "3"}) as run:
+    with start_run(own_store, "a run", folder, parent, {"job_number": "3"}) as run:
         run.log_config(make_config("data=shapes", "dtype=uint8"))
         run.log_datasets(data, CalibrationSet(split, np.arange(10)), ("a", "b"))
         run.log_result(RunResult("ok", resolved={"weight_dtype": "uint8"}))
@@ -110,7 +110,7 @@ def test_the_task_names_the_metric_of_a_record(prefix):
 
 
 def test_a_run_without_a_logged_model_is_not_registered(own_store, tmp_path):
-    with start_run(own_store, "a run", {}, tmp_path) as run:
+    with start_run(own_store, "a run", tmp_path) as run:
         pass
     source = Source(run.record, make_config(), tmp_path / "model.onnx")
     with pytest.raises(TrackingError, match=f"run {run.run_id} has logged no model; try a new run"):

@@ -78,7 +78,7 @@ def test_a_sweep_that_closes_waits_for_its_jobs_and_not_for_itself(store, tmp_pa
         return True
 
     monkeypatch.setattr(journal, "is_alive", spy)
-    with start_run(store, "job", {}, tmp_path / "0", parent_id, {"job_number": "0"}):
+    with start_run(store, "job", tmp_path / "0", parent_id, {"job_number": "0"}):
         assert sync.sync(store, tmp_path, wait_s=10).running == [tmp_path, tmp_path / "0"]
     assert waits == {tmp_path: 0, tmp_path / "0": 10}
 
@@ -225,7 +225,7 @@ def test_two_runs_do_not_work_in_one_folder(store, tmp_path):
     with (
         journal.lock(tmp_path),
         pytest.raises(TrackingError, match="another run works here"),
-        start_run(store, "second", {}, tmp_path),
+        start_run(store, "second", tmp_path),
     ):
         pass
     assert store.client.search_runs([store.experiment_id]) == []

@@ -62,8 +62,8 @@ def fail_in_a_run(
     store: Store, folder: Path, error: BaseException, prepare: Callable[[], object] = lambda: None
 ) -> str:
     """Raise `error` inside a run; return the run's id."""
-    config = {"backend": {"name": "onnx"}, "seed": 42}
-    with pytest.raises(type(error)), start_run(store, "name", config, folder) as run:
+    with pytest.raises(type(error)), start_run(store, "name", folder) as run:
+        run.log_config(make_config())
         run_id = run.run_id
         prepare()
         raise error
@@ -135,7 +135,7 @@ def log_images(store: Store, folder: Path) -> None:
     drawn = CalibrationSet(split, np.arange(10))
     own = folder / str(os.getpid())
     own.mkdir()
-    with start_run(store, "a run", {}, own) as run:
+    with start_run(store, "a run", own) as run:
         run._config_logged = True
         Pair.barrier.wait()
         run.log_datasets(Dataset("made up", ("a", "b"), split, split), drawn)
@@ -163,7 +163,7 @@ def test_logging_a_data_set_is_tried_three_times(store, tmp_path, monkeypatch, f
     data = Dataset("made up", ("a", "b"), split, split)
     with (
         pytest.raises(TrackingError) if failures == 3 else nullcontext(),
-        start_run(store, "retried", {}, tmp_path) as run,
+        start_run(store, "retried", tmp_path) as run,
     ):
         run._config_logged = True
         run.log_datasets(data, CalibrationSet(split, np.arange(10)))
@@ -239,7 +239,7 @@ def test_unusable_uri_is_refused_without_its_password(uri, tmp_path, monkeypatch
 
 def test_server_that_goes_away_is_reported_without_the_password(folder, monkeypatch, caplog):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with start_run(Store(URI_WITH_PASSWORD, "0", "name"), "name", {}, folder):
+    with start_run(Store(URI_WITH_PASSWORD, "0", "name"), "name", folder):
         pass
     assert "TRACKING STORE UNAVAILABLE" in caplog.text
     assert "127.0.0.1:9" in caplog.text
@@ -272,7 +272,7 @@ def test_ui_command_hides_the_password():
 def test_finished_run(store, folder):
     (folder / "result.json").write_text("{}")
     (folder / ".hydra").mkdir()
-    with start_run(store, "a name", {}, folder) as run:
+    with start_run(store, "a name", folder) as run:
         run.log_config(make_config("data=shapes", "dtype=uint8", "calib=percentile"))
         run.log_result(RunResult("ok", resolved={"weight_dtype": "uint8"}))
     found = client(store).get_run(run.run_id)
@@ -296,7 +296,7 @@ def test_finished_run(store, folder):
 
 
 def test_unsupported_run_says_why(store, folder):
-    with start_run(store, "name", {}, folder) as run:
+    with start_run(store, "name", folder) as run:
         run.log_config(make_config("backend=torch", "dtype=uint8"))
         run.log_result(RunResult("unsupported", "the reason"))
     found = history.load_run(store, run.run_id)
@@ -353,7 +353,7 @@ def test_interrupt_waits_for_what_is_being_written(store, folder, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         log_batch(*args)
 
-    with start_run(store, "whole", {}, folder) as run:
+    with start_run(store, "whole", folder) as run:
         monkeypatch.setattr(mlflow.MlflowClient, "log_batch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run.log_params({"engine": "1"})
@@ -373,7 +373,7 @@ def test_run_whose_failure_cannot_be_recorded_is_closed(store, folder):
     """Else MLflow would refuse every later run of the sweep, as one is still open."""
     with (
         pytest.raises(Exception, match=r"the cause|No such file"),
-        start_run(store, "name", {}, folder) as run,
+        start_run(store, "name", folder) as run,
     ):
         shutil.rmtree(folder)
         raise ValueError("the cause")
@@ -382,7 +382,7 @@ def test_run_whose_failure_cannot_be_recorded_is_closed(store, folder):
 
 
 def test_run_whose_files_cannot_be_uploaded_has_failed(store, folder):
-    with pytest.raises(FileNotFoundError), start_run(store, "name", {}, folder) as run:
+    with pytest.raises(FileNotFoundError), start_run(store, "name", folder) as run:
         run.log_result(RunResult("ok"))
         shutil.rmtree(folder)
     assert mlflow.active_run() is None
@@ -432,7 +432,7 @@ def test_password_of_the_environment_is_not_logged(store, folder, monkeypatch, f
     (folder / "run.log").write_text("started")
     with (
         pytest.raises(ValueError, match="broken") if fails else nullcontext(),
-        start_run(store, "name", {}, folder) as run,
+        start_run(store, "name", folder) as run,
     ):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", URI_WITH_PASSWORD)
         run.log_config(make_config("data=shapes"))
@@ -448,7 +448,7 @@ def test_password_of_the_environment_is_not_logged(store, folder, monkeypatch, f
 
 def test_data_sets_are_logged_with_digests(store, folder, shapes):
     calibration = draw_calibration(shapes, 5, 42)
-    with start_run(store, "name", {}, folder) as run:
+    with start_run(store, "name", folder) as run:
         run.log_datasets(shapes, calibration)
     found = client(store).get_run(run.run_id)
     assert found.data.tags["test_digest"] == shapes.test.digest
@@ -467,7 +467,7 @@ def test_logged_onnx_model_loads_back(store, folder, shapes, shapes_model):
     artifact = quantize_network(
         quantizer, shapes_model, draw_calibration(shapes, 5, 42).split, folder
     )
-    with start_run(store, "name", {}, folder) as run:
+    with start_run(store, "name", folder) as run:
         np.savez(folder / "example.npz", inputs=shapes.test.inputs(slice(1)))
         run.log_model(artifact.path, {"probabilities": [10]})
     (output,) = client(store).get_run(run.run_id).outputs.model_outputs
@@ -493,7 +493,7 @@ def test_logged_onnx_model_loads_back(store, folder, shapes, shapes_model):
 def test_a_torch_file_is_logged_without_loading_it(store, folder, caplog):
     (folder / "model.pt").write_text("what torch would refuse")
     np.savez(folder / "example.npz", inputs=np.zeros((1, 4), np.float32))
-    with start_run(store, "name", {}, folder) as run:
+    with start_run(store, "name", folder) as run:
         run.log_model(folder / "model.pt", {"scores": [3]}, "onednn")
     assert not caplog.records  # MLflow warns of an example that it has tried in vain
     (output,) = client(store).get_run(run.run_id).outputs.model_outputs
@@ -506,9 +506,9 @@ def test_a_torch_file_is_logged_without_loading_it(store, folder, caplog):
 def test_children_come_back_in_order(store, folder):
     parent_id = start_parent(store, "sweep", folder, {"overrides": "dtype=int8,uint8"})
     for name in ("first", "second", "third"):
-        with start_run(store, name, {}, folder, parent_id):
+        with start_run(store, name, folder, parent_id):
             pass
-    with start_run(store, "another", {}, folder):
+    with start_run(store, "another", folder):
         pass
     children = history.load_children(store, parent_id)
     assert [r.tags["mlflow.runName"] for r in children] == ["first", "second", "third"]
@@ -540,7 +540,7 @@ def test_files_are_added_to_a_run_and_replaced(store, folder):
 
 def test_artifact_is_read_where_it_lies(store, folder):
     (folder / "ranges.json").write_text("{}")
-    with start_run(store, "name", {}, folder) as run:
+    with start_run(store, "name", folder) as run:
         pass
     record = history.load_run(store, run.run_id)
     with history.artifact(store, record, "ranges.json") as path:
@@ -549,7 +549,7 @@ def test_artifact_is_read_where_it_lies(store, folder):
 
 
 def test_missing_artifact_is_named(store, folder):
-    with start_run(store, "name", {}, folder) as run:
+    with start_run(store, "name", folder) as run:
         pass
     with (
         pytest.raises(TrackingError, match=f"run {run.run_id}: no artifact ranges.json"),
@@ -561,12 +561,12 @@ def test_missing_artifact_is_named(store, folder):
 def test_newest_sweep_is_found_among_other_runs(store, folder):
     root = Path(store.uri.removeprefix("sqlite:///")).parent
     fresh = open_store(TrackingConfig(root=str(root), experiment_name="without sweeps"))
-    with start_run(fresh, "no sweep", {}, folder):
+    with start_run(fresh, "no sweep", folder):
         pass
     assert history.find_parent(fresh) is None
     for name in ("old", "new"):
         newest = start_parent(fresh, name, folder, {})
-        with start_run(fresh, "child", {}, folder, newest):
+        with start_run(fresh, "child", folder, newest):
             pass
     found = history.find_parent(fresh)
     assert found is not None

@@ -1,0 +1,41 @@
+"""The end of a run that is not of a sweep: its verdict, its files, and its page in MLflow."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.core import background, console, invocation
+from resnet8ptq.report import comparison, run_pages, terminal, verdicts
+from resnet8ptq.report.recommend import ModelSelection
+from resnet8ptq.tracking.record import RunRecord
+from resnet8ptq.tracking.store import Store
+
+
+@dataclass(frozen=True)
+class SingleRun:
+    """A run that has ended, and that the command line closes, as it closes a sweep."""
+
+    record: RunRecord
+    store: Store
+    limits: ReportConfig
+
+    def close(self) -> None:
+        """Print the result and its baseline, and wait until MLflow has the run.
+
+        Raises:
+            TrackingError: the run, which is in its folder, could not be sent.
+        """
+        record, store = self.record, self.store
+        if not record.is_analysis:  # an analysis has printed its own table
+            families = comparison.count_looks(store, comparison.load(store, [record]))
+            judged = [verdicts.judge(family, self.limits) for family in families]
+            terminal.print_runs(judged)
+            run_pages.write(store, [ModelSelection(family) for family in judged])
+        terminal.print_paths(Path(record.folder), store)
+        print(f"Run:    {record.run_id}")
+        is_model = not record.is_analysis and bool(record.deploy_words)
+        if is_model and record.status == "ok" and not record.doubt:
+            words = [f"run_id={record.run_id}", *store.words]
+            print(f"Deploy: {invocation.command('deploy', *words)}")
+        with console.waiting("Sending the run to MLflow"):
+            background.wait()
