@@ -14,7 +14,7 @@ def main() -> None:
     register_schemas()
     with initialize_config_dir(str(REPO / "conf"), version_base="1.3"):
         config = parse_config(compose("config", overrides=["data.on_missing=error"]))
-    settled = locate.settle(config.data)
+    settled = locate.find_data(config.data)
     dataset = registry.load(settled.name, settled.root)
     print(model.load(config.model, dataset, cache.folder(config.cache_dir)).onnx_path)
 

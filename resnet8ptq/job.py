@@ -3,12 +3,11 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydra.conf import HydraConf
-from omegaconf import DictConfig
 
 from resnet8ptq.config import loading, words
 from resnet8ptq.config.naming import name_run, name_varied
@@ -18,7 +17,7 @@ from resnet8ptq.core.descriptor import FILE
 from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
 
 if TYPE_CHECKING:  # --help and --cfg answer without them
-    from resnet8ptq.experiment.settings import Settings
+    from resnet8ptq.experiment.settings import Settings, Unresolved
     from resnet8ptq.report.single_run import SingleRun
     from resnet8ptq.tracking.record import RunRecord
     from resnet8ptq.tracking.store import Store
@@ -26,24 +25,23 @@ if TYPE_CHECKING:  # --help and --cfg answer without them
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Unresolved:
-    """Settings that cannot be resolved, and the reason: the run records both, and ends."""
-
-    asked: RunConfig
-    error: Exception
-
-
-def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "SingleRun | None":
+def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "SingleRun | None":
     """Run, and return the ended run; None for an inspection, which prints and records nothing.
 
-    `overrides` are the settings of the command line.
+    Args:
+        asked: the settings, not checked yet.
+        overrides: the settings of the command line.
     """
-    asked = loading.parse_config(cfg)  # before the store is opened: a typo leaves no run
+    loading.check_here(asked)  # before the store is opened: a typo leaves no run
     for line in words.find_idle(asked, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
+    with console.waiting("Loading libraries"):
+        from resnet8ptq.experiment import running
+        from resnet8ptq.experiment.settings import Unresolved, resolve, resolve_to_inspect
+        from resnet8ptq.sweeps import identity
     if asked.analysis.name == "inspect":
-        _inspect(asked, overrides)
+        named = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
+        running.inspect(resolve_to_inspect(asked), named or asked.data.name != "cifar10")
         return None
     if asked.sweep.resume:
         raise ConfigError("sweep.resume: got true, expected a sweep: -m, or an experiment")
@@ -53,18 +51,18 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Singl
     log.info("run: %s", folder)
     settings: Settings | Unresolved
     try:  # a wrong path, network or data set leaves no store and no run
-        settings = _resolve(asked, jobs=1)
+        settings = resolve(asked, jobs=1)
     except UnsupportedError as reason:
         settings = Unresolved(asked, reason)
     else:
-        settings.read_data()
+        _ = settings.data
     opening = background.put(open_store, asked.tracking)
     background.prepare(sender.warm_up)
     with console.waiting("Loading libraries"):
         from resnet8ptq.experiment import pipeline  # noqa: F401  # while the store opens
         from resnet8ptq.report.single_run import SingleRun
 
-    tags = identify(settings)
+    tags = identity.tag(settings)
     # If `find_store` returns a store, `background.wait` reports its errors at the end.
     with console.waiting("Opening the MLflow store"):
         store = find_store(asked.tracking) or background.result(opening)
@@ -72,22 +70,14 @@ def run_alone(cfg: DictConfig, folder: Path, overrides: Sequence[str]) -> "Singl
     return SingleRun(run_recorded(settings, folder, store, tags=tags), store, asked.report)
 
 
-def _inspect(asked: RunConfig, overrides: Sequence[str]) -> None:
-    with console.waiting("Loading libraries"):
-        from resnet8ptq.experiment import running
-        from resnet8ptq.experiment.settings import resolve_to_inspect
-
-    named = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
-    running.inspect(resolve_to_inspect(asked), named or asked.data.name != "cifar10")
-
-
-def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunRecord":
+def run_in_sweep(asked: RunConfig, folder: Path, settings: HydraConf) -> "RunRecord":
     """Run as a child of the sweep's parent run; a wrong setting is recorded as a failed run.
 
     Args:
+        asked: the settings, not checked yet.
         settings: Hydra's settings: the sweep's folder, the job's number and overrides.
     """
-    from resnet8ptq.sweeps import callback, jobs, resume
+    from resnet8ptq.sweeps import callback, jobs
     from resnet8ptq.tracking.sweep_file import Sweep
 
     begun = callback.find_current() or Sweep.load(Path(settings.sweep.dir))
@@ -96,15 +86,17 @@ def run_in_sweep(cfg: DictConfig, folder: Path, settings: HydraConf) -> "RunReco
         jobs.enter(begun.worker)
     threads = begun.worker.threads if begun.worker else None
     at_once = begun.worker.at_once if begun.worker else 1
-    asked = loading.type_composed(cfg)
+    with console.waiting("Loading libraries"):
+        from resnet8ptq.experiment.settings import Unresolved, resolve
+        from resnet8ptq.sweeps import identity, resume
     resolved: Settings | Unresolved
     try:
-        loading.check(asked)
-        resolved = _resolve(asked, begun.jobs, threads)
+        loading.check_here(asked)
+        resolved = resolve(asked, begun.jobs, threads)
     except (PtqError, OSError) as error:
         resolved = Unresolved(replace(asked, threads=asked.threads or threads), error)
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
-    tags |= {"job_overrides": invocation.shell(*settings.overrides.task), **identify(resolved)}
+    tags |= {"job_overrides": invocation.shell(*settings.overrides.task), **identity.tag(resolved)}
     left_s = None if isinstance(begun, Sweep) else begun.seconds_left(number)
     sweep = begun if isinstance(begun, Sweep) else callback.open_current()
     try:
@@ -140,31 +132,6 @@ def _log_progress(number: int, jobs: int | None, left_s: float | None) -> None:
         log.info("job %d of %d%s", number + 1, jobs, left)
 
 
-def _resolve(asked: RunConfig, jobs: int | None, threads: int | None = None) -> "Settings":
-    """Return the settings with located files; see `fill_defaults`."""
-    with console.waiting("Loading libraries"):
-        from resnet8ptq.experiment.settings import resolve
-
-    words.check_threads("threads", asked.threads)
-    words.check_threads("latency.threads", asked.latency.threads)
-    return resolve(asked, jobs, threads)
-
-
-def identify(settings: "Settings | Unresolved") -> dict[str, str]:
-    """Return the run's `identity` tag; empty if its settings or files are wrong.
-
-    The run then fails, and records the error.
-    """
-    from resnet8ptq.sweeps import identity
-
-    if isinstance(settings, Unresolved):
-        return {}
-    try:
-        return {"identity": identity.find(settings)}
-    except (PtqError, OSError):
-        return {}
-
-
 def run_recorded(
     settings: "Settings | Unresolved",
     folder: Path,
@@ -184,6 +151,7 @@ def run_recorded(
     """
     from resnet8ptq.evaluation.result import RunResult
     from resnet8ptq.experiment import running
+    from resnet8ptq.experiment.settings import Unresolved
     from resnet8ptq.tracking.run import replace_runs, start_run
 
     name = name_run(settings.asked, varied)

@@ -102,9 +102,10 @@ def run(cfg: DictConfig) -> Any:
         begun = ongoing.find()
         assert begun is not None  # a single run has no workers
         with command.aborting(Exception):
-            begun.run = job.run_alone(cfg, folder, settings.overrides.task)
+            asked = loading.type_composed(cfg)
+            begun.run = job.run_alone(asked, folder, settings.overrides.task)
         return None
-    record = job.run_in_sweep(cfg, folder, settings)
+    record = job.run_in_sweep(loading.type_composed(cfg), folder, settings)
     return record if callback.is_search(settings.sweeper) else record.loss
 
 

@@ -60,7 +60,7 @@ def main() -> None:
     given = command.parse_words(sys.argv[1:], Arguments, __doc__)
     keras.utils.set_random_seed(0)
     preprocess = PreprocessConfig(size=given.size, scale=given.scale, mean=[given.mean])
-    config = locate.settle(FolderConfig(root=given.root))
+    config = locate.find_data(FolderConfig(root=given.root))
     data = registry.read(config, preprocess, cache.folder(None))
     features = find_features(load_keras(Path(given.backbone)))
     model = train(features, data.train, len(data.class_names), given.epochs)

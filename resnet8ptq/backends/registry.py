@@ -1,10 +1,11 @@
 """The backends by name. A framework is imported only when a run needs it."""
 
+from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Final
 
 from resnet8ptq.backends.contract import Quantizer
-from resnet8ptq.config.schema import QuantizationConfig
+from resnet8ptq.config.schema import BackendConfig, QuantizationConfig
 from resnet8ptq.core.descriptor import find_backends
 from resnet8ptq.core.machine import Runtime
 
@@ -18,3 +19,22 @@ def make_quantizer(config: QuantizationConfig, runtime: Runtime) -> Quantizer:
     make = resolve_name(config.backend.descriptor.quantizer)
     quantizer: Quantizer = make(config, runtime)
     return quantizer
+
+
+def complete(
+    asked: BackendConfig, network_format: str, outputs: list[str] | None, is_float: bool
+) -> BackendConfig:
+    """Return the settings of a backend with its own defaults for a network.
+
+    Args:
+        outputs: `model.outputs`.
+        is_float: whether the dtype rounds nothing to integers.
+    """
+    if not asked.quantizes:
+        return asked
+    backend = replace(asked, path=None)  # it is of a sweep that has both
+    own = backend.descriptor.complete
+    if not own:
+        return backend
+    completed: BackendConfig = resolve_name(own)(backend, network_format, outputs, is_float)
+    return completed

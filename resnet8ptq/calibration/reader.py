@@ -56,7 +56,7 @@ class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
             DataError: the data set is not available, or is damaged.
             ConfigError: a class has fewer images, or `root` is not a folder.
         """
-        config = locate.settle(DataConfig(name, root, on_missing="error"))
+        config = locate.find_data(DataConfig(name, root, on_missing="error"))
         drawn = draw_calibration(registry.load(config.name, config.root), samples_per_class, seed)
         return cls(drawn.split.images, batch_size=batch_size)
 

@@ -1,6 +1,7 @@
 """The accepted values of settings, which the fields of `schema` refer to."""
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -182,3 +183,10 @@ def shown(value: object) -> str:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def check_threads(key: str, value: int | None) -> None:
+    """Raise `ConfigError` for more threads than this machine has CPUs."""
+    most = os.cpu_count() or 1
+    if key in ("threads", "latency.threads") and value is not None:
+        require(key, value, value <= most, f"at most {most}: the CPUs of this machine")

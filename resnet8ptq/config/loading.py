@@ -1,7 +1,7 @@
 """Turns Hydra's composed config into a checked `RunConfig`; saves and loads it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,6 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from resnet8ptq.config import limits, schema
-from resnet8ptq.config.limits import require
 from resnet8ptq.config.schema import DTYPES, FLOATS, AnalysisConfig, RunConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
@@ -74,10 +73,15 @@ def type_composed(cfg: DictConfig) -> RunConfig:
 def check(config: RunConfig) -> None:
     """Raise `ConfigError` for a value outside its limit, or in conflict with another."""
     limits.check(config)
-    _check_together(config)
-    for name in ("mean", "std"):
-        numbers = getattr(config.preprocess, name)
-        require(f"preprocess.{name}", numbers, numbers is not None, limits.NUMBERS.takes)
+    for key, got, ok, takes in _find_conditions(config):
+        limits.require(key, got, ok, takes)
+
+
+def check_here(config: RunConfig) -> None:
+    """Raise `ConfigError` as `check` does, and for more threads than this machine has CPUs."""
+    check(config)
+    limits.check_threads("threads", config.threads)
+    limits.check_threads("latency.threads", config.latency.threads)
 
 
 def save_config(config: RunConfig, path: Path) -> None:
@@ -203,14 +207,17 @@ _IN_A_STORE = (
 )
 
 
-def _check_together(config: RunConfig) -> None:
-    """Refuse settings that conflict, or that another setting disables."""
+Condition = tuple[str, object, bool, str]  # key, value, whether it holds, the accepted values
+
+
+def _find_conditions(config: RunConfig) -> Iterator[Condition]:
+    """Yield the conditions on settings together; refuse those that another setting disables."""
     backend = config.backend
     if not isinstance(backend, backend.descriptor.schema):
         raise ConfigError(f"backend.name: got {backend.name!r} alone; try backend={backend.name}")
     bins, levels = config.calib.num_bins, config.calib.num_quantized_bins
     takes = f"an even number > 2 * calib.num_quantized_bins = {2 * levels}"
-    require("calib.num_bins", bins, bins % 2 == 0 and bins > 2 * levels, takes)
+    yield ("calib.num_bins", bins, bins % 2 == 0 and bins > 2 * levels, takes)
     if config.calib.table is not None and config.method != "static":
         raise ConfigError(f"calib.table: has no effect with method={config.method}")
     if config.calib.trust and config.calib.table is None:
@@ -223,7 +230,7 @@ def _check_together(config: RunConfig) -> None:
                 f"corrections.{name}: got true, expected false with method=qat, whose learned "
                 "ranges it would change"
             )
-    _check_plan(config)
+    yield from _find_conditions_of_plan(config)
     if config.corrections.reconstruction:
         required: dict[str, tuple[object, object]] = {
             "method": (config.method, "static"),  # other methods find or learn their own ranges
@@ -232,53 +239,56 @@ def _check_together(config: RunConfig) -> None:
         }
         for name, (got, wanted) in required.items():
             takes = f"{limits.shown(wanted)} with corrections.reconstruction=true"
-            require(name, got, got == wanted, takes)
+            yield (name, got, got == wanted, takes)
     excluded = config.nodes_to_exclude
     named = isinstance(excluded, list) and all(isinstance(name, str) for name in excluded)
-    require("nodes_to_exclude", excluded, named or excluded == "auto", "a list of names | auto")
-    _check_analysis(config, named)
+    yield ("nodes_to_exclude", excluded, named or excluded == "auto", "a list of names | auto")
+    yield from _find_conditions_of_analysis(config, named)
+    for name in ("mean", "std"):
+        numbers = getattr(config.preprocess, name)
+        yield (f"preprocess.{name}", numbers, numbers is not None, limits.NUMBERS.takes)
 
 
-def _check_analysis(config: RunConfig, named: bool) -> None:
-    """Check the settings that an analysis needs; `named`: whether nodes_to_exclude lists names."""
+def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[Condition]:
+    """Yield the conditions of an analysis; `named`: whether nodes_to_exclude lists names."""
     chosen, excluded = config.nodes_to_quantize, config.nodes_to_exclude
     analysis, with_it = config.analysis.name, f"with analysis={config.analysis.name}"
     if analysis in ("sensitivity", "diagnose", "profile"):
         takes = f"a backend that quantizes {with_it}; +analysis=inspect takes a file"
-        require("backend.name", config.backend.name, config.backend.quantizes, takes)
+        yield ("backend.name", config.backend.name, config.backend.quantizes, takes)
         plan = config.precision.plan
-        require("precision.plan", plan, plan != "auto", f"null | bits by layer {with_it}")
+        yield ("precision.plan", plan, plan != "auto", f"null | bits by layer {with_it}")
         dtypes = " | ".join(name for name in DTYPES if name not in FLOATS)
-        require("dtype.name", config.dtype.name, not config.dtype.is_float, f"{dtypes} {with_it}")
+        yield ("dtype.name", config.dtype.name, not config.dtype.is_float, f"{dtypes} {with_it}")
     if analysis == "sensitivity":
-        require("nodes_to_quantize", chosen, chosen is None, f"null {with_it}")
-        require("nodes_to_exclude", excluded, not excluded, f"[] {with_it}")
+        yield ("nodes_to_quantize", chosen, chosen is None, f"null {with_it}")
+        yield ("nodes_to_exclude", excluded, not excluded, f"[] {with_it}")
     owners = {"mode": "sensitivity", "changed": "plan_test", "try_changes": "diagnose"}
     for key, owner in owners.items():
         default = getattr(AnalysisConfig, key)
         if analysis != owner and getattr(config.analysis, key) != default:
             raise ConfigError(f"analysis.{key}: has no effect without +analysis={owner}")
     if analysis in ("diagnose", "profile"):
-        require("nodes_to_exclude", excluded, named, f"a list of names {with_it}")
+        yield ("nodes_to_exclude", excluded, named, f"a list of names {with_it}")
     if analysis == "profile":
-        require("latency.enabled", False, config.latency.enabled, f"true {with_it}")
+        yield ("latency.enabled", False, config.latency.enabled, f"true {with_it}")
         takes = f"static | dynamic | weight_only {with_it}"
-        require("method", config.method, config.method != "qat", takes)
+        yield ("method", config.method, config.method != "qat", takes)
 
 
-def _check_plan(config: RunConfig) -> None:
+def _find_conditions_of_plan(config: RunConfig) -> Iterator[Condition]:
     precision, auto = config.precision, config.precision.plan == "auto"
     limits_set = 2 - [precision.max_bytes, precision.max_drop].count(None)
     if auto:
         takes = "precision.max_bytes or precision.max_drop, one of them"
-        require("precision.plan", "auto", limits_set == 1, takes)
+        yield ("precision.plan", "auto", limits_set == 1, takes)
         excluded = config.nodes_to_exclude
-        require("nodes_to_exclude", excluded, excluded != "auto", "names with precision.plan=auto")
+        yield ("nodes_to_exclude", excluded, excluded != "auto", "names with precision.plan=auto")
         if precision.max_drop is not None:
             method = config.method
-            require("method", method, method == "static", "static with precision.max_drop")
+            yield ("method", method, method == "static", "static with precision.max_drop")
     elif limits_set:
         raise ConfigError("precision.max_bytes, max_drop: have no effect without plan=auto")
     if precision.plan is not None:
         dtype = config.dtype
-        require("dtype.name", dtype.name, not dtype.is_float, "others with precision.plan")
+        yield ("dtype.name", dtype.name, not dtype.is_float, "others with precision.plan")

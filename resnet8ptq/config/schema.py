@@ -127,6 +127,11 @@ class ModelConfig:
     inputs: Any = None  # the same
     outputs: list[str] | None = None
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a network of the user's, which the embedded data do not fit."""
+        return self.path is not None or self.module is not None
+
 
 @dataclass
 class DataConfig:

@@ -6,7 +6,6 @@ effect after Hydra has composed the config.
 """
 
 import argparse
-import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -305,7 +304,7 @@ def _fault(key: str, metadata: Any, value: Any, local: bool) -> ConfigError | No
             limit.check(key, value)
         if not local:
             return None
-        check_threads(key, value)
+        limits.check_threads(key, value)
         if metadata.get("is_path") and (value == "" or not Path(str(value)).expanduser().exists()):
             got = f"{value or 'nothing'} (not there)"
             expected = f"expected a file or folder that exists{files.name_nearest(value)}"
@@ -315,13 +314,6 @@ def _fault(key: str, metadata: Any, value: Any, local: bool) -> ConfigError | No
     except (TypeError, ValueError):  # a value of another type, which OmegaConf reports
         pass
     return None
-
-
-def check_threads(key: str, value: int | None) -> None:
-    """Raise `ConfigError` for more threads than this machine has CPUs."""
-    most = os.cpu_count() or 1
-    if key in ("threads", "latency.threads") and value is not None:
-        limits.require(key, value, value <= most, f"at most {most}: the CPUs of this machine")
 
 
 def find_idle(

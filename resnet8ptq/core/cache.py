@@ -45,8 +45,12 @@ def runtime(
     setting: str | None, threads: int | None, seconds: float | None = None
 ) -> machine.Runtime:
     """Return cache folder, threads (null: one for each core) and time limit of a run."""
-    number, fixed = machine.threads(threads), threads is not None
-    return machine.Runtime(folder(setting), number, fixed, Deadline.after(seconds))
+    return machine.Runtime(
+        cache_root=folder(setting),
+        threads=machine.threads(threads),
+        threads_fixed=threads is not None,
+        deadline=Deadline.after(seconds),
+    )
 
 
 def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path:

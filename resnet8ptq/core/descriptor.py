@@ -52,8 +52,9 @@ class Backend:
         rank: its place in lists and tables.
         quantizer: the class of `backends.contract.Quantizer`.
         options: the dataclass of its settings, below `schema.BackendConfig`.
-        settle: a function of the options and the `RunConfig`, the source being located, that
-            returns the options with defaults for this network; empty: they have none.
+        complete: a function of the options, the network's format, `model.outputs` and whether the
+            dtype is one of floats, that returns the options with defaults for this network; empty: they
+            have none.
         quantizes: False: it scores files of other programs.
         runtime: the package that runs its files; its name on PyPI.
         packages: all packages that its results depend on, for cache keys and tags.
@@ -77,7 +78,7 @@ class Backend:
     quantizer: str
     rank: int = 100
     options: str = f"{_PACKAGE}.config.schema:BackendConfig"
-    settle: str = ""
+    complete: str = ""
     quantizes: bool = True
     runtime: str = ""
     packages: tuple[str, ...] = ()

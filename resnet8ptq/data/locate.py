@@ -16,7 +16,7 @@ from resnet8ptq.data.sources import SOURCES, cifar10, mend_archive
 log = logging.getLogger(__name__)
 
 
-def settle(config: DataConfig, own_network: bool = False) -> DataConfig:
+def find_data(config: DataConfig, own_network: bool = False) -> DataConfig:
     """Choose the data set of this run, and find its files.
 
     `data.root` names the user's own data set, or CIFAR-10. Without it, CIFAR-10 is taken from
@@ -42,7 +42,7 @@ def settle(config: DataConfig, own_network: bool = False) -> DataConfig:
         raise ConfigError(f"data.name: got {config.name!r} alone; try data={config.name}")
     name = getattr(config, source.key)
     if name is None and config.name == "cifar10":
-        return _settle_cifar10(config, own_network)
+        return _find_cifar10_data(config, own_network)
     root = Path(name or "").expanduser().absolute()
     fits = (source.file and root.is_file()) or (source.folder and root.is_dir())
     if name is None or not fits:
@@ -68,7 +68,7 @@ def _file(config: TableConfig, key: str) -> str | None:
     return str(path)
 
 
-def _settle_cifar10(config: DataConfig, own_network: bool) -> DataConfig:
+def _find_cifar10_data(config: DataConfig, own_network: bool) -> DataConfig:
     root, tried = _find_cifar10()
     if root is not None:
         return replace(config, root=str(root))

@@ -2,8 +2,9 @@
 
 import functools
 import json
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -11,10 +12,12 @@ from typing import Any
 
 from resnet8ptq.config.schema import ArraysConfig, DataConfig, PreprocessConfig
 from resnet8ptq.core import cache
-from resnet8ptq.core.errors import ConfigError, DataError, errors_as
+from resnet8ptq.core.errors import ConfigError, DataError, PtqError, errors_as
 from resnet8ptq.data import preprocessing
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sources import SOURCES
+
+log = logging.getLogger(__name__)
 
 Load = Callable[[Any, PreprocessConfig, Path], Dataset]  # settings, preprocessing, cache folder
 
@@ -30,7 +33,7 @@ def read(
     cache_root: Path,
     calibrating: str | None = None,
 ) -> Dataset:
-    """Load a data set located by `locate.settle`. Its samples are mapped from the cache.
+    """Load a data set located by `locate.find_data`. Its samples are mapped from the cache.
 
     Args:
         calibrating: a folder of unlabelled pictures for calibration; None: training samples.
@@ -49,6 +52,36 @@ def differ_in_size(config: DataConfig, cache_root: Path) -> bool:
         PtqError: the pictures cannot be listed.
     """
     return _differ_in_size(json.dumps(asdict(config)), cache_root)
+
+
+def find_size(
+    preprocess: PreprocessConfig,
+    data: DataConfig,
+    cache_root: Path,
+    find_networks: Callable[[], tuple[int, int] | None],
+) -> PreprocessConfig:
+    """Return the preprocessing with the size of pictures that the network fixes.
+
+    The network's size is used if the pictures of a located data set differ in size, and
+    `preprocess.size` is null. All other faults are reported when data and network are loaded.
+
+    Args:
+        find_networks: returns height and width of the network's pictures, which takes a second.
+    """
+    size = None
+    if preprocess.size is not None:
+        return preprocess
+    with suppress(PtqError, OSError):
+        if differ_in_size(data, cache_root):
+            size = find_networks()
+    if size is None:
+        return preprocess
+    log.info(
+        "preprocess.size: got null, and the pictures differ in size; the run uses the network's, "
+        "%s, by preprocess.resize=%s",
+        *(list(size), preprocess.resize),
+    )
+    return replace(preprocess, size=list(size))
 
 
 @functools.cache  # shared by the jobs of a sweep

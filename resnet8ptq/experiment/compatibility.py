@@ -48,7 +48,7 @@ def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
         PtqError: data or network are missing, or do not fit, in one line.
     """
     config, cache_root = settings.config, settings.runtime.cache_root
-    data = settings.read_data()
+    data = settings.data
     torch = settings.quantizer.runs_torch or _learns(config)
     fp32 = model.load(config.model, data, cache_root, torch)
     return fit(data, fp32), fp32

@@ -32,10 +32,10 @@ def inspect(settings: Settings, data_given: bool) -> None:
     """
     config, cache_root = settings.config, settings.runtime.cache_root
     if not config.backend.quantizes:
-        return file_inspection.run_inspection(settings.source, cache_root)
+        return file_inspection.run_inspection(settings.network.path, cache_root)
     samples = _find_samples(settings)
     sample = None if isinstance(samples, str) else samples.one
-    summary = summarize(settings.source, cache_root, config.model, sample)
+    summary = summarize(settings.network.path, cache_root, config.model, sample)
     if not data_given:
         lines = [NO_DATA]
     elif isinstance(samples, str):
@@ -75,13 +75,12 @@ def _find_samples(settings: Settings) -> _Samples | str:
         height, width = size if isinstance(size, list) else (size, size)
         channels = 1 if config.preprocess.channels == "grey" else 3
         return _Samples(np.zeros((1, height, width, channels), np.uint8), len(CLASS_NAMES))
-    reason = settings.no_data
+    if settings.no_data:
+        return f"data={config.data.name}: {settings.no_data}"
     try:
-        data = None if reason else settings.read_data()
+        data = settings.data
     except PtqError as error:
-        reason = str(error)
-    if data is None:
-        return f"data={config.data.name}: {reason}"
+        return f"data={config.data.name}: {error}"
     test = data.test
     return _Samples(
         one=test.images[:1],

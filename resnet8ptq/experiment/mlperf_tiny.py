@@ -5,12 +5,12 @@ https://github.com/eembc/energyrunner (data).
 """
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pooch
 
-from resnet8ptq.config.schema import BenchmarkConfig, RunConfig
+from resnet8ptq.config.schema import BenchmarkConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.cache import downloads_folder
 from resnet8ptq.core.errors import UnsupportedError
@@ -38,8 +38,8 @@ class File:
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task of the suite; None: the default file of the settings.
+class Benchmark:
+    """The files of a benchmark of the suite; None: the default file of the settings.
 
     Attributes:
         official: the suite's own int8 file.
@@ -52,12 +52,12 @@ class Task:
 
 _FEATURES = "features and labels as arrays, made of https://github.com/eembc/energyrunner"
 SUITE = {
-    "ic": Task(
+    "ic": Benchmark(
         network=None,  # the package's own default, and CIFAR-10
         data=None,
         official=File("ic/pretrainedResnet_quant.tflite"),
     ),
-    "ic02": Task(
+    "ic02": Benchmark(
         network=File(
             "ic02/pretrainedResnet_large_float.tflite",
             "fb17ae9c1b6d0e5bd97f0f35024f207556261d7310b249716c87cc0628214b0e",
@@ -70,7 +70,7 @@ SUITE = {
             "image_classification/trained_models/pretrainedResnet_large_int8.tflite",
         ),
     ),
-    "kws": Task(
+    "kws": Benchmark(
         network=File("kws/kws_ref_model"),
         data=File("kws/*.npz", source=_FEATURES),
         official=File(
@@ -79,7 +79,7 @@ SUITE = {
             "keyword_spotting/trained_models/kws_ref_model.tflite",
         ),
     ),
-    "vww": Task(
+    "vww": Benchmark(
         network=File(
             "vww/vww_96.h5",
             "af9111d50e6e85b2f2123345e0316ef1c384865ebf6b06340ddac7e66017450f",
@@ -92,7 +92,7 @@ SUITE = {
             "visual_wake_words/trained_models/vww_96_int8.tflite",
         ),
     ),
-    "ad": Task(
+    "ad": Benchmark(
         network=File(
             "ad/ad01.h5", "651a62de1b7facd68d1269373992a2d09ffd28e6a816935d4834fcc558bde512"
         ),
@@ -106,24 +106,36 @@ SUITE = {
 }
 
 
-def settle(config: RunConfig) -> RunConfig:
-    """Return the settings with the files of `benchmark.name`; unchanged without it.
+@dataclass(frozen=True)
+class Paths:
+    """The paths of data, FP32 network and file of another program; None: not named."""
+
+    data: str | None = None
+    network: str | None = None
+    quantized: str | None = None
+
+
+def find_files(suite: BenchmarkConfig, named: Paths, quantizes: bool = True) -> Paths:
+    """Return the paths with those of the benchmark's files in place of None; unchanged without one.
+
+    Args:
+        named: the paths of the settings.
+        quantizes: False for a backend that scores the suite's own file.
 
     Raises:
         UnsupportedError: a file is missing; the message names its source.
     """
-    suite = config.benchmark
     if suite.name is None:
-        return config
-    task = SUITE[suite.name]
-    if task.data is not None and config.data.root is None:
-        config = replace(config, data=replace(config.data, root=_find(task.data, suite)))
-    if task.network is not None and config.model.path is None:
-        config = replace(config, model=replace(config.model, path=_find(task.network, suite)))
-    backend = config.backend
-    if not backend.quantizes and backend.path is None:
-        config = replace(config, backend=replace(backend, path=_find(task.official, suite)))
-    return config
+        return named
+    files_of = SUITE[suite.name]
+    data, network, quantized = named.data, named.network, named.quantized
+    if data is None and files_of.data is not None:
+        data = _find(files_of.data, suite)
+    if network is None and files_of.network is not None:
+        network = _find(files_of.network, suite)
+    if quantized is None and not quantizes:
+        quantized = _find(files_of.official, suite)
+    return Paths(data, network, quantized)
 
 
 def _find(file: File, suite: BenchmarkConfig) -> str:

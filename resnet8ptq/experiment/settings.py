@@ -1,25 +1,17 @@
 """`resolve` decides the settings of a run once: the only module that changes a setting."""
 
 import logging
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from pathlib import Path
-from pkgutil import resolve_name
+from functools import cached_property
 from typing import Any
 
 from resnet8ptq.backends.contract import Quantizer
 from resnet8ptq.backends.file import reading
-from resnet8ptq.backends.registry import BACKENDS, make_quantizer
+from resnet8ptq.backends.registry import BACKENDS, complete, make_quantizer
 from resnet8ptq.calibration.methods import METHODS
 from resnet8ptq.config import limits
 from resnet8ptq.config.naming import name_network
 from resnet8ptq.config.schema import (
-    ArraysConfig,
-    BackendConfig,
-    DataConfig,
-    ModelConfig,
-    PreprocessConfig,
     RunConfig,
 )
 from resnet8ptq.core import cache, memory
@@ -28,10 +20,11 @@ from resnet8ptq.core.machine import Runtime
 from resnet8ptq.core.registry import look_up
 from resnet8ptq.data import locate, registry
 from resnet8ptq.data.dataset import Dataset
-from resnet8ptq.data.sources import SOURCES
+from resnet8ptq.data.sources import SOURCES, arrays
 from resnet8ptq.experiment import mlperf_tiny
-from resnet8ptq.models import model, network_path, summary
+from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.models.summary import NetworkFile
 from resnet8ptq.target.target import Target, connect
 from resnet8ptq.tasks.registry import AUTO, TASKS
 
@@ -47,15 +40,15 @@ class Settings:
     Attributes:
         asked: the requested settings.
         config: the decided settings, with the paths of data and network.
-        source: the network's file or folder; for a module, its weights; of an inspected file of
-            another program, that file.
+        network: the network's file; for a module, its weights; to inspect a file of another
+            program, that file.
         no_data: why an inspection has no data; else empty.
     """
 
     asked: RunConfig
     config: RunConfig
     runtime: Runtime
-    source: Path
+    network: NetworkFile
     no_data: str = ""
 
     @cached_property
@@ -63,8 +56,9 @@ class Settings:
         """The quantizer for these settings."""
         return make_quantizer(self.config, self.runtime)
 
-    def read_data(self) -> Dataset:
-        """Return the data set, without the network's form of samples; it is read once.
+    @cached_property
+    def data(self) -> Dataset:
+        """The data set, before it is arranged for the network.
 
         Raises:
             PtqError: a file is missing or damaged, or the settings do not fit the data.
@@ -92,6 +86,14 @@ class Settings:
         return replace(self, config=replace(config or self.config, **changes))
 
 
+@dataclass(frozen=True)
+class Unresolved:
+    """Settings that cannot be resolved, and the reason: the run records both, and ends."""
+
+    asked: RunConfig
+    error: Exception
+
+
 def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = None) -> Settings:
     """Decide every setting: locate each file, and download the default files.
 
@@ -105,14 +107,29 @@ def resolve(asked: RunConfig, jobs: int | None = None, threads: int | None = Non
         UnsupportedError: a file of the benchmark is missing.
         PtqError: another file is missing.
     """
-    config = resolve_names(asked, jobs, threads)
-    data = locate.settle(config.data, own_network=_has_own_network(config.model))
-    source = network_path.locate(config.model, data.name)
-    return _fit_to_network(Settings(asked, replace(config, data=data), _start(config), source))
+    config, runtime = _begin(asked, jobs, threads)
+    data = locate.find_data(config.data, own_network=config.model.is_own)
+    network = NetworkFile.find(config.model, data.name, runtime.cache_root)
+    model.check(network.config, network.path, runtime.cache_root)
+    decided = replace(
+        config,
+        model=network.config,
+        data=arrays.name_inputs(data, network.find_input_names),
+        preprocess=registry.find_size(
+            config.preprocess, data, runtime.cache_root, network.find_picture_size
+        ),
+        backend=complete(
+            config.backend,
+            network.format,
+            config.model.outputs,
+            is_float=config.dtype.is_float,
+        ),
+    )
+    return Settings(asked, decided, runtime, network)
 
 
 def resolve_to_inspect(asked: RunConfig) -> Settings:
-    """Decide the settings of an inspection, which needs a network, or a quantized file, alone.
+    """Decide the settings of an inspection, for which the network, or a quantized file, is enough.
 
     The embedded data and CIFAR-10 have samples of known form, and are neither found nor downloaded.
 
@@ -122,58 +139,41 @@ def resolve_to_inspect(asked: RunConfig) -> Settings:
     Raises:
         PtqError: the network or the file is missing, or a name is unknown.
     """
-    config = resolve_names(asked)
-    if not config.backend.quantizes:
-        return Settings(asked, config, _start(config), reading.find_path(config.backend))
-    settings = Settings(
-        asked, config, _start(config), network_path.locate(config.model, config.data.name)
-    )
-    if config.data.name in KNOWN_FORM and config.data.root is None:
-        return settings
-    try:
-        data = locate.settle(config.data, own_network=_has_own_network(config.model))
-        return _fit_to_network(settings.vary(data=data))
-    except PtqError as error:
-        return replace(settings, no_data=str(error))
+    no_data = ""
+    is_known = asked.data.name in KNOWN_FORM and asked.data.root is None
+    if asked.backend.quantizes and not is_known:
+        try:
+            return resolve(asked)
+        except PtqError as error:
+            no_data = str(error)
+    config, runtime = _begin(asked)
+    if config.backend.quantizes:
+        network = NetworkFile.find(config.model, config.data.name, runtime.cache_root)
+    else:
+        path = reading.find_path(config.backend)
+        network = NetworkFile(path, config.model, runtime.cache_root)
+    return Settings(asked, config, runtime, network, no_data)
 
 
-def _start(config: RunConfig) -> Runtime:
-    """Return cache, threads and time limit; set the memory limit of this process."""
-    memory.set_limit(config.memory_gb)
-    return cache.runtime(config.cache_dir, config.threads, config.max_seconds)
-
-
-def _has_own_network(config: ModelConfig) -> bool:
-    return config.path is not None or config.module is not None
-
-
-def _fit_to_network(settings: Settings) -> Settings:
-    """Return the settings with the values that follow from the network's file."""
-    config, source, cache_root = settings.config, settings.source, settings.runtime.cache_root
-    network = config.model if config.model.module else replace(config.model, path=str(source))
-    model.check(network, source, cache_root)
-    return settings.vary(
-        model=network,
-        data=_name_inputs(config.data, network, source, cache_root),
-        preprocess=_find_size(config, source, cache_root),
-        backend=_resolve_backend(config, source),
-    )
-
-
-def resolve_names(
+def _begin(
     asked: RunConfig, jobs: int | None = None, threads: int | None = None
-) -> RunConfig:
-    """Return the settings with dependent defaults and the files of `benchmark.name`.
+) -> tuple[RunConfig, Runtime]:
+    """Return the settings with defaults and the files of `benchmark.name`, and the runtime.
 
-    Args:
-        jobs, threads: see `fill_defaults`.
-
-    Raises:
-        ConfigError: a name is unknown.
-        UnsupportedError: a file of the benchmark is missing.
+    Sets the memory limit of this process.
     """
     check_names(asked)
-    return mlperf_tiny.settle(fill_defaults(asked, jobs, threads))
+    config = fill_defaults(asked, jobs, threads)
+    named = mlperf_tiny.Paths(config.data.root, config.model.path, config.backend.path)
+    paths = mlperf_tiny.find_files(config.benchmark, named, quantizes=config.backend.quantizes)
+    config = replace(
+        config,
+        data=replace(config.data, root=paths.data),
+        model=replace(config.model, path=paths.network),
+        backend=replace(config.backend, path=paths.quantized),
+    )
+    memory.set_limit(config.memory_gb)
+    return config, cache.runtime(config.cache_dir, config.threads, config.max_seconds)
 
 
 def check_names(config: RunConfig) -> None:
@@ -218,58 +218,3 @@ def fill_defaults(
         evaluate=evaluate,
         threads=threads if asked.threads is None else asked.threads,
     )
-
-
-def _name_inputs(
-    data: DataConfig, network: ModelConfig, source: Path, cache_root: Path
-) -> DataConfig:
-    """Return the data settings with the arrays that have the names of the network's inputs.
-
-    One of them may be called `x` or `images`, which alone would name the only input. All other
-    faults of the data and of the network are reported when they are loaded.
-    """
-    inputs = None
-    if data.name != "arrays" or not isinstance(data, ArraysConfig) or data.inputs is not None:
-        return data
-    from resnet8ptq.data.sources import arrays  # of this source alone
-
-    with suppress(PtqError, OSError):
-        find_takes = partial(summary.find_input_names, source, network, cache_root)
-        inputs = arrays.name_inputs(Path(str(data.root)), find_takes)
-    if inputs is None:
-        return data
-    log.info("data.inputs: got null; the network names its inputs: %s", inputs)
-    return replace(data, inputs=inputs)
-
-
-def _find_size(config: RunConfig, source: Path, cache_root: Path) -> PreprocessConfig:
-    """Return the preprocessing with the size of pictures that the network fixes.
-
-    The network's size is used if the pictures differ in size and `preprocess.size` is null. All
-    other faults of the data are reported when it is loaded.
-    """
-    asked, size = config.preprocess, None
-    if asked.size is not None:
-        return asked
-    with suppress(PtqError, OSError):
-        if registry.differ_in_size(config.data, cache_root):
-            size = summary.find_picture_size(source, config.model, cache_root)
-    if size is None:
-        return asked
-    log.info(
-        "preprocess.size: got null, and the pictures differ in size; the run uses the network's, "
-        "%s, by preprocess.resize=%s",
-        *(list(size), asked.resize),
-    )
-    return replace(asked, size=list(size))
-
-
-def _resolve_backend(config: RunConfig, source: Path) -> BackendConfig:
-    """Return the backend's settings, with its own defaults for this network."""
-    backend = config.backend
-    if not backend.quantizes:
-        return backend
-    backend = replace(backend, path=None)  # it is of a sweep that has both
-    settle = backend.descriptor.settle
-    settled: BackendConfig = resolve_name(settle)(backend, config, source) if settle else backend
-    return settled

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 import onnx
@@ -25,7 +26,7 @@ from resnet8ptq.models.batch_axis import static_tensors
 from resnet8ptq.models.contract import Contract, Tensor, ask_for_values, picture_size, read_contract
 from resnet8ptq.models.conversion import CRASHED
 from resnet8ptq.models.gates import onnx as gate
-from resnet8ptq.models.network_path import digest
+from resnet8ptq.models.network_path import digest, locate
 from resnet8ptq.models.normalization import opset
 from resnet8ptq.models.sources import formats, read
 from resnet8ptq.models.sources.contract import Sample
@@ -145,30 +146,48 @@ def load_graph(path: Path, cache_root: Path, config: ModelConfig | None = None) 
     return _export(path, cache_root, config or ModelConfig(), None).graph
 
 
-def find_picture_size(path: Path, config: ModelConfig, cache_root: Path) -> tuple[int, int] | None:
-    """Return height and width of the network's input pictures.
+@dataclass(frozen=True)
+class NetworkFile:
+    """The located file of a network, or the weights of a module; read only if a step asks for it.
 
-    None if a size is free, the network takes no pictures, or it is a module.
-
-    Raises:
-        ModelError: not a model, or unsafe.
+    Reading takes a second. A module has no inputs before a run.
     """
-    if config.module is not None:
-        return None
-    proto = _export(path, cache_root, config, None)
-    return picture_size(read_contract(proto.graph), config.inputs or {})
 
+    path: Path
+    config: ModelConfig
+    cache_root: Path
 
-def find_input_names(path: Path, config: ModelConfig, cache_root: Path) -> list[str]:
-    """Return the names of the network's inputs; none for a module, which has none before a run.
+    @classmethod
+    def find(cls, config: ModelConfig, data_name: str, cache_root: Path) -> "NetworkFile":
+        """Locate the network, see `network_path.locate`; its path becomes part of the settings."""
+        path = locate(config, data_name)
+        named = config if config.module is not None else replace(config, path=str(path))
+        return cls(path, named, cache_root)
 
-    Raises:
-        ModelError: not a model, or unsafe.
-    """
-    if config.module is not None:
-        return []
-    proto = _export(path, cache_root, config, None)
-    return [tensor.name for tensor in read_contract(proto.graph).inputs]
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of all sources of the network."""
+        return digest(self.config, self.path)
+
+    @property
+    def format(self) -> str:
+        """The name of its format; `module` for a module."""
+        return formats.format_name(self.path, self.config.module is not None)
+
+    @cached_property
+    def contract(self) -> Contract:
+        """The inputs and outputs; raises `ModelError`: not a model, or unsafe."""
+        if self.config.module is not None:
+            return Contract((), ())
+        return read_contract(load_graph(self.path, self.cache_root, self.config))
+
+    def find_picture_size(self) -> tuple[int, int] | None:
+        """Return height and width of the input pictures; None if free, or not of pictures."""
+        return picture_size(self.contract, self.config.inputs or {})
+
+    def find_input_names(self) -> list[str]:
+        """Return the names of the inputs."""
+        return [tensor.name for tensor in self.contract.inputs]
 
 
 def _export(path: Path, cache_root: Path, config: ModelConfig, sample: Sample) -> onnx.ModelProto:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from resnet8ptq.backends.file import reading
 from resnet8ptq.core import code, files, machine
+from resnet8ptq.core.errors import PtqError
 from resnet8ptq.experiment import running
-from resnet8ptq.experiment.settings import Settings
-from resnet8ptq.models import network_path
+from resnet8ptq.experiment.settings import Settings, Unresolved
 from resnet8ptq.tasks import registry as tasks
 
 # Settings of storage and of the report's form, which change no result. Paths of inputs do not count
@@ -25,6 +25,19 @@ _ELSEWHERE = (
 )
 
 
+def tag(settings: Settings | Unresolved) -> dict[str, str]:
+    """Return the run's `identity` tag; empty if its settings or files are wrong.
+
+    The run then fails, and records the error.
+    """
+    if isinstance(settings, Unresolved):
+        return {}
+    try:
+        return {"identity": find(settings)}
+    except (PtqError, OSError):
+        return {}
+
+
 def find(settings: Settings) -> str:
     """Return a hexadecimal hash, equal for two runs only if their results would be equal.
 
@@ -35,14 +48,14 @@ def find(settings: Settings) -> str:
         PtqError: the images or the network are missing.
     """
     config = settings.config
-    images = settings.read_data()
+    images = settings.data
     hashed = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     hashed["threads"] = settings.asked.threads  # those of a worker change no result
     hashed["report"] = {k: v for k, v in hashed["report"].items() if k not in _OF_REPORT}
     hashed["data"] = [images.name, images.train.digest, images.test.digest]
     if images.calibration is not None:
         hashed["calib"] |= {"images": images.calibration.digest}
-    network = network_path.digest(config.model, settings.source)
+    network = settings.network.sha256
     hashed["model"] = {**hashed["model"], "path": network, "state_dict": None}
     if config.backend.path is not None:
         hashed["backend"] |= {"path": reading.digest(Path(config.backend.path).expanduser())}

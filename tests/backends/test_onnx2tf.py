@@ -25,6 +25,7 @@ from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.contract import Contract, Tensor
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.models.sources.formats import format_name
 from tests.helpers import onnx2tf, transformers
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of
@@ -117,8 +118,9 @@ def test_the_network_decides_who_converts(name, dtype, flow, tmp_path):
     path = tmp_path / name
     path.write_bytes(magic.get(path.suffix, b"onnx"))
     config = make_config("data=shapes", "backend=tflite", f"dtype={dtype}")
-    settle = resolve_name(config.backend.descriptor.settle)
-    assert settle(config.backend, config, path).flow == flow
+    complete = resolve_name(config.backend.descriptor.complete)
+    found = complete(config.backend, format_name(path), None, is_float=config.dtype.is_float)
+    assert found.flow == flow
 
 
 # The graph that onnx2tf gets

@@ -508,7 +508,7 @@ def test_mse_and_moving_average_keep_more_of_the_logits_than_minmax(real_files, 
     if not machine.has_vnni():
         pytest.skip("without VNNI 16-bit sums saturate, which drowns the difference")
     config = make_run_config("dtype=u8s8", "per_channel=true", "calib.samples_per_class=20")
-    found = locate.settle(config.data)
+    found = locate.find_data(config.data)
     dataset = registry.load(found.name, found.root)
     network = model.load(config.model, dataset, cache.folder(None))
     drawn = draw_calibration(dataset, 20, config.seed)

@@ -481,7 +481,7 @@ def test_same_seed_same_file(shapes_model, images, tmp_path):
 @pytest.mark.usefixtures("real_files")
 def test_real_network(cache_root, tmp_path, caplog):
     config = make_config("threads=1", "corrections.adaround_iterations=50")
-    config = replace(config, data=locate.settle(config.data))
+    config = replace(config, data=locate.find_data(config.data))
     dataset = registry.load(config.data.name, config.data.root)
     fp32 = model.load(config.model, dataset, cache_root)
     images = draw_calibration(dataset, 10, config.seed).split

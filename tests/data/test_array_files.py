@@ -34,7 +34,7 @@ def unpack(content: bytes, folder: Path):
 
 
 def read(root, **settings):
-    config = locate.settle(ArraysConfig(root=str(root), **settings))
+    config = locate.find_data(ArraysConfig(root=str(root), **settings))
     return registry.read(config, PreprocessConfig(), root.parent / "cache")
 
 

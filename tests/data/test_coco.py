@@ -37,13 +37,13 @@ def boxes(tmp_path: Path) -> Path:
 def read(folder: Path, *more: str) -> Dataset:
     registry._read.cache_clear()
     config = make_config(*detectors.overrides(folder), *more)
-    settled = locate.settle(config.data)
+    settled = locate.find_data(config.data)
     cache = folder.parent / "cache"
     return registry.read(settled, config.preprocess, cache, config.calib.images)
 
 
 def test_sizes_of_the_annotated_pictures_are_compared(boxes):
-    config = locate.settle(make_config(*detectors.overrides(boxes)).data)
+    config = locate.find_data(make_config(*detectors.overrides(boxes)).data)
     assert len(coco.list_pictures(config, boxes)) == len(read(boxes).train) + len(read(boxes).test)
     assert registry.differ_in_size(config, boxes)
     for path in (boxes / "images").iterdir():

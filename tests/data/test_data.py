@@ -68,7 +68,7 @@ def make_places(root: Path) -> dict[str, Path]:
 def test_data_root_wins(nowhere, tmp_path, monkeypatch):
     places = make_places(tmp_path)
     monkeypatch.setenv("CIFAR10_DIR", str(places["env"]))
-    settled = locate.settle(DataConfig(name="cifar10", root=str(places["root"])))
+    settled = locate.find_data(DataConfig(name="cifar10", root=str(places["root"])))
     assert settled == DataConfig(name="cifar10", root=str(places["root"]))
     assert nowhere == []
 
@@ -76,13 +76,13 @@ def test_data_root_wins(nowhere, tmp_path, monkeypatch):
 def test_then_the_environment(nowhere, tmp_path, monkeypatch):
     places = make_places(tmp_path)
     monkeypatch.setenv("CIFAR10_DIR", str(places["env"]))
-    assert locate.settle(CIFAR10).root == str(places["env"])
+    assert locate.find_data(CIFAR10).root == str(places["env"])
     assert nowhere == []
 
 
 def test_then_the_working_folder(nowhere, tmp_path):
     places = make_places(tmp_path)
-    assert locate.settle(CIFAR10).root == str(places["local"])
+    assert locate.find_data(CIFAR10).root == str(places["local"])
     assert nowhere == []
 
 
@@ -93,7 +93,7 @@ def test_a_named_folder_that_is_not_there_is_refused(nowhere, tmp_path, monkeypa
     with pytest.raises(
         ConfigError, match=r"^\$CIFAR10_DIR: got .*gone \(not there\), expected a folder"
     ):
-        locate.settle(CIFAR10)
+        locate.find_data(CIFAR10)
     assert nowhere == []
 
 
@@ -110,7 +110,7 @@ def test_then_the_download_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar10, "MD5", hashlib.md5(archive.read_bytes()).hexdigest())
     monkeypatch.setattr(cache, "downloads_folder", lambda: archive.parent)
 
-    settled = locate.settle(CIFAR10)
+    settled = locate.find_data(CIFAR10)
     assert settled.name == "cifar10"
     assert Path(str(settled.root)).is_relative_to(archive.parent)
     loaded = registry.load(settled.name, settled.root)
@@ -119,13 +119,15 @@ def test_then_the_download_cache(tmp_path, monkeypatch):
 
 def test_a_relative_root_is_made_absolute(nowhere, tmp_path):
     (tmp_path / "here").mkdir()
-    assert locate.settle(DataConfig(name="cifar10", root="here")).root == str(tmp_path / "here")
+    assert locate.find_data(DataConfig(name="cifar10", root="here")).root == str(tmp_path / "here")
 
 
 def test_a_root_under_the_home_folder_is_found(nowhere, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert locate.settle(DataConfig(name="cifar10", root="~/here")).root == str(tmp_path / "here")
+    assert locate.find_data(DataConfig(name="cifar10", root="~/here")).root == str(
+        tmp_path / "here"
+    )
 
 
 @pytest.mark.parametrize("kind", ["missing", "file"])
@@ -136,13 +138,13 @@ def test_a_root_that_is_no_folder_is_refused(nowhere, tmp_path, kind):
     with pytest.raises(
         ConfigError, match=rf"^data\.root: got {root}( \(not there\))?, expected a folder"
     ):
-        locate.settle(DataConfig(name="cifar10", root=str(root)))
+        locate.find_data(DataConfig(name="cifar10", root=str(root)))
     assert nowhere == []
 
 
 def test_where_nothing_is_found_shapes_stands_in_and_says_so(nowhere, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        settled = locate.settle(CIFAR10)
+        settled = locate.find_data(CIFAR10)
     assert (settled.name, settled.root) == ("shapes", None)
     [record] = caplog.records
     message = record.getMessage()
@@ -155,7 +157,7 @@ def test_where_nothing_is_found_shapes_stands_in_and_says_so(nowhere, tmp_path, 
 
 def test_where_nothing_is_found_error_refuses(nowhere, tmp_path):
     with pytest.raises(DataNotFoundError) as caught:
-        locate.settle(DataConfig(name="cifar10", on_missing="error"))
+        locate.find_data(DataConfig(name="cifar10", on_missing="error"))
     message = str(caught.value)
     assert "data.root" in message
     assert str(tmp_path / "data") in message
@@ -165,20 +167,20 @@ def test_where_nothing_is_found_error_refuses(nowhere, tmp_path):
 def test_a_download_is_tried_once_in_a_process(nowhere, caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert locate.settle(CIFAR10).name == "shapes"
+            assert locate.find_data(CIFAR10).name == "shapes"
     assert nowhere == [cache.downloads_folder()]
     assert len(caplog.records) == 1  # not a warning for each job of a sweep
 
 
 def test_the_embedded_set_is_never_for_a_network_of_the_users_own(nowhere):
     with pytest.raises(DataNotFoundError) as caught:
-        locate.settle(CIFAR10, own_network=True)
+        locate.find_data(CIFAR10, own_network=True)
     assert "CIFAR10_DIR" in str(caught.value)
 
 
 def test_shapes_is_settled_without_a_search_or_a_root(nowhere, tmp_path):
     for root in (None, str(tmp_path)):
-        assert locate.settle(DataConfig(name="shapes", root=root)) == DataConfig(name="shapes")
+        assert locate.find_data(DataConfig(name="shapes", root=root)) == DataConfig(name="shapes")
     assert nowhere == []
 
 

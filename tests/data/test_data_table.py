@@ -275,7 +275,7 @@ def test_a_root_that_is_no_file(tmp_path):
     with pytest.raises(
         ConfigError, match=r"^data\.root: got .*, expected a \.csv or \.parquet file"
     ):
-        locate.settle(TableConfig(root=str(tmp_path)))
+        locate.find_data(TableConfig(root=str(tmp_path)))
 
 
 # Any table: what comes out is what went in, or one line says why not.

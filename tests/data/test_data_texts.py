@@ -69,7 +69,7 @@ def read(tmp_path: Path, tokenizer: Path) -> Read:
     def call(root: Path, *words: str, tokenizer: Path = tokenizer, kind: str = "table") -> Dataset:
         registry._read.cache_clear()
         given = (f"data={kind}", f"data.root={root}", f"data.tokenizer={tokenizer}", *words)
-        config = locate.settle(make_config(*given).data)
+        config = locate.find_data(make_config(*given).data)
         return registry.read(config, PreprocessConfig(), tmp_path / "cache")
 
     yield call
@@ -298,7 +298,7 @@ def test_without_the_package_the_line_says_how_to_install_it(read, tmp_path, mon
 
 def test_settings_of_texts_need_a_tokenizer(tmp_path):
     root = write_rows(tmp_path / "rows.csv", [{"text": "rain", "label": 0}] * 4)
-    config = locate.settle(make_config("data=table", f"data.root={root}").data)
+    config = locate.find_data(make_config("data=table", f"data.root={root}").data)
     with pytest.raises((ConfigError, DataError)) as caught:
         registry.read(config, PreprocessConfig(), tmp_path / "cache")
     assert str(caught.value).endswith("for texts, data.tokenizer=")

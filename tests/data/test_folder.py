@@ -15,7 +15,7 @@ from tests.helpers.pictures import RED, picture, spoil, write_classes
 
 
 def read(root: Path, cache: Path | None = None, on_bad: str = "error", **preprocess):
-    config = locate.settle(FolderConfig(root=str(root), on_bad=on_bad))
+    config = locate.find_data(FolderConfig(root=str(root), on_bad=on_bad))
     cache = cache or root.parent / "cache"
     return registry.read(config, PreprocessConfig(**preprocess), cache)
 
@@ -34,12 +34,12 @@ def test_class_folders_are_split(tmp_path):
 def test_the_order_of_the_classes_may_be_given(tmp_path):
     root = write_classes(tmp_path / "p")
     config = FolderConfig(root=str(root), classes=["red", "green"])
-    data = registry.read(locate.settle(config), PreprocessConfig(), tmp_path / "cache")
+    data = registry.read(locate.find_data(config), PreprocessConfig(), tmp_path / "cache")
     assert data.class_names == ("red", "green")
     assert np.array_equal(data.test.images[:][:, 0, 0].argmax(1), data.test.labels)
     other = FolderConfig(root=str(root), classes=["red", "blue"])
     with pytest.raises(ConfigError, match=r"^data\.classes: got .* blue is in one of the two only"):
-        registry.read(locate.settle(other), PreprocessConfig(), tmp_path / "cache")
+        registry.read(locate.find_data(other), PreprocessConfig(), tmp_path / "cache")
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
@@ -208,7 +208,7 @@ def test_folders_that_hold_no_classes(tmp_path):
     ):
         read(tmp_path / "gone")
     with pytest.raises(ConfigError, match=r"data\.root: got null, expected a folder"):
-        locate.settle(FolderConfig())
+        locate.find_data(FolderConfig())
 
 
 @pytest.mark.parametrize("split", [(), ("train", "test")])
@@ -216,7 +216,7 @@ def test_pictures_without_labels(tmp_path, split):
     for side in split or ("",):
         write_classes(tmp_path / "p" / side)
         picture(RED, (6, 4)).save(tmp_path / "p" / side / "beside.png")
-    config = locate.settle(FolderConfig(root=str(tmp_path / "p"), labels="none"))
+    config = locate.find_data(FolderConfig(root=str(tmp_path / "p"), labels="none"))
     data = registry.read(config, PreprocessConfig(), tmp_path / "cache")
     assert data.class_names == () and data.test.labels is data.train.labels is None
     assert len(data.train) + len(data.test) == 9 * (len(split) or 1)

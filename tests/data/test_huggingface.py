@@ -24,7 +24,7 @@ def quiet():
 
 
 def read(path, **settings):
-    config = locate.settle(TableConfig(name="huggingface", root=str(path), **settings))
+    config = locate.find_data(TableConfig(name="huggingface", root=str(path), **settings))
     return registry.read(config, PreprocessConfig(), path.parent / "cache")
 
 

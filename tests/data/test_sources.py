@@ -96,7 +96,7 @@ WRITERS: dict[str, Callable[[Path], list[str]]] = {
 def settled(request: pytest.FixtureRequest, tmp_path: Path) -> DataConfig:
     """The settings of a source in which the samples lie."""
     (tmp_path / "data").mkdir()
-    return locate.settle(make_config(*WRITERS[request.param](tmp_path / "data")).data)
+    return locate.find_data(make_config(*WRITERS[request.param](tmp_path / "data")).data)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_the_samples_are_preprocessed_alike(settled, read):
 
 def test_a_root_that_is_not_there_is_one_line_that_names_it(settled):
     with pytest.raises(PtqError) as caught:
-        locate.settle(replace(settled, root=f"{settled.root}x"))
+        locate.find_data(replace(settled, root=f"{settled.root}x"))
     [line] = str(caught.value).splitlines()
     assert line.startswith(f"data.root: got {settled.root}x (not there), expected ")
 
@@ -219,7 +219,7 @@ def read_damaged(name: str, number: int, damage: Callable[[bytes], bytes]) -> No
         path = files[number % len(files)]
         path.write_bytes(damage(path.read_bytes()))
         registry._read.cache_clear()
-        config = locate.settle(make_config(*overrides).data)
+        config = locate.find_data(make_config(*overrides).data)
         data = registry.read(config, PreprocessConfig(), Path(scratch, "cache"))
         assert len(data.test.digest) == 64
 
@@ -253,7 +253,7 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(name, number, start, leng
 
 
 def test_a_damaged_gzip_file_in_a_folder_is_named(tmp_path, read):
-    config = locate.settle(make_config(*write_packed(tmp_path)).data)
+    config = locate.find_data(make_config(*write_packed(tmp_path)).data)
     damaged = tmp_path / "train-images.gz"
     damaged.write_bytes(damaged.read_bytes()[:10] + b"\xff" * 50)
     with pytest.raises(DataError, match=r"train-images\.gz: cannot be read"):
@@ -266,5 +266,5 @@ def test_an_unforeseen_error_of_a_library_names_setting_and_file(tmp_path, read)
     names = tmp_path / "class_names.npy"
     names.write_bytes(names.read_bytes()[:-4] + b"\xff" * 4)
     with pytest.raises(DataError) as caught:
-        read(locate.settle(make_config(*overrides).data))
+        read(locate.find_data(make_config(*overrides).data))
     assert str(caught.value).startswith(f"data.root: got {tmp_path}, ")

@@ -6,7 +6,8 @@ import pytest
 
 from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.experiment import mlperf_tiny
-from resnet8ptq.experiment.settings import resolve_names
+from resnet8ptq.experiment.mlperf_tiny import Paths
+from resnet8ptq.experiment.settings import check_names
 from resnet8ptq.report.mlperf_tiny import rows
 from resnet8ptq.tracking.record import RunRecord
 from tests.helpers.calling import REPO, call
@@ -37,31 +38,30 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_files_are_found_in_the_folder(name, folder, no_downloads, caplog):
-    asked = make_config(
-        f"benchmark={name}", f"benchmark.folder={folder}", "backend=file", "dtype=int8"
-    )
-    found, task = mlperf_tiny.settle(asked), mlperf_tiny.SUITE[name]
-    assert found.backend.path == str(folder / task.official.path)
+    asked = make_config(f"benchmark={name}", f"benchmark.folder={folder}").benchmark
+    found = mlperf_tiny.find_files(asked, Paths(), quantizes=False)
+    task = mlperf_tiny.SUITE[name]
+    assert found.quantized == str(folder / task.official.path)
     if task.network is not None:
-        assert found.model.path == str(folder / task.network.path)
+        assert found.network == str(folder / task.network.path)
     if task.data is not None:
-        assert found.data.root == str(folder / task.data.path.replace("*", "samples"))
+        assert found.data == str(folder / task.data.path.replace("*", "samples"))
     fixed = [file for file in (task.network, task.official) if file is not None and file.sha256]
     assert caplog.text.count("is not the suite's own file") == len(fixed)
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_what_is_missing_is_unsupported_and_says_where_it_is(name, no_downloads):
-    asked = make_config(f"benchmark={name}", "backend=file")
+    asked = make_config(f"benchmark={name}").benchmark
     with pytest.raises(
         UnsupportedError, match=rf"^benchmark={name}: .* is not in benchmark.folder"
     ):
-        mlperf_tiny.settle(asked)
+        mlperf_tiny.find_files(asked, Paths(), quantizes=False)
 
 
 def test_what_is_set_is_kept(folder, no_downloads):
-    asked = make_config("benchmark=vww", "data.root=mine.npz", "model.path=mine.h5")
-    assert mlperf_tiny.settle(asked) == asked
+    named = Paths("mine.npz", "mine.h5")
+    assert mlperf_tiny.find_files(make_config("benchmark=vww").benchmark, named) == named
 
 
 def test_another_task_is_refused():
@@ -70,7 +70,7 @@ def test_another_task_is_refused():
     with pytest.raises(
         ConfigError, match=r"^benchmark\.name: got 'ner', expected ic \| ic02 \| kws"
     ):
-        resolve_names(other)
+        check_names(other)
 
 
 def test_a_sweep_names_what_it_lacks(tmp_path):

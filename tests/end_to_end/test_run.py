@@ -282,7 +282,7 @@ def assert_one_error(found: Called, code: int, named: str) -> None:
 def test_wrong_setting_is_one_line(override, named, capsys):
     with pytest.raises((HydraException, ConfigError)) as caught:
         config = parse_config(compose_whole(override, return_hydra_config=False))
-        locate.settle(config.data)
+        locate.find_data(config.data)
     assert command.print_error(caught.value) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

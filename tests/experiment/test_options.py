@@ -60,7 +60,7 @@ def test_option_keeps_the_accuracy(real_files, overrides, tmp_path):
     if overrides == ("symmetric.activations=true",) and not machine.has_vnni():
         pytest.skip("without VNNI 16-bit sums saturate: this network loses 14 points")
     config = make_config("held_out_images=500", "calib.samples_per_class=20", *overrides)
-    config = replace(config, data=locate.settle(config.data))
+    config = replace(config, data=locate.find_data(config.data))
     config.latency.enabled = False
     whole = registry.load(config.data.name, config.data.root)
     dataset = replace(

@@ -224,7 +224,7 @@ def test_fp32_run_equals_its_baseline(store, tmp_path, backend):
 
 @pytest.fixture(scope="module")
 def cifar10() -> Dataset:
-    settled = locate.settle(make_config("data.on_missing=error").data)
+    settled = locate.find_data(make_config("data.on_missing=error").data)
     return registry.load(settled.name, settled.root)
 
 

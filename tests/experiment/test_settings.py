@@ -13,7 +13,7 @@ from onnx import helper
 
 import resnet8ptq
 from resnet8ptq.backends.registry import BACKENDS
-from resnet8ptq.experiment.settings import resolve, resolve_names
+from resnet8ptq.experiment.settings import fill_defaults, resolve
 from resnet8ptq.sweeps import identity
 from tests.helpers.assembling import assemble
 from tests.helpers.configs import make_config
@@ -60,7 +60,7 @@ def test_decided_settings_stay_as_they_are(backend, tmp_path):
     ],
 )
 def test_defaults_of_the_evaluation_follow_the_number_of_jobs(words, jobs, choice, models):
-    evaluate = resolve_names(make_config(*words), jobs).evaluate
+    evaluate = fill_defaults(make_config(*words), jobs).evaluate
     assert (evaluate.choice, evaluate.models) == (choice, models)
 
 
@@ -80,8 +80,8 @@ def test_the_threads_of_a_worker_are_a_default_and_no_part_of_the_identity(tmp_p
     [("data=shapes", False), ("data=coco", True), ("task=detection", True)],
 )
 def test_the_tail_of_a_detector_stays_in_float(words, float_tail):
-    assert resolve_names(make_config(words)).float_tail is float_tail
-    assert resolve_names(make_config(words, "float_tail=false")).float_tail is False
+    assert fill_defaults(make_config(words)).float_tail is float_tail
+    assert fill_defaults(make_config(words, "float_tail=false")).float_tail is False
 
 
 def test_a_run_has_one_quantizer_for_its_settings(tmp_path):

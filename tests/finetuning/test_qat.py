@@ -264,7 +264,7 @@ def test_student_computes_what_the_onnx_file_computes_on_the_real_model(
     real_files, tmp_path, cache_root
 ):
     config = make_config()
-    settled = locate.settle(config.data)
+    settled = locate.find_data(config.data)
     dataset = registry.load(settled.name, settled.root)
     fp32 = model.load(config.model, dataset, cache_root)
     images = dataset.train.images[:200].astype(np.float32)

@@ -9,7 +9,7 @@ from resnet8ptq.data import locate, registry
 
 
 def read(path, preprocess=None, **settings):
-    config = locate.settle(TableConfig(root=str(path), **settings))
+    config = locate.find_data(TableConfig(root=str(path), **settings))
     return registry.read(config, PreprocessConfig(**(preprocess or {})), path.parent / "cache")
 
 

@@ -1,10 +1,9 @@
 """The settings of `backend=tflite`."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from resnet8ptq.config.limits import limited, one_of
-from resnet8ptq.config.schema import BackendConfig, RunConfig
+from resnet8ptq.config.schema import BackendConfig
 
 
 @dataclass
@@ -21,13 +20,18 @@ class TfliteConfig(BackendConfig):
         return self.flow != "onnx2tf"
 
 
-def choose_flow(options: TfliteConfig, config: RunConfig, source: Path) -> TfliteConfig:
-    """Return the options with the converter for this network."""
-    from resnet8ptq.models.sources.formats import format_name, is_tflites
+def choose_flow(
+    options: TfliteConfig, network_format: str, outputs: list[str] | None, is_float: bool
+) -> TfliteConfig:
+    """Return the options with the converter for this network.
+
+    Args:
+        outputs: `model.outputs`; TensorFlow converts whole files only.
+        is_float: whether the dtype rounds nothing to integers.
+    """
+    from resnet8ptq.models.sources.formats import is_tflites
 
     if options.flow is not None:
         return options
-    name = format_name(source, config.model.module is not None)
-    # TensorFlow converts the whole file.
-    by_tensorflow = is_tflites(name, config.dtype.is_float) and not config.model.outputs
+    by_tensorflow = is_tflites(network_format, is_float) and not outputs
     return replace(options, flow="convert" if by_tensorflow else "onnx2tf")

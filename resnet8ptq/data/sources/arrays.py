@@ -13,8 +13,8 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import ArraysConfig, PreprocessConfig
+from resnet8ptq.config.schema import ArraysConfig, DataConfig, PreprocessConfig
 from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.errors import ConfigError, DataError, PtqError
 from resnet8ptq.core.records import pack
@@ -137,14 +137,32 @@ def _find_members(root: Path) -> list[str]:
         return [name for name in archive.namelist() if name.endswith(".npy")]
 
 
-def name_inputs(root: Path, find_takes: Callable[[], Sequence[str]]) -> Any:
+def name_inputs(data: DataConfig, find_takes: Callable[[], Sequence[str]]) -> DataConfig:
+    """Return the settings with the arrays that have the names of the network's inputs.
+
+    One of them may be called `x` or `images`, which alone would name the only input. All other
+    faults of the data and of the network are reported when they are loaded.
+
+    Args:
+        data: the located data set, of any source.
+        find_takes: returns the names of the network's inputs, which takes a second.
+    """
+    if data.name != "arrays" or not isinstance(data, ArraysConfig) or data.inputs is not None:
+        return data
+    inputs = None
+    with suppress(PtqError, OSError):
+        inputs = _match_names(Path(str(data.root)), find_takes)
+    if inputs is None:
+        return data
+    log.info("data.inputs: got null; the network names its inputs: %s", inputs)
+    return replace(data, inputs=inputs)
+
+
+def _match_names(root: Path, find_takes: Callable[[], Sequence[str]]) -> Any:
     """Return `data.inputs` if the names of the network's inputs decide; else None.
 
     They decide if an array has a usual name of inputs, but others may be inputs too, and if no
     array has a usual name of labels, so that each may be an input.
-
-    Args:
-        find_takes: returns the names of the network's inputs, which takes a second.
     """
     names: list[str] = []
     if root.is_dir():
