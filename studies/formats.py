@@ -24,7 +24,7 @@ from resnet8ptq.config.loading import CONFIG_FILE, load_config
 from resnet8ptq.config.schema import LatencyConfig
 from resnet8ptq.core import machine
 from resnet8ptq.evaluation import paired_latency
-from resnet8ptq.evaluation.evaluator import as_fp32
+from resnet8ptq.evaluation.evaluator import baseline_config
 from resnet8ptq.evaluation.paired_latency import Blocks, ratio
 from resnet8ptq.experiment.compatibility import load as load_subject
 from resnet8ptq.experiment.settings import resolve
@@ -65,7 +65,7 @@ def measure(runs: list[Path], scratch: Path) -> list[list[str]]:
     paths = [*(run / "model.onnx" for run in runs), fp32.onnx_path]
     loads = [
         partial(make_quantizer(config, settings.runtime).load, path)
-        for config, path in zip([*configs, as_fp32(configs[0])], paths, strict=True)
+        for config, path in zip([*configs, baseline_config(configs[0])], paths, strict=True)
     ]
     took: list[list[float]] = [[] for _ in loads]
     for _ in range(LOADS):

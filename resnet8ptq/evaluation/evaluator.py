@@ -35,7 +35,7 @@ REMOTE_BATCH_SIZE = 16
 Config = TypeVar("Config", bound=QuantizationConfig)
 
 
-def as_fp32(config: Config) -> Config:
+def baseline_config(config: Config) -> Config:
     """Return the settings of the FP32 network in the same framework."""
     backend = config.backend
     if backend.framework != backend.name:
@@ -137,7 +137,7 @@ class Evaluator:
     @cached_property
     def fp32(self) -> Quantizer:
         """What writes and loads the FP32 network, in the same framework."""
-        return make_quantizer(as_fp32(self.quantizer.config), self.runtime)
+        return make_quantizer(baseline_config(self.quantizer.config), self.runtime)
 
     def with_quantizer(self, quantizer: Quantizer) -> "Evaluator":
         """Return the evaluator of artifacts with other settings."""

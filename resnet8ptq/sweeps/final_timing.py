@@ -15,7 +15,7 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.evaluation import paired_latency
 from resnet8ptq.evaluation.batching import Load
-from resnet8ptq.evaluation.evaluator import as_fp32, loader
+from resnet8ptq.evaluation.evaluator import baseline_config, loader
 from resnet8ptq.evaluation.paired_latency import PairedLatency
 from resnet8ptq.experiment.compatibility import load
 from resnet8ptq.experiment.settings import resolve
@@ -93,7 +93,7 @@ def _run(models: Mapping[str, Path], baselines: Mapping[str, Path]) -> PairedLat
             loads[name] = loader(quantizer, path, settings.target)
         for name, folder in baselines.items():
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            quantizer = make_quantizer(as_fp32(configs[folder]), runtime)
+            quantizer = make_quantizer(baseline_config(configs[folder]), runtime)
             made = quantizer.quantize(fp32, Decisions(), data.test, scratch)
             loads[name] = loader(quantizer, made.path, settings.target)
         return paired_latency.run(loads, data.test, settings.config.latency)

@@ -21,7 +21,7 @@ from resnet8ptq.config.schema import BackendConfig, RunConfig
 from resnet8ptq.core import code, files
 from resnet8ptq.core.descriptor import find_readers
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.evaluation.evaluator import as_fp32
+from resnet8ptq.evaluation.evaluator import baseline_config
 from resnet8ptq.experiment.tensors.comparing import compare_file
 from resnet8ptq.graph.qdq import rounded_activations
 from resnet8ptq.models.contract import Tensor
@@ -449,7 +449,7 @@ def test_fp32_runs_where_its_framework_takes_it(quantize, shapes_model, caplog, 
     path = quantize("backend=tflite", "dtype=int8").artifact.path
     fp32 = shapes_model if keras else replace(shapes_model, source=shapes_model.onnx_path)
     asked = make_config("data=shapes", "backend=file", f"backend.path={path}")
-    backend = as_fp32(fitted(asked, fp32).config).backend
+    backend = baseline_config(fitted(asked, fp32).config).backend
     assert backend == (TfliteConfig() if keras else BackendConfig("onnx"))
     assert ("FP32 runs in ONNX Runtime" in caplog.text) is not keras
 

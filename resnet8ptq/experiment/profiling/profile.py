@@ -8,7 +8,7 @@ import numpy as np
 
 from resnet8ptq.core.console import track
 from resnet8ptq.evaluation import latency
-from resnet8ptq.evaluation.evaluator import as_fp32
+from resnet8ptq.evaluation.evaluator import baseline_config
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.experiment.compatibility import fit_settings, load
 from resnet8ptq.experiment.profiling import profile_table
@@ -40,7 +40,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
         batch_size = latency.find_batch_size(timing, data.test)
         timed = data.test.take(np.arange(min(batch_size, len(data.test))))
         loads, profiles = [], []
-        plain = settings.vary(as_fp32(config))
+        plain = settings.vary(baseline_config(config))
         for variant, home in ((settings, folder), (plain, Path(scratch))):
             framework = variant.quantizer
             path = framework.quantize(fp32, framework.asked, calibration.split, home).path
