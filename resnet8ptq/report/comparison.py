@@ -31,7 +31,7 @@ from resnet8ptq.tasks.statistics import SIGNIFICANCE, holm
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tasks.values import Paired, PairedTest
 from resnet8ptq.tracking import history, ledger, metrics
-from resnet8ptq.tracking.ledger import NO_LOOKS, Looks
+from resnet8ptq.tracking.ledger import NO_EARLIER_RUNS, EarlierRuns
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store
 
@@ -71,7 +71,7 @@ class Family:
 
     cells: tuple[Cell, ...]
     limits: ReportConfig = field(default_factory=ReportConfig)  # see `verdicts.judge`
-    looks: Looks = NO_LOOKS  # of earlier runs at the same samples
+    earlier_runs: EarlierRuns = NO_EARLIER_RUNS  # on the same samples
     added: NDArray[np.bool_] | None = (
         None  # samples that no earlier run was scored on, if only some
     )
@@ -175,25 +175,26 @@ def without_files(records: Sequence[RunRecord], limits: ReportConfig) -> list[Fa
     return families
 
 
-def count_looks(store: Store, families: Sequence[Family]) -> list[Family]:
+def add_earlier_runs(store: Store, families: Sequence[Family]) -> list[Family]:
     """Return the families with their earlier runs on the same samples, and the added samples."""
-    return [_look_back(store, family) for family in families]
+    return [_add_earlier(store, family) for family in families]
 
 
-def _look_back(store: Store, family: Family) -> Family:
+def _add_earlier(store: Store, family: Family) -> Family:
     known = (cell.paired.samples for cell in family.measured if cell.paired is not None)
     ids = next((samples for samples in known if samples is not None), None)
-    looks = background.ask(ledger.count_earlier, store, family.records, ids)
-    scored_before = looks.count > len(looks.others)  # an earlier run scored all samples
+    earlier_runs = background.ask(ledger.count_earlier, store, family.records, ids)
+    scored_before = earlier_runs.count > len(earlier_runs.others)  # one scored all samples
     if ids is None or scored_before:
-        return replace(family, looks=looks)
+        return replace(family, earlier_runs=earlier_runs)
     seen = np.zeros(len(ids), bool)
-    for record in _largest_of_each(looks.others):
+    for record in _largest_of_each(earlier_runs.others):
         earlier = _read_earlier(store, record)
         if earlier is None or earlier.samples is None:
-            return replace(family, looks=looks)
+            return replace(family, earlier_runs=earlier_runs)
         seen |= np.isin(ids, earlier.samples)
-    return replace(family, looks=looks, added=~seen if seen.any() and not seen.all() else None)
+    added = ~seen if seen.any() and not seen.all() else None
+    return replace(family, earlier_runs=earlier_runs, added=added)
 
 
 def _read_earlier(store: Store, record: RunRecord) -> Paired | None:

@@ -35,7 +35,7 @@ OUTCOME_NOTES = {
         "decides with 80% power if the true loss is the measured one. "
     ),
 }
-LOOKS_NOTE = (
+EARLIER_NOTE = (
     "{count} earlier {runs} scored on these samples{part}; verdicts do not correct for that. "
     "In each run, a model beyond the limit may pass by chance: with 30 single runs at the limit, "
     "at least one passes wrongly in up to 34% of simulated cases, instead of 5%. Confirm a pass on "
@@ -44,7 +44,7 @@ LOOKS_NOTE = (
 STOP_NOTE = (
     "after N of M: evaluate.stop=decided scored the M samples in random order, and stopped after "
     "the N-th, because the verdict was decided or no decision was likely. Verdicts, p and the "
-    "intervals of the loss are corrected for the {looks} looks; other values are those of the N "
+    "intervals of the loss are corrected for the {analyses} looks; other values are those of the N "
     "samples. Runs that stop at different samples are not compared with each other, and no class "
     "is tested."
 )
@@ -186,18 +186,20 @@ def _on_limits(family: Family) -> list[str]:
         LIMIT_NOTE.format(limit=limit, key=key, several=several, outcomes=outcomes),
         *[VOID_NOTE] * (VOID in found),
         *[GROUPED_NOTE] * grouped,
-        *_on_looks(family),
+        *_on_earlier_runs(family),
     ]
 
 
-def _on_looks(family: Family) -> list[str]:
-    looks = family.looks
-    if not looks.count:
+def _on_earlier_runs(family: Family) -> list[str]:
+    earlier = family.earlier_runs
+    if not earlier.count:
         return []
-    several = looks.count > 1 or looks.more
-    count = f"{'at least ' * looks.more}{looks.count:,}"
-    part = " or some of them" if looks.others else ""
-    lines = [LOOKS_NOTE.format(count=count, runs="runs were" if several else "run was", part=part)]
+    several = earlier.count > 1 or earlier.more
+    count = f"{'at least ' * earlier.more}{earlier.count:,}"
+    part = " or some of them" if earlier.others else ""
+    lines = [
+        EARLIER_NOTE.format(count=count, runs="runs were" if several else "run was", part=part)
+    ]
     return lines if family.added is None else [*lines, say_added(family)]
 
 
@@ -212,7 +214,7 @@ def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
         lines.append(
             f"The same for {len(stopped) - NAMED:,} more runs (stopping/loss in runs.csv)."
         )
-    return [STOP_NOTE.format(looks=ANALYSES), *lines] if stopped else []
+    return [STOP_NOTE.format(analyses=ANALYSES), *lines] if stopped else []
 
 
 def _on_undefined(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:

@@ -40,7 +40,7 @@ from resnet8ptq.report import (
     web_page,
     wrong_answers,
 )
-from resnet8ptq.report.comparison import MAX_BYTES, Family, class_power, count_looks, load
+from resnet8ptq.report.comparison import MAX_BYTES, Family, add_earlier_runs, class_power, load
 from resnet8ptq.report.facts import LIMITS, best_first, count_models, headings, limits_of
 from resnet8ptq.report.layer_errors import HeatMap
 from resnet8ptq.report.recommend import (
@@ -364,7 +364,7 @@ def main(words: list[str]) -> None:
     records = history.load_compared(store, parent.run_id) if is_sweep else [parent]
     limits = limits_of(records, {name: getattr(asked, name) for name in LIMITS})
     chosen = load_selections(store, parent, records, limits) if records else []
-    families = count_looks(store, [selected.family for selected in chosen])
+    families = add_earlier_runs(store, [selected.family for selected in chosen])
     chosen = [replace(s, family=family) for s, family in zip(chosen, families, strict=True)]
     with waiting("Drawing the report"):
         paths = write(store, parent.run_id, chosen, folder)

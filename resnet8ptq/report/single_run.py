@@ -27,7 +27,7 @@ class SingleRun:
         """
         record, store = self.record, self.store
         if not record.is_analysis:  # an analysis has printed its own table
-            families = comparison.count_looks(store, comparison.load(store, [record]))
+            families = comparison.add_earlier_runs(store, comparison.load(store, [record]))
             judged = [verdicts.judge(family, self.limits) for family in families]
             terminal.print_runs(judged)
             run_pages.write(store, [ModelSelection(family) for family in judged])

@@ -182,7 +182,7 @@ class RunningSweep:
         chosen: list[ModelSelection] = []
         if records:
             try:
-                families = comparison.count_looks(store, comparison.load(store, records))
+                families = comparison.add_earlier_runs(store, comparison.load(store, records))
             except Exception:  # an artifact is missing, but the metrics are there
                 terminal.print_runs(comparison.without_files(records, self.limits))
                 raise

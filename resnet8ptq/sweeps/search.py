@@ -275,9 +275,9 @@ class RecipeSearch:
             metric = result.task.metric
             self.asked = replace(self.asked, limit=metric.limit(self.allowed))
             sound = not find_fault(metric, result, self.allowed)
-        # The level of each of several looks at the same samples.
-        looks = self.allowed.confirmations if step.kind == searching.CONFIRM else 1
-        done = measure(step, result, seconds, SIGNIFICANCE / looks)
+        # The level of each of several comparisons on the same samples.
+        comparisons = self.allowed.confirmations if step.kind == searching.CONFIRM else 1
+        done = measure(step, result, seconds, SIGNIFICANCE / comparisons)
         return replace(done, within=done.within and sound)
 
     def _outcome(self, tried: Tried) -> str:

@@ -29,7 +29,7 @@ Ids = NDArray[np.uint64]  # see `Split.sample_ids`
 
 
 @dataclass(frozen=True)
-class Looks:
+class EarlierRuns:
     """The earlier runs of the experiment on the same test samples.
 
     Attributes:
@@ -42,7 +42,7 @@ class Looks:
     others: tuple[RunRecord, ...] = field(default=(), repr=False)
 
 
-NO_LOOKS = Looks()
+NO_EARLIER_RUNS = EarlierRuns()
 
 
 def sketch(ids: Ids) -> str:
@@ -58,7 +58,9 @@ def read_sketch(tag: str) -> Ids:
     )
 
 
-def count_earlier(store: Store, records: Sequence[RunRecord], ids: Ids | None = None) -> Looks:
+def count_earlier(
+    store: Store, records: Sequence[RunRecord], ids: Ids | None = None
+) -> EarlierRuns:
     """Count the quantized runs of the same network, scored on these samples before their sweep.
 
     Deleted runs count, because somebody has seen their results; analyses and FP32 do not. If the
@@ -70,7 +72,7 @@ def count_earlier(store: Store, records: Sequence[RunRecord], ids: Ids | None = 
     """
     scored = next((record for record in records if record.samples_digest), None)
     if scored is None or not re.fullmatch("[0-9a-f]{64}", scored.samples_digest):
-        return NO_LOOKS
+        return NO_EARLIER_RUNS
     try:
         check_answers(store.uri)
         same = _find(store, scored, f"= '{scored.samples_digest}'")
@@ -79,7 +81,7 @@ def count_earlier(store: Store, records: Sequence[RunRecord], ids: Ids | None = 
         if not is_away(error):
             raise
         log.warning("earlier runs on these samples are not counted: %s", one_line(error))
-        return NO_LOOKS
+        return NO_EARLIER_RUNS
     own = {record.key for record in records}
     network = _network_of(scored)
     counted = [r for r in same if _counts(r) and r.key not in own and _network_of(r) == network]
@@ -90,7 +92,7 @@ def count_earlier(store: Store, records: Sequence[RunRecord], ids: Ids | None = 
         if np.isin(read_sketch(record.tags.get("sample_sketch", "")), ids).any()
     )
     more = MOST in (len(same), len(others))
-    return Looks(len(counted) + len(shared), more and bool(counted or shared), shared)
+    return EarlierRuns(len(counted) + len(shared), more and bool(counted or shared), shared)
 
 
 def _network_of(record: RunRecord) -> tuple[str | None, ...]:

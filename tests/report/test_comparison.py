@@ -161,11 +161,11 @@ def test_samples_that_earlier_runs_have_not_scored_are_found(tmp_path):
     first = log_scored(store, tmp_path / "a", ids[:500])
     second = log_scored(store, tmp_path / "b", ids[::-1])
     families = comparison.load(store, [history.load_named(store, "run_id", second)])
-    [family] = comparison.count_looks(store, families)
-    assert family.looks.count == 1
+    [family] = comparison.add_earlier_runs(store, families)
+    assert family.earlier_runs.count == 1
     assert family.added is not None
     np.testing.assert_array_equal(family.added, ids[::-1] >= 500)
     for path in tmp_path.glob(f"mlruns/**/{first}/artifacts/predictions.npz"):
         path.unlink()
-    [family] = comparison.count_looks(store, families)
-    assert (family.looks.count, family.added) == (1, None)
+    [family] = comparison.add_earlier_runs(store, families)
+    assert (family.earlier_runs.count, family.added) == (1, None)

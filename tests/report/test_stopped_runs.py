@@ -12,7 +12,7 @@ from resnet8ptq.report import facts, notes, page, table, verdicts
 from resnet8ptq.report.comparison import Cell, Family, compare
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.values import Paired
-from resnet8ptq.tracking.ledger import Looks
+from resnet8ptq.tracking.ledger import EarlierRuns
 from tests.helpers.cells import (
     BASELINE,
     LABELS,
@@ -103,7 +103,9 @@ def test_added_samples_are_judged_alone():
     worse = np.where(np.arange(1000) >= 970, 1 - labels, labels)
     pair = Paired(Hits(worse, labels), Hits(labels, labels))
     cell = amend(cell, tags=DIGEST)
-    family = replace(family, cells=(replace(cell, paired=pair),), added=added, looks=Looks(1))
+    family = replace(
+        family, cells=(replace(cell, paired=pair),), added=added, earlier_runs=EarlierRuns(1)
+    )
     limits = ReportConfig(max_drop=0.05)
     judged = verdicts.judge(family, limits)
     assert [record.verdict_text for record in judged.records] == ["pass"]
@@ -120,15 +122,17 @@ def test_added_samples_are_judged_alone():
 
 
 @pytest.mark.parametrize(
-    ("looks", "begin"),
+    ("earlier", "begin"),
     [
-        (Looks(1), "1 earlier run was scored"),
-        (Looks(12), "12 earlier runs were scored"),
-        (Looks(49, more=True), "at least 49 earlier runs were scored"),
+        (EarlierRuns(1), "1 earlier run was scored"),
+        (EarlierRuns(12), "12 earlier runs were scored"),
+        (EarlierRuns(49, more=True), "at least 49 earlier runs were scored"),
     ],
 )
-def test_earlier_runs_are_told(looks, begin):
+def test_earlier_runs_are_told(earlier, begin):
     family = amend_family(sweep(("a", predictions(), {})), tags=DIGEST)
     judged = verdicts.judge(family, ReportConfig())
-    assert any(line.startswith(begin) for line in notes.collect(replace(judged, looks=looks)))
+    assert any(
+        line.startswith(begin) for line in notes.collect(replace(judged, earlier_runs=earlier))
+    )
     assert not any("earlier" in line for line in notes.collect(judged))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from resnet8ptq.tracking import history, ledger
-from resnet8ptq.tracking.ledger import Looks
+from resnet8ptq.tracking.ledger import EarlierRuns
 from resnet8ptq.tracking.run import start_parent
 from tests.helpers.logged_runs import log_everything
 from tests.helpers.stores import new_store
@@ -15,19 +15,19 @@ def test_runs_before_the_sweep_count_and_its_own_do_not(tmp_path, monkeypatch):
     store = new_store(tmp_path / "mlruns")
     first = log_everything(store, tmp_path / "0")
     [record] = history.load_runs(store, [first]).values()
-    assert ledger.count_earlier(store, [record]) == Looks(0)
+    assert ledger.count_earlier(store, [record]) == EarlierRuns(0)
     deleted = log_everything(store, tmp_path / "1")
     store.client.delete_run(deleted)
     parent = start_parent(store, "sweep", tmp_path, {})
     for number in (2, 3):
         log_everything(store, tmp_path / str(number), parent)
     children = history.load_children(store, parent)
-    assert ledger.count_earlier(store, children) == Looks(2)  # also the deleted one
+    assert ledger.count_earlier(store, children) == EarlierRuns(2)  # also the deleted one
     last = log_everything(store, tmp_path / "4")
     [record] = history.load_runs(store, [last]).values()
-    assert ledger.count_earlier(store, [record]) == Looks(4)
+    assert ledger.count_earlier(store, [record]) == EarlierRuns(4)
     monkeypatch.setattr(ledger, "MOST", 2)
-    assert ledger.count_earlier(store, children) == Looks(2, more=True)
+    assert ledger.count_earlier(store, children) == EarlierRuns(2, more=True)
 
 
 def test_a_sketch_finds_shared_samples_in_any_order():
@@ -48,14 +48,14 @@ def test_a_run_on_some_of_the_samples_counts(tmp_path):
         store.client.set_tag(run_id, "test_digest", f"{len(part):064x}")
         store.client.set_tag(run_id, "sample_sketch", ledger.sketch(part))
     record = history.load_run(store, second)
-    assert ledger.count_earlier(store, [record]) == Looks(0)
+    assert ledger.count_earlier(store, [record]) == EarlierRuns(0)
     looks = ledger.count_earlier(store, [record], ids)
     assert looks.count == 1 and [other.run_id for other in looks.others] == [first]
-    assert ledger.count_earlier(store, [record], ids[4:]) == Looks(0)
+    assert ledger.count_earlier(store, [record], ids[4:]) == EarlierRuns(0)
 
 
 def test_a_digest_of_a_stranger_is_no_query(tmp_path):
     store = new_store(tmp_path / "mlruns")
     run_id = log_everything(store, tmp_path / "0")
     store.client.set_tag(run_id, "test_digest", "' OR 1=1")
-    assert ledger.count_earlier(store, history.find_runs(store, "")) == Looks(0)
+    assert ledger.count_earlier(store, history.find_runs(store, "")) == EarlierRuns(0)
