@@ -58,7 +58,7 @@ def make_plan(
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialResult:
     """A trial of a search, measured on samples in random order.
 
     Attributes:
@@ -75,7 +75,7 @@ class Tried:
 
 def try_choice(
     evaluator: Evaluator, path: Path, samples: Split, limit: float, level: float | None
-) -> Tried:
+) -> TrialResult:
     """Measure a trial of a search until a test proves that its drop is within or beyond the limit.
 
     A trial that the test does not decide is scored on all samples, because the measured drops
@@ -86,12 +86,14 @@ def try_choice(
     """
     if level is None or not evaluator.task.test.sequential or samples.groups is not None:
         whole = evaluator.compare(path, samples, logits=False).comparison
-        return Tried(whole.model.fair, whole.loss(fair=True), p_of(whole, limit), whole.model.total)
+        return TrialResult(
+            whole.model.fair, whole.loss(fair=True), p_of(whole, limit), whole.model.total
+        )
     plan = StoppingPlan(len(samples), limit, level)
     seen = evaluator.compare_until(path, samples, plan, search=True).comparison
     stopped = seen.model.total < plan.total
     drop = seen.paired.metrics()[STOPPED_LOSS] if stopped else seen.loss(fair=True)
-    return Tried(seen.model.fair, drop or 0.0, seen.p_within(limit), seen.model.total)
+    return TrialResult(seen.model.fair, drop or 0.0, seen.p_within(limit), seen.model.total)
 
 
 def p_of(comparison: Comparison, limit: float) -> float:

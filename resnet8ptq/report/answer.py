@@ -34,7 +34,7 @@ _ADVICE = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class Explanation:
     """A recommended model with all its uses, summarized for the top of the report.
 
     Attributes:
@@ -60,7 +60,7 @@ class Answer:
     untried: str = ""
 
 
-def explain(selected: ModelSelection) -> list[Answer]:
+def explain(selected: ModelSelection) -> list[Explanation]:
     """Return an answer for each recommended model, the headline first; empty without any."""
     models: dict[str, list[Recommendation]] = {}
     for recommended in selected.recommendations:
@@ -68,13 +68,13 @@ def explain(selected: ModelSelection) -> list[Answer]:
     return [_explain(selected, choices) for choices in models.values()]
 
 
-def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Answer:
+def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Explanation:
     first, uses = choices[0], tuple(choice.title for choice in choices)
     label, cell = first.label, first.choice
     if cell is None:  # FP32 itself is the fastest
         times = tuple(choice.because.partition("; ")[0] for choice in choices)
         verdict = "FP32 itself: no quantized model within the limit is faster."
-        return Answer(uses, label, f"Keep {label}", "", verdict, times)
+        return Explanation(uses, label, f"Keep {label}", "", verdict, times)
     headline, hint, untried = f"Do not deploy {label}", "", ""
     if first.use == RECOMMENDED and (chosen := selected.headline) is not None:
         headline = f"{_ADVICE[chosen.advice].format(label)}: {chosen.reason}"
@@ -87,7 +87,7 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
     note = ""
     if any(choice.use == BEST for choice in choices):
         note = say_chance(selected, cell) + say_balanced(selected, cell)
-    return Answer(
+    return Explanation(
         uses=uses,
         label=label,
         headline=headline,
@@ -101,7 +101,7 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Ans
     )
 
 
-COLUMNS: Sequence[Column[Answer]] = (
+COLUMNS: Sequence[Column[Explanation]] = (
     Column("for", lambda answer: "; ".join(answer.uses)),
     Column("model", lambda answer: answer.label),
     Column("verdict", lambda answer: answer.outcome),
@@ -110,7 +110,7 @@ COLUMNS: Sequence[Column[Answer]] = (
 )
 
 
-def to_markdown(answers: Sequence[Answer]) -> str:
+def to_markdown(answers: Sequence[Explanation]) -> str:
     """Return the answers as a sentence and a table; empty without answers."""
     if not answers:
         return ""

@@ -20,7 +20,7 @@ from resnet8ptq.core.errors import ConfigError, QuantizationError
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.experiment.layers import sensitivity, sensitivity_table
-from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
+from resnet8ptq.experiment.layers.ranking import LayerSensitivity, SensitivityResult
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import Selection, find_float_nodes
@@ -200,7 +200,10 @@ def test_network_is_cut_before_its_softmax(shapes, shapes_model, tmp_path):
 
 
 def test_figure_has_a_row_for_each_layer():
-    layers = Layer("conv", "", 30.0, 0.9, 0.001, 1, 5000), Layer("dense", "", 40.0, 0.9, 0, 1, 0)
+    layers = (
+        LayerSensitivity("conv", "", 30.0, 0.9, 0.001, 1, 5000),
+        LayerSensitivity("dense", "", 40.0, 0.9, 0, 1, 0),
+    )
     result = SensitivityResult(
         "ok",
         **{"layers": layers, "whole": layers[0], "mode": "one_at_a_time", "output": "logits"},

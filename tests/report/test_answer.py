@@ -17,7 +17,7 @@ from tests.helpers.pages import to_page
 LIMITS = ReportConfig()
 
 
-def answers_of(*runs: object, limits: ReportConfig = LIMITS) -> list[answer.Answer]:
+def answers_of(*runs: object, limits: ReportConfig = LIMITS) -> list[answer.Explanation]:
     (selected,) = page.select([sweep(*runs)], limits)
     return answer.explain(selected)
 

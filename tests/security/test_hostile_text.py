@@ -18,7 +18,7 @@ from rich.console import Console
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.experiment.layers import sensitivity_table
-from resnet8ptq.experiment.layers.sensitivity import Layer, SensitivityResult
+from resnet8ptq.experiment.layers.sensitivity import LayerSensitivity, SensitivityResult
 from resnet8ptq.report import page, table, terminal, trade_off
 from resnet8ptq.report import plots as sweep_plots
 from resnet8ptq.report.comparison import Family, compare
@@ -72,7 +72,7 @@ class Tags(HTMLParser):
             self.scripts.append(data)
 
 
-def sensitivity_of(metric: Metric, *layers: Layer) -> SensitivityResult:
+def sensitivity_of(metric: Metric, *layers: LayerSensitivity) -> SensitivityResult:
     return SensitivityResult(
         "ok",
         **{"layers": layers, "whole": layers[0], "mode": "one_at_a_time", "output": "logits"},
@@ -118,7 +118,7 @@ def test_the_terminal_gets_the_text_as_it_is_and_nothing_to_act_on(found):
 
 
 def test_a_layer_s_name_steers_no_terminal():
-    layer = Layer(NASTY, NASTY, 1.0, 0.1, 1, 1, 1)
+    layer = LayerSensitivity(NASTY, NASTY, 1.0, 0.1, 1, 1, 1)
     result = sensitivity_of(ACCURACY, layer)
     out = io.StringIO()
     sensitivity_table.print_table(result, NASTY, Console(file=out, width=2000, color_system=None))
@@ -160,7 +160,7 @@ def test_figures_of_a_sweep_take_any_text(found):
     figure = sweep_plots.activation_ranges(Family(cells), "onnx")
     assert figure is not None
     assert figures.to_png(figure).startswith(b"\x89PNG")
-    layer = Layer(text, text, 1.0, 0.1, 1, 1, 1)
+    layer = LayerSensitivity(text, text, 1.0, 0.1, 1, 1, 1)
     metric = Metric("m", text)
     result = sensitivity_of(metric, layer, layer)
     layers = sensitivity_table.draw(result, text)

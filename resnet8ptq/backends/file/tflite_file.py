@@ -141,7 +141,7 @@ def _port(tensor: Any, name: str) -> Port:
     return rounded(Port(name, sizes, dtype), scale, zero_point, dtype)
 
 
-def _layer(layer: tflite.Layer) -> Layer:
+def _layer(layer: tflite.TfliteLayer) -> Layer:
     weights, data = _NAMES[layer.weights.type], _NAMES[layer.input.type]
     return Layer(layer.code, layer.name, weights, data)
 

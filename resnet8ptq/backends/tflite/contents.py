@@ -25,7 +25,7 @@ _INTEGERS = {TensorType.INT8: np.int8, TensorType.INT32: np.int32, TensorType.IN
 
 
 @dataclass(frozen=True)
-class Layer:
+class TfliteLayer:
     """A convolution or matrix product: its operator, and its tensors.
 
     Attributes:
@@ -84,7 +84,7 @@ def operators(model: Any) -> Iterator[tuple[str, Any]]:
         yield flatbuffer.opcode_to_name(model, operator.opcodeIndex) or "", operator
 
 
-def layers(model: Any) -> Iterator[Layer]:
+def layers(model: Any) -> Iterator[TfliteLayer]:
     """Yield each convolution and matrix product, in order of execution."""
     tensors = model.subgraphs[0].tensors
     for code, operator in operators(model):
@@ -94,7 +94,7 @@ def layers(model: Any) -> Iterator[Layer]:
             indices = [*operator.inputs, -1][: max(order) + 1]
             inputs = [None if indices[i] < 0 else tensors[indices[i]] for i in order]
             data, weights, bias = inputs
-            yield Layer(operator, code, data, weights, bias, tensors[operator.outputs[0]])
+            yield TfliteLayer(operator, code, data, weights, bias, tensors[operator.outputs[0]])
 
 
 def is_integer(model: Any, operator: Any) -> bool:

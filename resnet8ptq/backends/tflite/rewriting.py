@@ -14,7 +14,7 @@ from ai_edge_litert.schema_py_generated import ActivationFunctionType, TensorTyp
 from numpy.typing import NDArray
 
 from resnet8ptq.backends.tflite import contents
-from resnet8ptq.backends.tflite.contents import Layer
+from resnet8ptq.backends.tflite.contents import TfliteLayer
 from resnet8ptq.calibration.statistics import Range, Ranges
 from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.graph.layers import fused_activations, weight_layers
@@ -158,12 +158,12 @@ def check(content: bytes, chosen: Mapping[str, Rounded]) -> None:
                 raise QuantizationError(f"{name}: the file does not hold the chosen levels")
 
 
-def _unmatched(layer: Layer, reason: str) -> UnsupportedError:
+def _unmatched(layer: TfliteLayer, reason: str) -> UnsupportedError:
     name = layer.name.partition(";")[0]  # the first of the fused parts
     return UnsupportedError(f"backend=tflite: {layer.code} {name}: {reason}")
 
 
-def _difference(model: Any, layer: Layer, weights: Array) -> float:
+def _difference(model: Any, layer: TfliteLayer, weights: Array) -> float:
     """Return the RMS difference of weights [output channels, ...] from the file's, in levels."""
     shape = layer.weights.shape
     fits = weights.size == np.prod(shape) and len(weights) == shape[layer.axis]
@@ -174,14 +174,16 @@ def _difference(model: Any, layer: Layer, weights: Array) -> float:
     return float(np.sqrt(np.square(error / scales).mean()))
 
 
-def _to_layout(layer: Layer, weights: NDArray[Any]) -> NDArray[Any]:
+def _to_layout(layer: TfliteLayer, weights: NDArray[Any]) -> NDArray[Any]:
     """Turn [output channels, input channels, ...] into the operator's layout."""
     depthwise = layer.code == "DEPTHWISE_CONV_2D"
     moved = np.moveaxis(weights, 0, -1) if depthwise else np.moveaxis(weights, 1, -1)
     return moved.reshape(layer.weights.shape)  # with a height of 1 in one dimension
 
 
-def _same_bias(model: Any, layer: Layer, graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
+def _same_bias(
+    model: Any, layer: TfliteLayer, graph: onnx.GraphProto, node: onnx.NodeProto
+) -> bool:
     if node.op_type == "MatMul":
         return True  # the file's bias stays unchanged
     bias = read_bias(graph, node)
@@ -193,7 +195,11 @@ def _same_bias(model: Any, layer: Layer, graph: onnx.GraphProto, node: onnx.Node
 
 
 def _round(
-    model: Any, layer: Layer, graph: onnx.GraphProto, node: onnx.NodeProto, scheme: WeightScheme
+    model: Any,
+    layer: TfliteLayer,
+    graph: onnx.GraphProto,
+    node: onnx.NodeProto,
+    scheme: WeightScheme,
 ) -> Rounded:
     weights = read_weights(graph, node)
     bias = np.zeros(len(weights))

@@ -8,7 +8,7 @@ from resnet8ptq.tasks.metric import Metric
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerSensitivity:
     """The result with only one layer quantized, or only one layer in float.
 
     Attributes:
@@ -40,8 +40,8 @@ class SensitivityResult(RunResult):
         fp32_value, fp32_size_bytes: metric and size of FP32 in the same framework.
     """
 
-    layers: tuple[Layer, ...]
-    whole: Layer
+    layers: tuple[LayerSensitivity, ...]
+    whole: LayerSensitivity
     mode: str
     metric: Metric
     output: str

@@ -15,7 +15,7 @@ import onnx
 from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core.console import track
 from resnet8ptq.experiment.compatibility import fit_settings
-from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
+from resnet8ptq.experiment.layers.ranking import LayerSensitivity, SensitivityResult
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.subject import open_subject
@@ -121,7 +121,7 @@ class Layers:
             fp32_size_bytes=self.fp32_size_bytes,
         )
 
-    def rank(self) -> list[Layer]:
+    def rank(self) -> list[LayerSensitivity]:
         """Quantize each layer alone, or all others; return the most sensitive first."""
         layers = [
             self._measure(name, node)
@@ -130,7 +130,7 @@ class Layers:
         left_out = self.config.analysis.mode == "all_but_one"
         return sorted(layers, key=lambda layer: layer.sqnr_db, reverse=left_out)
 
-    def _measure(self, name: str, node: str = "") -> Layer:
+    def _measure(self, name: str, node: str = "") -> LayerSensitivity:
         """Quantize with one layer alone, or left in float; without `node`, all of them."""
         evaluator, decisions = self.evaluator, self.decisions
         if node and self.config.analysis.mode == "one_at_a_time":
@@ -146,7 +146,7 @@ class Layers:
             compared = self.evaluator.compare(quantized.path, samples.held_out)
         comparison = compared.comparison
         sqnr_db = comparison.sqnr_db  # None: the outputs are equal
-        return Layer(
+        return LayerSensitivity(
             name=name,
             node=node,
             sqnr_db=math.inf if sqnr_db is None else sqnr_db,

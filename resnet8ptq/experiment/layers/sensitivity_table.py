@@ -14,7 +14,7 @@ from resnet8ptq.core import console as consoles
 from resnet8ptq.core import figures, files, table
 from resnet8ptq.core.table import Column, Table, number, show_kb
 from resnet8ptq.core.text import plain
-from resnet8ptq.experiment.layers.ranking import Layer, SensitivityResult
+from resnet8ptq.experiment.layers.ranking import LayerSensitivity, SensitivityResult
 
 
 def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
@@ -24,11 +24,11 @@ def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
     figures.save(draw(result, describe(config)), folder / "sensitivity.png")
 
 
-def make(result: SensitivityResult, layers: Sequence[Layer], title: str = "") -> Table[Layer]:
+def make(result: SensitivityResult, layers: Sequence[LayerSensitivity], title: str = "") -> Table[LayerSensitivity]:
     """Return the table of layers, in their order."""
     metric = result.metric
     ranks = {id(layer): rank for rank, layer in enumerate(result.layers, 1)}
-    columns: list[Column[Layer]] = [
+    columns: list[Column[LayerSensitivity]] = [
         number("rank", lambda layer: ranks.get(id(layer)), key="rank"),
         Column("layer", lambda layer: layer.name, key="layer"),
         Column("", lambda layer: layer.node, key="node"),
