@@ -12,7 +12,7 @@ from resnet8ptq.config.schema import PreprocessConfig
 from resnet8ptq.core.errors import DataError
 from resnet8ptq.data import pictures
 from resnet8ptq.data.boxes import pack
-from resnet8ptq.data.preprocessing import arrange, settle
+from resnet8ptq.data.preprocessing import arrange, make_preprocessing
 from resnet8ptq.data.sources.coco import Annotations, annotate, read_annotations
 from resnet8ptq.data.sources.folder import find_pictures
 
@@ -136,5 +136,5 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             except Exception as error:  # Pillow's own, a dozen
                 raise DataError(f"{path}: cannot be read ({error})") from error
         stored = np.stack(decoded)
-        values = settle(self.preprocess, stored.shape[1:], 0.0, 1.0).apply(stored)
+        values = make_preprocessing(self.preprocess, stored.shape[1:], 0.0, 1.0).apply(stored)
         return np.ascontiguousarray(arrange(values, (2, 0, 1) if self.channels_first else None))

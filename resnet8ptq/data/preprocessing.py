@@ -83,7 +83,7 @@ def to_integers(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
     return stored.astype(wanted)
 
 
-def settle(
+def make_preprocessing(
     config: PreprocessConfig, shape: tuple[int, ...], offset: float, step: float
 ) -> Preprocessing:
     """Return the preprocessing that the settings describe.

@@ -111,7 +111,7 @@ def _read(settings: str, cache_root: Path) -> Dataset:
 
         dataset = decoding.resize_all(dataset, preprocess, cache_root)
     stored = (config.offset, config.scale) if isinstance(config, ArraysConfig) else (0.0, 1.0)
-    steps = preprocessing.settle(preprocess, dataset.image_shape, *stored)
+    steps = preprocessing.make_preprocessing(preprocess, dataset.image_shape, *stored)
     if calibrating is not None:
         with _damage_as_data_error("calib.images", calibrating):
             images = _read_calibration(calibrating, dataset, preprocess, cache_root)

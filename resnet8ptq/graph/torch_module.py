@@ -320,7 +320,7 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
         fixed: Any
         kind = type(layer).__name__
         others = len(node.args) + len(node.kwargs) - 1
-        settled = 0 not in constants and len(constants) == others
+        all_constant = 0 not in constants and len(constants) == others
         if kind == "OnnxGather" and 0 in constants and layer._axis == 0:
             fixed, node.args = _Lookup(constants[0]), node.args[1:]
         elif kind == "OnnxRange" and (counted := _find_counted(module, node, constants)):
@@ -337,7 +337,7 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
         ):
             fixed, node.args = repeated[0], repeated[1:]
         else:
-            fixed = _fix_first(kind, layer, constants, settled)
+            fixed = _fix_first(kind, layer, constants, all_constant)
         if fixed is not None:
             module.set_submodule(node.target, fixed)
             node.args, node.kwargs = node.args[:1], {}
@@ -357,14 +357,14 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
 
 
 def _fix_first(
-    kind: str, layer: Any, constants: Mapping[int, torch.Tensor], settled: bool
+    kind: str, layer: Any, constants: Mapping[int, torch.Tensor], all_constant: bool
 ) -> "torch.nn.Module | None":
     """Return a module that takes only the first input; None if the module can stay.
 
     Args:
         kind: the name of onnx2torch's class of `layer`.
         constants: its constant inputs, by index.
-        settled: whether all other inputs are constant.
+        all_constant: whether all other inputs are constant.
     """
     if kind == "OnnxReshape" and 1 in constants:
         return Fixed(_reshape, shape=[int(size) for size in constants[1]])
@@ -374,15 +374,15 @@ def _fix_first(
     if kind == "OnnxExpand" and 1 in constants:
         shape = [-1 if size == 1 else int(size) for size in constants[1]]
         return Fixed(lambda values: values.expand(shape))
-    if kind == "OnnxSlice" and settled:
+    if kind == "OnnxSlice" and all_constant:
         return _fix_slice(constants)
-    if kind == "OnnxTile" and settled:
+    if kind == "OnnxTile" and all_constant:
         repeats = constants[1].tolist()
         return Fixed(lambda values: values.repeat(repeats))
-    if kind == "OnnxSqueezeDynamicAxes" and settled:
+    if kind == "OnnxSqueezeDynamicAxes" and all_constant:
         axes = tuple(constants[1].tolist()) if 1 in constants else None
         return Fixed(_squeeze, axes=axes)
-    if kind in ("OnnxSplit", "OnnxSplit13") and settled:
+    if kind in ("OnnxSplit", "OnnxSplit13") and all_constant:
         sizes = constants[1].tolist() if 1 in constants else getattr(layer, "split", None)
         return _fix_split(layer.axis, layer.num_splits, sizes)
     if kind == "OnnxPReLU" and 1 in constants and _is_by_channel(constants[1]):

@@ -92,7 +92,7 @@ def varied(records: Sequence[RunRecord]) -> list[str]:
     for backend in {record.backend for record in records}:
         members = [record for record in records if record.backend == backend]
         for key in filter(_is_setting, {key for record in members for key in record.params}):
-            if len({r.params.get(key) for r in members if _is_settled(r, key)}) > 1:
+            if len({r.params.get(key) for r in members if _is_resolved(r, key)}) > 1:
                 keys.add(key)
     return sorted(keys)
 
@@ -103,7 +103,7 @@ def asked(record: RunRecord, keys: Sequence[str]) -> tuple[str | None, ...]:
     return tuple("auto" if auto and k == "planned_bits" else record.params.get(k) for k in keys)
 
 
-def _is_settled(record: RunRecord, key: str) -> bool:
+def _is_resolved(record: RunRecord, key: str) -> bool:
     """Return whether a setting is a resolved value and not only the requested one."""
     if record.status == "unsupported":
         return key not in ("data.name", "planned_bits")

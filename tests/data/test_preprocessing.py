@@ -12,7 +12,7 @@ from resnet8ptq.config.schema import DataConfig, PreprocessConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.data import registry
 from resnet8ptq.data.dataset import Dataset, Split
-from resnet8ptq.data.preprocessing import Preprocessing, arrange, settle
+from resnet8ptq.data.preprocessing import Preprocessing, arrange, make_preprocessing
 from tests.helpers.configs import make_config
 
 PIXELS = np.arange(256, dtype=np.uint8)
@@ -44,7 +44,7 @@ def test_without_settings_nothing_changes():
 )
 def test_presets_for_any_channels(preset, expected):
     config = make_config("data=shapes", f"preprocess={preset}").preprocess
-    steps = settle(config, (256, 1), 0.0, 1.0)
+    steps = make_preprocessing(config, (256, 1), 0.0, 1.0)
     found = steps.apply(PIXELS.reshape(1, 256, 1)).ravel()
     wanted = np.asarray(expected(PIXELS.astype(np.float32)), np.float32)
     np.testing.assert_allclose(found, wanted, rtol=2e-7, atol=1e-7)
@@ -69,7 +69,7 @@ def test_presets_for_colours():
 
     def apply(preset):
         config = make_config("data=shapes", f"preprocess={preset}").preprocess
-        return settle(config, (1, 1, 3), 0.0, 1.0).apply(pixel).ravel()
+        return make_preprocessing(config, (1, 1, 3), 0.0, 1.0).apply(pixel).ravel()
 
     found = apply("torchvision_imagenet")
     wanted = (np.array([10, 100, 200]) / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]

@@ -31,7 +31,7 @@ def match_inputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, p
         raise _open("backend.inputs", tensors, ports, path, f"nothing fills {missing[0]}")
     for tensor in tensors:
         if tensor.name in matched:
-            _settle(matched[tensor.name], tensor, ports, True, path)
+            _complete(matched[tensor.name], tensor, ports, True, path)
     return matched
 
 
@@ -41,7 +41,7 @@ def match_outputs(tensors: Sequence[Tensor], ports: Sequence[Port], asked: Any, 
     if missing := [tensor for tensor in tensors if tensor.name not in matched]:
         raise _open("backend.outputs", tensors, ports, path, f"nothing is {missing[0]}")
     for tensor in tensors:
-        _settle(matched[tensor.name], tensor, ports, False, path)
+        _complete(matched[tensor.name], tensor, ports, False, path)
     return matched
 
 
@@ -100,10 +100,10 @@ def _plain(name: str) -> str:
     return _AFFIXES.sub("", name.rpartition("/")[2]).casefold()
 
 
-def _settle(
+def _complete(
     one: dict[str, Any], tensor: Tensor, ports: Sequence[Port], is_input: bool, path: Any
 ) -> None:
-    """Fill in layout and scale of a pair, in place."""
+    """Add layout and scale of a pair, in place."""
     network = tensor.shape
     key = f"backend.{'inputs' if is_input else 'outputs'}.{tensor.name}"
     [port] = [port for port in ports if port.name == one["name"]]
