@@ -53,8 +53,7 @@ class Backend:
         quantizer: the class of `backends.contract.Quantizer`.
         options: the dataclass of its settings, below `schema.BackendConfig`.
         complete: a function of the options, the network's format, `model.outputs` and whether the
-            dtype is one of floats, that returns the options with defaults for this network; empty: they
-            have none.
+            dtype is float, that returns the options with defaults for this network; empty: none.
         quantizes: False: it scores files of other programs.
         runtime: the package that runs its files; its name on PyPI.
         packages: all packages that its results depend on, for cache keys and tags.

@@ -24,7 +24,9 @@ def write(folder: Path, config: RunConfig, result: SensitivityResult) -> None:
     figures.save(draw(result, describe(config)), folder / "sensitivity.png")
 
 
-def make(result: SensitivityResult, layers: Sequence[LayerSensitivity], title: str = "") -> Table[LayerSensitivity]:
+def make(
+    result: SensitivityResult, layers: Sequence[LayerSensitivity], title: str = ""
+) -> Table[LayerSensitivity]:
     """Return the table of layers, in their order."""
     metric = result.metric
     ranks = {id(layer): rank for rank, layer in enumerate(result.layers, 1)}
