@@ -114,8 +114,10 @@ class RecipeSearch:
                 _say(f"not confirmed: {searching.say(ranked[0].found.settings)}; the time is up")
                 return
             done = self._confirm(ranked[0])
-            if not done.measured:
+            if not done.measured and self._left_s() > 0:
                 continue  # with the next model
+            if not done.measured:  # the time was up: the file is kept, and no other is tried
+                return
             if done.passes or not ranked[0].passes or searching.loses_nothing(self.asked, done):
                 return
             _say("  not shown to pass on the reported samples: the search goes on")

@@ -88,8 +88,9 @@ class Bench:
         print(f"{self.name}, {row.source} {row.name}: {loss}", file=sys.stderr, flush=True)
 
     def files(self) -> list[tuple[Row, Path]]:
-        """Return the measured rows with their files."""
-        return [(row, self.path(row)) for row in self.rows if row.measured]
+        """Return the measured rows whose files are in the folder; others keep their times."""
+        measured = [(row, self.path(row)) for row in self.rows if row.measured]
+        return [(row, path) for row, path in measured if path.exists()]
 
     def run_folder(self, row: Row) -> Path:
         """Return the folder of a row's run."""
@@ -227,8 +228,10 @@ def find_verdict(sweep: Path) -> str:
 
 def compare(bench: Bench) -> list[Row]:
     """Return the rows with latencies, and the winner's test against its rival."""
-    timed = time_in_turns(bench.files())
-    rows = [row for row in bench.rows if not row.measured]
+    files = bench.files()
+    timed = time_in_turns(files)
+    kept = [row for row, _ in files]
+    rows = [row for row in bench.rows if row not in kept]
     for row in timed:
         rival = tables.find_rival(row, timed) if row.source == SHIP else None
         if rival is None:

@@ -18,6 +18,8 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "static bias": (*STATIC, "corrections.bias_correction=true"),
     "dynamic": DYNAMIC,
     "dynamic matrices": (*DYNAMIC, "op_types=[LSTM,MatMul,Gemm]"),
+    "mixed": (*STATIC, "method=mixed", "evaluate.batch_size=1"),
     "w8": (*_WEIGHTS, "dtype=w8"),
+    "w8 by channel": (*_WEIGHTS, "dtype=w8", "weight_only.block_size=null"),
     "w4": (*_WEIGHTS, "dtype=w4"),
 }

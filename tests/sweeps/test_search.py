@@ -315,6 +315,16 @@ def test_a_confirmation_that_fails_is_followed_by_another_model(capsys):
     assert [done.passes for done in search.confirmed] == [True]
 
 
+def test_a_confirmation_that_the_time_limit_interrupts_ends_the_search():
+    def outcome(step):
+        return TimeoutError("the time is up") if step.kind == CONFIRM else record(0.001)
+
+    jobs, delivery = Jobs(outcome, seconds=lambda step: 30.0), Delivery()
+    jobs.run(seconds=59, delivery=delivery)
+    assert jobs.kinds == ["start", CONFIRM]
+    assert "loss 0.1 points" in delivery.outcome and not delivery.is_confirmed
+
+
 def test_a_model_of_nearly_all_bytes_of_fp32_is_no_winner():
     def outcome(step):
         small = "method=weight_only" in step.overrides
@@ -357,6 +367,14 @@ def test_a_fastest_winner_that_is_slower_than_fp32_is_told(goal, speedup, told, 
     family = sweep(("a", predictions(won=2), {"speedup": speedup, "size_reduction": 0.7}))
     assert announce(page.select([family], ReportConfig()), Delivery(tmp_path), goal) == 0
     assert ("FP32 is faster on this machine" in capsys.readouterr().out) == told
+
+
+def test_a_void_fp32_ends_without_a_command_that_deploy_refuses(tmp_path, capsys):
+    family = sweep(("a", predictions(won=2), {"doubt": "FP32 ACCURACY NEAR CHANCE"}))
+    assert announce(page.select([family], ReportConfig()), Delivery(tmp_path), "fastest") == 4
+    printed = capsys.readouterr().out
+    assert "FP32 ACCURACY NEAR CHANCE" in printed and "task=deviation" in printed
+    assert "deploy run_id" not in printed
 
 
 def test_settings_become_a_config_of_conf_experiment():

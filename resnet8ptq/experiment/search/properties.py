@@ -26,10 +26,11 @@ def find_properties(graph: onnx.GraphProto) -> list[str]:
     attention = bool(find_attention(graph))
     convolutions, products, recurrent = _find_weights(graph)
     both = min(convolutions, products + recurrent)
+    is_dynamic = recurrent > 0 or products > convolutions
     present = {
         ATTENTION: attention,
         PRODUCTS: products > convolutions,
-        BESIDE: both > _BESIDE * (convolutions + products + recurrent),
+        BESIDE: is_dynamic and both > _BESIDE * (convolutions + products + recurrent),
         RECURRENT: not operators.isdisjoint(_RECURRENT),
         DEPTHWISE: any(map(is_grouped, graph.node)),
         POOLS: not attention and not operators.isdisjoint(_POOLS),
