@@ -1,5 +1,6 @@
 """The table of MLPerf Tiny's tasks (`benchmark=`), with the suite's targets."""
 
+import math
 from collections.abc import Sequence
 
 from resnet8ptq.core.console import print_table, stdout
@@ -25,11 +26,20 @@ def rows(records: Sequence[RunRecord]) -> list[list[str]]:
 
 
 def _row(record: RunRecord) -> list[str]:
-    metric, target = record.task.metric, float(record.target)
+    metric = record.task.metric
+    # A run that ended before the suite's settings were read has no target.
+    target = math.nan if record.target == "null" else float(record.target)
     names = [record.model, record.combination.framework, record.combination.dtype]
     value, fp32 = record.value_of(metric), record.value_of(metric, BASELINE)
     if value is None or fp32 is None or record.samples is None or record.size_bytes is None:
-        return [*names, *[""] * 5, f"{target:g}", "", "", record.status]
+        return [
+            *names,
+            *[""] * 5,
+            "" if math.isnan(target) else f"{target:g}",
+            "",
+            "",
+            record.status,
+        ]
     return [
         *names,
         f"{record.samples:,.0f}",

@@ -110,7 +110,7 @@ class RecipeSearch:
             ranked = searching.rank(self.asked, self.tried)
             if not ranked or (self.confirmed and not ranked[0].saves):
                 return
-            if _again_s(ranked[0]) > self._left_s() + LATE * self.seconds:
+            if _again_s(ranked[0]) > self._until_late_s():
                 _say(f"not confirmed: {searching.say(ranked[0].found.settings)}; the time is up")
                 return
             done = self._confirm(ranked[0])
@@ -174,8 +174,13 @@ class RecipeSearch:
         return done
 
     def _left_s(self) -> float:
+        return max(0.0, self._until_late_s() - LATE * self.seconds)
+
+    def _until_late_s(self) -> float:
+        """Return the seconds after which a confirmation would end too late; negative: it is."""
         assert self.begun_s is not None  # set by `run`
-        return max(0.0, self.seconds - self.closing_s - (self.clock() - self.begun_s))
+        allowed_s = (1 + LATE) * self.seconds - self.closing_s
+        return allowed_s - (self.clock() - self.begun_s)
 
     def _fits(self, step: Step) -> bool:
         """Return whether a step and a confirmation fit into the remaining time; else skip the step.
@@ -246,7 +251,7 @@ class RecipeSearch:
         """Return the seconds after which a job is interrupted; None until a model is kept."""
         if self.delivery.record is None:
             return None
-        late_s = self._left_s() + LATE * self.seconds
+        late_s = max(self._until_late_s(), LEAST_S)
         if all(step.kind == searching.CONFIRM for step in steps):
             return late_s
         return max(late_s - self._confirm_s(), LEAST_S)

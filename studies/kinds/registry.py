@@ -21,6 +21,7 @@ NETWORKS: dict[str, Entry] = {
     "anomalies": Entry("dense", shared.anomalies),
     "lstm": Entry("recurrent", trained.lstm),
     "gru": Entry("recurrent", trained.gru),
+    "convolved_lstm": Entry("convolutions, recurrent", trained.convolved_lstm),
     "voice": Entry("recurrent", packaged.voice_activity),
     "vit": Entry("attention, pictures", shared.vit),
     "vit_own": Entry("attention, pictures", trained.vision),

@@ -269,6 +269,28 @@ def lstm(folder: Path) -> tuple[str, ...]:
     return write(folder, network, (x[:500], y[:500]), (x[2_500:], y[2_500:]))
 
 
+class ConvolvedSteps(nn.Module):  # type: ignore[misc]  # torch has no types here
+    """Convolutions on a spectrogram, an LSTM along its steps, a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(block(1, 32, 2), block(32, 64, 2), block(64, 64, 2))
+        self.steps = Recurrent(nn.LSTM(512, 64, batch_first=True), 64, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [N, 1, 31, 64] to [N, 6]."""
+        return self.steps(self.convolutions(x).transpose(1, 2).flatten(2))  # [N, 4, 512]
+
+
+def convolved_lstm(folder: Path) -> tuple[str, ...]:
+    """Convolutions and an LSTM that name the kind of a wave, as in recognition of speech."""
+    waves, y = make_waves(3_000, 4_096, seed=10)
+    pictures = spectra(waves)[:, None]
+    network = ConvolvedSteps()
+    train(network, pictures[:2_000], y[:2_000], epochs=3, rate=2e-3)
+    return write(folder, network, (pictures[:500], y[:500]), (pictures[2_000:], y[2_000:]))
+
+
 def gru(folder: Path) -> tuple[str, ...]:
     """A GRU that predicts the next eight values of a series, without labels."""
     random = np.random.default_rng(7)

@@ -107,6 +107,7 @@ def test_the_table_says_which_targets_are_met():
             RunRecord.of("1", params, metrics | {"accuracy": 0.902}, {"status": "ok"}),
             RunRecord.of("2", params, metrics | {"accuracy": 0.899}, {"status": "ok"}),
             RunRecord.of("3", params, {}, {"status": "unsupported"}),
+            RunRecord.of("4", {**params, "benchmark.target": "null"}, {}, {"status": "failed"}),
         ]
     )
     start = ["kws", "onnx", "int8"]
@@ -116,4 +117,5 @@ def test_the_table_says_which_targets_are_met():
         [*start, *middle, "90.20%", *end, "yes", "53.9", "ok"],
         [*start, *middle, "89.90%", *end, "no", "53.9", "ok"],
         [*start, "", "", "", "", "", "0.9", "", "", "unsupported"],
+        [*start, *[""] * 8, "failed"],
     ]

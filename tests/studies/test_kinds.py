@@ -6,8 +6,9 @@ import pytest
 from hydra import initialize_config_dir
 
 from resnet8ptq.config import loading
+from resnet8ptq.experiment.search.properties import PRODUCTS
 from studies.kinds import __main__ as command
-from studies.kinds import records, tables
+from studies.kinds import orders, records, tables
 from studies.kinds.measuring import ONE_LINER, RECIPE, SHIP, Row
 from studies.kinds.recipes import RECIPES, STATIC
 from studies.kinds.registry import NETWORKS
@@ -53,6 +54,34 @@ def test_a_winner_is_slower_only_than_one_liners_that_lose_no_more():
     fast = replace(THEIRS, ms=0.5)
     assert tables.end([WINNER, fast]).is_slower
     assert not tables.end([WINNER, replace(fast, loss=0.02)]).is_slower
+
+
+def make_row(name, loss, size, ms, kind="dense", network="a"):
+    limits = {"limit": 0.01, "fp32_bytes": 100, "fp32_ms": 1.0}
+    return Row(network, kind, RECIPE, name, loss=loss, bytes=size, ms=ms, **limits)
+
+
+def test_a_walk_ends_at_the_first_file_that_passes_and_is_worth_it():
+    lossy, large = make_row("static", 0.05, 25, 0.5), make_row("static bias", 0.0, 99, 1.0)
+    passing, smaller = make_row("dynamic", 0.0, 30, 0.8), make_row("mixed", 0.0, 24, 0.9)
+    walked = orders.walk(orders.STEPS, [smaller, large, passing, lossy])
+    assert (walked.steps, walked.chosen, walked.best) == (2, passing, smaller)
+    assert walked.excess == 30 / 24
+    several = orders.walk(orders.STEPS, [smaller, passing, lossy], orders.STARTS)
+    assert (several.steps, several.chosen) == (3, passing)  # the fastest of the first steps
+
+
+def test_an_order_takes_what_passes_on_most_networks_first():
+    one = [make_row("static", 0.0, 25, 0.5), make_row("dynamic", 0.0, 25, 0.5)]
+    other = [make_row("static", 0.5, 25, 0.5), make_row("dynamic", 0.0, 25, 0.5)]
+    third = [make_row("static bias", 0.0, 25, 0.5)]
+    assert orders.compute_order([one, other, third]) == ["dynamic", "static bias"]
+
+
+def test_the_order_of_ship_is_that_of_its_table():
+    assert orders.order_of_ship([PRODUCTS])[:3] == ["static", "dynamic", "w8 by channel"]
+    assert orders.order_of_ship([])[-1] == "w8 by channel"
+    assert {*orders.STEPS} <= {*RECIPES}
 
 
 @pytest.mark.slow

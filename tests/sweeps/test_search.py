@@ -325,6 +325,12 @@ def test_a_confirmation_that_the_time_limit_interrupts_ends_the_search():
     assert "loss 0.1 points" in delivery.outcome and not delivery.is_confirmed
 
 
+def test_after_the_time_is_up_nothing_is_confirmed():
+    jobs = Jobs(lambda step: record(0.001), seconds=lambda step: 100.0)
+    jobs.run(seconds=90)
+    assert jobs.kinds == ["start"]
+
+
 def test_a_model_of_nearly_all_bytes_of_fp32_is_no_winner():
     def outcome(step):
         small = "method=weight_only" in step.overrides
