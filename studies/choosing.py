@@ -117,7 +117,7 @@ def load(folder: Path) -> Models:
         config = load_config(path.parent / CONFIG_FILE)
         with np.load(path) as arrays:
             probabilities, labels = arrays["probabilities"].astype(float), arrays["labels"]
-        if config.dtype.name == "fp32":
+        if config.dtype.is_fp32:
             baseline = probabilities
         else:
             models.append(probabilities)

@@ -25,7 +25,8 @@ DTYPES = {
     "w8": ("float32", "int8"),
     "fp16": ("float32", "float16"),
 }
-FLOATS = ("fp32", "fp16")  # dtypes without integers: nothing is calibrated
+FP32 = "fp32"  # the dtype of the baseline
+FLOATS = (FP32, "fp16")  # dtypes without integers: nothing is calibrated
 WEIGHT_ONLY = ("w4", "w8")  # dtypes of method=weight_only
 BY_BATCH = ("dynamic", "mixed")  # methods with ranges that the batch sets
 # In this order.
@@ -91,6 +92,11 @@ class DtypeConfig:
     """Types of activations and weights; each backend defines their meaning in its module."""
 
     name: str = limited(MISSING, one_of(*DTYPES))
+
+    @property
+    def is_fp32(self) -> bool:
+        """Whether it is the dtype of the baseline."""
+        return self.name == FP32
 
     @property
     def is_float(self) -> bool:

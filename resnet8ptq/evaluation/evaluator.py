@@ -12,7 +12,7 @@ import numpy as np
 
 from resnet8ptq.backends.contract import Artifact, Predictor, Quantizer
 from resnet8ptq.backends.registry import BACKENDS, make_quantizer
-from resnet8ptq.config.schema import BY_BATCH, DtypeConfig, QuantizationConfig
+from resnet8ptq.config.schema import BY_BATCH, FP32, DtypeConfig, QuantizationConfig
 from resnet8ptq.core import cache, code, files
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.machine import Runtime
@@ -40,7 +40,7 @@ def baseline_config(config: Config) -> Config:
     backend = config.backend
     if backend.framework != backend.name:
         backend = BACKENDS[backend.framework].schema(backend.framework)
-    return replace(config, backend=backend, dtype=DtypeConfig("fp32"), method="static")
+    return replace(config, backend=backend, dtype=DtypeConfig(FP32), method="static")
 
 
 def loader(quantizer: Quantizer, path: Path, target: Target | None = None) -> Load:
@@ -153,7 +153,7 @@ class Evaluator:
         """
         start = time.perf_counter()
         with waiting("Quantizing"):
-            if self.quantizer.config.dtype.name == "fp32":
+            if self.quantizer.config.dtype.is_fp32:
                 converted = self._convert(network, calibration)
                 artifact = Artifact(folder / converted.name)
                 with files.atomic(artifact.path) as temporary:

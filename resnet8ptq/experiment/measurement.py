@@ -122,7 +122,7 @@ def _test_limit(
     fixed in advance.
     """
     stops = config.evaluate.stop != "all"
-    if config.dtype.name == "fp32" or stops or has_groups(samples, task):
+    if config.dtype.is_fp32 or stops or has_groups(samples, task):
         return None
     return comparison.p_within(task.metric.limit(config.report))
 
@@ -131,7 +131,7 @@ def _time(evaluator: Evaluator, timing: LatencyConfig, path: Path, samples: Spli
     """Time the artifact and its FP32 baseline in turns."""
     quantizer = evaluator.quantizer
     loads: list[Load] = [evaluator.loader(quantizer, path)]
-    if quantizer.config.dtype.name != "fp32":
+    if not quantizer.config.dtype.is_fp32:
         baseline = evaluator.baseline(samples)
         loads.append(evaluator.loader(evaluator.fp32, baseline.path))
     background.rest()

@@ -32,7 +32,7 @@ def prepare(work: Workspace) -> Prepared:
     """Run each step that the settings enable."""
     start = time.perf_counter()
     prepared = work.unprepared
-    if work.config.dtype.name == "fp32":
+    if work.config.dtype.is_fp32:
         return prepared
     steps: list[Step] = [plan_bits, fine_tune, correct, read_table, leave_in_float]
     if work.config.dtype.is_float:

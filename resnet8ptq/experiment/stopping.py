@@ -45,7 +45,7 @@ def make_plan(
             "independent samples"
         )
     models = config.evaluate.models
-    if config.dtype.name == "fp32":
+    if config.dtype.is_fp32:
         return None
     if models != 1 and samples.selection is None:
         log.warning(

@@ -51,7 +51,7 @@ def measure(fp32: Fp32Model, cell: Cell, *overrides: str) -> dict[str, float]:
     baseline = evaluator.baseline(few)
     assert baseline.path.stat().st_size == baseline.size_bytes
     loads = [partial(evaluator.quantizer.load, cell.artifact.path)]
-    if config.dtype.name != "fp32":
+    if not config.dtype.is_fp32:
         loads.append(partial(evaluator.fp32.load, baseline.path))
     return Latency(*latency.measure(loads, few, config.latency)).to_metrics()
 

@@ -63,7 +63,7 @@ class ExecutorchQuantizer(Quantizer):
         """Return weight and activation dtype; raise `UnsupportedError` without ExecuTorch."""
         config = self.config
         lowering.check_installed()
-        if config.dtype.name == "fp32":
+        if config.dtype.is_fp32:
             return Resolved()
         refuse_others(config, _TAKES)
         if self.plan(decisions).is_narrow:
@@ -93,7 +93,7 @@ class ExecutorchQuantizer(Quantizer):
         config, path = self.config, folder / MODEL_FILE
         module, example = load_torch_module(model.onnx_path), Example.of(calibration)
         chosen: dict[str, Range] = {}
-        if config.dtype.name != "fp32":
+        if not config.dtype.is_fp32:
             proto = onnx.load(model.onnx_path)
             skipped = prepare(module, proto, self.select(decisions))
             if config.per_channel:  # XNNPACK lacks their kernel
@@ -115,7 +115,7 @@ class ExecutorchQuantizer(Quantizer):
             )
         _check_run(content, module, calibration)
         files.write_bytes(path, content)
-        if config.dtype.name == "fp32":
+        if config.dtype.is_fp32:
             return Artifact(path)
         operators = contents.read(content)
         layers = sum(operator.is_layer and operator.integer for operator in operators)

@@ -96,7 +96,7 @@ class OnnxQuantizer(Quantizer):
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return dtypes, schemes and the format; check kernels that may be missing."""
         config = self.config
-        if config.dtype.name == "fp32":
+        if config.dtype.is_fp32:
             return Resolved()
         if config.dtype.is_float:
             return resolve_half(config, file_format="Cast")
@@ -137,7 +137,7 @@ class OnnxQuantizer(Quantizer):
         With method=weight_only, `op_types` is set to the operators that the method supports.
         """
         config = self.config
-        if config.dtype.name == "fp32" or config.method == "dynamic":
+        if config.dtype.is_fp32 or config.method == "dynamic":
             return {}
         graph = onnx.load(model.onnx_path).graph
         if config.dtype.is_float:
@@ -199,7 +199,7 @@ class OnnxQuantizer(Quantizer):
         calibrated: dict[str, Range] = {}
         details: dict[str, str] = {}
         with files.atomic(path) as temporary, tempfile.TemporaryDirectory() as scratch:
-            if config.dtype.name == "fp32":
+            if config.dtype.is_fp32:
                 shutil.copyfile(model.onnx_path, temporary)
                 return Artifact(path)
             proto = onnx.load(model.onnx_path)

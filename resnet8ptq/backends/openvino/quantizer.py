@@ -56,7 +56,7 @@ class OpenvinoQuantizer(Quantizer):
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return dtypes and schemes of the QDQ file, with OpenVINO as the engine."""
         library()
-        if self.config.dtype.name == "fp32":
+        if self.config.dtype.is_fp32:
             return Resolved(engine=ENGINE)
         if self.config.dtype.is_float:
             return replace(self._writer.resolve(), engine=ENGINE)

@@ -81,7 +81,7 @@ class NncfQuantizer(Quantizer):
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return the dtypes of OpenVINO's integer kernels."""
         library()
-        if self.config.dtype.name == "fp32":
+        if self.config.dtype.is_fp32:
             return Resolved(engine=ENGINE)
         if not is_installed():
             raise UnsupportedError(_MISSING)
@@ -129,7 +129,7 @@ class NncfQuantizer(Quantizer):
             UnsupportedError: NNCF cannot quantize the network, or leaves every layer in float.
         """
         self.resolve()
-        if self.config.dtype.name == "fp32":
+        if self.config.dtype.is_fp32:
             float_file = OpenvinoQuantizer(self.config, self.runtime)
             return float_file.quantize(model, decisions, calibration, folder)
         crashed = QuantizationError(f"{model.onnx_path}: quantizing it crashed NNCF")

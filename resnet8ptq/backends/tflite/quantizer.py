@@ -129,7 +129,7 @@ class TfliteQuantizer(Quantizer):
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return weight and activation dtype and the format."""
-        if self.config.dtype.name == "fp32":
+        if self.config.dtype.is_fp32:
             return Resolved()
         decisions = decisions or self.asked
         if self.config.dtype.is_float:
@@ -190,7 +190,7 @@ class TfliteQuantizer(Quantizer):
         self.resolve(decisions)
         path = folder / MODEL_FILE
         self.fit(model)
-        if self.config.dtype.name == "fp32":
+        if self.config.dtype.is_fp32:
             content, artifact = self._make_float(model, calibration), Artifact(path)
         elif self.config.dtype.is_float:
             if decisions.in_float:
@@ -207,7 +207,7 @@ class TfliteQuantizer(Quantizer):
             content = self._convert(model.source, calibration)
             content = self._rewrite(content, model, decisions, calibration)
             artifact = self._read(content, path)
-        if self.config.slim and self.config.dtype.name != "fp32":
+        if self.config.slim and not self.config.dtype.is_fp32:
             slimmed, threads = slim.slim(content), self.runtime.threads
             whole, small = (predictor.open_run(file, threads) for file in (content, slimmed))
             check_same(whole, small, calibration.batches(self.config.calib.batch_size))

@@ -67,7 +67,7 @@ class TorchQuantizer(Quantizer):
         if config.dtype.name == "fp16":
             return resolve_half(config, file_format=self._flow[1].FORMAT)
         refuse_others(config, _TAKES if fx_flow else {**_TAKES, **_FX_ONLY})
-        if config.dtype.name == "fp32":
+        if config.dtype.is_fp32:
             return Resolved()
         if self.plan(decisions).is_narrow:
             raise UnsupportedError("weights below 8 bits: torch's quantized kernels take 8")
@@ -102,7 +102,7 @@ class TorchQuantizer(Quantizer):
         method, file = self._flow
         path, example = folder / file.MODEL_FILE, torchscript.Example.of(calibration)
         module = load_torch_module(model.onnx_path)
-        if config.dtype.name == "fp32":
+        if config.dtype.is_fp32:
             file.save(module, example, path, options.freeze)
             return Artifact(path)
         proto = onnx.load(model.onnx_path)

@@ -26,7 +26,7 @@ from tests.helpers.toy_backend.options import ToyConfig
 
 class ToyQuantizer(Quantizer):
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
-        if self.config.dtype.name == "fp32":
+        if self.config.dtype.is_fp32:
             return Resolved()
         refuse_others(self.config, {"dtype.name": (["int8"], "toys have int8 weights")})
         return Resolved("int8", "float32", "simulated", 8, file_format="Toy")
@@ -36,7 +36,7 @@ class ToyQuantizer(Quantizer):
     ) -> Artifact:
         proto, rounded = onnx.load(model.onnx_path), 0
         levels = options_of(self.config, ToyConfig).levels
-        for weights in proto.graph.initializer if self.config.dtype.name != "fp32" else ():
+        for weights in proto.graph.initializer if not self.config.dtype.is_fp32 else ():
             values = numpy_helper.to_array(weights)
             if values.dtype == np.float32 and values.ndim > 1:
                 scale = np.abs(values).max() / levels
