@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -141,8 +141,14 @@ PLAN = Limit(f"null | auto | bits by layer, such as {{conv2d: 4}}, of {BITS}", _
 CLASSES = Limit("null or two or more different names", lambda got: len(set(got)) == len(got) >= 2)
 
 
-def check(node: object, prefix: str = "") -> None:
+Condition = tuple[str, object, bool, str]  # key, value, whether it holds, the accepted values
+
+
+def check(node: object, conditions: Iterable[Condition] = (), prefix: str = "") -> None:
     """Check each setting of a dataclass of `schema` and of the dataclasses in it.
+
+    Args:
+        conditions: conditions on several settings, which are checked last.
 
     Raises:
         ConfigError: a key was added by `+key=value`, text is not printable, or a value is outside
@@ -160,7 +166,9 @@ def check(node: object, prefix: str = "") -> None:
         for limit in known[name].metadata.get("limits", ()):
             limit.check(key, value)
         if is_dataclass(value):
-            check(value, f"{key}.")
+            check(value, prefix=f"{key}.")
+    for condition in conditions:
+        require(*condition)
 
 
 def require(key: str, got: object, ok: bool, expected: str) -> None:

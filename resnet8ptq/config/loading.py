@@ -72,9 +72,7 @@ def type_composed(cfg: DictConfig) -> RunConfig:
 
 def check(config: RunConfig) -> None:
     """Raise `ConfigError` for a value outside its limit, or in conflict with another."""
-    limits.check(config)
-    for key, got, ok, takes in _find_conditions(config):
-        limits.require(key, got, ok, takes)
+    limits.check(config, _find_conditions(config))
 
 
 def check_here(config: RunConfig) -> None:
@@ -207,10 +205,7 @@ _IN_A_STORE = (
 )
 
 
-Condition = tuple[str, object, bool, str]  # key, value, whether it holds, the accepted values
-
-
-def _find_conditions(config: RunConfig) -> Iterator[Condition]:
+def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
     """Yield the conditions on settings together; refuse those that another setting disables."""
     backend = config.backend
     if not isinstance(backend, backend.descriptor.schema):
@@ -249,7 +244,7 @@ def _find_conditions(config: RunConfig) -> Iterator[Condition]:
         yield (f"preprocess.{name}", numbers, numbers is not None, limits.NUMBERS.takes)
 
 
-def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[Condition]:
+def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[limits.Condition]:
     """Yield the conditions of an analysis; `named`: whether nodes_to_exclude lists names."""
     chosen, excluded = config.nodes_to_quantize, config.nodes_to_exclude
     analysis, with_it = config.analysis.name, f"with analysis={config.analysis.name}"
@@ -276,7 +271,7 @@ def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[Con
         yield ("method", config.method, config.method != "qat", takes)
 
 
-def _find_conditions_of_plan(config: RunConfig) -> Iterator[Condition]:
+def _find_conditions_of_plan(config: RunConfig) -> Iterator[limits.Condition]:
     precision, auto = config.precision, config.precision.plan == "auto"
     limits_set = 2 - [precision.max_bytes, precision.max_drop].count(None)
     if auto:
