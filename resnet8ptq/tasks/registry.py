@@ -105,7 +105,7 @@ def recall(params: Mapping[str, str], class_names: tuple[str, ...] = ()) -> Task
         if target := params.get("task.metric._target_"):
             settings["metric"] = {"_target_": target}
         config = kind.schema(**settings)
-        check(config, "task.")
+        check(config, prefix="task.")
         return kind.recall(config, class_names)
     except Exception as error:  # anyone who writes to the store may have changed them
         raise TrackingError(f"scored_as: {error}") from None
