@@ -140,7 +140,7 @@ def test_a_key_set_on_the_command_line_wins_over_a_named_sweep():
         (["report.min_accuracy=-0.1"], "report.min_accuracy", "-0.1", "a fraction"),
         (["nodes_to_quantize=[]"], "nodes_to_quantize", "[]", "null or a list"),
         (["tracking.experiment_name=' '"], "tracking.experiment_name", "' '", "a name"),
-        (["method=static8"], "method", "'static8'", "static | dynamic | qat"),
+        (["method=static8"], "method", "'static8'", "static | dynamic | mixed"),
         (["format=qqd"], "format", "'qqd'", "auto | qdq | qoperator (nearest: qdq)"),
         (["nodes_to_exclude=automatic"], "nodes_to_exclude", "'automatic'", "a list"),
         (["nodes_to_exclude=[1]"], "nodes_to_exclude", "[1]", "a list"),
