@@ -46,13 +46,14 @@ class Row:
     @property
     def against(self) -> RunRecord | None:
         """The record if it can be compared with FP32; None for FP32 itself."""
-        return self.record if self.record.quantized else None
+        return self.record if self.is_run and self.record.quantized else None
 
     @property
     def status(self) -> str:
         """The status; `baseline` for a measured FP32."""
-        is_baseline = self.record.status == "ok" and not self.record.quantized
-        return "baseline" if is_baseline else self.record.status
+        if self.is_run and (self.record.quantized or self.record.status != "ok"):
+            return self.record.status
+        return "baseline"
 
 
 def make(records: Sequence[RunRecord]) -> Table[Row]:
@@ -174,10 +175,12 @@ def _make_baselines(records: Sequence[RunRecord], keys: int) -> list[Row]:
 
 def _to_baseline(record: RunRecord, scored: bool) -> RunRecord:
     """Return the record that the FP32 baseline of a run would have, with or without its metrics."""
-    of_fp32 = {k.removeprefix(BASELINE): v for k, v in record.metrics.items() if BASELINE in k}
-    metrics = of_fp32 if scored else {"size_bytes": of_fp32["size_bytes"]}
-    params = {**record.params, "backend": record.combination.baseline, "dtype": "fp32"}
-    return record.changed(params=params | {"execution": "float"}, metrics=metrics)
+    metrics = {
+        key.removeprefix(BASELINE): value
+        for key, value in record.metrics.items()
+        if key.startswith(BASELINE) and (scored or key == f"{BASELINE}size_bytes")
+    }
+    return record.changed(params={**record.params, "execution": "float"}, metrics=metrics)
 
 
 def _baseline_key(record: RunRecord) -> tuple[str | None, ...]:

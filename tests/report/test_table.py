@@ -141,6 +141,11 @@ def test_a_baseline_has_the_times_of_all_runs_beside_it():
     assert table.make(runs[:1]).lines[0][-5] == "0.288"
 
 
+def test_the_baseline_of_a_lost_run_is_no_failure():
+    lost = OK.as_failed("its predictions are damaged")
+    assert [row[-1] for row in table.make([lost]).lines] == ["baseline", "failed"]
+
+
 def test_every_run_has_a_row_and_every_framework_one_baseline():
     given = [*ALL, record(dtype="uint8"), record("torch", "u8s8")]
     found = table.make(given).lines
