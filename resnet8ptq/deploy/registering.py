@@ -3,6 +3,7 @@
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import escape_markdown
 from resnet8ptq.deploy.source import Source
+from resnet8ptq.report.answer import say_facts
 from resnet8ptq.tracking import mlflow_model
 from resnet8ptq.tracking.store import Store
 
@@ -41,14 +42,8 @@ def register(store: Store, source: Source, name: str) -> str:
 def describe(source: Source) -> str:
     """Return the description of a version, as one paragraph of Markdown."""
     record = source.record
-    metric, value = record.task.metric, record.value_of(record.task.metric)
-    facts = [f"{record.model}, {', '.join(filter(None, record.combination.cells))}"]
-    if value is not None:
-        change = record.delta(metric) if record.quantized else None
-        beside = "" if change is None else f" ({metric.say_change(change)} against FP32)"
-        facts.append(f"{metric.title} {metric.show(value)}{beside} on {record.dataset}")
-    if source.record.verdict_text:
-        facts.append(f"verdict on the loss: {source.record.verdict_text}")
-    if record.size_bytes is not None:
-        facts.append(f"{record.size_bytes / 1000:.1f} kB")
+    name = ", ".join(filter(None, [record.model, *record.combination.cells]))
+    facts = [f"{name}, on {record.dataset}", *say_facts(record)]
+    if record.verdict_text:
+        facts.append(f"verdict on the loss: {record.verdict_text}")
     return escape_markdown("; ".join([*facts, f"run {record.name} ({record.run_id})"]))

@@ -93,7 +93,7 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
         headline=headline,
         outcome=cell.record.verdict or "",
         verdict=say_verdict(selected, cell),
-        facts=say_facts(selected, cell),
+        facts=say_facts(cell.record),
         command=first.command,
         note=note.strip(),
         hint=hint,
@@ -165,9 +165,9 @@ def say_balanced(selected: ModelSelection, best: Cell) -> str:
     return f" {balanced.label} is smaller, and {balanced.equals_mean}."
 
 
-def say_facts(selected: ModelSelection, cell: Cell) -> tuple[str, ...]:
+def say_facts(record: RunRecord) -> tuple[str, ...]:
     """Return the measured metric, size and latency as texts with units."""
-    record, metric = cell.record, selected.family.metric
+    metric = record.task.metric
     lines, value = [], record.value_of(metric)
     if value is not None:
         text = f"{metric.title} {metric.show(value)}"

@@ -61,7 +61,7 @@ def describe(selected: ModelSelection, cell: Cell) -> str:
     if record.verdict is not None and record.split != "choice":
         sentence = say_verdict(selected, cell)
         lines.append(f"**{escape_markdown(record.verdict)}**: {escape_markdown(sentence)}")
-    lines.append(escape_markdown("; ".join(say_facts(selected, cell))))
+    lines.append(escape_markdown("; ".join(say_facts(record))))
     if record.deploy_words and record.verdict != VOID:
         lines.append(code_span(invocation.command("deploy", *record.deploy_words)))
     return "\n\n".join(lines)

@@ -113,7 +113,7 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
     if winner.outcome == VOID:
         title = "FP32 itself is void, so nothing can pass; the file in plain 8 bits"
     say(console, f"\n{title}: {winner.cell.label}. {verdict}")
-    say(console, f"  {'; '.join(say_facts(winner.selected, winner.cell))}")
+    say(console, f"  {'; '.join(say_facts(winner.cell.record))}")
     if not is_worth:
         say(console, f"  {WORTH}")
     if not record.chosen_by:
