@@ -9,11 +9,12 @@ from collections.abc import Collection
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from resnet8ptq.graph.layers import attribute
-from resnet8ptq.graph.pruning import prune
+from resnet8ptq.graph.passes import Pass, Writer, replace_node, values_of
 
 _LEAST = 1e-30  # of a row's largest value; smaller ones are 0: their scale would underflow
 
@@ -69,28 +70,28 @@ def round_rows(table: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np
     return np.rint(table / scale).astype(np.int8), scale
 
 
-def quantize_tables(proto: onnx.ModelProto, names: Collection[str]) -> None:
-    """Store the tables of the Gather nodes in `names` in 8 bits, in place; see `round_rows`."""
-    graph = proto.graph
-    nodes = [node for node in find_tables(graph) if node.name in names]
-    if not nodes:
-        return
-    stored = {tensor.name: tensor for tensor in graph.initializer}
-    for name in dict.fromkeys(node.input[0] for node in nodes):
-        levels, scale = round_rows(numpy_helper.to_array(stored[name]))
-        for suffix, values in (("levels", levels), ("scale", scale)):
-            graph.initializer.append(numpy_helper.from_array(values, f"{name}__{suffix}"))
-    for node in nodes:
-        (table, indices), [output] = node.input, node.output
-        steps = [
-            ("Gather", [f"{table}__levels", indices], f"{output}__levels", {}),
-            ("Cast", [f"{output}__levels"], f"{output}__float", {"to": TensorProto.FLOAT}),
-            ("Gather", [f"{table}__scale", indices], f"{output}__scale", {}),
-            ("Mul", [f"{output}__float", f"{output}__scale"], output, {}),
-        ]
-        index = list(graph.node).index(node)
-        graph.node.remove(node)
-        for kind, inputs, made, attributes in reversed(steps):
-            name = node.name if made == output else made
-            graph.node.insert(index, helper.make_node(kind, inputs, [made], name, **attributes))
-    prune(graph)
+def quantize_tables(names: Collection[str]) -> Pass:
+    """Return a pass that stores the tables of the Gather nodes `names` in 8 bits.
+
+    See `round_rows`. A float table that another node reads stays too.
+    """
+
+    def quantize(model: ir.Model) -> None:
+        stored: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+        for node in [node for node in model.graph if node.name in names]:
+            write, [table, indices], [output] = Writer(node), node.inputs, node.outputs
+            assert table is not None
+            if table not in stored:
+                levels, scale = round_rows(values_of(table))
+                stored[table] = (
+                    write.constant(f"{table.name}__levels", levels),
+                    write.constant(f"{table.name}__scale", scale),
+                )
+            levels_of_rows, scale_of_rows = stored[table]
+            rows = write("Gather", [levels_of_rows, indices], f"{output.name}__levels")
+            numbers = write("Cast", [rows], f"{output.name}__float", to=TensorProto.FLOAT)
+            scales = write("Gather", [scale_of_rows, indices], f"{output.name}__scale")
+            rows = write("Mul", [numbers, scales], str(output.name), str(node.name))
+            replace_node(node, rows)
+
+    return quantize

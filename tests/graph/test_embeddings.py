@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as npst
 from onnx import numpy_helper, parser
 
 from resnet8ptq.graph.embeddings import find_tables, find_tied, quantize_tables, round_rows
+from resnet8ptq.graph.passes import remove_unused, rewrite
 from resnet8ptq.graph.session import open_runner
 
 TABLES = npst.arrays(
@@ -68,7 +69,7 @@ def test_a_product_with_the_weights_of_a_table_is_tied_to_it(change):
 def test_rows_are_rounded_and_other_readers_keep_the_float_table(shared):
     proto = network(shared=shared)
     table = numpy_helper.to_array(proto.graph.initializer[0])
-    quantize_tables(proto, ["node0"])
+    proto = rewrite(proto, [quantize_tables(["node0"]), remove_unused])
     onnx.checker.check_model(proto)
     del proto.graph.output[1:], proto.graph.input[1:]
     ids = np.array([[0, 3, 1]])
@@ -97,7 +98,7 @@ def test_constants_of_inner_graphs_stay():
     for name, values in (("table", table), ("ones", ones)):
         proto.graph.initializer.append(numpy_helper.from_array(values, name))
     proto.graph.node[0].name = "lookup"
-    quantize_tables(proto, ["lookup"])
+    proto = rewrite(proto, [quantize_tables(["lookup"])])
     run = onnxruntime.InferenceSession(proto.SerializeToString()).run
     for branch, added in ((True, ones), (False, table[1])):
         [values] = run(None, {"ids": np.array([0, 2]), "b": np.array(branch)})

@@ -19,7 +19,7 @@ from resnet8ptq.backends.onnx.slim import slim
 from resnet8ptq.backends.openvino.rewriting import rewrite
 from resnet8ptq.backends.tflite import onnx_converter
 from resnet8ptq.corrections import equalization
-from resnet8ptq.graph import pruning, renaming, session, weights
+from resnet8ptq.graph import passes, pruning, renaming, session, weights
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.graph.links import Links
 from resnet8ptq.models import batch_axis, batch_first, branches, folding, normalization
@@ -203,6 +203,10 @@ def _whole(change: Callable[[Proto], object]) -> Callable[[Proto], Proto]:
     return run
 
 
+def _rewriting(*several: passes.Pass) -> Callable[[Proto], Proto]:
+    return lambda proto: passes.rewrite(copy.deepcopy(proto), several)
+
+
 def _preprocess(proto: Proto) -> Proto:
     with tempfile.TemporaryDirectory() as folder:
         before, after = Path(folder, "before.onnx"), Path(folder, "after.onnx")
@@ -265,11 +269,13 @@ PASSES: dict[str, Callable[[Proto], Proto]] = {
     "openvino.rewrite": _whole(rewrite),
     "pruning.prune": _in_place(pruning.prune),
     "renaming.rename": _in_place(_rename_all),
-    "rewriting.keep_sums_apart": _in_place(rewriting.keep_sums_apart),
-    "rewriting.leave_output_in_float": _whole(rewriting.leave_output_in_float),
-    "rewriting.protect_float_layers": _in_place(rewriting.protect_float_layers),
+    "passes.remove_unused": _rewriting(passes.remove_unused),
+    "passes.sort": _rewriting(passes.sort),
+    "rewriting.add_readers": _rewriting(rewriting.add_readers),
+    "rewriting.keep_sums_apart": _rewriting(rewriting.keep_sums_apart),
+    "rewriting.leave_output_in_float": _rewriting(rewriting.leave_output_in_float),
+    "rewriting.protect_float_layers": _rewriting(rewriting.protect_float_layers),
     "rewriting.raise_opset": _whole(lambda p: rewriting.raise_opset(p, 4)),
-    "rewriting.sort_nodes": _in_place(rewriting.sort_nodes),
     "session.end_at_logits": _whole(session.end_at_logits),
     "slim": slim,
     "weight_only.write_as_products": _in_place(_products),

@@ -56,6 +56,7 @@ from resnet8ptq.graph.layers import (
     find_stacks,
     weight_layers,
 )
+from resnet8ptq.graph.passes import Pass, remove_unused, rewrite, sort
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions
@@ -231,7 +232,8 @@ class OnnxQuantizer(Quantizer):
                     source, temporary, proto.graph, skipped, file_format, activations
                 )
             written = onnx.load(temporary)
-            count = self._rewrite(written, proto.graph, narrow, tables, file_format)
+            count = self._count(written, proto.graph, file_format)
+            written = rewrite(written, self._passes(proto.graph, narrow, tables))
             self._save(written, temporary, calibration)
         return Artifact(path, count, calibrated, details)
 
@@ -255,18 +257,8 @@ class OnnxQuantizer(Quantizer):
         products = mixed.find_dynamic(graph, skipped)
         return mixed.find_not_static(graph, {*skipped, *products}), products
 
-    def _rewrite(
-        self,
-        written: onnx.ModelProto,
-        network: onnx.GraphProto,
-        narrow: dict[str, WeightScheme],
-        tables: Sequence[str],
-        file_format: str,
-    ) -> int:
-        """Apply the other settings, in place; return the number of quantized layers."""
-        rewriting.sort_nodes(written.graph)
-        if narrow:
-            rewriting.write_narrow_weights(written, network, narrow)
+    def _count(self, written: onnx.ModelProto, network: onnx.GraphProto, file_format: str) -> int:
+        """Return the number of quantized layers; refuse a file without any."""
         count = count_quantized_layers(written)
         if count == 0:
             stacks = self.config.per_channel and find_stacks(network)
@@ -279,12 +271,22 @@ class OnnxQuantizer(Quantizer):
             recurrent = any(node.op_type in RECURRENT for node in network.node)
             advice = "; method=dynamic quantizes its LSTM" if recurrent else ""
             refuse_empty("ONNX Runtime", network, advice)
-        if self.config.float_output:
-            rewriting.leave_output_in_float(written)
-        quantize_tables(written, tables)
-        rewriting.protect_float_layers(written.graph)
-        rewriting.keep_sums_apart(written.graph)
         return count
+
+    def _passes(
+        self, network: onnx.GraphProto, narrow: dict[str, WeightScheme], tables: Sequence[str]
+    ) -> list[Pass]:
+        """Return the passes over the file that ONNX Runtime's quantizer has written, in order."""
+        return [
+            rewriting.restore_outputs([value.name for value in network.output]),
+            sort,  # the quantizer ignores the tensors that inner graphs use
+            rewriting.write_narrow_weights(network, narrow),
+            *([rewriting.leave_output_in_float] if self.config.float_output else []),
+            quantize_tables(tables),
+            remove_unused,
+            rewriting.protect_float_layers,
+            rewriting.keep_sums_apart,
+        ]
 
     def verify(self, artifact: Artifact, model: Fp32Model, calibration: Split) -> dict[str, str]:
         """Run one sample, then compare the kernels with the file; see `contract.Quantizer`."""
@@ -375,8 +377,7 @@ class OnnxQuantizer(Quantizer):
         cache = source.with_name("ranges.json")
         save_tensors_data(table.as_tensors_data(ranges), cache)
         float_outputs = self._leaves_outputs_in_float(graph)
-        proto = onnx.load(source)
-        renamed = rewriting.add_readers(proto.graph)
+        proto = rewrite(onnx.load(source), [rewriting.add_readers])
         known = {node.name for node in graph.node}
         left += [node.name for node in proto.graph.node if node.name not in known]
         onnx.save(proto, source)
@@ -399,10 +400,6 @@ class OnnxQuantizer(Quantizer):
                     "TensorQuantOverrides": whole,
                 },
             )
-        if renamed:
-            written = onnx.load(path)
-            rewriting.restore_outputs(written.graph, renamed)
-            onnx.save(written, path)
         return ranges
 
     load = staticmethod(predictor.load)

@@ -1,4 +1,4 @@
-"""Rewrites the graphs of ONNX Runtime's quantizer, where the quantizer lacks an option.
+"""Passes over the graphs of ONNX Runtime's quantizer, where the quantizer lacks an option.
 
 - Weights below 8 bits: ONNX has int4 and 16-bit activations since opset 21, int2 since opset 25.
 - `float_output`: the outputs of the last layers, and the nodes after them, stay in float. An 8-bit
@@ -6,14 +6,13 @@
   Both formats of ONNX Runtime can return those sums as float.
 - Float layers between quantized ones, and sums before normalizations, are protected from ONNX
   Runtime's optimizer.
-- Nodes with inner graphs are moved after the producers of all tensors that the inner graphs use.
 """
 
-from collections.abc import Collection, Mapping
-from graphlib import TopologicalSorter
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
 from resnet8ptq.backends.onnx import dynamic
@@ -29,9 +28,16 @@ from resnet8ptq.graph.layers import (
     weight_layers,
 )
 from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.pruning import find_all, inputs_of, prune, remove_nodes
+from resnet8ptq.graph.passes import (
+    Pass,
+    Writer,
+    all_inputs,
+    input_of,
+    producer_of,
+    replace,
+    store,
+)
 from resnet8ptq.graph.qdq import AT_OUTPUT
-from resnet8ptq.graph.renaming import rename, rename_inside
 from resnet8ptq.graph.weights import read_bias, read_weights
 from resnet8ptq.precision.grid import WeightScheme
 
@@ -40,6 +46,7 @@ _TYPES = {4: (TensorProto.INT4, 21, 10), 2: (TensorProto.INT2, 25, 13)}
 _INTEGER = ("QGemm", "QLinearConv", "QLinearMatMul")
 _SAME_SCALE = (*MOVING, "Gather", "MaxPool", "Pad", "Resize", "Split")  # in QOperator format
 _ROUNDED = ("Conv", "ConvTranspose", "Gemm")  # on loading, see `protect_float_layers`
+_NARROW = {ir.DataType.INT4, ir.DataType.INT2}
 _EIGHT_BITS = (
     "float_output with format=qoperator: the last layer becomes {}, which returns 8 bits; expected "
     "format=auto or format=qdq"
@@ -63,76 +70,85 @@ def raise_opset(proto: onnx.ModelProto, bits: int) -> onnx.ModelProto:
     return raised
 
 
-def write_narrow_weights(
-    written: onnx.ModelProto, network: onnx.GraphProto, schemes: Mapping[str, WeightScheme]
-) -> None:
-    """Replace the weights of layers in a QDQ graph, in place.
+def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightScheme]) -> Pass:
+    """Return a pass that replaces the weights of layers in a QDQ graph.
 
     Args:
-        written: the network that ONNX Runtime has quantized to 8 bits.
         network: the network with the float weights.
         schemes: the weight schemes, by the layers' short names.
     """
-    graph = written.graph
-    nodes = {node.name: node for node in graph.node}
-    links, originals = Links(graph), Links(network)
-    producers, tensors = links.producers, links.constants
-    layers = weight_layers(network)
-    for name, scheme in schemes.items():
-        layer = layers[name]
-        weights = read_weights(originals, layer)
-        grid = scheme.grid(weights, 0)
-        levels = np.moveaxis(grid.quantize(weights), 0, channel_axis(layer))
-        dequantize = producers[nodes[layer.name].input[1]]
-        stored, scale = dequantize.input[:2]
-        # ONNX Runtime 1.31 fuses 2-bit weights of a Gemm, and computes wrong values.
-        kind = _TYPES[2 if scheme.bits == 2 and layer.op_type == "Conv" else 4][0]
-        tensors[stored].CopyFrom(helper.make_tensor(stored, kind, levels.shape, levels.ravel()))
-        scales = grid.scale.reshape(-1) if scheme.per_channel else grid.scale.reshape(())
-        tensors[scale].CopyFrom(numpy_helper.from_array(scales, scale))
-        del dequantize.input[2:]  # symmetric: no zero_point
-        bias = producers.get(nodes[layer.name].input[2]) if len(layer.input) > 2 else None
-        if bias is not None:  # the layer computes in float: a float bias is smaller
-            exact = numpy_helper.from_array(read_bias(originals, layer), f"{bias.output[0]}_float")
-            graph.initializer.append(exact)
-            nodes[layer.name].input[2] = exact.name
-    prune(graph)
+
+    def write(model: ir.Model) -> None:
+        layers, originals = weight_layers(network), Links(network)
+        nodes = {node.name: node for node in model.graph}
+        for name, scheme in schemes.items():
+            layer = layers[name]
+            node = nodes[layer.name]
+            weights = read_weights(originals, layer)
+            grid = scheme.grid(weights, 0)
+            levels = np.moveaxis(grid.quantize(weights), 0, channel_axis(layer))
+            # ONNX Runtime 1.31 fuses 2-bit weights of a Gemm, and computes wrong values.
+            kind = _TYPES[2 if scheme.bits == 2 and layer.op_type == "Conv" else 4][0]
+            scales = grid.scale.reshape(-1) if scheme.per_channel else grid.scale.reshape(())
+            dequantize = producer_of(node, 1)
+            assert dequantize is not None
+            stored = helper.make_tensor("", kind, levels.shape, levels.ravel())
+            store(input_of(dequantize, 0), stored)
+            store(input_of(dequantize, 1), numpy_helper.from_array(scales))
+            dequantize.resize_inputs(2)  # symmetric: no zero_point
+            bias = producer_of(node, 2)
+            if bias is not None:  # the layer computes in float: a float bias is smaller
+                exact = f"{bias.outputs[0].name}_float"
+                values = read_bias(originals, layer)
+                node.replace_input_with(2, Writer(node).constant(exact, values))
+
+    return write
 
 
-def add_readers(graph: onnx.GraphProto) -> dict[str, str]:
-    """Add an Identity for each reader that ONNX Runtime's quantizer overlooks, in place.
+def add_readers(model: ir.Model) -> None:
+    """Add an Identity for each reader that ONNX Runtime's quantizer overlooks.
 
     The quantizer counts nodes only. It removes a tensor that it fuses or stores as integers,
     although an inner graph reads it; and it clips an output of the graph to the range of the Relu
-    after it. Return the outputs that got another name, by their own, for `restore_outputs`.
+    after it. `restore_outputs` gives such an output its own name again.
     """
-    links, nodes, copied = Links(graph), list[onnx.NodeProto](), set[str]()
-    fused = {node.input[0] for node in graph.node if node.op_type in FUSED}
-    for node in graph.node:
-        inner = {*inputs_of(node)}.difference(node.input) & links.producers.keys()
-        for name in sorted(inner):
-            copy = f"{name}__read_inside"
-            if name not in copied:
-                nodes.append(helper.make_node("Identity", [name], [copy], copy))
-                copied.add(name)
-            for part in find_all(node, onnx.GraphProto):
-                rename_inside(part, name, copy)
-        nodes.append(node)
-    renamed = {}
-    for value in graph.output:
-        if value.name in fused:
-            renamed[value.name] = output = f"{value.name}__output"
-            nodes.append(helper.make_node("Identity", [value.name], [output], output))
-            value.name = output
-    del graph.node[:]
-    graph.node.extend(nodes)
-    return renamed
+    graph = model.graph
+    for node in list(graph):
+        for value in node.outputs:
+            inside = [use for use in value.uses() if use.node.graph is not graph]
+            if inside:
+                copy = _copy_after(node, value, f"{value.name}__read_inside")
+                for use in inside:
+                    use.node.replace_input_with(use.idx, copy)
+    for index, value in enumerate(graph.outputs):
+        producer = value.producer()
+        if producer is not None and any(use.node.op_type in FUSED for use in value.uses()):
+            copy = _copy_after(producer, value, f"{value.name}__output")
+            copy.type, copy.shape = value.type, value.shape
+            graph.outputs[index] = copy
 
 
-def restore_outputs(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
-    """Give the outputs of a quantized graph their own names again; see `add_readers`."""
-    inside = {name: f"{name}{AT_OUTPUT}" for name in renamed}
-    rename(graph, {**inside, **{output: name for name, output in renamed.items()}})
+def _copy_after(node: ir.Node, value: ir.Value, name: str) -> ir.Value:
+    """Return an Identity of a tensor, behind the node that computes it."""
+    copy = ir.node("Identity", [value], outputs=[ir.Value(name=name)], name=name)
+    node.append(copy)
+    return copy.outputs[0]
+
+
+def restore_outputs(names: Sequence[str]) -> Pass:
+    """Return a pass that gives the outputs their own names, which `add_readers` changed."""
+
+    def restore(model: ir.Model) -> None:
+        pairs = zip(names, model.graph.outputs, strict=True)
+        renamed = {name: value for name, value in pairs if value.name != name}
+        for node in model.graph if renamed else ():
+            for value in node.outputs:
+                if value.name in renamed:
+                    value.name += AT_OUTPUT
+        for name, value in renamed.items():
+            value.name = name
+
+    return restore
 
 
 def find_not_fused(graph: onnx.GraphProto, qoperator: bool) -> list[str]:
@@ -183,42 +199,44 @@ def check_float_output(graph: onnx.GraphProto, skipped: Collection[str]) -> None
             raise UnsupportedError(_EIGHT_BITS.format(f"QLinear{layer.op_type}"))
 
 
-def leave_output_in_float(proto: onnx.ModelProto) -> None:
-    """Remove the quantization of the last layers' outputs from a quantized graph, in place.
+def leave_output_in_float(model: ir.Model) -> None:
+    """Remove the quantization of the last layers' outputs from a quantized graph.
 
     Raises:
         UnsupportedError: the last layer's integer operator returns 8 bits only.
     """
-    graph, links = proto.graph, Links(proto.graph)
-    for layer in find_tail(graph, (*LAYERS, *_INTEGER, *dynamic.LAYERS))[0]:
+    for layer in _find_last(model.graph):
         if layer.op_type in dynamic.LAYERS:  # they return float
             continue
-        behind = links.readers(layer.output[0])
+        output = layer.outputs[0]
+        behind = [use.node for use in output.uses()]
         if layer.op_type in LAYERS:  # QDQ, or a float layer
             quantizes = [node for node in behind if node.op_type == "QuantizeLinear"]
-            behind = [node for q in quantizes for node in links.readers(q.output[0])]
-            remove_nodes(graph, quantizes)
+            behind = [use.node for node in quantizes for use in node.outputs[0].uses()]
         elif layer.op_type == "QGemm":
-            del layer.input[7:]  # without y_scale and y_zero_point, QGemm returns float
+            layer.resize_inputs(7)  # without y_scale and y_zero_point, QGemm returns float
         else:
             raise UnsupportedError(_EIGHT_BITS.format(layer.op_type))
-        remove_nodes(graph, behind)
         for dequantize in behind:
-            _merge(links, layer.output[0], dequantize.output[0])
-    sort_nodes(graph)
+            replace(dequantize.outputs[0], output)
 
 
-def _merge(links: Links, layer: str, removed: str) -> None:
-    """Let the readers of a removed tensor read that of the layer.
+def _find_last(graph: ir.Graph) -> list[ir.Node]:
+    """Return the layers of a quantized graph that no other layer follows."""
+    ahead: set[ir.Value] = set()  # tensors that a layer depends on
+    last = []
+    for node in reversed(graph):
+        is_layer = node.op_type in (*LAYERS, *_INTEGER, *dynamic.LAYERS)
+        is_final = ahead.isdisjoint(node.outputs)
+        if is_layer or not is_final:
+            ahead.update(all_inputs(node))
+        if is_layer and is_final:
+            last.append(node)
+    return last
 
-    If the removed tensor is an output of the graph, its name stays, and that of the layer goes.
-    """
-    names = (layer, removed) if removed in links.outputs else (removed, layer)
-    rename_inside(links.graph, *names)
 
-
-def protect_float_layers(graph: onnx.GraphProto) -> None:
-    """Insert a Sum of one input before each float layer, in place.
+def protect_float_layers(model: ir.Model) -> None:
+    """Insert a Sum of one input before each float layer.
 
     On loading, ONNX Runtime's WeightBiasQuantization (since 1.21) rounds the weights of a float
     Conv, ConvTranspose or Gemm between DequantizeLinear and QuantizeLinear, per tensor, and runs it
@@ -227,59 +245,38 @@ def protect_float_layers(graph: onnx.GraphProto) -> None:
     Layers with weights below 8 bits need the same: they compute in float, their biases would be
     rounded, and 2-bit weights would reach integer kernels that do not take them (1.31).
     """
-    constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    sources = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "DequantizeLinear"}
-    nodes, links = [], Links(graph)
-    for node in graph.node:
-        if node.op_type in _ROUNDED and node.input[0] in sources:
-            kind = constants.get(sources.get(node.input[1], ""))
-            narrow = kind in (TensorProto.INT4, TensorProto.INT2)
-            if narrow or (node.input[1] in constants and _is_quantized(links, node.output[0])):
-                name = f"{node.output[0]}_float_input"
-                nodes.append(helper.make_node("Sum", [node.input[0]], [name], name))
-                node.input[0] = name
-        nodes.append(node)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    for node in model.graph:
+        dequantize = producer_of(node, 0)
+        if node.op_type not in _ROUNDED or dequantize is None:
+            continue
+        if dequantize.op_type != "DequantizeLinear":
+            continue
+        weights = input_of(node, 1)
+        source = producer_of(node, 1)
+        narrow = source is not None and {value.dtype for value in source.inputs if value} & _NARROW
+        if narrow or (weights.is_initializer() and _is_quantized(node.outputs[0])):
+            name = f"{node.outputs[0].name}_float_input"
+            node.replace_input_with(0, Writer(node)("Sum", [node.inputs[0]], name))
 
 
-def keep_sums_apart(graph: onnx.GraphProto) -> None:
-    """Replace each Add before a layer normalization by a Sum, in place.
+def keep_sums_apart(model: ir.Model) -> None:
+    """Replace each Add before a layer normalization by a Sum.
 
     On loading, ONNX Runtime fuses such an Add with the normalization into a SkipLayerNormalization,
     which is slower on a CPU than both (docs/design.md). No optimizer fuses a Sum.
     """
-    normalized = {
-        node.input[0]
-        for node in graph.node
-        if node.op_type in ("LayerNormalization", "ReduceMean")  # whole, or in single operators
-    }
-    for node in graph.node:
-        if node.op_type == "Add" and node.output[0] in normalized:
-            node.op_type = "Sum"
+    for node in model.graph:
+        if node.op_type in ("LayerNormalization", "ReduceMean"):  # whole, or in single operators
+            add = producer_of(node, 0)
+            if add is not None and add.op_type == "Add":
+                add.op_type = "Sum"
 
 
-def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Sort the nodes topologically if any has an inner graph.
-
-    ONNX Runtime's quantizer ignores the tensors that inner graphs use.
-    """
-    nodes = list(graph.node)
-    if not any(any(find_all(node, onnx.GraphProto)) for node in nodes):
-        return
-    makers = {name: index for index, node in enumerate(nodes) for name in node.output}
-    taken = {
-        index: {makers[name] for name in inputs_of(node) if name in makers}
-        for index, node in enumerate(nodes)
-    }
-    del graph.node[:]
-    graph.node.extend(nodes[index] for index in TopologicalSorter(taken).static_order())
-
-
-def _is_quantized(links: Links, name: str) -> bool:
+def _is_quantized(value: ir.Value) -> bool:
     """Return whether a tensor is quantized, directly or after a chain of single consumers."""
-    while (reader := links.only_reader(name)) is not None:
+    while not value.is_graph_output() and len(value.consumers()) == 1:
+        [reader] = value.consumers()
         if reader.op_type == "QuantizeLinear":
             return True
-        name = reader.output[0]
+        value = reader.outputs[0]
     return False

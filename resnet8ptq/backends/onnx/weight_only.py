@@ -23,6 +23,7 @@ from resnet8ptq.backends.onnx import rewriting, weight_storage
 from resnet8ptq.config.schema import CORRECTIONS, DTYPES, WEIGHT_ONLY, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import attribute, weight_layers
+from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.weights import read, read_weights
 
 log = logging.getLogger(__name__)
@@ -202,27 +203,27 @@ def write_as_products(graph: onnx.GraphProto, names: Collection[str]) -> None:
 
     ONNX Runtime's function takes MatMul only. alpha and beta become part of the constants.
     """
-    nodes: list[onnx.NodeProto] = []
+    nodes, links = list[onnx.NodeProto](), Links(graph)
     for node in graph.node:
-        products = _split(graph, node) if node.name in names and node.op_type == "Gemm" else [node]
+        products = _split(links, node) if node.name in names and node.op_type == "Gemm" else [node]
         nodes.extend(products)
     del graph.node[:]
     graph.node.extend(nodes)
 
 
-def _split(graph: onnx.GraphProto, gemm: onnx.NodeProto) -> list[onnx.NodeProto]:
+def _split(links: Links, gemm: onnx.NodeProto) -> list[onnx.NodeProto]:
     """Return a MatMul and, with a bias, an Add that compute a Gemm; add their constants."""
     alpha, beta = (attribute(gemm, name, 1.0) for name in ("alpha", "beta"))
-    weights = np.ascontiguousarray(read_weights(graph, gemm).T * np.float32(alpha))
+    weights = np.ascontiguousarray(read_weights(links, gemm).T * np.float32(alpha))
     name, (output,) = f"{gemm.name}__weights", gemm.output
-    graph.initializer.append(numpy_helper.from_array(weights, name))
+    links.graph.initializer.append(numpy_helper.from_array(weights, name))
     if len(gemm.input) < 3 or not gemm.input[2]:
         return [helper.make_node("MatMul", [gemm.input[0], name], [output], gemm.name)]
     bias, product = gemm.input[2], f"{gemm.name}__product"
     if beta != 1:
-        scaled = read(graph, bias) * np.float32(beta)
+        scaled = read(links, bias) * np.float32(beta)
         bias = f"{gemm.name}__bias"
-        graph.initializer.append(numpy_helper.from_array(scaled, bias))
+        links.graph.initializer.append(numpy_helper.from_array(scaled, bias))
     return [
         helper.make_node("MatMul", [gemm.input[0], name], [product], gemm.name),
         helper.make_node("Add", [product, bias], [output], f"{gemm.name}__Add"),

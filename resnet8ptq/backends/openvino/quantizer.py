@@ -86,8 +86,7 @@ class OpenvinoQuantizer(Quantizer):
         artifact = self._writer.quantize(model, decisions, calibration, folder)
         if self.config.dtype.is_float:
             return artifact
-        proto = onnx.load(artifact.path)
-        rewrite(proto)
+        proto = rewrite(onnx.load(artifact.path))
         with files.atomic(artifact.path) as temporary:
             onnx.save(proto, temporary)
         with errors_as(QuantizationError, "backend=openvino: the quantizer wrote an invalid file"):

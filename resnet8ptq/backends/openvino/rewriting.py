@@ -1,196 +1,179 @@
-"""Rewrites QDQ graphs where OpenVINO's result would be wrong or computed in float.
+"""Passes over QDQ graphs where OpenVINO's result would be wrong or computed in float.
 
 Each fault was measured with OpenVINO 2026.4.1 against ONNX Runtime, on the same file and samples.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from numpy.typing import ArrayLike
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
-from resnet8ptq.graph.layers import attribute
-from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.pruning import prune
+from resnet8ptq.graph import passes
+from resnet8ptq.graph.passes import Writer, input_of, producer_of, replace_node, store, values_of
 from resnet8ptq.graph.shapes import find_sizes
 
 _POOL = "GlobalAveragePool"
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")
 
-Constants = Mapping[str, onnx.TensorProto]
 Step = tuple[str, ArrayLike]  # an operator and its constant operand
 
 
-def rewrite(proto: onnx.ModelProto) -> None:
-    """Rewrite the patterns that OpenVINO computes wrongly, in place, with the same meaning."""
-    _avoid_unit_scales(proto.graph)
-    _sum_signals(proto)
-    for step in (_pad_before_pools, _keep_reduced_axes, _pad_with_zeros):
-        step(proto.graph)
+def rewrite(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without the patterns that OpenVINO computes wrongly, with the same meaning.
+
+    `proto` must not be used afterwards.
+    """
+    has_means = any(node.op_type in (_POOL, "ReduceMean") for node in proto.graph.node)
+    sizes = find_sizes(proto) if has_means else {}
+    return passes.rewrite(
+        proto,
+        [
+            _avoid_unit_scales,
+            partial(_sum_signals, sizes=sizes),
+            _pad_before_pools,
+            _keep_reduced_axes,
+            _pad_with_zeros,
+            passes.remove_unused,
+        ],
+    )
 
 
-def _avoid_unit_scales(graph: onnx.GraphProto) -> None:
+def _avoid_unit_scales(model: ir.Model) -> None:
     """Raise activation scales of exactly 1 to the next float.
 
     OpenVINO removes a multiplication by 1, so it does not recognize the dequantization and computes
     the next layer in float. Pixels 0..255 in dtype=u8s8 have that scale.
     """
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    scales = {
-        node.input[1]
-        for node in graph.node
-        if node.op_type == "DequantizeLinear" and node.input[0] not in constants
-    }
     above = np.nextafter(np.float32(1), np.float32(2))
-    for name in scales & constants.keys():
-        if np.array_equal(numpy_helper.to_array(constants[name]), np.float32(1)):
-            constants[name].CopyFrom(numpy_helper.from_array(above, name))
+    for node in model.graph:
+        if node.op_type != "DequantizeLinear" or input_of(node, 0).is_initializer():
+            continue
+        scale = input_of(node, 1)
+        if scale.is_initializer() and np.array_equal(values_of(scale), np.float32(1)):
+            store(scale, numpy_helper.from_array(above))
 
 
-def _keep_reduced_axes(graph: onnx.GraphProto) -> None:
+def _keep_reduced_axes(model: ir.Model) -> None:
     """Keep the axes of float reductions and squeeze them afterwards.
 
     OpenVINO moves the scales of a matrix product to after the reduction. If the reduction drops an
     axis, such as in the mean over a text's tokens, outputs are wrong by up to all 8 bits.
     """
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    rounded = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
-    dropping = [
-        node
-        for node in graph.node
-        if node.op_type in _REDUCTIONS
-        and not attribute(node, "keepdims", 1)
-        and node.input[0] not in rounded
-        and _find_axes(node, constants)
-    ]
-    for node in dropping:
-        [keepdims] = [item for item in node.attribute if item.name == "keepdims"]
-        keepdims.i = 1
-        _enclose(graph, node, [], [("Squeeze", _find_axes(node, constants))])
+    for node in list(model.graph):
+        if node.op_type not in _REDUCTIONS or node.attributes.get_int("keepdims", 1):
+            continue
+        axes = _find_axes(node)
+        if axes and not _is_rounded(node):
+            write, name = Writer(node), str(node.outputs[0].name)
+            kept = {**node.attributes, "keepdims": 1}
+            whole = write(node.op_type, node.inputs, f"{name}__inner", **kept)
+            replace_node(node, _chain(write, whole, [("Squeeze", axes)], name))
 
 
-def _sum_signals(proto: onnx.ModelProto) -> None:
+def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
     """Replace each mean of a tensor with three axes by a sum.
 
     Global pools of signals [N, channels, steps] and means of tokens are wrong by up to 145 of 256
     steps: after a convolution, and in 8 bits if the batch is larger than the second axis. Sums are
     right if they drop the axis before the division. Pools of pictures, with four axes, are right.
+
+    Args:
+        sizes: the shapes of the tensors, see `find_sizes`.
     """
-    graph = proto.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    means = [node for node in graph.node if node.op_type in (_POOL, "ReduceMean")]
-    shapes = find_sizes(proto) if means else {}
-    for node in means:
-        shape = shapes.get(node.input[0], [])
-        axes = [2] if node.op_type == _POOL else _find_axes(node, constants)
+    for node in list(model.graph):
+        if node.op_type not in (_POOL, "ReduceMean"):
+            continue
+        shape = sizes.get(str(input_of(node, 0).name), [])
+        axes = [2] if node.op_type == _POOL else _find_axes(node)
         if len(shape) != 3 or not axes or not all(shape[axis] for axis in axes):
             continue
         count = math.prod(shape[axis] for axis in axes)
-        kept = node.op_type == _POOL or attribute(node, "keepdims", 1)
-        del node.attribute[:], node.input[1:]
-        node.op_type = "ReduceSum"
-        node.input.append(_add_constant(graph, f"{node.output[0]}__axes", axes))
-        after: list[Step] = [("Squeeze", axes), ("Mul", np.float32(1 / count))]
-        _enclose(graph, node, [], after + [("Unsqueeze", axes)] * bool(kept))
+        steps: list[Step] = [("ReduceSum", axes), ("Squeeze", axes), ("Mul", np.float32(1 / count))]
+        if node.op_type == _POOL or node.attributes.get_int("keepdims", 1):
+            steps.append(("Unsqueeze", axes))
+        name = str(node.outputs[0].name)
+        replace_node(node, _chain(Writer(node), input_of(node, 0), steps, name))
 
 
-def _pad_before_pools(graph: onnx.GraphProto) -> None:
+def _pad_before_pools(model: ir.Model) -> None:
     """Write the pads that means count, torch's default, as Pads.
 
     Where zero is not level 0, OpenVINO pads rounded values with another value (-8 dB). It fuses
     such a Pad with the pool again, unless an axis is put in around it.
     """
-    pools = [
-        node
-        for node in graph.node
-        if node.op_type == "AveragePool"
-        and attribute(node, "count_include_pad", 0)
-        and any(attribute(node, "pads", ()))
-    ]
-    for node in pools:
-        sides = np.reshape(attribute(node, "pads", ()), (2, -1))
-        node.attribute.remove(next(item for item in node.attribute if item.name == "pads"))
-        widths = np.insert(sides, 0, np.zeros((3, 1)), axis=1).reshape(-1)
-        _enclose(graph, node, [("Unsqueeze", [1]), ("Pad", widths), ("Squeeze", [1])], [])
+    for node in model.graph:
+        pads = node.attributes.get_ints("pads", ())
+        counted = node.attributes.get_int("count_include_pad", 0)
+        if node.op_type == "AveragePool" and counted and any(pads):
+            del node.attributes["pads"]
+            widths = np.insert(np.reshape(pads, (2, -1)), 0, np.zeros((3, 1)), axis=1).reshape(-1)
+            steps = [("Unsqueeze", [1]), ("Pad", widths), ("Squeeze", [1])]
+            name = f"{node.outputs[0].name}__padded"
+            node.replace_input_with(0, _chain(Writer(node), input_of(node, 0), steps, name))
 
 
-def _find_axes(node: onnx.NodeProto, constants: Constants) -> list[int]:
+def _find_axes(node: ir.Node) -> list[int]:
     """Return the axes of a reduction; none if they are not constant, or if all axes are reduced."""
-    if len(node.input) > 1:  # since opset 18, of ReduceSum since 13
-        axes = constants.get(node.input[1])
-        return [] if axes is None else list(numpy_helper.to_array(axes))
-    return list(attribute(node, "axes", ()))
+    if len(node.inputs) > 1:  # since opset 18, of ReduceSum since 13
+        axes = node.inputs[1]
+        return list(values_of(axes)) if axes is not None and axes.is_initializer() else []
+    return list(node.attributes.get_ints("axes", ()))
 
 
-def _pad_with_zeros(graph: onnx.GraphProto) -> None:
+def _is_rounded(node: ir.Node) -> bool:
+    """Return whether a node's first input is rounded to levels."""
+    producer = producer_of(node, 0)
+    return producer is not None and producer.op_type == "DequantizeLinear"
+
+
+def _pad_with_zeros(model: ir.Model) -> None:
     """Rewrite Pads of rounded values, such as before causal convolutions.
 
     If zero is not level 0, OpenVINO pads with a wrong value, up to 129 steps off, in two cases: on
     the second axis, as in [N, steps, channels]; and if the tensors before and after the Pad share
     the constant of their scale.
     """
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    rounded = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     padding = [
         node
-        for node in graph.node
+        for node in model.graph
         if node.op_type == "Pad"
-        and attribute(node, "mode", b"constant") == b"constant"
-        and node.input[0] in rounded
-        and node.input[1] in constants
-        and len(node.input) < 4  # without a list of axes
+        and node.attributes.get_string("mode", "constant") == "constant"
+        and _is_rounded(node)
+        and input_of(node, 1).is_initializer()
+        and len(node.inputs) < 4  # without a list of axes
     ]
     if padding:
-        _copy_scales(graph, constants)
+        _copy_scales(model.graph)
     for node in padding:
-        widths = numpy_helper.to_array(constants[node.input[1]]).reshape(2, -1)
+        widths = values_of(input_of(node, 1)).reshape(2, -1)
         if widths.shape[1] > 1 and widths[:, 1].any():
-            wider = np.insert(widths, 1, 0, axis=1).reshape(-1)
-            node.input[1] = _add_constant(graph, f"{node.output[0]}__pads", wider)
-            _enclose(graph, node, [("Unsqueeze", [1])], [("Squeeze", [1])])
+            write, name = Writer(node), str(node.outputs[0].name)
+            inside = _chain(write, input_of(node, 0), [("Unsqueeze", [1])], f"{name}__outside")
+            wider = write.constant(f"{name}__pads", np.insert(widths, 1, 0, axis=1).reshape(-1))
+            operands = [inside, wider, *node.inputs[2:]]
+            padded = write("Pad", operands, f"{name}__inner", **node.attributes)
+            replace_node(node, _chain(write, padded, [("Squeeze", [1])], name))
 
 
-def _copy_scales(graph: onnx.GraphProto, constants: Constants) -> None:
+def _copy_scales(graph: ir.Graph) -> None:
     """Give each rounded tensor its own constants for scale and zero point."""
-    links = Links(graph)
-    for quantize in [node for node in graph.node if node.op_type == "QuantizeLinear"]:
-        back = links.readers(quantize.output[0])
-        for index, name in enumerate(quantize.input[1:], 1):
-            copied = onnx.TensorProto()
-            copied.CopyFrom(constants[name])
-            copied.name = f"{quantize.output[0]}__{index}"
-            graph.initializer.append(copied)
-            for node in (quantize, *back):
-                node.input[index] = copied.name
-    prune(graph)  # the shared ones
+    for quantize in [node for node in graph if node.op_type == "QuantizeLinear"]:
+        [output] = quantize.outputs
+        for index, shared in enumerate(quantize.inputs[1:], 1):
+            assert shared is not None
+            copied = Writer(quantize).constant(f"{output.name}__{index}", values_of(shared))
+            for node in (quantize, *output.consumers()):
+                node.replace_input_with(index, copied)
 
 
-def _enclose(
-    graph: onnx.GraphProto, node: onnx.NodeProto, before: Sequence[Step], after: Sequence[Step]
-) -> None:
-    """Insert operators with a constant operand before and after a node."""
-    [output], index = node.output, list(graph.node).index(node)
-    for kind, values in before:
-        added = _make(graph, kind, node.input[0], values, f"{output}__{kind}")
-        node.input[0] = added.output[0]
-        graph.node.insert(index, added)
-        index += 1
-    source = node.output[0] = f"{output}__inner" if after else output
-    for number, (kind, values) in enumerate(after, 1):
-        made = output if number == len(after) else f"{output}__{number}"
-        graph.node.insert(index + number, _make(graph, kind, source, values, made))
-        source = made
-
-
-def _make(
-    graph: onnx.GraphProto, kind: str, source: str, values: ArrayLike, made: str
-) -> onnx.NodeProto:
-    name = f"{made}__{kind}__operand"
-    return helper.make_node(kind, [source, _add_constant(graph, name, values)], [made], made)
-
-
-def _add_constant(graph: onnx.GraphProto, name: str, values: ArrayLike) -> str:
-    graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
-    return name
+def _chain(write: Writer, value: ir.Value, steps: Sequence[Step], output: str) -> ir.Value:
+    """Write operators with a constant operand, one behind the other; the last makes `output`."""
+    for number, (kind, operand) in enumerate(steps, 1):
+        made = output if number == len(steps) else f"{output}__{number}"
+        value = write(kind, [value, write.constant(f"{made}__{kind}__operand", operand)], made)
+    return value

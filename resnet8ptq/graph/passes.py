@@ -1,0 +1,136 @@
+"""Passes that rewrite a network: functions of one signature on onnx-ir, which `rewrite` runs.
+
+onnx-ir links each tensor to its producer and to its readers, those in inner graphs included. So a
+pass needs no maps, and replaces a tensor or a node in constant time. Functions that only read a
+network use `links.Links`, on the protobuf that each framework reads and writes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import ArrayLike
+from onnx import numpy_helper
+from onnx_ir.passes.common import RemoveUnusedNodesPass, TopologicalSortPass
+
+Pass = Callable[[ir.Model], object]  # changes the model in place
+
+sort: Pass = TopologicalSortPass()  # keeps the order of nodes that do not depend on each other
+remove_unused: Pass = RemoveUnusedNodesPass()  # nodes and constants that no output needs
+
+
+def rewrite(proto: onnx.ModelProto, passes: Iterable[Pass]) -> onnx.ModelProto:
+    """Return the model after passes, in order; `proto` must not be used afterwards.
+
+    Both share the weights, of which no copy is made before the result.
+    """
+    model = ir.from_proto(proto)
+    for change in passes:
+        change(model)
+    for graph in model.graphs():  # onnx-ir would declare the types of constants
+        for value in graph.initializers.values():
+            if not value.is_graph_input() and not value.is_graph_output():
+                value.type = value.shape = None
+    written = ir.to_proto(model)
+    written.graph.sparse_initializer.extend(proto.graph.sparse_initializer)  # unknown to onnx-ir
+    return written
+
+
+class Writer:
+    """Writes nodes and constants before a node, in the order of the calls.
+
+    >>> x = ir.Value(name="x")
+    >>> node = ir.node("Sqrt", [x])
+    >>> graph = ir.Graph([x], node.outputs, nodes=[node])
+    >>> write = Writer(node)
+    >>> node.replace_input_with(0, write("Mul", [x, write.constant("two", np.float32(2))], "y"))
+    >>> [other.op_type for other in graph]
+    ['Mul', 'Sqrt']
+    """
+
+    def __init__(self, before: ir.Node) -> None:
+        self._before = before
+
+    @property
+    def _graph(self) -> ir.Graph:
+        assert isinstance(self._before.graph, ir.Graph)
+        return self._before.graph
+
+    def constant(self, name: str, values: ArrayLike) -> ir.Value:
+        """Add an initializer."""
+        value = ir.Value(name=name)
+        store(value, numpy_helper.from_array(np.asarray(values), name))
+        self._graph.register_initializer(value)
+        return value
+
+    def __call__(
+        self,
+        kind: str,
+        inputs: Sequence[ir.Value | None],
+        output: str,
+        name: str = "",
+        **attributes: Any,
+    ) -> ir.Value:
+        """Write a node and return its output.
+
+        Args:
+            output: name of the output.
+            name: name of the node; empty: that of the output.
+        """
+        value = ir.Value(name=output)
+        node = ir.node(kind, inputs, attributes, outputs=[value], name=name or output)
+        self._graph.insert_before(self._before, node)
+        return value
+
+
+def store(constant: ir.Value, tensor: onnx.TensorProto) -> None:
+    """Give a constant other values, maybe of another dtype; its name stays."""
+    constant.const_value = values = ir.from_proto(tensor)
+    constant.type, constant.shape = ir.TensorType(values.dtype), values.shape
+
+
+def replace(old: ir.Value, new: ir.Value) -> None:
+    """Let all readers of a tensor read another, which takes its name if it is an output."""
+    is_output = old.is_graph_output()
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if is_output:
+        new.name, new.type, new.shape = old.name, old.type, old.shape
+
+
+def replace_node(node: ir.Node, value: ir.Value) -> None:
+    """Let a tensor take the place of a node with one output."""
+    [output] = node.outputs
+    replace(output, value)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
+
+
+def input_of(node: ir.Node, index: int) -> ir.Value:
+    """Return an input that the operator requires."""
+    value = node.inputs[index]
+    assert value is not None
+    return value
+
+
+def values_of(constant: ir.Value) -> Any:
+    """Return the values of an initializer, an array."""
+    assert constant.const_value is not None
+    return constant.const_value.numpy()
+
+
+def producer_of(node: ir.Node, index: int) -> ir.Node | None:
+    """Return the node that computes an input; None for constants and the inputs of the network."""
+    value = node.inputs[index] if index < len(node.inputs) else None
+    return None if value is None else value.producer()
+
+
+def all_inputs(node: ir.Node) -> Iterator[ir.Value]:
+    """Yield the inputs of a node, and those of the nodes in its inner graphs."""
+    yield from filter(None, node.inputs)
+    for item in node.attributes.values():
+        graphs = {ir.AttributeType.GRAPH: [item.value], ir.AttributeType.GRAPHS: item.value}
+        for graph in graphs.get(item.type, ()):
+            for inner in graph.all_nodes():
+                yield from filter(None, inner.inputs)
