@@ -6,6 +6,7 @@ Each fault was measured with OpenVINO 2026.4.1 against ONNX Runtime, on the same
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -70,7 +71,7 @@ def _keep_reduced_axes(model: ir.Model) -> None:
         axes = _find_axes(node)
         if axes and not _is_rounded(node):
             write, name = Writer(node), str(node.outputs[0].name)
-            kept = {**node.attributes, "keepdims": 1}
+            kept: dict[str, Any] = {**node.attributes, "keepdims": 1}
             whole = write(node.op_type, node.inputs, f"{name}__inner", **kept)
             replace_node(node, _chain(write, whole, [("Squeeze", axes)], name))
 
@@ -94,7 +95,8 @@ def _sum_signals(model: ir.Model, sizes: Mapping[str, Sequence[int]]) -> None:
             continue
         count = math.prod(shape[axis] for axis in axes)
         steps: list[Step] = [("ReduceSum", axes), ("Squeeze", axes), ("Mul", np.float32(1 / count))]
-        if node.op_type == _POOL or node.attributes.get_int("keepdims", 1):
+        keeps_axes = node.attributes.get_int("keepdims", 1)
+        if node.op_type == _POOL or keeps_axes:
             steps.append(("Unsqueeze", axes))
         name = str(node.outputs[0].name)
         replace_node(node, _chain(Writer(node), input_of(node, 0), steps, name))
@@ -112,7 +114,7 @@ def _pad_before_pools(model: ir.Model) -> None:
         if node.op_type == "AveragePool" and counted and any(pads):
             del node.attributes["pads"]
             widths = np.insert(np.reshape(pads, (2, -1)), 0, np.zeros((3, 1)), axis=1).reshape(-1)
-            steps = [("Unsqueeze", [1]), ("Pad", widths), ("Squeeze", [1])]
+            steps: list[Step] = [("Unsqueeze", [1]), ("Pad", widths), ("Squeeze", [1])]
             name = f"{node.outputs[0].name}__padded"
             node.replace_input_with(0, _chain(Writer(node), input_of(node, 0), steps, name))
 
@@ -156,7 +158,8 @@ def _pad_with_zeros(model: ir.Model) -> None:
             inside = _chain(write, input_of(node, 0), [("Unsqueeze", [1])], f"{name}__outside")
             wider = write.constant(f"{name}__pads", np.insert(widths, 1, 0, axis=1).reshape(-1))
             operands = [inside, wider, *node.inputs[2:]]
-            padded = write("Pad", operands, f"{name}__inner", **node.attributes)
+            mode: dict[str, Any] = {**node.attributes}
+            padded = write("Pad", operands, f"{name}__inner", **mode)
             replace_node(node, _chain(write, padded, [("Squeeze", [1])], name))
 
 
