@@ -66,7 +66,7 @@ def _keep_reduced_axes(model: ir.Model) -> None:
     axis, such as in the mean over a text's tokens, outputs are wrong by up to all 8 bits.
     """
     for node in list(model.graph):
-        if node.op_type not in _REDUCTIONS or node.attributes.get_int("keepdims", 1):
+        if node.op_type not in _REDUCTIONS or node.attributes.get_int("keepdims", 1) == 1:
             continue
         axes = _find_axes(node)
         if axes and not _is_rounded(node):
