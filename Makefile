@@ -1,7 +1,6 @@
 # `make sweep` and `make test` set up what they need; a second call skips the set-up.
 PYTHON ?= python3
 BIN := .venv/bin
-HOST := 127.0.0.1
 PORT ?= 5000
 SETUP := pyproject.toml constraints.txt
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu: torch without CUDA, which takes gigabytes on Linux
@@ -23,7 +22,7 @@ except (OSError, ValueError) as error:
 endef
 export CHECK_INDEX
 
-.PHONY: help setup sweep test test-all check docs schema bench ui server clean
+.PHONY: help setup sweep test test-all check docs schema bench ui clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -59,9 +58,6 @@ bench: .venv/.dev ## Measure time beside the bare libraries, every section with 
 ui: .venv/.run ## Browse the runs: MLflow on 127.0.0.1:$(PORT)
 	@$(BIN)/python -m resnet8ptq ui port='$(PORT)' $(if $(STORE),uri='$(STORE)')
 
-server: .venv/.server ## Track for a team: MLflow on PostgreSQL at DATABASE=; HOST=, PORT=, HOSTS=, AUTH=1
-	$(BIN)/python -m resnet8ptq server host='$(HOST)' port='$(PORT)' $(if $(DATABASE),database='$(DATABASE)') $(if $(HOSTS),hosts='$(HOSTS)') $(if $(AUTH),auth=true)
-
 clean: ## Remove the virtual environment; runs and their store stay
 	rm -rf .venv
 
@@ -74,8 +70,4 @@ clean: ## Remove the virtual environment; runs and their store stay
 
 .venv/.dev: .venv/.run
 	$(INSTALL) -e '.[dev]'
-	@touch $@
-
-.venv/.server: .venv/.run
-	$(INSTALL) -e '.[server]'
 	@touch $@

@@ -10,7 +10,6 @@
     resnet8ptq verdict    pass or fail, as JSON and an exit code, for CI
     resnet8ptq judge      pass or fail, for quantized files of other programs
     resnet8ptq sync       log the runs that are missing in MLflow
-    resnet8ptq server     start MLflow on PostgreSQL, for a team
 
 Each command takes key=value; `--help` lists its keys. `resnet8ptq --version` prints the version. In
 a checkout, `python run.py` is `run`.
@@ -33,7 +32,6 @@ COMMANDS = {
     "verdict": "resnet8ptq.results.continuous_integration:main",
     "judge": "resnet8ptq.judging:main",
     "sync": "resnet8ptq.tracking.sync:main",
-    "server": "resnet8ptq.server.server:main",
 }
 
 
@@ -70,6 +68,8 @@ def _explain_unknown(name: str, words: list[str]) -> str:
     from resnet8ptq.core import invocation, other_names
     from resnet8ptq.core.text import or_nearest
 
+    if name in other_names.ABSENT:
+        return f"{name}: no such command; {other_names.ABSENT[name]}"
     if name in other_names.COMMANDS:
         meant = other_names.COMMANDS[name].split()
         return f"{name}: no such command; try {invocation.command(*meant, *words[1:])}"

@@ -1,7 +1,9 @@
 """What a store holds: runs logged by many processes at once, through `resnet8ptq.tracking`.
 
-    python -m studies.tracking_load DATABASE    a server on that (empty) PostgreSQL database,
-                                                   beside an SQLite file
+    python -m studies.tracking_load SERVER DATABASE
+
+SERVER is the address of MLflow's server (docs/server.md) on the empty PostgreSQL DATABASE; its runs
+are timed beside those of an SQLite file.
 
 A run has what a real one has (params, metrics, data sets, six files), but nothing is quantized.
 """
@@ -28,7 +30,6 @@ from resnet8ptq.config.schema import RunConfig, TrackingConfig
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.latency import Latency, Timings
 from resnet8ptq.evaluation.result import Measurement, RunResult
-from resnet8ptq.server import server
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
 from resnet8ptq.tasks.metric import Metrics
@@ -155,30 +156,25 @@ def measure(config: TrackingConfig, processes: int, runs: int, folder: Path) -> 
 
 def main() -> None:
     """Measure both stores in turns, and what a run takes in PostgreSQL."""
+    address, database = sys.argv[1:]
+    engine = create_engine(database)
     with tempfile.TemporaryDirectory(prefix="load-") as scratch:
-        arguments = server.Arguments(sys.argv[1], folder=f"{scratch}/server", port=5099)
-        with server.run(arguments) as (address, _):
-            engine = create_engine(server.find_database(arguments.database))
-            configs = {
-                "server": TrackingConfig(uri=address),
-                "sqlite": TrackingConfig(root=f"{scratch}/mlruns"),
-            }
-            measure(configs["server"], 1, 1, Path(scratch) / "warm-up")
-            before = _count(engine)
-            logged = 0
-            for repeat in range(ROUNDS):
-                for processes in PROCESSES:
-                    for name, config in configs.items():
-                        folder = Path(scratch) / f"{name}-{processes}-{repeat}"
-                        rate = measure(config, processes, RUNS, folder)
-                        print(
-                            f"{name}, {processes} processes: {rate:.0f} runs a minute", flush=True
-                        )
-                        logged += RUNS if name == "server" else 0
-            rows, size = (
-                after - start for after, start in zip(_count(engine), before, strict=True)
-            )
-            print(f"PostgreSQL: {rows / logged:.0f} rows and {size / logged:.0f} bytes a run")
+        configs = {
+            "server": TrackingConfig(uri=address),
+            "sqlite": TrackingConfig(root=f"{scratch}/mlruns"),
+        }
+        measure(configs["server"], 1, 1, Path(scratch) / "warm-up")
+        before = _count(engine)
+        logged = 0
+        for repeat in range(ROUNDS):
+            for processes in PROCESSES:
+                for name, config in configs.items():
+                    folder = Path(scratch) / f"{name}-{processes}-{repeat}"
+                    rate = measure(config, processes, RUNS, folder)
+                    print(f"{name}, {processes} processes: {rate:.0f} runs a minute", flush=True)
+                    logged += RUNS if name == "server" else 0
+        rows, size = (after - start for after, start in zip(_count(engine), before, strict=True))
+        print(f"PostgreSQL: {rows / logged:.0f} rows and {size / logged:.0f} bytes a run")
 
 
 def _count(engine: Any) -> tuple[int, int]:

@@ -39,6 +39,7 @@ ABSENT = {  # keys without a counterpart
     "gpu": _CPU,
     "cuda": _CPU,
     "jobs": "for parallel jobs, add -m hydra/launcher=processes",
+    "server": "start MLflow's own server for a team: docs/server.md",
     "report.reference": "results of other tools on ResNet8 are in studies/tools.md",
 }
 PATHS = {"data": "data.root", "model": "model.path"}  # groups for which a path may be typed

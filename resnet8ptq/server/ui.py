@@ -11,20 +11,28 @@ address. Ctrl-C ends the command.
 """
 
 import os
+import signal
+import socket
+import subprocess
 import sys
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import requests
+
+from resnet8ptq.config.limits import require
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command, invocation
 from resnet8ptq.core.console import never_silent, waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import redact
-from resnet8ptq.server import server
 from resnet8ptq.tracking import address, store, view
 
 HOST = "127.0.0.1"
+STOP_S = 15  # after which a server that was asked to end is killed
 _CLIENT = "MLFLOW_TRACKING_"  # prefix of the settings of a client: user name, password, token
 # Without the first, MLflow starts processes that grade language models. With four workers, it took
 # 2.0 GB and 44 s of the CPU until it answered, and 0.4 GB and 8 s as here (2026-11-25).
@@ -60,9 +68,9 @@ def main(words: list[str]) -> None:
         return
     others = [word for word in words if not word.startswith("port=")]
     again = invocation.command("ui", *others, f"port={asked.port % 65535 + 1}")
-    server.check_port(HOST, asked.port, f"; try {again}")
+    check_port(asked.port, again)
     uri, page = find_store(asked)
-    server.heed_signals()
+    heed_signals()
     with suppress(KeyboardInterrupt):
         serve(uri, asked.port, page)
 
@@ -101,10 +109,68 @@ def serve(uri: str, port: int, page: str) -> None:
     kept = {key: text for key, text in os.environ.items() if not key.startswith(_CLIENT)}
     # MLflow's imports emit deprecation warnings that users cannot fix.
     variables = {"PYTHONWARNINGS": "ignore", **OWN_NAMES, **kept, **LIGHT, **places}
-    with server.start(words, variables, None) as process:
+    with start(words, variables) as process:
         with waiting("Starting MLflow"):
-            answers = server.answers(f"http://{HOST}:{port}/health", process)
-        if answers:
+            is_ready = answers(f"http://{HOST}:{port}/health", process)
+        if is_ready:
             print(f"http://{HOST}:{port}{page}  Ctrl-C ends", flush=True)
         never_silent(between="")  # MLflow answers its pages without a word
         raise TrackingError(f"MLflow has ended with code {process.wait()}; its output is above")
+
+
+def check_port(port: int, mend: str) -> None:
+    """Check that a port is free, because another process there would answer instead.
+
+    Args:
+        mend: the advice in the error for a port in use.
+
+    Raises:
+        ConfigError: the port is out of range or in use.
+    """
+    require("port", port, 1 <= port <= 65535, "1 to 65535")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as MLflow will
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ConfigError(
+                f"port: got {port}, which cannot be used on {HOST} ({error.strerror}), expected a "
+                f"free one; try {mend}"
+            ) from error
+
+
+@contextmanager
+def start(words: list[str], variables: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a server during the block; end it and its workers afterwards."""
+    process = subprocess.Popen(
+        words,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        process_group=0,  # Ctrl-C reaches this process, which ends the other
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def answers(url: str, process: "subprocess.Popen[bytes]") -> bool:
+    """Wait until the server answers; return False if it ends before."""
+    while process.poll() is None:
+        try:
+            if requests.get(url, timeout=5).ok:
+                return True
+        except requests.RequestException:
+            time.sleep(0.2)
+    return False
+
+
+def heed_signals() -> None:
+    """End this program on Ctrl-C, even as a background job, and when its terminal closes."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(129))

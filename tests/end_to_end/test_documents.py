@@ -28,7 +28,6 @@ from resnet8ptq.data.sources import arrays
 from resnet8ptq.deploy import deploying
 from resnet8ptq.experiment.settings import check_names
 from resnet8ptq.judging import Arguments
-from resnet8ptq.server import server
 from resnet8ptq.shipping import to_run
 from resnet8ptq.tasks.detection.heads import HEADS
 from tests.helpers.calling import REPO
@@ -339,7 +338,6 @@ def list_keys(arguments: type[Any]) -> set[str]:
         ("scale", list_options("hydra/launcher")),
         ("detection", {*HEADS}),
         ("deploy", list_keys(deploying.Arguments)),
-        ("server", list_keys(server.Arguments)),
     ],
 )
 def test_every_option_is_in_its_page(page, names):

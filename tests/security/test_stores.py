@@ -344,11 +344,11 @@ def test_pages_of_mlflow_get_no_password(tmp_path, monkeypatch):
     """They open the artifacts of every address in the store."""
     started = []
 
-    def start(words: list[str], variables: dict[str, str], output: object) -> None:
+    def start(words: list[str], variables: dict[str, str]) -> None:
         started.append(variables)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ui.server, "start", start)
+    monkeypatch.setattr(ui, "start", start)
     for name in ("USERNAME", "PASSWORD", "TOKEN"):
         monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", "hunter2")
     with pytest.raises(KeyboardInterrupt):
