@@ -1,12 +1,13 @@
-"""Finds causes of the loss of a file quantized by another program.
+"""Names the cause of a loss of a file that another program has quantized.
 
-On training samples, never on reported ones, it tries other preprocessing and another order of the
-classes, and checks the ranges of the file's inputs; else it compares the tensors.
+On training samples, never on reported ones, it tries two causes outside of the file's layers, which
+a comparison of tensors blames on its first or its last one: other pixels, and another order of the
+classes. Otherwise, that comparison names the layer that costs most.
 """
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +35,9 @@ log = logging.getLogger(__name__)
 SAMPLES = 100
 FAR_DB = 10.0  # the noise has a tenth of the signal's power
 BETTER_DB = 6.0  # a quarter of the noise
-CUT = 2.0  # times the range in the file: an input whose values reach further is cut
-COARSE = 8.0  # times the values: an input with a larger range is coarse
+
+Outputs = Sequence[NDArray[Any]]  # of all samples, each [N, ...]
+Run = Callable[[NDArray[Any]], Outputs]
 
 
 def check(
@@ -46,7 +48,7 @@ def check(
     report: ReportConfig,
     sized: bool,
 ) -> dict[str, str]:
-    """Warn if a file is far from FP32; return the causes as a param.
+    """Warn if a file is far from FP32; return the cause as a param.
 
     Args:
         data: the data set, arranged for the network.
@@ -58,98 +60,92 @@ def check(
     within = comparison.loss() <= comparison.metric.limit(report)
     if not len(data.train) or (near and within):
         return {}
-    tried = _Trial(evaluator, data.train.spaced(SAMPLES), path)
-    causes = [*tried.input_ranges(), *tried.preprocessing(sized), *tried.class_order()]
-    causes = causes or [*tried.tensors()]
     shown = "" if sqnr is None else f", SQNR {sqnr:.1f} dB"
     what = f"the file is far from FP32 (loss {comparison.loss():.4g}{shown})"
-    if not causes:
-        log.warning("%s: no cause found in its inputs, class order and tensors", what)
+    cause = find_cause(evaluator, data.train.spaced(SAMPLES), path, sized)
+    if not cause:
+        log.warning("%s: no cause found in its preprocessing, class order and tensors", what)
         return {}
-    log.warning("%s: %s", what, "; ".join(causes))
-    return {"cause": "; ".join(causes)}
+    log.warning("%s: %s", what, cause)
+    return {"cause": cause}
 
 
-class _Trial:
-    """A file and FP32 on the same samples."""
+def find_cause(evaluator: Evaluator, samples: Split, path: Path, sized: bool) -> str:
+    """Return the preprocessing or the order of classes that fits, else the layer that costs most.
 
-    def __init__(self, evaluator: Evaluator, split: Split, path: Path) -> None:
-        runtime = evaluator.runtime
-        self.network, self.samples, self.threads = evaluator.network, split, runtime.threads
-        self.admitted = reading.admit(path, runtime.cache_root)
-        self.contents = self.admitted.contents
-        self.inputs = options_of(evaluator.quantizer.config, FileConfig).inputs or {}
-        self.run = evaluator.quantizer.load(path, runtime.threads).predict
-        self.reference = run_all(open_runner(str(self.network.onnx_path), self.threads), split)
+    Empty if no cause is found.
+    """
+    threads = evaluator.runtime.threads
+    expected = run_all(open_runner(str(evaluator.network.onnx_path), threads), samples)
+    run = evaluator.quantizer.load(path, threads).predict
+    return (
+        _find_preprocessing(run, samples, expected, sized)
+        or _find_class_order(run_all(run, samples), expected)
+        or _find_layer(evaluator, samples, path)
+    )
 
-    def input_ranges(self) -> Iterator[str]:
-        """Yield the inputs whose range in the file differs from the samples' range."""
-        if self.samples.has_records:
-            return
-        ends = [(float(batch.min()), float(batch.max())) for batch in self.samples.batches(1)]
-        low, high = min(low for low, _ in ends), max(high for _, high in ends)
-        for port in self.contents.inputs:
-            least, most = port.low, port.high
-            if least is None or most is None or high <= low:
-                continue
-            holds = f"its input {port.name!r} holds {least:.4g} to {most:.4g}, the samples reach "
-            holds += f"{low:.4g} to {high:.4g}"
-            if max(high / most if most > 0 else 0, low / least if least < 0 else 0) > CUT:
-                yield f"{holds}: it was calibrated on samples of another preprocessing"
-            elif (most - least) / (high - low) > COARSE:
-                yield f"{holds}: most of its levels are unused; look at the preprocessing"
 
-    def preprocessing(self, sized: bool) -> Iterator[str]:
-        """Yield a text if another usual preprocessing brings the file's outputs near FP32's."""
-        now = self._sqnr(self.samples)
-        sqnr_db: dict[str, float] = {}
-        for setting, steps in self._others(sized):
-            sqnr_db[setting] = self._sqnr(replace(self.samples, preprocessing=steps))
-        best = max(sqnr_db, key=lambda setting: sqnr_db[setting], default="")
-        if best and sqnr_db[best] > max(FAR_DB, now + BETTER_DB):
-            yield (
-                f"the file fits with {best} instead (SQNR {sqnr_db[best]:.1f} dB on "
-                f"{len(self.samples)} training samples, {now:.1f} dB with the network's own)"
-            )
+def _find_preprocessing(run: Run, samples: Split, expected: Outputs, sized: bool) -> str:
+    """Return a text if another usual preprocessing brings the file's outputs near FP32's."""
 
-    def _others(self, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
-        yield from usual(self.samples, sized)
-        own = self.samples.preprocessing
-        if self.samples.has_pictures and self.samples.images.shape[-1] == 3:
-            order = "rgb" if own.bgr else "bgr"
-            yield f"preprocess.channels={order}", replace(own, bgr=not own.bgr)
-
-    def class_order(self) -> Iterator[str]:
-        """Yield a text if the file's classes are FP32's in another order."""
-        outputs = run_all(self.run, self.samples)
-        expected, got = self.reference[0], outputs[0]
-        if len(outputs) != 1 or got.ndim != 2 or got.shape != expected.shape:
-            return
-        if not 3 <= got.shape[1] <= 1000:
-            return
-        with np.errstate(invalid="ignore", divide="ignore"):
-            alike = np.nan_to_num(np.corrcoef(expected.T, got.T)[: len(got.T), len(got.T) :])
-        order = alike.argmax(axis=1)  # the file's column for each of FP32's
-        if len({*order.tolist()}) < len(order) or (order == np.arange(len(order))).all():
-            return
-        if _sqnr([expected], [got[:, order]]) > FAR_DB:
-            yield f"its classes are in another order: {order[:20].tolist()} of the network's"
-
-    def tensors(self) -> Iterator[str]:
-        """Yield the layer that costs most, if the format gives its tensors."""
-        inputs = self.inputs
-        with suppress(UnsupportedError):
-            compared = compare_file(self.network, self.admitted, inputs, self.samples, self.threads)
-            if compared is not None and compared.costliest.own_db < SOUND_DB:
-                yield compared.describe()
-
-    def _sqnr(self, split: Split) -> float:
+    def measure(split: Split) -> float:
         try:
-            return _sqnr(self.reference, run_all(self.run, split))
+            return _sqnr_db(expected, run_all(run, split))
         except ModelError:  # an input of integers without a scale takes whole numbers only
             return -math.inf
 
+    now = measure(samples)
+    best, best_db = "", max(FAR_DB, now + BETTER_DB)
+    for setting, steps in _other_steps(samples, sized):
+        value = measure(replace(samples, preprocessing=steps))
+        if value > best_db:
+            best, best_db = setting, value
+    if not best:
+        return ""
+    return (
+        f"the file fits with {best} instead (SQNR {best_db:.1f} dB on {len(samples)} training "
+        f"samples, {now:.1f} dB with the network's own)"
+    )
 
-def _sqnr(reference: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> float:
-    value = sqnr_db(reference, outputs)
+
+def _other_steps(samples: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
+    yield from usual(samples, sized)
+    own = samples.preprocessing
+    if samples.has_pictures and samples.images.shape[-1] == 3:
+        order = "rgb" if own.bgr else "bgr"
+        yield f"preprocess.channels={order}", replace(own, bgr=not own.bgr)
+
+
+def _find_class_order(outputs: Outputs, expected: Outputs) -> str:
+    """Return a text if the file's classes are FP32's in another order."""
+    ours, theirs = expected[0], outputs[0]
+    if len(outputs) != 1 or theirs.ndim != 2 or theirs.shape != ours.shape:
+        return ""
+    classes = theirs.shape[1]
+    if not 3 <= classes <= 1000:
+        return ""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        alike = np.nan_to_num(np.corrcoef(ours.T, theirs.T)[:classes, classes:])
+    order = alike.argmax(axis=1)  # the file's column for each of FP32's
+    if len({*order.tolist()}) < classes or (order == np.arange(classes)).all():
+        return ""
+    if _sqnr_db([ours], [theirs[:, order]]) <= FAR_DB:
+        return ""
+    return f"its classes are in another order: {order[:20].tolist()} of the network's"
+
+
+def _sqnr_db(expected: Outputs, outputs: Outputs) -> float:
+    value = sqnr_db(expected, outputs)
     return -math.inf if value is None else value
+
+
+def _find_layer(evaluator: Evaluator, samples: Split, path: Path) -> str:
+    """Return the layer that costs most; empty if all are near, or the format gives no tensors."""
+    runtime = evaluator.runtime
+    admitted = reading.admit(path, runtime.cache_root)
+    inputs = options_of(evaluator.quantizer.config, FileConfig).inputs or {}
+    with suppress(UnsupportedError):
+        compared = compare_file(evaluator.network, admitted, inputs, samples, runtime.threads)
+        if compared is not None and compared.costliest.own_db < SOUND_DB:
+            return compared.describe()
+    return ""
