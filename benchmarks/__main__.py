@@ -16,7 +16,6 @@ from benchmarks.setting import Setting
 NEEDED = ("CIFAR10_DIR", "RESNET8_H5")
 OPTIONAL = {
     "calibration": (calibration.is_available, "bench"),
-    "pictures": (calibration.is_available, "bench"),  # the same network
 }
 
 

@@ -8,18 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import (
-    calibration,
-    equality,
-    evaluation,
-    growth,
-    limits,
-    memory,
-    pictures,
-    startup,
-    steps,
-    sweeps,
-)
+from benchmarks import calibration, equality, sweeps
 from benchmarks.setting import REPO, Record, Setting
 
 FOLDER = REPO / "benchmarks"
@@ -41,20 +30,13 @@ SECTIONS = {
         sweeps.measure_sweep24,
         {"A sweep of 24": sweeps.render_sweep24, "One more configuration": sweeps.render_added},
     ),
-    "memory": Section(memory.measure, {"Memory of calibration": memory.render}),
-    "limits": Section(limits.measure, {"Memory within `memory_gb`": limits.render}),
     "calibration": Section(
         calibration.measure, {"Calibrating a network of real size": calibration.render}
     ),
-    "pictures": Section(pictures.measure, {"A sweep over a network of real size": pictures.render}),
-    "growth": Section(growth.measure, {"Cost over size": growth.render}),
-    "evaluation": Section(evaluation.measure, {"Evaluation": evaluation.render}),
-    "steps": Section(steps.measure, {"Where the time goes": steps.render}),
-    "startup": Section(startup.measure, {"Start-up": startup.render}),
     "equality": Section(equality.measure, {"Same results": equality.render}),
 }
 
-QUICK = ("sweep4", "evaluation", "startup")  # without `--all`: a few minutes each
+QUICK = ("sweep4",)  # without `--all`: a few minutes each
 
 
 def load(folder: Path = FOLDER) -> Record:
@@ -88,12 +70,9 @@ def _more_versions() -> dict[str, str]:
 
 
 def write(results: Record, folder: Path = FOLDER) -> None:
-    """Write the measurements, the page and its figures."""
-    from benchmarks import figures
-
+    """Write the measurements and the page."""
     (folder / JSON_FILE).write_text(json.dumps(results, indent=1) + "\n")
     (folder / MARKDOWN_FILE).write_text(render(results))
-    figures.draw(results, folder / "images")
 
 
 def render(results: Record) -> str:

@@ -162,7 +162,6 @@ def render_added(record: Record) -> str:
             "evaluate_s + choose_s`. `choose_s` is there because a sweep also evaluates the "
             "selection samples. The step to 18 also adds six unsupported runs.",
             table(header, rows),
-            "![Wall time against configurations](images/added.png)",
         ]
     )
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import bare, equality, growth, process, results, setting, startup, steps, sweeps
+from benchmarks import bare, equality, process, results, setting, sweeps
 from benchmarks.__main__ import main
-from benchmarks.memory import imported
 from resnet8ptq.data.dataset import Dataset
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.data.sources import cifar10
@@ -122,48 +121,6 @@ def test_equal_is_to_the_last_bit(tmp_path):
     assert not equality.same_predictions(tmp_path / "a", tmp_path / "c")
 
 
-IMPORTS = """\
-import time: self [us] | cumulative | imported package
-import time:       100 |        100 |   numpy.core
-import time:       200 |        300 | numpy
-12:00:00 a log line
-import time:      5000 |       5000 |     torch
-"""
-
-
-def test_imports_are_summed_by_package():
-    assert startup.sum_packages(IMPORTS) == {"torch": 0.005, "numpy": 0.0003}
-    assert imported(IMPORTS) == ["torch"]
-
-
-@pytest.mark.parametrize(
-    ("frames", "step"),
-    [
-        (
-            ["experiment/pipeline.py", "evaluation/inference.py", "backends/onnx/predictor.py"],
-            "evaluate",
-        ),
-        (
-            ["experiment/pipeline.py", "evaluation/latency.py", "backends/onnx/predictor.py"],
-            "latency",
-        ),
-        (["evaluation/evaluator.py", "backends/onnx/quantizer.py"], "quantize"),
-        (
-            ["evaluation/evaluator.py", "backends/onnx/quantizer.py", "calibration/activations.py"],
-            "calibration",
-        ),
-        (["experiment/pipeline.py", "data/locate.py", "data/sources/cifar10.py"], "data"),
-        (["sweep/callback.py", "report/page.py", "report/comparison.py"], "report"),
-        (["sweep/callback.py"], "other"),
-    ],
-)
-def test_step_of_a_call_stack(frames, step):
-    stack = [f"function\0/somewhere/resnet8ptq/resnet8ptq/{name}\x001" for name in frames]
-    assert steps.find_step([*stack, "run\0/site-packages/numpy/x.py\x001"]) == step
-    loading = "_find_and_load\0<frozen importlib._bootstrap>\x001"
-    assert steps.find_step([*stack, loading]) == "imports"
-
-
 def recorded() -> dict[str, Any]:
     """Measurements of every section, of two rounds."""
     cells = [
@@ -186,37 +143,9 @@ def recorded() -> dict[str, Any]:
         for name in sweeps.SWEEP24
     }
     four = [cell for cell in cells if cell["calib"] == "minmax" and not cell["per_channel"]]
-    memory = [
-        {**cells[2], **figures, "calib": calib, "images": images, "imported": []}
-        | {"usage": sample(1.0, [])["usage"]}
-        for calib in ("entropy", "percentile")
-        for images in (1000, 5000, 20000)
-    ]
-    grown = [
-        {"millions": size, "samples": count, "jobs": jobs, "disk_bytes": jobs * size * 3_000_000}
-        | {"usage": {**sample(0, [])["usage"], **dict.fromkeys(("wall_s", "user_s"), taken)}}
-        for size, count in [(1, 2_000), (10, 2_000), (100, 2_000), (1, 10_000), (1, 50_000)]
-        for n in range(2)
-        for jobs in growth.JOBS
-        for taken in [10 + n + jobs * (1 + size / 10)]
-    ]
-    profile = {"wall_s": 9.0, "steps": dict.fromkeys(steps.STEPS, 0.5)}
-    start = {"packages_s": {"numpy": 0.1}, "imported": [], "wall_s": [0.5, 0.6]}
     found: dict[str, Any] = {
         "sweep4": {"samples": {name: [sample(8.0, four)] * 2 for name in sweeps.SWEEP4}},
         "sweep24": {"samples": grid},
-        "memory": {"runs": memory},
-        "growth": {"cells": grown},
-        "limits": {
-            "rows": [{"network": "kws", "limit_bytes": 1e9, "peaks": {"calibration": 8.1e8}}]
-        },
-        "evaluation": {
-            "artifacts": {
-                "onnx int8": {"ours_s": [1.1, 1.2], "bare_s": {"64x2": [1.0, 1.2], "256x1": [2.0]}}
-            }
-        },
-        "steps": {"sweeps": {"4 runs, warm": profile, "24 runs, warm": profile}},
-        "startup": {"commands": {"--help": start, "one cached run": start}},
         "equality": {"runs": [{**cell, "equal": True} for cell in cells]},
     }
     measured = {
@@ -236,23 +165,16 @@ def test_page_is_made_from_the_measurements(tmp_path):
     # 6 s more for six configurations of a second of calls each; then 9 s.
     assert "| 6 to 12: per channel, both frameworks | 1.00 (1.00 to 1.00) | 1.00" in page
     assert "| 12 to 18: uint8, ONNX Runtime | 1.50 (1.50 to 1.50) | 1.00" in page
-    assert "| onnx int8 | 1.15 (1.10 to 1.20) | 1.10 (1.00 to 1.20) | 64 | 2 |" in page
-    assert "| kws | 1 |  | 0.81 (81%) |  |  |  |  |" in page  # the steps that ran
     assert "Predictions of 18 of 18 configurations" in page
-    assert "| wall_s | 11.00 | 11.00 (11.00 to 11.00) | 1.00 |" in page  # a line is predicted
-    assert "| 100 M | 3.1 | 300.0 |" in page
-    drawn = {path.name for path in (tmp_path / "images").iterdir()}
-    assert drawn == {"memory.png", "added.png", "steps.png", "growth.png"}
-    assert all(f"images/{name}" in page for name in drawn)
 
 
 def test_page_says_what_differs(tmp_path):
     found = copy.deepcopy(recorded())
     found["equality"]["runs"][0]["equal"] = False
-    found["memory"]["measured"]["commit"] = "fedcba9876543210"
+    found["sweep4"]["measured"]["commit"] = "fedcba9876543210"
     page = results.render(found)
     assert "Predictions of 17 of 18" in page and "| onnx | int8 | minmax | False |" in page
-    assert "memory: A CPU" in page and "fedcba987654" in page
+    assert "sweep4: A CPU" in page and "fedcba987654" in page
 
 
 def test_nothing_is_rendered_without_measurements(tmp_path, monkeypatch, capsys):

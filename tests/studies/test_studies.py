@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from studies import ship, stores
+from studies import ship
 from tests.helpers.calling import REPO
 
 PAGES = sorted(set(REPO.glob("studies/*.md")) - {REPO / "studies/README.md"})
@@ -14,7 +14,7 @@ PAGES = sorted(set(REPO.glob("studies/*.md")) - {REPO / "studies/README.md"})
 def test_a_study_has_a_date_and_the_command_that_repeats_it(page):
     start = page.read_text().split("\n## ")[0]
     assert re.search(r"^Measured 20\d\d-\d\d-\d\d", start, re.M)
-    assert re.search(r"^ {4}(SHARED=FOLDER )?python ", start, re.M)
+    assert re.search(r"^ {4}(SHARED=FOLDER )?python |of commit [0-9a-f]{8}", start, re.M)
 
 
 def test_every_study_is_in_the_index():
@@ -22,17 +22,6 @@ def test_every_study_is_in_the_index():
     assert [page.name for page in PAGES if f"]({page.name})" not in index] == []
     tables = REPO.glob("studies/*.csv")
     assert [table.name for table in tables if f"]({table.name})" not in index] == []
-
-
-def test_stores_of_several_sizes_stand_side_by_side():
-    usage = {"wall_s": 12.0, "user_s": 10.0, "sys_s": 1.0, "max_rss_bytes": 500_000_000}
-    measured = {
-        "calls": {"a run by its id": {"cpu_s": [0.003, 0.004], "statements": 10}},
-        "reports": [usage],
-    }
-    page = stores.render({"runs": 1008, "others": {"100": measured, "10000": measured}})
-    assert "| report of 1,008 runs | 100 other runs | 10,000 other runs |" in page
-    assert "| a run by its id | 3.5 (10) | 3.5 (10) |" in page
 
 
 def test_a_network_left_out_is_looked_up_in_the_order_of_the_others():
