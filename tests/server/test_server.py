@@ -64,7 +64,7 @@ def serve(folder: Path, database: str) -> Iterator[str]:
     """Start the server on a new database; yield its address."""
     sql("postgres", f"CREATE DATABASE {database}")
     address, port = "127.0.0.1", str(free_port())
-    own = {"MLFLOW_BACKEND_STORE_URI": f"postgresql:///{database}"}
+    own = {"MLFLOW_BACKEND_STORE_URI": f"postgresql+psycopg2:///{database}"}
     words = ["--port", port, "--workers", "2", "--artifacts-destination", str(folder)]
     process = subprocess.Popen(
         [sys.executable, "-m", "mlflow", "server", *words],
