@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from resnet8ptq.config.limits import require
-from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache, command, invocation
 from resnet8ptq.core.console import say, silenced, stderr, stdout, waiting
 from resnet8ptq.core.errors import ConfigError
@@ -36,7 +35,7 @@ from resnet8ptq.deploy.source import Source
 from resnet8ptq.experiment.outputs import TOKENIZER
 from resnet8ptq.report.recommend import RECOMMENDED
 from resnet8ptq.tracking import origin
-from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.store import Store, StoreArguments, open_store
 
 
 @dataclass
@@ -48,7 +47,7 @@ class Target:
 
 
 @dataclass
-class Arguments:
+class Arguments(StoreArguments):
     """The settings of `resnet8ptq deploy`, as key=value."""
 
     run_id: str | None = None
@@ -61,9 +60,6 @@ class Arguments:
     max_drop: float | None = None
     min_sqnr_db: float | None = None
     trust: bool = False
-    experiment: str = "resnet8ptq"
-    uri: str | None = None
-    root: str = "mlruns"
     cache_dir: str | None = None
 
 
@@ -73,7 +69,7 @@ def main(words: list[str]) -> None:
     _check(asked)
     limits = {"max_drop": asked.max_drop, "min_sqnr_db": asked.min_sqnr_db}
     with waiting("Reading the runs"):
-        store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
+        store = open_store(asked.tracking)
         record, use = source.find(store, asked.run_id, asked.sweep, asked.use, limits)
     if asked.run_id is None and asked.sweep is None:
         of_sweep = f" of the newest sweep, {record.sweep_id}, for use={use}" if use else ""

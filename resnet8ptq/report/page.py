@@ -19,7 +19,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from resnet8ptq.config.naming import Combination
-from resnet8ptq.config.schema import ReportConfig, TrackingConfig
+from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import background, command, figures, files, templates
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.table import Table
@@ -57,7 +57,7 @@ from resnet8ptq.report.wrong_answers import WrongAnswers
 from resnet8ptq.tasks.metric import Metric
 from resnet8ptq.tracking import history, origin, upload
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.store import Store, StoreArguments, open_store
 from resnet8ptq.tracking.sweep_file import is_sweep_folder
 
 log = logging.getLogger(__name__)
@@ -333,24 +333,21 @@ def _to_png(drawn: Mapping[str, Figure | None]) -> dict[str, bytes]:
 
 
 @dataclass
-class Arguments:
+class Arguments(StoreArguments):
     """The settings of `resnet8ptq report`, as key=value."""
 
-    experiment: str = "resnet8ptq"
     run_id: str | None = None
     max_drop: float | None = None
     min_sqnr_db: float | None = None
     min_accuracy: float | None = None
     folder: str | None = None
-    uri: str | None = None
-    root: str = "mlruns"
 
 
 def main(words: list[str]) -> None:
     """Write the report of a sweep or a single run again."""
     asked = command.parse_words(words, Arguments, __doc__, plain="run_id")
     with waiting("Reading the runs"):
-        store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
+        store = open_store(asked.tracking)
         parent = (
             history.require_newest(store)
             if asked.run_id is None

@@ -18,7 +18,6 @@ recommended: `choice` is null, and the verdict is fail. A model below `min_accur
 from dataclasses import dataclass
 from pathlib import Path
 
-from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
@@ -32,7 +31,7 @@ from resnet8ptq.results.document import Answer, to_json, to_markdown
 from resnet8ptq.results.summaries import SweepSummary
 from resnet8ptq.tracking import history
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import open_store
+from resnet8ptq.tracking.store import StoreArguments, open_store
 
 FORMATS = {"json": to_json, "markdown": to_markdown}
 # Recommended among the models within the limit, so that a sweep may have none.
@@ -40,7 +39,7 @@ _WITHIN = ("balanced", "smallest", "fastest", "fastest_batch")
 
 
 @dataclass
-class Arguments:
+class Arguments(StoreArguments):
     """The settings of `resnet8ptq verdict`, as key=value."""
 
     run_id: str | None = None
@@ -51,9 +50,6 @@ class Arguments:
     max_drop: float | None = None
     min_sqnr_db: float | None = None
     min_accuracy: float | None = None
-    experiment: str = "resnet8ptq"
-    uri: str | None = None
-    root: str = "mlruns"
 
 
 def main(words: list[str]) -> int:
@@ -74,11 +70,10 @@ def find(asked: Arguments) -> Answer:
     if len(named) > 1:
         raise ConfigError(f"{named[1]}: has no effect with {named[0]}=; expected one of the two")
     limits = {key: getattr(asked, key) for key in LIMITS}
-    tracking = TrackingConfig(asked.uri, asked.root, asked.experiment)
     if asked.folder is None:
-        source = lookup.find(open_store(tracking), asked.run_id, asked.sweep)
+        source = lookup.find(open_store(asked.tracking), asked.run_id, asked.sweep)
     else:
-        source = lookup.read(Path(asked.folder), tracking)
+        source = lookup.read(Path(asked.folder), asked.tracking)
     if source.run is None:
         answer = judge_sweep(source.judge_sweep(limits), asked.use)
     elif asked.use != Arguments.use:

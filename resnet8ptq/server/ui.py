@@ -24,7 +24,6 @@ from pathlib import Path
 import requests
 
 from resnet8ptq.config.limits import require
-from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command, invocation
 from resnet8ptq.core.console import never_silent, waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
@@ -44,13 +43,10 @@ OWN_NAMES = {"MLFLOW_SERVER_ALLOWED_HOSTS": "127.0.0.1,127.0.0.1:*,localhost,loc
 
 
 @dataclass
-class Arguments:
+class Arguments(store.StoreArguments):
     """The settings of `ui`, as key=value."""
 
-    root: str = TrackingConfig.root
-    uri: str | None = None
     port: int = 5000
-    experiment: str = TrackingConfig.experiment_name
 
 
 def main(words: list[str]) -> None:
@@ -91,7 +87,7 @@ def find_store(asked: Arguments) -> tuple[str, str]:
             f"root: got {asked.root}, expected a folder with {database.name}; try {run} first, or "
             "root=FOLDER"
         )
-    local = store.find_store(TrackingConfig(root=asked.root, experiment_name=asked.experiment))
+    local = store.find_store(asked.tracking)
     return f"sqlite:///{database}", view.path(local.experiment_id) if local else view.HOME
 
 

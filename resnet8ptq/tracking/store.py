@@ -155,6 +155,20 @@ def import_mlflow() -> None:
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 
 
+@dataclass
+class StoreArguments:
+    """The keys of a command that name the MLflow store: base of the commands' settings."""
+
+    experiment: str = TrackingConfig.experiment_name
+    uri: str | None = None
+    root: str = TrackingConfig.root
+
+    @property
+    def tracking(self) -> TrackingConfig:
+        """The same as settings of a run."""
+        return TrackingConfig(self.uri, self.root, self.experiment)
+
+
 def find_store(config: TrackingConfig) -> Store | None:
     """Return the local store if its database has the experiment; else None.
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import command, invocation
 from resnet8ptq.core.console import track, waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
@@ -21,7 +20,7 @@ from resnet8ptq.core.text import printable
 from resnet8ptq.tracking import history, journal, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.store import Store, StoreArguments, open_store
 
 log = logging.getLogger(__name__)
 
@@ -116,13 +115,10 @@ def _load_all(root: Path, experiment: str | None = None) -> list[tuple[Path, Jou
 
 
 @dataclass
-class Arguments:
+class Arguments(StoreArguments):
     """The settings of `resnet8ptq sync`, as key=value."""
 
     folder: str = "runs"
-    experiment: str = "resnet8ptq"
-    uri: str | None = None
-    root: str = "mlruns"
 
 
 def main(words: list[str]) -> None:
@@ -132,7 +128,7 @@ def main(words: list[str]) -> None:
     if not folder.is_dir():
         raise ConfigError(f"folder: got {folder}, expected a folder of runs or sweeps")
     with waiting("Opening the store"):
-        store = open_store(TrackingConfig(asked.uri, asked.root, asked.experiment))
+        store = open_store(asked.tracking)
     synced = sync(store, folder)
     for state in ("logged", "killed", "running"):
         for path in getattr(synced, state):

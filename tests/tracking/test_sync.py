@@ -234,7 +234,7 @@ def test_two_runs_do_not_work_in_one_folder(store, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nope=1"], "expected folder= | experiment= | uri= | root="),
+        (["nope=1"], "expected experiment= | uri= | root= | folder="),
         (["folder=x"], "folder: got x"),
     ],
 )
