@@ -11,7 +11,7 @@ from resnet8ptq.data.preprocessing import RAW, Preprocessing
 from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
 from resnet8ptq.experiment import file_inspection
 from resnet8ptq.experiment.settings import KNOWN_FORM, Settings
-from resnet8ptq.models.contract import IF_PICTURES, Contract, Samples, arranged, match
+from resnet8ptq.models.contract import IF_PICTURES, Contract, SampleArray, arranged, match
 from resnet8ptq.models.summary import print_summary, summarize
 
 NO_DATA = (
@@ -49,7 +49,7 @@ def inspect(settings: Settings, data_given: bool) -> None:
 
 
 @dataclass(frozen=True)
-class _Samples:
+class _SampleFacts:
     """The facts of a data set that must fit the network.
 
     Attributes:
@@ -60,21 +60,21 @@ class _Samples:
         steps: their preprocessing.
     """
 
-    one: Samples
+    one: SampleArray
     classes: int
     named: bool = True
     pictures: bool = True
     steps: Preprocessing = RAW
 
 
-def _find_samples(settings: Settings) -> _Samples | str:
+def _find_samples(settings: Settings) -> _SampleFacts | str:
     """Return the facts of the samples, or the reason why they cannot be read."""
     config = settings.config
     if config.data.name in KNOWN_FORM and config.data.root is None:
         size = config.preprocess.size or 32
         height, width = size if isinstance(size, list) else (size, size)
         channels = 1 if config.preprocess.channels == "grey" else 3
-        return _Samples(np.zeros((1, height, width, channels), np.uint8), len(CLASS_NAMES))
+        return _SampleFacts(np.zeros((1, height, width, channels), np.uint8), len(CLASS_NAMES))
     if settings.no_data:
         return f"data={config.data.name}: {settings.no_data}"
     try:
@@ -82,7 +82,7 @@ def _find_samples(settings: Settings) -> _Samples | str:
     except PtqError as error:
         return f"data={config.data.name}: {error}"
     test = data.test
-    return _Samples(
+    return _SampleFacts(
         one=test.images[:1],
         classes=len(data.class_names),
         named=data.named,
@@ -91,7 +91,7 @@ def _find_samples(settings: Settings) -> _Samples | str:
     )
 
 
-def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[str]:
+def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> list[str]:
     data = f"data={config.data.name}"
     try:
         matched, shape = match(samples.one, samples.steps, contract), samples.one.shape[1:]
@@ -115,7 +115,7 @@ def _compare(config: RunConfig, contract: Contract, samples: _Samples) -> list[s
     return lines
 
 
-def _compare_classes(samples: _Samples, values: int | None) -> str:
+def _compare_classes(samples: _SampleFacts, values: int | None) -> str:
     """Return a text that compares the number of output values with the number of classes."""
     classes = samples.classes
     if not samples.named:

@@ -26,11 +26,11 @@ from resnet8ptq.graph.renaming import rename_inside
 from resnet8ptq.graph.session import expose, open_session
 from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.models import normalization
-from resnet8ptq.models.contract import Samples, read_contract
+from resnet8ptq.models.contract import SampleArray, read_contract
 
 Outputs = list[NDArray[Any]]
 # From samples [n, ...] to the outputs [n, ...], in the order of the contract.
-Predict = Callable[[Samples], Outputs]
+Predict = Callable[[SampleArray], Outputs]
 
 SIZES = (2, 3)  # of the batch, by which a graph's sizes are told apart
 _LENGTH = "length"  # name of the axis of any length
@@ -41,7 +41,9 @@ _COUNTING = ("NonMaxSuppression", "NonZero", "Compress", "Unique")
 _NO_CONSTANT = re.compile(r"Random\w+|Multinomial|Bernoulli|\w*Sequence\w*")
 
 
-def in_batches(predict: Predict, samples: Samples, size: int, label: str | None = None) -> Outputs:
+def in_batches(
+    predict: Predict, samples: SampleArray, size: int, label: str | None = None
+) -> Outputs:
     """Return the outputs for all samples, run in batches of at most `size`.
 
     Outputs with sample-dependent sizes, such as detections, are padded with zeros.
@@ -67,7 +69,7 @@ def one_by_one(predict: Predict, outputs: Sequence[int]) -> Predict:
         outputs: indices of the outputs without a batch axis; they get one.
     """
 
-    def run(sample: Samples) -> Outputs:
+    def run(sample: SampleArray) -> Outputs:
         return [v[np.newaxis] if i in outputs else v for i, v in enumerate(predict(sample))]
 
     return lambda samples: in_batches(run, samples, 1)
@@ -81,7 +83,7 @@ def in_full_batches(predict: Predict, size: int | None) -> Predict:
     if size is None:
         return predict
 
-    def run(samples: Samples) -> Outputs:
+    def run(samples: SampleArray) -> Outputs:
         missing = -len(samples) % size
         filled = np.concatenate([samples, np.zeros((missing, *samples.shape[1:]), samples.dtype)])
         outputs = in_batches(predict, filled, size)
@@ -91,7 +93,7 @@ def in_full_batches(predict: Predict, size: int | None) -> Predict:
 
 
 def fix_sizes(
-    proto: onnx.ModelProto, sample: Samples, batch: int | None, any_length: Sequence[str] = ()
+    proto: onnx.ModelProto, sample: SampleArray, batch: int | None, any_length: Sequence[str] = ()
 ) -> onnx.ModelProto:
     """Return a copy of a normalized graph with constant sizes, for inputs like `sample`.
 
@@ -250,7 +252,7 @@ def _set_target(graph: onnx.GraphProto, node: onnx.NodeProto, dims: NDArray[np.i
     node.input[1] = tensor.name
 
 
-def zeros(sample: Samples, size: int) -> Samples:
+def zeros(sample: SampleArray, size: int) -> SampleArray:
     """Return `size` samples of zeros in the form of `sample`."""
     return np.zeros((size, *sample.shape[1:]), sample.dtype)
 

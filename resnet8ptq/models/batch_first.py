@@ -16,7 +16,7 @@ from onnx import helper
 
 from resnet8ptq.graph.renaming import rename_inside
 from resnet8ptq.models.batch_axis import SIZES, Outputs
-from resnet8ptq.models.contract import Samples, read_contract
+from resnet8ptq.models.contract import SampleArray, read_contract
 from resnet8ptq.models.gates.onnx import graph_inputs
 from resnet8ptq.models.sources.contract import Network
 
@@ -62,7 +62,7 @@ def move_inputs(graph: onnx.GraphProto, axes: Mapping[str, int]) -> None:
     graph.node.extend(nodes)
 
 
-def move_outputs(network: Network, samples: Samples) -> Network:
+def move_outputs(network: Network, samples: SampleArray) -> Network:
     """Return a network with the batch axis of every output in front.
 
     Args:
@@ -79,7 +79,7 @@ def move_outputs(network: Network, samples: Samples) -> Network:
         if axis:
             _move_output(proto.graph, value, axis, example.ndim)
 
-    def predict(batch: Samples) -> Outputs:
+    def predict(batch: SampleArray) -> Outputs:
         outputs = network.predict(batch)
         return [np.moveaxis(v, axis, 0) for v, axis in zip(outputs, axes, strict=True)]
 

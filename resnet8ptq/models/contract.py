@@ -19,7 +19,7 @@ from resnet8ptq.data.preprocessing import RAW, Preprocessing, arrange
 from resnet8ptq.models.gates.onnx import graph_inputs
 
 Shape = tuple[int | None, ...]
-Samples = NDArray[Any]  # values [n, ...] of one input, or records [n] of several
+SampleArray = NDArray[Any]  # values [n, ...] of one input, or records [n] of several
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,14 @@ class Match:
     dtype: str = "float32"
     fields: Fields | None = None
 
-    def prepare(self, stored: Samples, steps: Preprocessing) -> Samples:
+    def prepare(self, stored: SampleArray, steps: Preprocessing) -> SampleArray:
         """Return stored samples [n, ...] as network inputs."""
         if self.fields is not None:
             return self.fields.prepare(stored)
         return arrange(steps.apply(stored, self.dtype), self.layout)
 
 
-def match(stored: Samples, steps: Preprocessing, contract: Contract) -> Match:
+def match(stored: SampleArray, steps: Preprocessing, contract: Contract) -> Match:
     """Match stored samples to the inputs of a network; records are matched by name.
 
     Args:

@@ -32,7 +32,7 @@ from resnet8ptq.graph.layers import attribute
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import batch_axis, batch_first, branches, normalization
 from resnet8ptq.models.batch_axis import Outputs, Predict
-from resnet8ptq.models.contract import Contract, Samples, is_scalar, match, read_contract
+from resnet8ptq.models.contract import Contract, SampleArray, is_scalar, match, read_contract
 from resnet8ptq.models.folding import Preprocessing, preprocess
 from resnet8ptq.models.sources import read, select_outputs
 from resnet8ptq.models.sources.contract import Network
@@ -94,7 +94,7 @@ def read_record(folder: Path) -> Conversion:
 
 
 def convert(
-    source: Path, folder: Path, samples: Samples, config: ModelConfig, steps: Arithmetic = RAW
+    source: Path, folder: Path, samples: SampleArray, config: ModelConfig, steps: Arithmetic = RAW
 ) -> None:
     """Write `unfolded.onnx`, `folded.onnx` and `conversion.json` into `folder`.
 
@@ -140,7 +140,7 @@ def _explain(graph: onnx.GraphProto) -> str:
 
 
 def _convert(
-    network: Network, folder: Path, samples: Samples, fields: Fields | None = None
+    network: Network, folder: Path, samples: SampleArray, fields: Fields | None = None
 ) -> None:
     """Do the work of `convert`; the samples have the network's dtype and layout."""
     normalization.name_nodes(network.proto.graph)
@@ -165,7 +165,7 @@ def _write(
     proto: onnx.ModelProto,
     why_fixed: str | None,
     folder: Path,
-    samples: Samples,
+    samples: SampleArray,
     fields: Fields | None,
 ) -> None:
     """Fold a graph with constant sizes, compare it with the original, and write all files."""
@@ -198,7 +198,9 @@ def _write(
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=2))
 
 
-def check_torch(path: Path, samples: Samples, steps: Arithmetic = RAW, final: str = VALUES) -> str:
+def check_torch(
+    path: Path, samples: SampleArray, steps: Arithmetic = RAW, final: str = VALUES
+) -> str:
     """Return JSON: how far torch is from ONNX Runtime, or why it cannot run the network."""
     proto, label = onnx.load(path), f"torch, {path.stem}"
     matched = match(samples, steps, read_contract(proto.graph))
@@ -217,7 +219,7 @@ def check_torch(path: Path, samples: Samples, steps: Arithmetic = RAW, final: st
     return json.dumps({"without_torch": {path.name: reason}})
 
 
-def _take_branches(network: Network, samples: Samples) -> None:
+def _take_branches(network: Network, samples: SampleArray) -> None:
     """Replace each If by its branch, in place, if shapes decide and all batch sizes agree."""
     graph = network.proto.graph
     names, fixed = [value.name for value in graph.input], read_contract(graph).batch
@@ -229,7 +231,7 @@ def _take_branches(network: Network, samples: Samples) -> None:
 
 
 def _run_on(
-    samples: Samples, proto: onnx.ModelProto, fields: Fields | None
+    samples: SampleArray, proto: onnx.ModelProto, fields: Fields | None
 ) -> Callable[[Predict, str], Outputs]:
     """Return a function that runs samples in batches within the limits of graph and memory."""
     contract = read_contract(proto.graph)
@@ -245,7 +247,7 @@ def _run_on(
     def run(predict: Predict, label: str) -> Outputs:
         full = batch_axis.in_full_batches(predict, contract.batch)
 
-        def shortened(batch: Samples) -> Outputs:
+        def shortened(batch: SampleArray) -> Outputs:
             return full(fields.cut(batch) if fields is not None and free else batch)
 
         return batch_axis.in_batches(shortened, samples, at_once, label)
@@ -253,7 +255,7 @@ def _run_on(
     return run
 
 
-def _find_batch(network: Network, samples: Samples) -> Network:
+def _find_batch(network: Network, samples: SampleArray) -> Network:
     """Fix the batch size at 1 if the file declares it free but the graph only runs one sample.
 
     A scalar output is one number for the whole batch, so only a batch of 1 gives one per sample.
@@ -271,7 +273,7 @@ def _find_batch(network: Network, samples: Samples) -> Network:
 
 
 def _fix_sizes(
-    network: Network, samples: Samples, fields: Fields | None
+    network: Network, samples: SampleArray, fields: Fields | None
 ) -> tuple[onnx.ModelProto, str | None]:
     """Return the graph with constant sizes, and the reason if its batch size stays fixed."""
     fixed, some = read_contract(network.proto.graph).batch, samples[:3]
@@ -311,7 +313,7 @@ def _find_branch(graph: onnx.GraphProto) -> str | None:
 
 
 def _free_length(
-    network: Network, samples: Samples, batch: int | None, fields: Fields
+    network: Network, samples: SampleArray, batch: int | None, fields: Fields
 ) -> onnx.ModelProto:
     """Return the graph with all sizes constant except the length of the samples.
 
@@ -328,7 +330,7 @@ def _free_length(
     return freed
 
 
-def find_final(outputs: Outputs, samples: Samples) -> str:
+def find_final(outputs: Outputs, samples: SampleArray) -> str:
     """Return the kind of a network's outputs: `probabilities`, `logits` or `values`.
 
     A single float output [n, classes] holds probabilities if its rows are not negative and sum to
@@ -351,7 +353,7 @@ def _torch_runner(path: Path) -> Predict:
     return partial(infer, load_torch_module(path))
 
 
-def _name_difference(proto: onnx.ModelProto, samples: Samples) -> str:
+def _name_difference(proto: onnx.ModelProto, samples: SampleArray) -> str:
     """Return the first operator that torch computes otherwise than ONNX Runtime does."""
     from resnet8ptq.graph.torch_module import find_difference
 

@@ -139,7 +139,7 @@ def build(
 
 
 @dataclass(frozen=True)
-class _Samples:
+class _TableSamples:
     """The samples in a table.
 
     Attributes:
@@ -163,7 +163,7 @@ def _read_inputs(
     config: TableConfig,
     preprocess: PreprocessConfig,
     cache_root: Path,
-) -> _Samples:
+) -> _TableSamples:
     """Return pictures or numbers.
 
     Args:
@@ -174,9 +174,9 @@ def _read_inputs(
     if pictures is None:
         numbers = _keep_numbers(table, inputs, config.shape, cache_root)
         rows = np.arange(len(numbers))
-        return _Samples(numbers, rows, _name_rows(table, rows))
+        return _TableSamples(numbers, rows, _name_rows(table, rows))
     images, rows = decode(pictures, preprocess, config.on_bad, cache_root)
-    return _Samples(images, rows, [pictures[row].name for row in rows], decoded=True)
+    return _TableSamples(images, rows, [pictures[row].name for row in rows], decoded=True)
 
 
 def _list_inputs(table: Table, config: TableConfig) -> list[str]:
@@ -210,12 +210,12 @@ def _find_pictures(
 
 def _read_texts(
     table: Table, others: Sequence[str], config: TableConfig, cache_root: Path
-) -> _Samples:
+) -> _TableSamples:
     """Return the tokens of texts: one sample for each row, or for each text of a pair."""
     names = texts.find(table, config, others)
     records, shown = texts.encode(table, names, config, cache_root)
     rows = np.repeat(np.arange(len(table.columns)), len(records) // len(table.columns))
-    return _Samples(records, rows, _name_rows(table, rows), texts=shown)
+    return _TableSamples(records, rows, _name_rows(table, rows), texts=shown)
 
 
 def _name_rows(table: Table, rows: NDArray[np.int64]) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.graph.torch_module import as_tensors
 from resnet8ptq.models.batch_axis import Outputs, Predict, in_full_batches
-from resnet8ptq.models.contract import Samples
+from resnet8ptq.models.contract import SampleArray
 from resnet8ptq.models.gates import exported_program as gate
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import torch_archive
@@ -55,7 +55,7 @@ def from_program(program: Any, source: Path, sample: Sample) -> Network:
 def _original(program: Any) -> Predict:
     module = program.module()
 
-    def predict(samples: Samples) -> Outputs:
+    def predict(samples: SampleArray) -> Outputs:
         with torch.inference_mode():
             outputs = module(*as_tensors(samples))
         return [output.numpy() for output in torch.utils._pytree.tree_leaves(outputs)]

@@ -14,7 +14,7 @@ from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed, names_of
 from resnet8ptq.graph.renaming import rename
 from resnet8ptq.models.batch_axis import Outputs
-from resnet8ptq.models.contract import Samples, Tensor, arranged, find_layout
+from resnet8ptq.models.contract import SampleArray, Tensor, arranged, find_layout
 from resnet8ptq.models.gates import keras as gate
 from resnet8ptq.models.normalization import OPSET
 from resnet8ptq.models.sources.contract import Network, Sample, is_record, prepare_tensorflow
@@ -48,7 +48,7 @@ def read(source: Path, sample: Sample) -> Network:
 
     names = [tensor.name for tensor in model.inputs]
 
-    def predict(samples: Samples) -> Outputs:
+    def predict(samples: SampleArray) -> Outputs:
         outputs = call(*feed(samples, names).values())
         return [value.numpy() for value in keras.tree.flatten(outputs)]
 

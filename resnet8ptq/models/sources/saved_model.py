@@ -13,7 +13,7 @@ from typing import Any
 from resnet8ptq.core.records import feed
 from resnet8ptq.graph.renaming import rename
 from resnet8ptq.models.batch_axis import Outputs
-from resnet8ptq.models.contract import Samples
+from resnet8ptq.models.contract import SampleArray
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import saved_model as gate
 from resnet8ptq.models.normalization import OPSET
@@ -41,7 +41,7 @@ def read(source: Path, sample: Sample) -> Network:
     session = tf.compat.v1.Session(graph=graph)
     inputs, outputs = program.inputs, list(program.outputs.values())
 
-    def predict(samples: Samples) -> Outputs:
+    def predict(samples: SampleArray) -> Outputs:
         values = feed(samples, list(inputs))
         return list(session.run(outputs, {inputs[name]: values[name] for name in values}))
 

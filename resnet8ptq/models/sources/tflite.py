@@ -5,7 +5,7 @@ from pathlib import Path
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed
 from resnet8ptq.models.batch_axis import Outputs, in_full_batches
-from resnet8ptq.models.contract import Samples
+from resnet8ptq.models.contract import SampleArray
 from resnet8ptq.models.gates import onnx as onnx_gate
 from resnet8ptq.models.gates import tflite as gate
 from resnet8ptq.models.normalization import OPSET
@@ -42,7 +42,7 @@ def read(source: Path, sample: Sample) -> Network:
             sizes = {name: tuple(detail["shape"]) for name, detail in inputs.items()}
     outputs = interpreter.get_output_details()
 
-    def predict(samples: Samples) -> Outputs:
+    def predict(samples: SampleArray) -> Outputs:
         fed = feed(samples, list(inputs))
         if sizes != (needed := {name: values.shape for name, values in fed.items()}):
             for name, shape in needed.items():
