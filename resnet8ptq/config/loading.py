@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,7 +84,7 @@ def check_here(config: RunConfig) -> None:
 
 def save_config(config: RunConfig, path: Path) -> None:
     """Write a run's config for `load_config`."""
-    files.write_text(path, OmegaConf.to_yaml(OmegaConf.structured(config)))
+    files.write_text(path, OmegaConf.to_yaml(OmegaConf.create(asdict(config))))
 
 
 def load_config(path: Path, trusted: bool = True) -> RunConfig:

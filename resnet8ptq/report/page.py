@@ -84,7 +84,7 @@ def write(
             own |= _load_figures(store, best[0].choice.record, selected.family.task.files.captions)
         drawn |= {prefix + name: content for name, content in own.items()}
     wrong = [wrong_answers.load(store, selected) for selected in chosen]
-    heat_maps = layer_errors.load(store, parent_id)
+    heat_maps = background.ask(layer_errors.load, store, parent_id)
     page = to_html(chosen, panels, drawn, wrong, heat_maps)
     runs = [record for family in families for record in family.records]
     texts = {REPORT: page}

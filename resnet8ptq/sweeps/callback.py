@@ -167,7 +167,7 @@ class RunningSweep:
         """Return whether a job of the sweep was an analysis, which the report shows."""
         from resnet8ptq.tracking import history
 
-        runs = history.load_children(self.sweep.store, self.sweep.parent_id)
+        runs = background.ask(history.load_children, self.sweep.store, self.sweep.parent_id)
         return any(run.is_analysis and run.status == "ok" for run in runs)
 
     def _compare(self, records: "list[RunRecord]", timed: bool) -> "list[ModelSelection]":

@@ -47,12 +47,18 @@ def test_a_cached_run_imports_its_own_framework_only(tmp_path, shapes_model):
     assert not modules & (FRAMEWORKS | YARDSTICKS | REPORT)
 
 
-def loaded(imports: str, packages: set[str]) -> set[str]:
-    """Return which of the packages a fresh process has after these imports."""
-    code = f"import sys; {imports}; print(*({packages} & set(sys.modules)))"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return set(done.stdout.split())
+def loaded(statements: str, packages: set[str], folder: Path | None = None) -> set[str]:
+    """Return which of the packages a fresh process has after these statements."""
+    code = f"import sys; {statements}; print(); print(*({packages} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    return set(done.stdout.splitlines()[-1].split())
 
 
 @pytest.mark.slow
@@ -64,6 +70,15 @@ def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws():
     )
     left = {"mlflow", "sqlalchemy", "pandas", "pyarrow", "matplotlib"}
     assert loaded(imports, left) == set()
+
+
+@pytest.mark.slow
+def test_a_sweep_with_its_report_leaves_mlflow_to_the_background_process(tmp_path, shapes_model):
+    new_store(tmp_path / "mlruns")
+    sweep = f"from resnet8ptq import run; assert run.start({['-m', 'backend=onnx', *QUICK]}) == 0"
+    assert loaded(sweep, {"mlflow", "resnet8ptq.report.page"}, tmp_path) == {
+        "resnet8ptq.report.page"
+    }
 
 
 @pytest.mark.slow
