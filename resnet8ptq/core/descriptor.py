@@ -25,7 +25,7 @@ class Search:
         chooses_operators: whether `op_types` is a step of its own, to leave pools in float.
         dynamic: whether `method=dynamic` quantizes matrix products.
         mixed: whether `method=mixed` does, beside static convolutions.
-        diagnoses: whether `+analysis=diagnose` reads its files.
+        diagnoses: whether the search diagnoses its models, in QDQ format.
         weights_alone: whether `method=weight_only` takes matrix products.
         float16_weights: whether `dtype=fp16` halves its files.
         wide_activations: whether integer kernels take 16-bit activations.

@@ -25,6 +25,7 @@ from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment.preprocessing_check import run_all, usual
+from resnet8ptq.experiment.tensors import findings
 from resnet8ptq.experiment.tensors.comparing import SOUND_DB, compare_file
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.tasks.comparison import Comparison
@@ -140,12 +141,17 @@ def _sqnr_db(expected: Outputs, outputs: Outputs) -> float:
 
 
 def _find_layer(evaluator: Evaluator, samples: Split, path: Path) -> str:
-    """Return the layer that costs most; empty if all are near, or the format gives no tensors."""
+    """Return the layer that costs most, and other findings in the file's tensors.
+
+    Empty if all layers are near, or the format gives no tensors.
+    """
     runtime = evaluator.runtime
     admitted = reading.admit(path, runtime.cache_root)
     inputs = options_of(evaluator.quantizer.config, FileConfig).inputs or {}
     with suppress(UnsupportedError):
         compared = compare_file(evaluator.network, admitted, inputs, samples, runtime.threads)
         if compared is not None and compared.costliest.own_db < SOUND_DB:
-            return compared.describe()
+            found = findings.find(compared)
+            others = [one.say() for one in found if compared.costliest.name not in one.tensors]
+            return "; ".join([compared.describe(), *others])
     return ""

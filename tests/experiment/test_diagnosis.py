@@ -1,8 +1,7 @@
 """A network broken on purpose is diagnosed by name, and a healthy one is not."""
 
 import csv
-import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,16 @@ import onnx
 import pytest
 from onnx import helper
 
+from resnet8ptq.backends.file import onnx_file
+from resnet8ptq.backends.openvino.library import is_installed
 from resnet8ptq.core import machine
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.data.dataset import Split
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import running
-from resnet8ptq.experiment.diagnosis import diagnosing, findings, measuring
+from resnet8ptq.experiment.diagnosis import diagnosing
 from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult
 from resnet8ptq.experiment.diagnosis.diagnosis_table import to_markdown
-from resnet8ptq.experiment.diagnosis.findings import saturated_sum, wrong_preprocessing
-from resnet8ptq.experiment.diagnosis.measuring import Noise, Spread, TensorMeasurements
 from resnet8ptq.experiment.search import step_table
 from resnet8ptq.experiment.settings import resolve
 from tests.helpers.assembling import assemble
@@ -172,9 +172,7 @@ BROKEN = [
         WEIGHTS,
     ),
     Broken(healthy(), "clipped activation", "m", "calib=minmax", ACTIVATIONS, LOW),
-    Broken(
-        *(outlier_activation(), "outlier in an activation", "r", "nodes_to_exclude=["), ACTIVATIONS
-    ),
+    Broken(*(outlier_activation(), "outlier channel", "r", "nodes_to_exclude=["), ACTIVATIONS),
     Broken(unlike_inputs(), "joined inputs of very different scale", "j", "nodes_to_exclude=["),
 ]
 
@@ -226,33 +224,21 @@ def test_a_saturated_sum_is_named(diagnose):
 
 
 def test_kernels_that_saturate_are_named_on_any_cpu(diagnose, monkeypatch):
-    run = measuring._Sessions.quantized
+    open_tensors = onnx_file.open_tensors
 
-    def saturated(self: Any, batch: Any) -> Any:
-        return [np.minimum(values, values.max() / 2) for values in run(self, batch)]
+    def open_saturated(content: bytes, threads: int) -> Any:
+        tensors = open_tensors(content, threads)
 
-    monkeypatch.setattr(measuring._Sessions, "quantized", saturated)
+        def run(values: Any) -> Any:
+            return [np.minimum(array, array.max() / 2) for array in tensors.run_kernels(values)]
+
+        return replace(tensors, run_kernels=run)
+
+    monkeypatch.setattr(onnx_file, "open_tensors", open_saturated)
     for flags, name in ((("sse2",), "saturated sum"), (("asimd",), "inexact kernel")):
         monkeypatch.setattr(machine, "cpu", lambda flags=flags: ("a CPU", flags))
         result = diagnose(healthy(), "dtype=u8s8", "per_channel=true")
         assert [finding.name for finding in result.findings] == [name]
-
-
-def test_two_sets_of_tensors_are_held_at_once(diagnose, monkeypatch):
-    made: list[weakref.ref[Any]] = []
-    held: list[int] = []
-    for name in ("fp32", "quantized", "layers"):
-        run = getattr(measuring._Sessions, name)
-
-        def watched(self: Any, *args: Any, run: Any = run) -> Any:
-            values = run(self, *args)
-            made.append(weakref.ref(values[-1]))
-            held.append(sum(reference() is not None for reference in made))
-            return values
-
-        monkeypatch.setattr(measuring._Sessions, name, watched)
-    diagnose(healthy(), "dtype=u8s8", "per_channel=true")
-    assert max(held) == 2
 
 
 def test_wrong_preprocessing_is_named(diagnose):
@@ -280,45 +266,18 @@ def damaged(tmp_path: Path) -> list[str]:
 def test_a_damaged_calibration_sample_is_named_first_and_its_removal_helps_most(damaged, tmp_path):
     words = ("+analysis=diagnose", "dtype=uint8", "threads=1", "evaluate.batch_size=30", *damaged)
     result = running.run(resolve(make_config(*words, "held_out_images=50")), tmp_path, Recorder())
-    assert names(result)[0] == findings.OUTLIER_SAMPLE
+    assert names(result)[0] == diagnosing.OUTLIER_SAMPLE
     assert "wrong preprocessing" not in names(result)
     assert "in sample 7 of " in result.conclusion[0]
     assert result.best.words == diagnosing.REMOVE
     assert result.best.sqnr_db > 20 > 1 > result.before.sqnr_db
 
 
-def test_kernels_of_which_only_the_output_tells():
-    """Some are other kernels where tensors between them are asked for."""
-    some, config = Spread(), make_config("data=shapes")
-    for noise, found in ((1.0, "the output"), (1e-6, None)):
-        measured = TensorMeasurements((), (), Noise(100, 1e-7), Noise(100, noise), some, some, 1)
-        finding = saturated_sum(measured, config)
-        assert (finding and finding.tensors[0]) == found
-
-
 def test_calibration_samples_in_another_range_are_named():
-    pixels = np.arange(1, 256, dtype=np.float32)
-    found = [
-        wrong_preprocessing(
-            TensorMeasurements(
-                (), (), Noise(), Noise(), Spread.of(pixels, pixels), Spread.of(drawn, drawn), 1
-            ),
-            make_config("data=shapes"),
-        )
-        for drawn in (pixels / 255, pixels * 0.9)
-    ]
-    assert found[0] is not None and "0.003922 to 1, those of the held-out" in found[0].meaning
-    assert found[1] is None
-
-
-def test_an_outlier_is_no_part_of_the_reach():
-    values = np.array([0, *np.linspace(0.5, 0.9, 200), -100], np.float32)
-    spread = Spread.of(values, np.round(values))
-    assert (spread.low, spread.high, spread.peak, spread.reach) == (-100, values.max(), 100, 1)
-    assert spread.peaks == 100
-    assert spread.bulk_db < 20 < Noise(*(100**2, 1.0)).sqnr_db
-    alone = Spread.of(np.ones(1, np.float32), np.ones(1, np.float32))
-    assert (alone.reach, alone.peaks) == (0, 0)
+    held_out = Split(np.full((4, 2, 2, 3), 200, np.uint8), None, "held out")
+    for factor, count in ((1 / 255, 1), (0.9, 0)):
+        drawn = replace(held_out, images=(held_out.images * factor).astype(np.float32))
+        assert len(diagnosing.other_preprocessing(drawn, held_out)) == count
 
 
 def test_files_hold_every_tensor(diagnose, tmp_path):
@@ -348,12 +307,24 @@ def test_a_diagnosis_is_logged(tmp_path):
     assert done.result(run)["params"]["held_out_digest"]
 
 
-@pytest.mark.parametrize("override", ["backend=torch", "backend=tflite", "method=dynamic"])
-def test_what_has_no_qdq_graph_is_unsupported(diagnose, override):
-    more = ("dtype=int8",) if override == "method=dynamic" else ()
-    result = diagnose(healthy(), override, *more)
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [("backend=torch", "backend=torch_pt2e"), ("method=dynamic", "+analysis=compare")],
+)
+def test_what_has_no_tensors_or_ranges_is_unsupported(diagnose, override, hint):
+    result = diagnose(healthy(), override, "dtype=int8")
     assert result.status == "unsupported"
-    assert "backend=onnx method=static" in result.reason
+    assert hint in result.reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tflite", "torch_pt2e", "openvino"])
+def test_the_files_of_other_backends_are_diagnosed(diagnose, backend):
+    if backend == "openvino" and not is_installed():
+        pytest.skip("OpenVINO is not installed")
+    result = diagnose(unlike_inputs(), f"backend={backend}", "dtype=int8")
+    assert isinstance(result, DiagnosisResult), result.reason
+    assert "joined inputs of very different scale" in [one.name for one in result.findings]
 
 
 @pytest.mark.parametrize(

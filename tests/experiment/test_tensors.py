@@ -1,6 +1,7 @@
 """A comparison of tensors names the layer that was broken, and the kind of its fault."""
 
 import copy
+from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -12,8 +13,16 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 from resnet8ptq.backends.file import onnx_file
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.experiment.tensors import alignment, comparing, comparison_table
+from resnet8ptq.experiment.search import step_table
+from resnet8ptq.experiment.tensors import (
+    alignment,
+    comparing,
+    findings,
+    network_picture,
+    tensor_table,
+)
 from resnet8ptq.experiment.tensors.alignment import Fingerprint
+from resnet8ptq.experiment.tensors.spread import Noise, Spread
 from resnet8ptq.graph.session import open_runner
 
 # Two parallel branches, which are equal in size, and a sum.
@@ -102,7 +111,7 @@ def test_a_right_file_has_no_lost_tensor(files):
     assert compared.first_lost is None
     assert {tensor.name for tensor in compared.tensors} >= {"x", "first", "left", "right", "second"}
     assert compared.costliest.own_db > 25
-    assert not compared.cut
+    assert findings.find(compared) == []
 
 
 def clip(proto):
@@ -125,25 +134,27 @@ def swap_channels(proto):
 
 
 FAULTS = [
-    (clip, "first", "range"),
-    (double_scale, "left", "scale"),
-    (zero_bias, "right", "bias"),
-    (swap_channels, "left", "another order"),
+    (clip, "first", step_table.CLIPPED),
+    (double_scale, "left", step_table.WRONG_SCALE),
+    (zero_bias, "right", step_table.WRONG_BIAS),
+    (swap_channels, "left", step_table.CHANNEL_ORDER),
 ]
 
 
-@pytest.mark.parametrize(("fault", "tensor", "word"), FAULTS)
+@pytest.mark.parametrize(("fault", "tensor", "name"), FAULTS)
 @pytest.mark.parametrize("names", ["kept", "others"])
-def test_a_fault_is_found_where_it_is(files, fault, tensor, word, names):
+def test_a_fault_is_found_where_it_is(files, fault, tensor, name, names):
     fp32, quantized = files[0], copy.deepcopy(files[1])
     fault(quantized)
     if names == "others":
         rename(quantized)
     compared = compare(fp32, quantized)
     assert compared.costliest.name == tensor
-    assert word in compared.explanation
     assert tensor in compared.describe()
-    assert (fault is clip) == (tensor in [one.name for one in compared.cut])
+    found = findings.find(compared)
+    assert [(one.name, one.tensors[0]) for one in found if tensor in one.tensors] == [
+        (name, tensor)
+    ]
 
 
 def rename(proto):
@@ -158,10 +169,22 @@ def rename(proto):
 
 def test_the_results_are_written(files, tmp_path):
     compared = compare(*files)
-    assert len(comparison_table.to_csv(compared).splitlines()) == len(compared.tensors) + 1
-    document = comparison_table.to_document(compared)
+    weights = len(compared.weights)
+    assert weights == 4
+    assert len(tensor_table.to_csv(compared).splitlines()) == len(compared.tensors) + weights + 1
+    document = tensor_table.to_document(compared, findings.find(compared))
     assert document["costliest"] == compared.costliest.name
-    comparison_table.draw(compared, "title")
+    tensor_table.save_figure(tmp_path / "tensors.png", compared, [], "title")
+
+
+def test_an_outlier_is_no_part_of_the_reach():
+    values = np.array([0, *np.linspace(0.5, 0.9, 200), -100], np.float32)
+    spread = Spread.of(values, np.round(values))
+    assert (spread.low, spread.high, spread.peak, spread.reach) == (-100, values.max(), 100, 1)
+    assert spread.peaks == 100
+    assert spread.bulk_db < 20 < Noise(*(100**2, 1.0)).sqnr_db
+    alone = Spread.of(np.ones(1, np.float32), np.ones(1, np.float32))
+    assert (alone.reach, alone.peaks) == (0, 0)
 
 
 @given(order=st.permutations(range(3)), seed=st.integers(0, 99))
@@ -197,3 +220,31 @@ def test_the_file_runs_as_its_tensors_say(files):
     tensors = onnx_file.open_tensors(files[1].SerializeToString(), 1)
     output = open_runner(files[1], optimized=False)(SAMPLES[:2])[0]
     assert np.allclose(tensors.run([SAMPLES[:2]])[-1], output)
+
+
+def test_the_picture_has_every_layer_and_frames_the_fault(files):
+    quantized = copy.deepcopy(files[1])
+    double_scale(quantized)
+    compared = compare(files[0], quantized)
+    picture = network_picture.draw(compared, findings.find(compared), "<title>")
+    root = ElementTree.fromstring(picture)
+    groups = [group for group in root if group.tag.endswith("}g")]
+    boxes = network_picture.find_boxes(compared.network, compared.operators)
+    kinds = [[node.op_type for node in box.nodes] for box in boxes]
+    assert kinds == [
+        *(["Conv", "Relu"], ["Conv"], ["Conv"], ["Add", "Relu"]),
+        *(["GlobalAveragePool", "Flatten"], ["Gemm"]),
+    ]
+    assert [box.after for box in boxes] == [set(), {0}, {0}, {1, 2}, {3}, {4}]
+    assert len(groups) == len(boxes)
+    [framed] = [group for group in groups if group.get("class") == "fault"]
+    assert step_table.WRONG_SCALE in "".join(framed.itertext())
+    assert "script" not in picture and "&lt;title&gt;" in picture
+
+
+@given(ends=st.lists(st.integers(0, 40), min_size=1, max_size=200), size=st.integers(1, 9))
+def test_blocks_hold_every_box_once_in_order(ends, size):
+    last = [min(index + end, len(ends) - 1) for index, end in enumerate(ends)]
+    blocks = network_picture._split(last, size)
+    assert [index for block in blocks for index in block] == list(range(len(ends)))
+    assert all(len(block) <= 2 * size for block in blocks)

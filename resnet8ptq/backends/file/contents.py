@@ -58,6 +58,8 @@ class Inner:
     Attributes:
         low, high, step: the range and the distance of its levels; None if it is not rounded.
         weights: the dequantized weights of the layer that computes it, in any layout.
+        dtype: of its levels, such as `uint8`; empty if it is not rounded.
+        weight_dtype: the stored dtype of `weights`.
     """
 
     name: str
@@ -65,13 +67,15 @@ class Inner:
     high: float | None = None
     step: float | None = None
     weights: NDArray[np.float32] | None = field(default=None, compare=False)
+    dtype: str = ""
+    weight_dtype: str = ""
 
     @classmethod
     def rounded(cls, name: str, scale: float, zero_point: int, levels: str) -> "Inner":
         """Return a tensor with one scale, rounded to an integer dtype."""
         limits = np.iinfo(levels)
         low, high = (scale * (level - zero_point) for level in (limits.min, limits.max))
-        return cls(name, low, high, scale)
+        return cls(name, low, high, scale, dtype=levels)
 
 
 @dataclass(frozen=True)
@@ -79,11 +83,14 @@ class Tensors:
     """The float tensors inside a file, in the order of execution.
 
     Attributes:
-        run: returns their values for the inputs of the file; integers are dequantized.
+        run: returns their values for the inputs of the file, as the file defines them; integers are
+            dequantized.
+        run_kernels: the same, as the runtime's kernels compute them; None: it is not known.
     """
 
     inner: tuple[Inner, ...]
     run: RawRun
+    run_kernels: RawRun | None = None
 
 
 @dataclass(frozen=True)

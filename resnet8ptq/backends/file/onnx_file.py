@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,25 +91,29 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     proto = onnx.ModelProto.FromString(content)
     graph = _Graph.of(proto.graph)
     inner = dict(graph.inner(proto.graph))
-    exposed = expose(proto, [*inner])
-    session = open_session(exposed.SerializeToString(), threads, optimized=False, arena=False)
-    floats = {value.name for value in session.get_outputs() if value.type == "tensor(float)"}
-    integers = {value.name for value in session.get_outputs() if value.type in _INTEGERS}
+    exposed = expose(proto, [*inner]).SerializeToString()
+    defined = open_session(exposed, threads, optimized=False, arena=False)
+    floats = {value.name for value in defined.get_outputs() if value.type == "tensor(float)"}
+    integers = {value.name for value in defined.get_outputs() if value.type in _INTEGERS}
     kept = {
         name: tensor
         for name, tensor in inner.items()
         if name in floats or (name in integers and tensor.step is not None)
     }
+    # What is behind DequantizeLinear may be asked for without undoing integer kernels, but for
+    # some of those with int8 activations.
+    kernels = open_session(exposed, threads, arena=False)
+    return Tensors(tuple(kept.values()), partial(_run, defined, kept), partial(_run, kernels, kept))
+
+
+def _run(
+    session: Any, kept: dict[str, Inner], values: Sequence[NDArray[Any]]
+) -> list[NDArray[Any]]:
     names = [value.name for value in session.get_inputs()]
-
-    def run(values: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        outputs = session.run([*kept], dict(zip(names, values, strict=True)))
-        return [
-            _dequantize(output, tensor)
-            for output, tensor in zip(outputs, kept.values(), strict=True)
-        ]
-
-    return Tensors(tuple(kept.values()), run)
+    outputs = session.run([*kept], dict(zip(names, values, strict=True)))
+    return [
+        _dequantize(output, tensor) for output, tensor in zip(outputs, kept.values(), strict=True)
+    ]
 
 
 def _dequantize(values: NDArray[Any], tensor: Inner) -> NDArray[Any]:
@@ -189,30 +194,30 @@ class _Graph:
                     continue  # weights, or the output of an operator on integers
                 name = maker.input[0].removesuffix(AT_OUTPUT)
                 weights = self.weights(self.producers.get(maker.input[0]))
-                yield node.output[0], replace(self._inner(name, maker), weights=weights)
+                yield node.output[0], replace(self._inner(name, maker), **weights)
                 continue
             for index, name in enumerate(node.output):
                 takers = {taker.op_type for taker in self.consumers.get(name, [])}
                 if name and takers != {"QuantizeLinear"}:
                     named = name.removesuffix("_quantized")
                     inner = self._inner(named, node) if index == 0 else Inner(named)
-                    yield name, replace(inner, weights=self.weights(node))
+                    yield name, replace(inner, **self.weights(node))
 
-    def weights(self, node: onnx.NodeProto | None) -> NDArray[Any] | None:
-        """Return the dequantized weights of a layer, also through a fused activation.
+    def weights(self, node: onnx.NodeProto | None) -> dict[str, Any]:
+        """Return the attributes of `Inner` for a layer's weights, also of a fused activation.
 
-        None if the node is no layer, or its weights are not stored as integers with scales.
+        Empty if the node is no layer, or its weights are not stored as integers with scales.
         """
         if node is not None and node.op_type in FUSED:
             node = self.producers.get(node.input[0])
         if node is None or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
-            return None
+            return {}
         maker = self.producers.get(node.input[1])
         names = [] if maker is None else [name for name in maker.input if name]
         if maker is None or maker.op_type != "DequantizeLinear" or len(names) < 2:
-            return None
+            return {}
         if any(name not in self.constants for name in names):
-            return None
+            return {}
         values = [numpy_helper.to_array(self.constants[name]) for name in names]
         levels, scale = values[0].astype(np.float32), values[1].astype(np.float32)
         zero = values[2].astype(np.float32) if len(values) > 2 else np.float32(0)
@@ -220,7 +225,10 @@ class _Graph:
             sizes = [1] * levels.ndim
             sizes[attribute(maker, "axis", 1)] = scale.size
             scale, zero = scale.reshape(sizes), np.broadcast_to(zero, scale.shape).reshape(sizes)
-        return None if scale.ndim > 1 and scale.ndim != levels.ndim else (levels - zero) * scale
+        if scale.ndim > 1 and scale.ndim != levels.ndim:
+            return {}
+        dtype = _dtype(self.constants[names[0]].data_type)
+        return {"weights": (levels - zero) * scale, "weight_dtype": dtype}
 
     def _inner(self, name: str, maker: onnx.NodeProto) -> Inner:
         triple = self._scale(maker, _OUTPUT_SCALES.get(maker.op_type))

@@ -110,7 +110,7 @@ def _inner(name: str, operator: Any) -> Inner:
         return Inner(name)
     least, most = (float(end.reshape(-1)[0]) for end in ends)
     steps = operator.get_attributes()["levels"] - 1
-    return Inner(name, least, most, (most - least) / steps)
+    return Inner(name, least, most, (most - least) / steps, dtype=_levels(operator))
 
 
 def open_logits(content: bytes, threads: int) -> RawRun | None:

@@ -105,7 +105,7 @@ def _rounded(quantize: Any) -> Inner:
     """Return what a node of quantize_per_tensor rounds."""
     source, scale, zero_point, least, most = quantize.args[:5]
     low, high = (scale * (level - zero_point) for level in (least, most))
-    return Inner(source.name, low, high, scale)
+    return Inner(source.name, low, high, scale, dtype=_dtype(quantize))
 
 
 def open_logits(content: bytes, threads: int) -> None:

@@ -43,10 +43,9 @@ class Admitted:
         Raises:
             UnsupportedError: the format does not give its tensors.
         """
-        opened = getattr(reader_of(self.path), "open_tensors", None)
-        if opened is None:
+        if not gives_tensors(self.path.suffix):
             raise UnsupportedError(f"{self.path.suffix} files do not give their inner tensors")
-        tensors: Tensors = opened(self.path.read_bytes(), threads)
+        tensors: Tensors = reader_of(self.path).open_tensors(self.path.read_bytes(), threads)
         return tensors
 
     def open_logits(self, threads: int) -> RawRun | None:
@@ -130,7 +129,12 @@ def digest(path: Path) -> str:
 
 def reader_of(path: Path) -> Any:
     """Return the module that reads a file of this suffix."""
-    return import_module(find_readers()[path.suffix.lower()].reader)
+    return import_module(find_readers()[path.suffix.lower() or path.name].reader)
+
+
+def gives_tensors(suffix: str) -> bool:
+    """Return whether files of this suffix give their inner tensors."""
+    return suffix in find_readers() and hasattr(reader_of(Path(suffix)), "open_tensors")
 
 
 def _read(path: Path, module: str) -> tuple[bytes, dict[str, Any]]:

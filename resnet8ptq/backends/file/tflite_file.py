@@ -85,7 +85,10 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     ]
     kept = [index for index in made if _is_value(tensors[index])]
     weights = {
-        int(layer.operator.outputs[0]): tflite.read_values(model, layer.weights).astype(np.float32)
+        int(layer.operator.outputs[0]): {
+            "weights": tflite.read_values(model, layer.weights).astype(np.float32),
+            "weight_dtype": _NAMES[layer.weights.type],
+        }
         for layer in tflite.layers(model)
         if _NAMES[layer.weights.type] in ("int4", "int8")
     }
@@ -96,7 +99,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
         details = {one["index"]: one for one in network.interpreter.get_tensor_details()}
         return [read_output(network.interpreter, details[index]) for index in kept]
 
-    inner = [replace(_inner(tensors[i]), weights=weights.get(i)) for i in kept]
+    inner = [replace(_inner(tensors[i]), **weights.get(i, {})) for i in kept]
     return Tensors(tuple(inner), run)
 
 

@@ -5,9 +5,9 @@ import math
 from dataclasses import dataclass
 
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.experiment.diagnosis.findings import Finding
-from resnet8ptq.experiment.diagnosis.measuring import TensorMeasurements
 from resnet8ptq.experiment.diagnosis.outcomes import Outcome
+from resnet8ptq.experiment.tensors.comparing import TensorComparison
+from resnet8ptq.experiment.tensors.findings import Finding
 from resnet8ptq.tasks.metric import Metric
 
 WEIGHTS, ACTIVATIONS = "weights", "activations"
@@ -52,19 +52,21 @@ class DiagnosisResult(RunResult):
     """Measurements, findings, and the tried changes, the best first.
 
     Attributes:
+        compared: the tensors beside FP32's.
         findings: all findings, including those without an effect on accuracy.
         before: the outcome of the unchanged settings.
-        halves: the outcomes with only weights or only activations rounded.
+        halves: the outcomes with only weights or only activations rounded; None if the file does
+            not give its weights.
         metric: the task's metric; `fp32_value` is its value for FP32.
         images: number of scored held-out samples.
         notes: notes on the diagnosed form of the network.
     """
 
-    measured: TensorMeasurements
+    compared: TensorComparison
     findings: tuple[Finding, ...]
     outcomes: tuple[Outcome, ...]
     before: Outcome
-    halves: Halves
+    halves: Halves | None
     metric: Metric
     fp32_value: float
     images: int
@@ -99,7 +101,8 @@ class DiagnosisResult(RunResult):
     def conclusion(self) -> list[str]:
         """The faults and the best change, in lines."""
         lines = [f"fault: {finding.say()}{self._say_answer(finding)}" for finding in self.reasons]
-        return [*(lines or [self._nothing()]), self.halves.say(), self._help()]
+        halves = [self.halves.say()] if self.halves else []
+        return [*(lines or [self._nothing()]), *halves, self._help()]
 
     def _say_answer(self, finding: Finding) -> str:
         answer = self.answer(finding)
@@ -122,25 +125,14 @@ class DiagnosisResult(RunResult):
         return f"best change: {self.best.words} (measured: {gain}; {where})"
 
     def to_json(self) -> str:
-        """Return the findings and the changes against them, for programs.
-
-        A list of objects with `name`, `tensor` and `changes`, the settings of each.
-        """
-        rows = [
-            {
-                "name": finding.name,
-                "tensor": finding.tensors[0] if finding.tensors else "",
-                "changes": [change.settings for change in finding.changes],
-            }
-            for finding in self.findings
-        ]
-        return json.dumps(rows)
+        """Return the findings and the changes against them, for programs."""
+        return json.dumps([finding.to_entry() for finding in self.findings])
 
     def summary(self) -> str:
         """Return the outcome in one line."""
         if not self.outcomes:
             names = ", ".join(finding.name for finding in self.findings) or "no single cause"
-            return f"{names}; {self.halves.say()}"
+            return f"{names}; {self.halves.say()}" if self.halves else names
         faults = ", ".join(f"{finding.name} in {finding.tensors[0]}" for finding in self.reasons)
         helps = f"{self.best.words} helps most" if self.best else "no change that was tried helps"
         return f"{faults or 'no single cause'}; {helps}"
@@ -154,9 +146,10 @@ class DiagnosisResult(RunResult):
             name: before.value,
             f"fp32_{name}": self.fp32_value,
             "sqnr_db": before.sqnr_db,
-            "weights_alone_sqnr_db": self.halves.weights.sqnr_db,
-            "activations_alone_sqnr_db": self.halves.activations.sqnr_db,
         }
+        if self.halves is not None:
+            metrics["weights_alone_sqnr_db"] = self.halves.weights.sqnr_db
+            metrics["activations_alone_sqnr_db"] = self.halves.activations.sqnr_db
         for outcome in self.outcomes[:1]:
             metrics |= {f"best_{name}": outcome.value, "best_sqnr_db": outcome.sqnr_db}
         # The SQNR of an output that did not change is infinite, which no store can keep.

@@ -11,30 +11,38 @@ from pathlib import Path
 import onnx
 
 from resnet8ptq.backends.contract import refuse_others
-from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.backends.registry import BACKENDS, make_quantizer
 from resnet8ptq.calibration.outliers import Outliers
-from resnet8ptq.config.schema import RunConfig
-from resnet8ptq.evaluation.evaluator import Quantized
+from resnet8ptq.config.schema import CalibConfig, RunConfig
+from resnet8ptq.core.descriptor import find_search
+from resnet8ptq.core.records import names_of, unpack
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.evaluation.evaluator import Quantized, baseline_config
 from resnet8ptq.experiment import preparation, preprocessing_check, sample_check
-from resnet8ptq.experiment.diagnosis import diagnosis_table, findings, measuring, outcomes
+from resnet8ptq.experiment.compatibility import fit_settings
+from resnet8ptq.experiment.diagnosis import diagnosis_table, outcomes
 from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult, Halves
 from resnet8ptq.experiment.diagnosis.outcomes import Outcome
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples
 from resnet8ptq.experiment.search import step_table
+from resnet8ptq.experiment.search.changes import change
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.subject import open_subject
+from resnet8ptq.experiment.tensors import analysing, findings
+from resnet8ptq.experiment.tensors.comparing import SAMPLES, TensorComparison
+from resnet8ptq.experiment.tensors.findings import Finding
+from resnet8ptq.experiment.tensors.spread import Spread
 from resnet8ptq.experiment.workspace import Workspace
 from resnet8ptq.graph import qdq
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.tasks.comparison import Comparison
 
 REMOVE = "remove the named calibration samples"
-_DIAGNOSED = [name for name, backend in BACKENDS.items() if backend.search.diagnoses]
-_TAKES = (
-    f"+analysis=diagnose reads the graphs of backend={' | '.join(_DIAGNOSED)} method=static; set "
-    "both"
-)
+OUTLIER_SAMPLE = "outlier among the calibration samples"
+WRONG_PREPROCESSING = "wrong preprocessing"
+OTHER_RANGE = 4  # times the range of the calibration samples
+_STATIC = "+analysis=diagnose takes calibrated ranges; +analysis=compare takes any method"
 
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
@@ -43,18 +51,21 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     See `running.run`.
 
     Raises:
-        UnsupportedError: the backend's or the method's files hold no QDQ graph.
+        UnsupportedError: the backend's files do not give their tensors, or hold no ranges.
     """
     config = settings.config
-    refuse_others(config, {"backend.name": (_DIAGNOSED, _TAKES), "method": (["static"], _TAKES)})
+    refuse_others(config, {"method": (["static"], _STATIC)})
     resolved = settings.quantizer.resolve()
     notes = []
     if config.format in ("qoperator", "auto"):
         notes.append("diagnosed in format=qdq: format=qoperator hides what is between its layers")
-    # A slim file has lost the names of its tensors.
-    settings = settings.vary(format="qdq", slim=False)
-    config = settings.config
+    if find_search(config.backend.name).diagnoses:
+        # A slim file has lost the names of its tensors.
+        settings = settings.vary(format="qdq", slim=False)
     evaluator, samples = open_subject(settings, run)
+    settings = fit_settings(settings, evaluator.network)
+    evaluator = evaluator.with_quantizer(settings.quantizer)
+    config = settings.config
     with tempfile.TemporaryDirectory() as scratch:
         work = Workspace(settings, evaluator, samples, Path(scratch), Path(scratch), run)
         result = _diagnose(work)
@@ -62,7 +73,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
     result = replace(result, notes=tuple(notes), resolved=params)
     diagnosis_table.write(folder, config, result)
     if config.analysis.try_changes:  # otherwise a search reads the findings
-        diagnosis_table.print_tables(result, diagnosis_table.describe(config))
+        diagnosis_table.print_tables(result, config)
     return result
 
 
@@ -72,24 +83,20 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
     compared = _compare(work, quantized.path)
     outliers = _find_outliers(work, network)
     others = samples.without(sorted({index for one in outliers for index in one.samples}))
-    measured = measuring.measure(
-        onnx.load(network.onnx_path),
-        onnx.load(quantized.path),
-        others.calibrating.split,  # the finding names the outliers, not their range
-        samples.held_out,
-        evaluator.runtime.threads,
-    )
+    measured = analysing.compare(work.settings, network, quantized.path, samples.held_out)
     calibrating = samples.calibrating.split
-    problems = [findings.outlier_samples(one, calibrating, config.calib) for one in outliers]
-    problems += findings.find(measured, config)
+    problems = [outlier_samples(one, calibrating, config.calib) for one in outliers]
     fp32, expected = evaluator.reference(samples.held_out), config.report.expected_accuracy
     doubt = preprocessing_check.check(config.preprocess, evaluator, samples.data, fp32, expected)
     if doubt is not None:
-        problems.insert(len(outliers), findings.doubtful_fp32(doubt))
-    halves = _halve(work, quantized, network, compared)
+        problems.append(Finding(WRONG_PREPROCESSING, ("FP32",), doubt, certain=True))
+    # A finding names the outliers, not their range.
+    problems += other_preprocessing(others.calibrating.split, samples.held_out)
+    problems += analysing.find_faults(work.settings, measured)
+    halves = _halve(work, measured, network, compared)
     answers = [change for problem in problems for change in problem.changes]
     answers += step_table.usual(config, findings.worst_layer(measured))
-    if halves.costs_more == WEIGHTS:
+    if halves is not None and halves.costs_more == WEIGHTS:
         answers += step_table.correct(config)
     once = {change.words: change for change in answers if config.analysis.try_changes}
     tried = outcomes.attempt(
@@ -100,7 +107,7 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
         tried.insert(0 if removal.helps else len(tried), removal)
     return DiagnosisResult(
         "ok",
-        measured=measured,
+        compared=measured,
         findings=tuple(problems),
         outcomes=tuple(tried),
         before=outcomes.unchanged(compared),
@@ -124,9 +131,9 @@ def _quantize(work: Workspace) -> tuple[Quantized, Fp32Model]:
     return work.quantize(prepared, folder), prepared.network
 
 
-def _compare(work: Workspace, path: Path, label: str = "Evaluating") -> Comparison:
+def _compare(work: Workspace, path: Path) -> Comparison:
     """Compare an artifact with FP32 on the tuning samples."""
-    return work.evaluator.compare(path, work.samples.held_out, label).comparison
+    return work.evaluator.compare(path, work.samples.held_out).comparison
 
 
 def _find_outliers(work: Workspace, network: Fp32Model) -> list[Outliers]:
@@ -146,28 +153,67 @@ def _leave_out(work: Workspace, others: Samples, reference: Comparison) -> Outco
 
 
 def _halve(
-    work: Workspace, quantized: Quantized, network: Fp32Model, reference: Comparison
-) -> Halves:
+    work: Workspace, measured: TensorComparison, network: Fp32Model, reference: Comparison
+) -> Halves | None:
     """Run the network with only weights rounded, and with only activations rounded.
 
+    None if the file does not give the weights of its layers.
+
     Args:
-        quantized: the quantized network in QDQ format.
+        measured: the tensors of the file.
         network: the network before quantization, including corrections.
         reference: the artifact, compared with FP32.
     """
-    paths = work.fp32.onnx_path, network.onnx_path, quantized.path
-    fp32, exact, rounded = map(onnx.load, paths)
-    weights = qdq.rounded_weights(exact.graph, rounded.graph)
-    activations = qdq.rounded_activations(exact.graph, rounded.graph)
+    weights = [weight.rounded for weight in measured.weights]
+    activations = [tensor.rounded for tensor in measured.tensors if tensor.rounded is not None]
+    if not weights:
+        return None
+    fp32, exact = onnx.load(work.fp32.onnx_path), onnx.load(network.onnx_path)
     protos = {
         WEIGHTS: qdq.with_weights_rounded(exact, weights),
         ACTIVATIONS: qdq.with_activations_rounded(fp32, activations),
     }
+    in_onnx = replace(baseline_config(work.config), backend=BACKENDS["onnx"].schema("onnx"))
+    evaluator = work.evaluator.with_quantizer(make_quantizer(in_onnx, work.evaluator.runtime))
     halves = {}
     for name, proto in protos.items():
         path = work.scratch / "half.onnx"
         onnx.save(proto, path)
-        compared = _compare(work, path, f"Rounding the {name} alone")
+        label = f"Rounding the {name} alone"
+        compared = evaluator.compare(path, work.samples.held_out, label).comparison
         words = f"({name} alone)"
         halves[name] = outcomes.weigh(words, compared, reference, work.evaluator.task)
     return Halves(halves[WEIGHTS], halves[ACTIVATIONS], work.config.per_channel)
+
+
+def outlier_samples(outliers: Outliers, samples: Split, calib: CalibConfig) -> Finding:
+    """Return the finding of calibration samples that stand out."""
+    clip = outliers.clip(calib)
+    meaning = f"{outliers.describe(samples)}; {outliers.mend(calib)}"
+    changes = (change(clip),) if clip else ()
+    return Finding(OUTLIER_SAMPLE, (outliers.tensor,), meaning, changes=changes, certain=True)
+
+
+def other_preprocessing(calibrating: Split, held_out: Split) -> list[Finding]:
+    """Report calibration samples whose range differs from that of the held-out samples."""
+    drawn, fed = _find_spread(calibrating), _find_spread(held_out)
+    least, most = sorted((drawn.reach, fed.reach))
+    if not least or most / least < OTHER_RANGE:
+        return []
+    meaning = (
+        f"their values lie within {drawn.low:.4g} to {drawn.high:.4g}, those of the held-out "
+        f"samples within {fed.low:.4g} to {fed.high:.4g}; take calibration samples (calib.images) "
+        "that are stored like the others, or a preprocess= that fits both"
+    )
+    return [Finding(WRONG_PREPROCESSING, ("the calibration samples",), meaning, certain=True)]
+
+
+def _find_spread(split: Split) -> Spread:
+    """Return the magnitudes of some samples; tokens in records have none."""
+    spread = Spread()
+    for batch in split.spaced(8 * SAMPLES).batches(SAMPLES):
+        is_record = bool(names_of(batch.dtype))
+        for values in unpack(batch).values() if is_record else [batch]:
+            if not is_record or values.dtype.kind == "f":
+                spread.add(values, values)
+    return spread

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from resnet8ptq.config.schema import DTYPES, RunConfig
 from resnet8ptq.core import machine
 from resnet8ptq.core.descriptor import Search, find_search
-from resnet8ptq.experiment.search.changes import Change, calibrate, change, leave_in_float
+from resnet8ptq.experiment.search.changes import (
+    Change,
+    calibrate,
+    calibrate_with,
+    change,
+    leave_in_float,
+)
 from resnet8ptq.experiment.search.properties import (
     ATTENTION,
     BESIDE,
@@ -386,6 +392,24 @@ def start(seen: Seen) -> Change:
     return Change((*seen.search.start, *(REDUCE_RANGE.settings if saturates else ())))
 
 
+# The faults that `experiment.tensors.findings` names; `answer` has the settings against them.
+CLIPPED = "clipped activation"
+SATURATED = "saturated sum"
+INEXACT_KERNEL = "inexact kernel"
+UNLIKE_CHANNELS = "channels of very different scale"
+OUTLIER_WEIGHT = "outlier weight"
+OUTLIER_ACTIVATION = "outlier in an activation"
+OUTLIER_CHANNEL = "outlier channel"
+UNLIKE_INPUTS = "joined inputs of very different scale"
+FIXED_SCALE = "fixed scale"
+UNUSED_RANGE = "unused range"
+DEAD_CHANNEL = "dead channel"
+WRONG_WEIGHTS = "wrong weights"
+WRONG_SCALE = "wrong scale"
+WRONG_BIAS = "wrong bias"
+CHANNEL_ORDER = "wrong order of channels"
+UNEXPLAINED = "unexplained error"
+
 # The answers that a diagnosis may name, besides the rows above.
 PER_CHANNEL = change("per_channel=true")
 REDUCE_RANGE = change("reduce_range=true")
@@ -403,6 +427,34 @@ LEARN = _change_of("learned_rounding")
 EQUALIZE = _change_of("equalization")
 SMOOTH = _change_of("smooth_quant")
 POOLS_IN_FLOAT = _change_of("operators")
+
+
+def answer(config: RunConfig, finding: str, nodes: Sequence[str]) -> list[Change]:
+    """Return the changes of our settings against a fault; empty if none answers it.
+
+    Args:
+        nodes: nodes that avoid the fault if they stay in float.
+    """
+    more = calibrate_with(4 * (config.calib.samples_per_class or 100))
+    widest = more if config.calib.name == "minmax" else calibrate("minmax")
+    narrower = [] if config.calib.name == "percentile" else [calibrate("percentile")]
+    per_channel = [] if config.per_channel else [PER_CHANNEL]
+    in_float = [leave_in_float(config, nodes)] if nodes else []
+    changes = {
+        CLIPPED: [widest],
+        SATURATED: [REDUCE_RANGE, UINT8],
+        INEXACT_KERNEL: [REDUCE_RANGE, UINT8],
+        UNLIKE_CHANNELS: [PER_CHANNEL],
+        OUTLIER_WEIGHT: [*per_channel, *in_float],
+        OUTLIER_ACTIVATION: [*narrower, *in_float],
+        OUTLIER_CHANNEL: [*narrower, EQUALIZE, *in_float],
+        UNLIKE_INPUTS: in_float,
+        FIXED_SCALE: in_float,
+        UNUSED_RANGE: [*narrower, *in_float],
+        DEAD_CHANNEL: [*per_channel, *in_float],
+        UNEXPLAINED: in_float,
+    }
+    return changes.get(finding, [])
 
 
 def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:

@@ -2,11 +2,12 @@
 
 Both networks run on the same samples, one by one. For each matched tensor there are two numbers:
 the SQNR of the file against FP32, with all errors so far, and the SQNR of the layer alone, which
-FP32 computes from the file's own values of the tensors before it.
+FP32 computes from the file's own values of the tensors before it. `findings` are drawn from these
+measurements.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,24 +21,51 @@ from resnet8ptq.backends.file.reading import Admitted
 from resnet8ptq.core.console import track
 from resnet8ptq.core.records import feed
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.experiment.diagnosis.measuring import Noise, to_db
 from resnet8ptq.experiment.tensors import alignment
 from resnet8ptq.experiment.tensors.alignment import Fingerprint
-from resnet8ptq.experiment.tensors.explaining import Levels, explain, power
+from resnet8ptq.experiment.tensors.explaining import Explanation, explain
+from resnet8ptq.experiment.tensors.spread import Array, Levels, Noise, Spread
 from resnet8ptq.graph.layers import FUSED, weight_layers
 from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.qdq import JOINING, RoundedActivation, RoundedWeight
 from resnet8ptq.graph.session import cut_at, expose, open_session
 from resnet8ptq.graph.weights import read_weights
 from resnet8ptq.models.model import Fp32Model
 
-Array = NDArray[np.float32]
 Run = Callable[[NDArray[Any]], Sequence[Array]]  # from one sample to the values of tensors
 
 SAMPLES = 16
 MATCHED = 4  # samples of the fingerprints, and of the explanation
 LOST_DB = 10.0  # the noise has a tenth of the signal's power
-CUT = 1.5  # times the range in the file: a tensor whose values reach further is cut
 SOUND_DB = 20.0  # of a layer alone: 8 bits leave about 30 dB
+EXPLAINED = 4  # layers below `SOUND_DB` whose error is explained
+OFF_LEVELS = 2  # rounding alone puts an integer kernel one level beside float arithmetic
+
+
+@dataclass(frozen=True)
+class Weight:
+    """The weights of a layer in the file: all, and by output channel."""
+
+    rounded: RoundedWeight
+    spread: Spread
+    channels: tuple[Spread, ...]
+
+    @classmethod
+    def of(cls, name: str, node: str, values: Array, rounded: Array, dtype: str) -> "Weight":
+        """Measure weights [channels, ...] of FP32 and of the file."""
+        scales = 1 if _has_one_step(rounded) else len(rounded)
+        channels = tuple(map(Spread.of, values, rounded))
+        weight = RoundedWeight(name, node, values, rounded, scales, dtype)
+        return cls(weight, Spread.of(values, rounded), channels)
+
+
+def _has_one_step(rounded: Array) -> bool:
+    """Return whether all values are multiples of the smallest difference of two."""
+    levels = np.unique(rounded.astype(np.float64))
+    gaps = np.diff(levels)
+    gaps = gaps[gaps > 1e-6 * np.abs(levels).max(initial=0)]  # others are of float's rounding
+    steps = levels / gaps.min(initial=np.inf)
+    return bool(np.abs(steps - np.rint(steps)).max() < 0.02)
 
 
 @dataclass
@@ -47,30 +75,56 @@ class Compared:
     Attributes:
         name, operator: its name in FP32, and the operator that computes it; an input has none.
         inner: the tensor in the file.
-        low, high: the values that FP32 reaches.
-        weights_db: SQNR of the layer's weights in dB; None if they are not known.
-        network: noise of the file's values against FP32's.
-        layer: noise against the values that FP32 computes from the file's tensors before it.
+        layer: name of its node; of a fused activation, the layer's name; empty for an input.
+        nodes: names of its node and of its readers: if all are in float, it is not rounded.
+        weight: of its layer; None if they are not known.
+        so_far: noise of the file's values against FP32's.
+        own: noise of the file's values against those that FP32 computes from the file's tensors
+            before it.
+        kernels: noise of the runtime's kernels against the file's definition, with all so far.
+        off: the number of values, of `count`, where both differ by more than `OFF_LEVELS` levels.
+        most_off: the largest difference in levels.
+        spread: FP32's values, with the noise of rounding them to the file's levels.
+        clipped: the part of that noise from values beyond the range; `beyond` counts such values.
+        parts: of a Concat or Add, by input: its values, rounded with this tensor's step.
+        channels: the ends of each channel [4, channels]: lowest and highest that FP32 computes from
+            the file's tensors before it, lowest and highest in the file; empty without channels.
+        explanation: of its own error; None where it was not looked for.
     """
 
     name: str
     operator: str
     inner: Inner
-    low: float = np.inf
-    high: float = -np.inf
-    weights_db: float | None = None
-    network: Noise = field(default_factory=Noise)
-    layer: Noise = field(default_factory=Noise)
+    layer: str = ""
+    nodes: tuple[str, ...] = ()
+    weight: Weight | None = None
+    so_far: Noise = field(default_factory=Noise)
+    own: Noise = field(default_factory=Noise)
+    kernels: Noise = field(default_factory=Noise)
+    off: int = 0
+    most_off: float = 0.0
+    spread: Spread = field(default_factory=Spread)
+    clipped: float = 0.0
+    beyond: int = 0
+    count: int = 0
+    parts: dict[str, Spread] = field(default_factory=dict)
+    channels: Array = field(default_factory=lambda: np.empty((4, 0), np.float32))
+    explanation: Explanation | None = None
 
     @property
     def sqnr_db(self) -> float:
         """SQNR of the file against FP32 in dB, with all errors so far."""
-        return self.network.sqnr_db
+        return self.so_far.sqnr_db
 
     @property
     def own_db(self) -> float:
         """SQNR of this layer alone in dB."""
-        return self.layer.sqnr_db
+        return self.own.sqnr_db
+
+    @property
+    def weights_db(self) -> float | None:
+        """SQNR of the layer's weights in dB; None if they are not known."""
+        return None if self.weight is None else self.weight.spread.sqnr_db
 
     @property
     def levels(self) -> Levels | None:
@@ -81,21 +135,74 @@ class Compared:
         return Levels(low, high, step)
 
     @property
-    def reach(self) -> float:
-        """How many times as far as the file's range FP32 reaches; 0 without a range."""
+    def limit(self) -> float:
+        """The largest magnitude in the file's range; 0 if the file does not round it."""
+        levels = self.levels
+        return 0.0 if levels is None else max(-levels.low, levels.high)
+
+    @property
+    def rounded(self) -> RoundedActivation | None:
+        """The tensor, to be rounded in the FP32 network; None if the file does not round it."""
         levels = self.levels
         if levels is None:
-            return 0.0
-        above = self.high / levels.high if levels.high > 0 else 0.0
-        below = self.low / levels.low if levels.low < 0 else 0.0
-        return max(above, below)
+            return None
+        ends = levels.step, levels.low, levels.high
+        return RoundedActivation(self.name, self.inner.name, self.layer, self.nodes, *ends)
+
+    @property
+    def beyond_share(self) -> float:
+        """The fraction of FP32's values beyond the range."""
+        return self.beyond / max(self.count, 1)
+
+    @property
+    def off_share(self) -> float:
+        """The fraction of the values that `off` counts."""
+        return self.off / max(self.count, 1)
+
+    def describe(self) -> str:
+        """Return the operator and the name."""
+        return f"{self.operator} {self.name}" if self.operator else f"input {self.name}"
 
     def add(self, fp32: Array, file: Array, alone: Array) -> None:
         """Add the values of a sample; `alone`: what FP32 computes from the file's tensors."""
-        self.low, self.high = min(self.low, float(fp32.min())), max(self.high, float(fp32.max()))
-        fp32, file, alone = map(np.nan_to_num, (fp32, file, alone))  # a mask holds infinities
-        self.network.add(fp32, file)
-        self.layer.add(alone, file)
+        self.so_far.add(fp32, file)
+        self.own.add(alone, file)
+        self.count += fp32.size
+        levels = self.levels
+        rounded = fp32 if levels is None else levels.round(fp32)
+        self.spread.add(fp32, rounded)
+        if levels is not None:
+            half = levels.step / 2
+            outside = (fp32 < levels.low - half) | (fp32 > levels.high + half)
+            self.beyond += int(np.count_nonzero(outside))
+            self.clipped += float(np.square((rounded - fp32)[outside], dtype=np.float64).sum())
+        self._add_channels(alone, file)
+
+    def _add_channels(self, alone: Array, file: Array) -> None:
+        if alone.ndim < 2 or not alone.size:
+            return
+        axis = 1 if alone.ndim == 4 or "Conv" in self.operator else -1
+        others = tuple(other for other in range(alone.ndim) if other != axis % alone.ndim)
+        ends = [alone.min(others), alone.max(others), file.min(others), file.max(others)]
+        known = self.channels if self.channels.size else ends
+        joins = (np.minimum, np.maximum, np.minimum, np.maximum)
+        self.channels = np.stack(
+            [join(*both) for join, *both in zip(joins, known, ends, strict=True)]
+        )
+
+    def add_kernel(self, defined: Array, kernel: Array) -> None:
+        """Add the values of a sample: as the file defines them, and as the kernels compute them."""
+        self.kernels.add(defined, kernel)
+        if levels := self.levels:
+            differences = np.abs(kernel - defined) / levels.step
+            self.off += int(np.count_nonzero(differences > OFF_LEVELS + 0.5))
+            self.most_off = max(self.most_off, float(differences.max(initial=0)))
+
+    def add_part(self, name: str, fp32: Array) -> None:
+        """Add the values of one input of the Concat or Add that makes this tensor."""
+        if levels := self.levels:
+            rounded = np.rint(fp32 / levels.step) * np.float32(levels.step)
+            self.parts.setdefault(name, Spread()).add(fp32, rounded)
 
 
 @dataclass(frozen=True)
@@ -103,15 +210,23 @@ class TensorComparison:
     """The matched tensors, in the order of execution.
 
     Attributes:
-        explanation: of the error of `costliest`, in words.
-        unmatched: number of FP32's tensors without a match in the file.
+        network: of FP32.
+        times: the time of each node of the network in ms, of those that the file keeps; empty: it
+            was not measured.
+        operators: the operator of each float tensor that FP32 computes.
     """
 
+    network: onnx.ModelProto
     tensors: tuple[Compared, ...]
     costliest: Compared
-    explanation: str
-    unmatched: int
+    operators: Mapping[str, str]
     samples: int
+    times: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def unmatched(self) -> int:
+        """The number of FP32's tensors without a match in the file."""
+        return len(self.operators) - sum(bool(tensor.operator) for tensor in self.tensors)
 
     @property
     def first_lost(self) -> Compared | None:
@@ -119,32 +234,37 @@ class TensorComparison:
         return next((tensor for tensor in self.tensors if tensor.sqnr_db < LOST_DB), None)
 
     @property
-    def cut(self) -> list[Compared]:
-        """The tensors whose range in the file is too small for FP32's values, the worst first."""
-        tensors = [tensor for tensor in self.tensors if tensor.reach > CUT]
-        return sorted(tensors, key=lambda tensor: -tensor.reach)
+    def weights(self) -> list[Weight]:
+        """The weights of the layers, as far as they are known."""
+        return [tensor.weight for tensor in self.tensors if tensor.weight is not None]
 
     def describe(self) -> str:
-        """Return the finding in one sentence."""
+        """Return the layer that costs most in one sentence."""
         worst = self.costliest
-        made = f"{worst.operator} {worst.name}" if worst.operator else f"input {worst.name}"
         measured = f"{worst.own_db:.1f} dB alone, {worst.sqnr_db:.1f} dB with what came before"
         if worst.own_db >= SOUND_DB:
-            return f"no layer is faulty; {made} costs most: {measured}"
+            return f"no layer is faulty; {worst.describe()} costs most: {measured}"
         lost = self.first_lost
         where = "" if lost in (None, worst) else f"; {lost.name} is the first below {LOST_DB:g} dB"
-        return f"{made} costs most: {measured}; {self.explanation}{where}"
+        words = f"; {worst.explanation.words}" if worst.explanation else ""
+        return f"{worst.describe()} costs most: {measured}{words}{where}"
 
 
 def compare(
-    fp32: onnx.ModelProto, inner: Sequence[Inner], run: Run, split: Split, threads: int
+    fp32: onnx.ModelProto,
+    inner: Sequence[Inner],
+    run: Run,
+    split: Split,
+    threads: int,
+    run_kernels: Run | None = None,
 ) -> TensorComparison | None:
     """Compare a file's tensors with FP32's; None if no tensor is matched.
 
     Args:
         inner: the tensors that `run` returns.
-        run: from network inputs of one sample to the file's tensors.
+        run: from network inputs of one sample to the file's tensors, as the file defines them.
         split: samples that both run.
+        run_kernels: the same as the runtime's kernels compute them; None: not known.
     """
     exact = _Fp32(fp32, threads)
     split = split.spaced(SAMPLES)
@@ -153,27 +273,47 @@ def compare(
     if not matched:
         return None
     pairs = [
-        _Pair(Compared(name, exact.operators.get(name, ""), inner[index]), index, axes)
-        for name, index, axes in matched
+        _Pair(exact.describe(name, inner[index]), index, axes) for name, index, axes in matched
     ]
     exact.keep([pair.compared.name for pair in pairs])
-    for pair in pairs:
-        if both := exact.weights_beside(pair.compared):
-            pair.compared.weights_db = to_db(power(both[0]), power(both[1] - both[0]))
+    joins = exact.find_joins()
     for batch in track(split.batches(1, padded=False), "Comparing tensors"):
-        for pair, arrays in zip(pairs, _run_beside(exact, run, pairs, batch), strict=True):
+        beside = _run_beside(exact, run, pairs, batch)
+        kernels = None if run_kernels is None else run_kernels(batch)
+        for pair, arrays in zip(pairs, beside, strict=True):
             pair.compared.add(*arrays)
-    worst = pairs.index(_find_costliest(pairs))
-    kept = [_run_beside(exact, run, pairs, batch)[worst] for batch in first.batches(1)]
-    explanation = explain(
-        exact=np.concatenate([alone for _, _, alone in kept]),
-        actual=np.concatenate([file for _, file, _ in kept]),
-        levels=pairs[worst].compared.levels,
-        weights=exact.weights_beside(pairs[worst].compared),
-    )
+            if kernels is not None:
+                kernel = alignment.arrange(kernels[pair.index], pair.axes, arrays[0].shape)
+                pair.compared.add_kernel(arrays[1], kernel)
+        for number, parts in joins.items():
+            for part in parts:
+                pairs[number].compared.add_part(pairs[part].compared.name, beside[part][0])
+    worst = _find_costliest(pairs)
+    _explain(exact, run, pairs, worst, list(first.batches(1)))
     compared = tuple(pair.compared for pair in pairs)
-    unmatched = len(exact.operators) - sum(bool(tensor.operator) for tensor in compared)
-    return TensorComparison(compared, compared[worst], explanation, unmatched, len(split))
+    return TensorComparison(fp32, compared, compared[worst], exact.operators, len(split))
+
+
+def _explain(
+    exact: "_Fp32",
+    run: Run,
+    pairs: Sequence["_Pair"],
+    worst: int,
+    batches: Sequence[NDArray[Any]],
+) -> None:
+    """Explain the error of the costliest layer, and of a few others below `SOUND_DB`."""
+    order = sorted(range(len(pairs)), key=lambda number: pairs[number].compared.own_db)
+    faulty = [number for number in order if pairs[number].compared.own_db < SOUND_DB]
+    runs = [_run_beside(exact, run, pairs, batch) for batch in batches]
+    for number in dict.fromkeys([worst, *faulty[: EXPLAINED - 1]]):
+        compared = pairs[number].compared
+        weight = compared.weight
+        compared.explanation = explain(
+            exact=np.concatenate([one[number][2] for one in runs]),
+            actual=np.concatenate([one[number][1] for one in runs]),
+            levels=compared.levels,
+            weights=(weight.rounded.values, weight.rounded.rounded) if weight else None,
+        )
 
 
 def compare_file(
@@ -189,7 +329,8 @@ def compare_file(
     """
     tensors = admitted.open_tensors(threads)
     run = MatchedNetwork(tensors.run, admitted.contents, inputs, {})
-    return compare(onnx.load(network.onnx_path), tensors.inner, run, split, threads)
+    kernels = None if tensors.run_kernels is None else replace(run, run=tensors.run_kernels)
+    return compare(onnx.load(network.onnx_path), tensors.inner, run, split, threads, kernels)
 
 
 def _run_beside(
@@ -213,14 +354,14 @@ class _Pair:
     axes: tuple[int, ...]
 
 
-def _find_costliest(pairs: Sequence[_Pair]) -> _Pair:
-    """Return the layer with the lowest SQNR alone, of those up to the first lost tensor.
+def _find_costliest(pairs: Sequence[_Pair]) -> int:
+    """Return the index of the layer with the lowest SQNR alone, up to the first lost tensor.
 
     Behind that tensor, values are so far from FP32's that a match by values may be wrong.
     """
     lost = [number for number, pair in enumerate(pairs) if pair.compared.sqnr_db < LOST_DB]
-    candidates = pairs[: lost[0] + 1] if lost else pairs
-    return min(candidates, key=lambda pair: pair.compared.own_db)
+    candidates = range(lost[0] + 1) if lost else range(len(pairs))
+    return min(candidates, key=lambda number: pairs[number].compared.own_db)
 
 
 def _match(
@@ -229,9 +370,8 @@ def _match(
     """Return the names of FP32's matched tensors, their index in the file, and their axes there."""
     theirs = [run(batch) for batch in batches]
     ours = [exact.run(batch) for batch in batches]
-    names = [tensor.name for tensor in inner]
-    fp32 = [Fingerprint.of(n, values) for n, values in _by_tensor(exact.names, ours)]
-    file = [Fingerprint.of(n, values) for n, values in _by_tensor(names, theirs)]
+    fp32 = list(map(Fingerprint.of, exact.names, zip(*ours, strict=True)))
+    file = list(map(Fingerprint.of, [tensor.name for tensor in inner], zip(*theirs, strict=True)))
     of_fp32, of_file = ours[0], theirs[0]
 
     def measure(row: int, column: int) -> float:
@@ -248,13 +388,6 @@ def _match(
     return matched
 
 
-def _by_tensor(
-    names: Sequence[str], samples: Sequence[Sequence[Array]]
-) -> Iterator[tuple[str, list[Array]]]:
-    for index, name in enumerate(names):
-        yield name, [values[index] for values in samples]
-
-
 class _Fp32:
     """The FP32 network: its tensors, and each layer alone.
 
@@ -266,7 +399,7 @@ class _Fp32:
     def __init__(self, proto: onnx.ModelProto, threads: int) -> None:
         self._proto, self._threads = proto, threads
         self._links = Links(proto.graph)
-        self._layers = {node.name for node in weight_layers(proto.graph).values()}
+        self._layers = {node.name: name for name, node in weight_layers(proto.graph).items()}
         self._inputs = [value.name for value in proto.graph.input]
         made = self._links.producers
         session = self._open(expose(proto, [*made]))
@@ -293,24 +426,50 @@ class _Fp32:
         index = self._index.get(reader.output[0], row)
         return row if index in taken else index
 
-    def weights_beside(self, compared: Compared) -> tuple[Array, Array] | None:
-        """Return the weights [channels, ...] of a tensor's layer in FP32 and in the file.
+    def describe(self, name: str, inner: Inner) -> Compared:
+        """Return a tensor with its nodes and the weights of its layer, without measurements."""
+        producer, layer = self._links.producers.get(name), self._layer_of(name)
+        readers = self._links.readers(name)
+        around = [*filter(None, (producer, layer)), *readers]
+        return Compared(
+            name=name,
+            operator=self.operators.get(name, ""),
+            inner=inner,
+            layer=layer.name if layer is not None else "",
+            nodes=tuple(dict.fromkeys(node.name for node in around)),
+            weight=self._weight_of(layer, inner),
+        )
 
-        None if the tensor has no layer, or the file's reader does not give them.
-        """
-        node, theirs = self._layer_of(compared.name), compared.inner.weights
-        if node is None or theirs is None:
+    def _weight_of(self, node: onnx.NodeProto | None, inner: Inner) -> Weight | None:
+        """Return the weights of a layer; None if it has none, or the file does not give them."""
+        if node is None or node.name not in self._layers or inner.weights is None:
             return None
-        ours = read_weights(self._links, node)
-        axes = alignment.find_axes(ours, theirs)
-        return None if axes is None else (ours, alignment.arrange(theirs, axes, ours.shape))
+        values = read_weights(self._links, node)
+        axes = alignment.find_axes(values, inner.weights)
+        if axes is None:
+            return None
+        rounded = alignment.arrange(inner.weights, axes, values.shape)
+        name, dtype = self._layers[node.name], inner.weight_dtype
+        return Weight.of(name, node.name, values, rounded, dtype)
 
     def _layer_of(self, name: str) -> onnx.NodeProto | None:
-        """Return the layer that computes a tensor, also through a fused activation."""
+        """Return the node that computes a tensor, also through a fused activation."""
         node = self._links.producers.get(name)
         if node is not None and node.op_type in FUSED:
-            node = self._links.producers.get(node.input[0])
-        return node if node is not None and node.name in self._layers else None
+            return self._links.producers.get(node.input[0], node)
+        return node
+
+    def find_joins(self) -> dict[int, list[int]]:
+        """Return the outputs of Concat and Add with their inputs, as indices into `names`."""
+        indices = {name: index for index, name in enumerate(self.names)}
+        joins = {}
+        for name, index in indices.items():
+            node = self._layer_of(name)
+            if node is not None and node.op_type in JOINING:
+                joins[index] = [
+                    indices[part] for part in dict.fromkeys(node.input) if part in indices
+                ]
+        return {index: parts for index, parts in joins.items() if len(parts) > 1}
 
     def keep(self, names: Sequence[str]) -> None:
         """Return only these tensors from now on, and open the layers between them."""

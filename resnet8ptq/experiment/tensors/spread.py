@@ -1,0 +1,131 @@
+"""Levels, noise, and the magnitudes of values, summed sample by sample: no activation is kept."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+
+BULK = 0.99  # of the values that are not zero: what is beyond is an outlier, or the tail
+_OCTAVES = 256  # float32's exponents: 0 are zeros, the last are infinities
+_MIDDLE = 126  # the exponent of values from a half to 1
+
+
+def power(values: NDArray[Any]) -> float:
+    """Return the sum of squares; a mask may hold infinities, whose difference is not a number."""
+    return float(np.square(np.nan_to_num(values), dtype=np.float64).sum())
+
+
+def to_db(signal: float, noise: float) -> float:
+    """Return 10 * log10(signal / noise); infinite without noise, minus infinite without signal."""
+    if noise <= 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The range and the step of a tensor in a quantized file."""
+
+    low: float
+    high: float
+    step: float
+
+    def round(self, values: Array) -> Array:
+        """Return the nearest level of each value."""
+        rounded = np.rint(values / self.step) * self.step
+        return np.asarray(np.clip(rounded, self.low, self.high), np.float32)
+
+    def __str__(self) -> str:
+        return f"{self.low:.4g} to {self.high:.4g}"
+
+
+@dataclass
+class Noise:
+    """Powers of a signal and of its noise, summed over values."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+
+    def add(self, exact: Array, noisy: Array) -> None:
+        """Add exact values and the same values with noise."""
+        self.signal += power(exact)
+        self.noise += power(noisy - exact)
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal-to-quantization-noise ratio in dB; infinite without noise."""
+        return to_db(self.signal, self.noise)
+
+
+@dataclass
+class Spread:
+    """Histogram of nonzero values by magnitude; each bin is an octave [2**(n-1), 2**n)."""
+
+    counts: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
+    signal: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
+    noise: NDArray[np.float64] = field(default_factory=lambda: np.zeros(_OCTAVES))
+    low: float = math.inf
+    high: float = -math.inf
+
+    @classmethod
+    def of(cls, values: Array, rounded: Array) -> "Spread":
+        """Return the histogram of `values`, with the noise of their rounded values."""
+        spread = cls()
+        spread.add(values, rounded)
+        return spread
+
+    def add(self, values: Array, rounded: Array) -> None:
+        """Add exact values and their rounded values."""
+        values, rounded = values.ravel(), rounded.ravel()
+        self.low = min(self.low, float(values.min(initial=math.inf)))
+        self.high = max(self.high, float(values.max(initial=-math.inf)))
+        octaves = np.asarray(values, np.float32).view(np.int32) >> 23 & 0xFF
+        with np.errstate(invalid="ignore"):  # a mask may hold infinities
+            errors = rounded - values
+        for sums, weights in (
+            (self.counts, None),
+            (self.signal, np.square(values, dtype=np.float64)),
+            (self.noise, np.square(errors, dtype=np.float64)),
+        ):
+            sums[1:-1] += np.bincount(octaves, weights, _OCTAVES)[1:-1]
+
+    @property
+    def peak(self) -> float:
+        """The largest magnitude."""
+        return max(abs(self.low), abs(self.high)) if self.counts.any() else 0.0
+
+    @property
+    def reach(self) -> float:
+        """The smallest power of two above 99% of the values, with at least one value beyond.
+
+        0 if no value lies below it.
+        """
+        octave = self._last
+        return math.ldexp(1.0, octave - _MIDDLE) if octave >= 0 else 0.0
+
+    @property
+    def sqnr_db(self) -> float:
+        """SQNR of the rounded values."""
+        return to_db(float(self.signal.sum()), float(self.noise.sum()))
+
+    @property
+    def bulk_db(self) -> float:
+        """SQNR of the values below `reach`."""
+        bulk = slice(self._last + 1)
+        return to_db(float(self.signal[bulk].sum()), float(self.noise[bulk].sum()))
+
+    @property
+    def peaks(self) -> float:
+        """The ratio of `peak` to `reach`; 0 if `reach` is 0."""
+        return self.peak / self.reach if self.reach else 0.0
+
+    @property
+    def _last(self) -> int:
+        total = self.counts.sum()
+        least = min(BULK * total, total - 1)  # where there are few, the largest may be the outlier
+        below = np.cumsum(self.counts)
+        return int(np.searchsorted(below, least)) if least > 0 else -1
