@@ -6,6 +6,7 @@
     resnet8ptq ui         browse the runs: MLflow on 127.0.0.1
     resnet8ptq advise     list configurations worth trying on this CPU, before any sweep
     resnet8ptq deploy     export a run's model as a folder for other machines, verified
+    resnet8ptq measured   add the figures of another machine to a run
     resnet8ptq report     write the report of a sweep again, from MLflow alone
     resnet8ptq verdict    pass or fail, as JSON and an exit code, for CI
     resnet8ptq judge      pass or fail, for quantized files of other programs
@@ -28,6 +29,7 @@ COMMANDS = {
     "ui": "resnet8ptq.server.ui:main",
     "advise": "resnet8ptq.experiment.search.advising:main",
     "deploy": "resnet8ptq.deploy.deploying:main",
+    "measured": "resnet8ptq.deploy.measured:main",
     "report": "resnet8ptq.report.page:main",
     "verdict": "resnet8ptq.results.continuous_integration:main",
     "judge": "resnet8ptq.judging:main",

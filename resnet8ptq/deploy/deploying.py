@@ -11,6 +11,8 @@ the model in MLflow, under the alias `recommended`. `target.onnxruntime=1.17` lo
 for an older ONNX Runtime, and runs it there; `target.format=ort` writes ONNX Runtime's own format.
 `trust=true` accepts the torch files, modules, metrics and the registration of a run that was not
 made below `runs/` here: they run as code, the last when the model is served.
+`measure=true` adds the program and the samples to measure the file on another machine, see
+`resnet8ptq measured`.
 `max_drop=0.05`, or without labels `min_sqnr_db=30`, sets the limit of a recommendation (default:
 the sweep's own). A run with a broken FP32 network is refused. `experiment=`, `uri=` and `root=`
 name the MLflow store, `cache_dir=` the folder of converted networks.
@@ -29,7 +31,16 @@ from resnet8ptq.core import cache, command, invocation
 from resnet8ptq.core.console import say, silenced, stderr, stdout, waiting
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import redact, safe_name
-from resnet8ptq.deploy import card, example, interface, older_runtime, reproducing, source, vectors
+from resnet8ptq.deploy import (
+    card,
+    example,
+    interface,
+    measured,
+    older_runtime,
+    reproducing,
+    source,
+    vectors,
+)
 from resnet8ptq.deploy.registering import register
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.experiment.outputs import TOKENIZER
@@ -60,6 +71,7 @@ class Arguments(StoreArguments):
     max_drop: float | None = None
     min_sqnr_db: float | None = None
     trust: bool = False
+    measure: bool = False
     cache_dir: str | None = None
 
 
@@ -182,6 +194,8 @@ def _write(
     code = example.render(run, tested, model.name, [tensor.name for tensor in tensors.outputs])
     (folder / example.FILE).write_text(code, encoding="utf-8")
     lines = [*run.cautions, again.summary, *filter(None, [change]), *faults]
+    if asked.measure:
+        lines.append(measured.write(run, scored, folder / measured.FOLDER))
     if asked.verify:
         facts = replace(facts, verified=example.verify(folder, again.more))
         lines += ["in a fresh environment:", *facts.verified.splitlines()]

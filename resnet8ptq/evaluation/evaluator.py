@@ -60,7 +60,7 @@ def _load_remote(target: Target, path: Path, runtime: str, threads: int) -> Pred
     return Predictor(
         predict=lambda batch: file.run(batch)[0],
         open_logits=lambda: None,
-        time_ms=lambda batch: 1000 * file.run(batch)[1],
+        time_ms=lambda batch: 1000 * file.time(batch),
     )
 
 

@@ -17,7 +17,7 @@ from resnet8ptq.evaluation.inference import Evaluation
 from resnet8ptq.evaluation.latency import Latency
 from resnet8ptq.evaluation.result import Measurement
 from resnet8ptq.evaluation.sequential import StoppingPlan
-from resnet8ptq.experiment.samples import Samples, has_groups
+from resnet8ptq.experiment.samples import has_groups
 from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.comparison import Comparison
@@ -75,12 +75,12 @@ def measure(
     fp32 = baseline.outputs.first(len(evaluation.outputs))
     of_network = [output.name for output in evaluator.network.contract.outputs]
     if evaluator.target is not None:
-        metrics |= _compare_machines(evaluator, path, samples, evaluation)
+        metrics |= compare_machines(evaluator, path, reported, evaluation)
     silent = task.scope.find_silent(of_network, evaluation.outputs, fp32)
-    metrics["paired/p_within"] = _test_limit(config, task, comparison, reported)
+    metrics["paired/p_within"] = test_limit(config, task, comparison, reported)
     resolved = work.settings.quantizer.resolve(prepared.decisions)
     if config.latency.enabled and resolved.execution != "simulated":
-        metrics |= _time(evaluator, config.latency, path, reported)
+        metrics |= time_beside_fp32(evaluator, config.latency, path, reported)
     return Measurement(
         task=task,
         comparison=comparison,
@@ -93,13 +93,13 @@ def measure(
     )
 
 
-def _compare_machines(
-    evaluator: Evaluator, path: Path, samples: Samples, there: Evaluation
+def compare_machines(
+    evaluator: Evaluator, path: Path, samples: Split, there: Evaluation
 ) -> Metrics:
     """Run the samples on this machine too; warn if the target computes something else."""
     local, task = replace(evaluator, target=None), evaluator.task
-    reported = samples.reported.take(np.arange(len(there.outputs)))
-    here = local.compare(path, reported, "Evaluating here", logits=False)
+    seen = samples.take(np.arange(len(there.outputs)))
+    here = local.compare(path, seen, "Evaluating here", logits=False)
     sqnr_db = distortion.sqnr_db(here.evaluation.outputs.values, there.outputs.values)
     if sqnr_db is not None and sqnr_db < KERNELS_DB:
         log.warning(
@@ -113,7 +113,7 @@ def _compare_machines(
     }
 
 
-def _test_limit(
+def test_limit(
     config: RunConfig, task: Task, comparison: Comparison, samples: Split
 ) -> float | None:
     """Return the p-value of "the loss is at the limit or above", not corrected for other runs.
@@ -127,7 +127,9 @@ def _test_limit(
     return comparison.p_within(task.metric.limit(config.report))
 
 
-def _time(evaluator: Evaluator, timing: LatencyConfig, path: Path, samples: Split) -> Metrics:
+def time_beside_fp32(
+    evaluator: Evaluator, timing: LatencyConfig, path: Path, samples: Split
+) -> Metrics:
     """Time the artifact and its FP32 baseline in turns."""
     quantizer = evaluator.quantizer
     loads: list[Load] = [evaluator.loader(quantizer, path)]

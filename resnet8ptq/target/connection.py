@@ -40,6 +40,24 @@ class Reply:
     fields: Mapping[str, Any]
     arrays: Sequence[Array]
 
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], content: bytes) -> "Reply":
+        """Return an answer from its line and the bytes after it.
+
+        Raises:
+            UnsupportedError: it is an error: the runtime is missing there, or failed.
+        """
+        if error := fields.get("error"):
+            missing = fields.get("missing")
+            mend = f"; try: pip install {PACKAGES.get(missing, missing)}" if missing else ""
+            raise UnsupportedError(f"target.command: on the target, {error}{mend}")
+        arrays, start = [], 0
+        for dtype, shape in fields["arrays"]:
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            arrays.append(np.frombuffer(content[start : start + size], dtype).reshape(shape))
+            start += size
+        return cls(fields, arrays)
+
 
 class Connection:
     """A running interpreter that answers the requests of `measure.py`."""
@@ -92,17 +110,7 @@ class Connection:
         self._write(json.dumps({**request, "bytes": len(payload)}).encode() + b"\n")
         self._write(payload)
         fields = self._read_fields()
-        content = self._read(int(fields["bytes"]))
-        if error := fields.get("error"):
-            missing = fields.get("missing")
-            mend = f"; try: pip install {PACKAGES.get(missing, missing)}" if missing else ""
-            raise UnsupportedError(f"target.command: on the target, {error}{mend}")
-        arrays, start = [], 0
-        for dtype, shape in fields["arrays"]:
-            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            arrays.append(np.frombuffer(content[start : start + size], dtype).reshape(shape))
-            start += size
-        return Reply(fields, arrays)
+        return Reply.of(fields, self._read(int(fields["bytes"])))
 
     def close(self) -> None:
         """End the command."""

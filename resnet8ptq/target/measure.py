@@ -3,10 +3,13 @@
 It is sent to a Python interpreter there, and needs Python 3.9, numpy and the runtime of the file;
 nothing of resnet8ptq. It reads requests from standard input, and writes answers to standard output.
 Each is a line of JSON with the number of bytes that follow it: a file, or arrays in C order.
+
+Carried there by hand, with the requests in a file beside it: `python measure.py > result`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import io
 import json
@@ -14,6 +17,7 @@ import os
 import platform
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,6 +107,7 @@ RUNTIMES: dict[str, Any] = {
     "ai-edge-litert": TfliteFile,
     "openvino": OpenVinoFile,
 }
+JOB = "measure.job"  # the requests, if they are carried by hand
 _PACKAGES = ("numpy", "onnxruntime", "ai-edge-litert", "tflite-runtime", "tensorflow", "openvino")
 
 
@@ -169,22 +174,37 @@ def answer(
         start += size
     begin = time.perf_counter()
     outputs = network.run(arrays)
-    return {"seconds": time.perf_counter() - begin}, [np.ascontiguousarray(o) for o in outputs]
+    seconds = {"seconds": time.perf_counter() - begin}
+    if request["do"] == "time":
+        return seconds, []
+    return seconds, [np.ascontiguousarray(output) for output in outputs]
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
+    """Answer requests until standard input ends, or the file of requests."""
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
+    own = globals().get("__file__")  # unknown if the program was sent
+    job = Path(own).with_name(JOB) if own else None
+    carried = job is not None and job.exists()
+    if job is not None and carried:
+        source = job.open("rb")
     loaded: dict[str, Any] = {}
     while line := source.readline():
         request = json.loads(line)
         payload = source.read(request["bytes"])
+        if "at" in request:  # an earlier payload of the file
+            after = source.tell()
+            source.seek(request["at"])
+            payload = source.read(request["size"])
+            source.seek(after)
         try:
             reply, arrays = answer(request, payload, loaded)
         except Exception as error:
             missing = getattr(error, "name", None) if isinstance(error, ImportError) else None
             reply, arrays = {"error": f"{type(error).__name__}: {error}", "missing": missing}, []
+        if carried:
+            reply["request"] = {**request, "sha256": hashlib.sha256(payload).hexdigest()}
         reply["arrays"] = [[array.dtype.str, array.shape] for array in arrays]
         reply["bytes"] = sum(array.nbytes for array in arrays)
         target.write(json.dumps(reply).encode() + b"\n")

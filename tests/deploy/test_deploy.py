@@ -526,3 +526,21 @@ def test_registered_model_is_whole(backend, runs, deployed):
     assert all("==" in each and "+" not in each for each in pinned)
     framework = FRAMEWORKS.get(backend, backend)
     assert any(each.startswith(f"{framework}==") for each in pinned)
+
+
+@pytest.mark.slow
+def test_a_measurement_carried_by_hand_is_added_to_the_run(runs, tmp_path):
+    folder = tmp_path / "out"
+    words = (f"run_id={run_id(runs, 'onnx')}", f"folder={folder}", "measure=true")
+    assert deploy(runs, *words).code == 0
+    program = folder / "measure" / "measure.py"
+    command = [sys.executable, "-I", str(program)]
+    done = subprocess.run(command, capture_output=True, check=True, timeout=300)
+    (tmp_path / "result").write_bytes(done.stdout)
+    told = call_beside(runs.folder, "measured", str(tmp_path / "result"))
+    assert told.code == 0, told.err
+    [run] = [one for one in told.children if one.info.run_id == run_id(runs, "onnx")]
+    metrics = run.data.metrics
+    assert metrics["target/accuracy"] == metrics["target/here_accuracy"]
+    assert metrics["target/latency_p50_ms"] > 0
+    assert "onnxruntime" in run.data.tags["target/machine"]

@@ -1,0 +1,129 @@
+"""Adds the figures of another machine to a run, measured there by hand.
+
+    resnet8ptq deploy measure=true folder=out     writes out/measure: the program and its job
+    python measure.py > result                    on the target, in a copy of that folder
+    resnet8ptq measured result                    here
+
+The job holds the run's file, FP32's and the scored samples, and the program needs Python 3.9, numpy
+and the file's runtime. The result is judged here, by the run's metric and limit, and logged to the
+run as metrics `target/...`. `experiment=`, `uri=` and `root=` name the MLflow store, `trust=true`
+and `cache_dir=` are those of `resnet8ptq deploy`.
+"""
+
+import shlex
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from resnet8ptq.core import command
+from resnet8ptq.core.console import say, silenced, stdout, waiting
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.deploy import reproducing, source
+from resnet8ptq.deploy.reproducing import Scored
+from resnet8ptq.deploy.source import Source
+from resnet8ptq.evaluation.evaluator import Compared, Evaluator
+from resnet8ptq.experiment.measurement import compare_machines, test_limit, time_beside_fp32
+from resnet8ptq.report.recommend import RECOMMENDED
+from resnet8ptq.target.carried import Carried, Recorder
+from resnet8ptq.target.measure import RUNTIMES
+from resnet8ptq.tasks.metric import BASELINE, Metrics
+from resnet8ptq.tracking import upload
+from resnet8ptq.tracking.store import StoreArguments, open_store
+
+FOLDER = "measure"
+_PASS = 0.05  # of the p-value of a verdict
+
+
+@dataclass
+class Arguments(StoreArguments):
+    """The settings of `resnet8ptq measured`, as key=value."""
+
+    result: str = ""
+    trust: bool = False
+    cache_dir: str | None = None
+
+
+def main(words: list[str]) -> None:
+    """Read the result, find its run, judge it, and log its figures."""
+    asked = command.parse_words(words, Arguments, __doc__, plain="result")
+    carried = Carried(Path(asked.result).expanduser())
+    with waiting("Reading the run"):
+        store = open_store(asked.tracking)
+        record, _ = source.find(store, carried.run_id, None, RECOMMENDED, {})
+    with tempfile.TemporaryDirectory() as scratch:
+        run = source.fetch(store, record, Path(scratch), trust=asked.trust)
+        with waiting("Reading the run's samples"), silenced():
+            scored = _open(run, asked.cache_dir)
+        evaluator = replace(scored.evaluator, target=carried)
+        metrics, lines = _measure(run, scored, evaluator)
+    machine = carried.say(run.backend.runtime)
+    points = [(key, value, int(time.time() * 1000), 0) for key, value in metrics.items()]
+    upload.log_batch(store, record.run_id, points, tags={"target/machine": machine})
+    console = stdout(None, 130)
+    for line in (f"{record.name}, measured on {machine}", *lines):
+        say(console, line)
+
+
+def write(run: Source, scored: Scored | str, folder: Path) -> str:
+    """Write the program and its job into `folder`; return what to do with them.
+
+    Raises:
+        ConfigError: the run's samples are missing, or its runtime is not measured elsewhere.
+    """
+    runtime = run.backend.runtime
+    if runtime not in RUNTIMES:
+        raise ConfigError(
+            f"measure: got true for a file of {runtime}, expected one of {', '.join(RUNTIMES)}"
+        )
+    if isinstance(scored, str):
+        raise ConfigError(f"measure: got true, but the run's samples are missing ({scored})")
+    folder.mkdir()
+    timeout_s = run.config.target.timeout_s
+    recorder = Recorder(folder, shlex.quote(sys.executable), run.record.run_id, timeout_s)
+    with closing(recorder):
+        _run(run, scored, replace(scored.evaluator, target=recorder))
+    return f"To measure elsewhere, copy {FOLDER} there: python measure.py > result"
+
+
+def _run(run: Source, scored: Scored, evaluator: Evaluator) -> tuple[Compared, Metrics]:
+    """Evaluate the file and FP32, and time both in turns, on the evaluator's target."""
+    compared = evaluator.compare(run.artifact, scored.samples, logits=False)
+    timing = run.config.latency
+    return compared, time_beside_fp32(evaluator, timing, run.artifact, scored.samples)
+
+
+def _measure(
+    run: Source, scored: Scored, evaluator: Evaluator
+) -> tuple[dict[str, float], list[str]]:
+    """Return the target's metrics, and the lines to print."""
+    compared, times = _run(run, scored, evaluator)
+    metric, comparison = evaluator.task.metric, compared.comparison
+    between = compare_machines(evaluator, run.artifact, scored.samples, compared.evaluation)
+    model, fp32 = comparison.model.value, comparison.baseline.value
+    own = {metric.name: model, f"fp32_{metric.name}": fp32}
+    own |= {key.replace(BASELINE, "fp32_"): value for key, value in times.items()}
+    found = {f"target/{key}": value for key, value in own.items()} | between
+    metrics = {key: value for key, value in found.items() if value is not None}
+    here = metrics[f"target/here_{metric.name}"]
+    title, show = metric.title, metric.show
+    lines = [f"{title}: {show(model)} there, {show(here)} here; FP32 {show(fp32)} there"]
+    p_within = test_limit(run.config, evaluator.task, comparison, scored.samples)
+    if p_within is not None:
+        limit = metric.say_loss(metric.limit(run.config.report))
+        shown = "shown" if p_within <= _PASS else "not shown"
+        lines.append(f"at most {limit} worse than FP32 there: {shown} with 95% confidence")
+    latency, speedup = metrics["target/latency_p50_ms"], metrics["target/speedup"]
+    lines.append(f"{latency:.3f} ms there, {speedup:.2f} times as fast as FP32")
+    if "target/sqnr_db" in metrics:
+        lines.append(f"outputs there against those here: {metrics['target/sqnr_db']:.1f} dB")
+    return metrics, lines
+
+
+def _open(run: Source, cache_dir: str | None) -> Scored:
+    scored = reproducing.open_samples(run, cache_dir)
+    if isinstance(scored, str):
+        raise ConfigError(f"result: the samples of run {run.record.run_id} are missing ({scored})")
+    return scored

@@ -1,0 +1,123 @@
+"""A target that is reached by hand: its requests as a file, and its answers as another.
+
+The job is what a connection would send, and the result what it would answer. So both directions run
+the code of a connected target.
+"""
+
+import hashlib
+import json
+import shutil
+import uuid
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.target.connection import PROGRAM, Reply
+from resnet8ptq.target.measure import JOB
+from resnet8ptq.target.target import Target
+
+
+class Recorder(Target):
+    """Writes each request into a job, and answers it on this machine; times nothing.
+
+    Attributes:
+        run_id: the run that the job is of; the result names it.
+    """
+
+    def __init__(self, folder: Path, python: str, run_id: str, timeout_s: float) -> None:
+        """Write the program and an empty job into `folder`.
+
+        Args:
+            python: a command that starts a Python interpreter here.
+        """
+        super().__init__(python, timeout_s)
+        self.run_id = run_id
+        shutil.copyfile(PROGRAM, folder / PROGRAM.name)
+        self._name = uuid.uuid4().hex
+        self._job: IO[bytes] = (folder / JOB).open("wb")
+        self._payloads: dict[bytes, int] = {}  # positions in the job, by hash
+
+    def describe(self) -> dict[str, Any]:
+        """Return this machine, by a name of its own: no outputs are taken from the cache."""
+        return {**super().describe(), "job": self._name}
+
+    def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Reply:
+        """Write a request; answer it, except with times."""
+        self._write({**request, "run_id": self.run_id}, payload)
+        if request["do"] == "time":
+            return Reply({"seconds": 1.0}, [])  # no measurement: the recorder drops it
+        return super().ask(request, payload)
+
+    def close(self) -> None:
+        """End the job."""
+        self._job.close()
+
+    def _write(self, request: Mapping[str, Any], payload: bytes) -> None:
+        digest = hashlib.sha256(payload).digest()
+        start = self._payloads.get(digest)
+        fields = {**request, "bytes": len(payload)}
+        if start is not None:
+            fields = {**request, "bytes": 0, "at": start, "size": len(payload)}
+        self._job.write(json.dumps(fields).encode() + b"\n")
+        if start is None:
+            self._payloads[digest] = self._job.tell()
+            self._job.write(payload)
+
+
+class Carried(Target):
+    """Answers requests from a result; there is no connection."""
+
+    def __init__(self, path: Path) -> None:
+        """Read a result.
+
+        Raises:
+            ConfigError: the file is no result, or an incomplete one.
+            UnsupportedError: the target failed, or lacks a package.
+        """
+        super().__init__(str(path), 0.0)
+        self._answers: dict[tuple[str, str, str], deque[Reply]] = {}
+        self.run_id = ""
+        for reply in _read(path):
+            asked = reply.fields["request"]
+            self.run_id = str(asked["run_id"])
+            self._answers.setdefault(_key(asked, asked["sha256"]), deque()).append(reply)
+
+    def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Reply:
+        """Return the answer to a request; each time of a batch once.
+
+        Raises:
+            ConfigError: the result lacks it.
+        """
+        key = _key(request, hashlib.sha256(payload).hexdigest())
+        answers = self._answers.get(key)
+        if not answers:
+            raise ConfigError(
+                f"result: got {self.command}, which lacks the answer to {key[0]!r}; expected the "
+                "complete output of measure.py, for this run's file and samples"
+            )
+        return answers.popleft() if len(answers) > 1 else answers[0]
+
+
+def _key(request: Mapping[str, Any], sha256: str) -> tuple[str, str, str]:
+    """Return the request, the file without its threads, and the content that it sends."""
+    return str(request["do"]), str(request.get("key", "")).split(" ")[0], sha256
+
+
+def _read(path: Path) -> list[Reply]:
+    wrong = ConfigError(f"result: got {path}, expected the output of python measure.py > result")
+    replies = []
+    try:
+        with path.open("rb") as file:
+            while line := file.readline():
+                fields = json.loads(line)
+                content = file.read(fields["bytes"])
+                if len(content) < fields["bytes"] or "run_id" not in fields["request"]:
+                    raise wrong
+                replies.append(Reply.of(fields, content))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise wrong from None
+    if not replies:
+        raise wrong
+    return replies

@@ -1,0 +1,86 @@
+"""A target reached by hand answers as a connected one does: by the file of its answers."""
+
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.target.carried import Carried, Recorder
+from tests.helpers import onnx_networks
+
+IMAGES = onnx_networks.IMAGES
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    path = tmp_path_factory.mktemp("carried") / "network.onnx"
+    onnx.save(onnx_networks.build(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def result(network):
+    """The answers to a job: two batches, one of them again, and two times."""
+    folder = network.parent / "measure"
+    folder.mkdir()
+    recorder = Recorder(folder, shlex.quote(sys.executable), "the run", timeout_s=60)
+    recorder.describe()
+    file = recorder.load(network, "onnxruntime", threads=1)
+    for batch in (IMAGES, IMAGES[:2], IMAGES):
+        file.run(batch)
+    for _ in range(2):
+        file.time(IMAGES[:1])
+    recorder.close()
+    recorder._connection.close()
+    words = [sys.executable, "-I", str(folder / "measure.py")]
+    done = subprocess.run(words, capture_output=True, check=True, timeout=60)
+    path = network.parent / "result"
+    path.write_bytes(done.stdout)
+    return path
+
+
+def test_the_answers_are_those_of_a_connection(result, network):
+    carried = Carried(result)
+    assert carried.run_id == "the run"
+    assert "onnxruntime" in carried.say("onnxruntime")
+    file = carried.load(network, "onnxruntime", threads=4)
+    for batch in (IMAGES[:2], IMAGES):
+        [expected] = open_runner(str(network), 1)(batch)
+        np.testing.assert_array_equal(file.run(batch)[0][0], expected)
+    times = [file.time(IMAGES[:1]) for _ in range(2)]
+    assert all(0 < seconds < 60 for seconds in times)
+
+
+def test_a_job_holds_equal_samples_once(result):
+    job = result.parent / "measure" / "measure.job"
+    assert job.read_bytes().count(IMAGES.tobytes()) == 1
+
+
+def test_other_samples_and_other_files_are_refused(result, network, tmp_path):
+    carried = Carried(result)
+    with pytest.raises(ConfigError, match=r"^result: got .*lacks the answer to 'run'"):
+        carried.load(network, "onnxruntime", threads=1).run(IMAGES + 1)
+    (tmp_path / "other.onnx").write_bytes(network.read_bytes() + b"\0")
+    with pytest.raises(ConfigError, match=r"^result: got .*lacks the answer to 'load'"):
+        carried.load(tmp_path / "other.onnx", "onnxruntime", threads=1)
+
+
+@pytest.mark.parametrize("content", [b"", b"text\n", b'{"bytes": 0}\n', b"[]\n"])
+def test_other_content_is_no_result(content, tmp_path):
+    path = tmp_path / "result"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"^result: got .*result, expected the output of"):
+        Carried(path)
+
+
+def test_a_result_that_was_cut_off_is_refused(result, tmp_path):
+    path = tmp_path / "result"
+    path.write_bytes(result.read_bytes()[:-200])
+    with pytest.raises(ConfigError, match=r"^result: "):
+        carried = Carried(path)
+        carried.load(result.parent / "network.onnx", "onnxruntime", threads=1).time(IMAGES[:1])
