@@ -89,21 +89,15 @@ class Setting:
         kept["PYTHONPATH"] = str(REPO)
         return kept if cache is None else {**kept, "RESNET8PTQ_CACHE": str(cache)}
 
-    def module(self, name: str, *args: str | Path, flags: tuple[str, ...] = ()) -> list[str]:
+    def module(self, name: str, *args: str | Path) -> list[str]:
         """Return the command that runs one of this package's modules."""
-        return [sys.executable, *flags, "-m", f"benchmarks.{name}", *map(str, args)]
-
-    def call(
-        self, folder: Path, cache: Path | None, *args: str, flags: tuple[str, ...] = ()
-    ) -> process.Finished:
-        """Call run.py in `folder`, with the user's own cache where `cache` is None."""
-        command = [sys.executable, *flags, str(REPO / "run.py"), *args]
-        return process.run(command, folder, self.environment(cache))
+        return [sys.executable, "-m", f"benchmarks.{name}", *map(str, args)]
 
     def run(self, folder: Path, cache: Path, *overrides: str) -> Record:
         """Call run.py in `folder`; return its usage, its runs and their folders."""
         before = set(find_runs(folder))
-        done = self.call(folder, cache, *overrides)
+        command = [sys.executable, str(REPO / "run.py"), *overrides]
+        done = process.run(command, folder, self.environment(cache))
         added = sorted(set(find_runs(folder)) - before, key=job_number)
         return {"usage": asdict(done.usage), "runs": [read_run(path) for path in added]}
 

@@ -1,6 +1,6 @@
-"""Trains a small transformer on the embedded data set `phrases` and exports it as ONNX.
+"""Trains a small transformer on the phrases of the tests and exports it as ONNX.
 
-    python -m studies.train_phrases                  replaces resnet8ptq/data/phrases/encoder.onnx
+    python -m studies.train_phrases                  replaces tests/helpers/phrases/encoder.onnx
     python -m studies.train_phrases epochs=10 output=PATH
 
 An epoch has 16,000 new phrases; training takes about a minute on one core. The default arguments
@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from resnet8ptq.core import command, files
 from resnet8ptq.core.records import Array, unpack
-from resnet8ptq.data.phrases import NETWORK
-from resnet8ptq.data.phrases.writing import (
+from tests.helpers.phrases import (
     CLASS_NAMES,
     IDS,
+    NETWORK,
     START,
     TOKENS,
     encode,

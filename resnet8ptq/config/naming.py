@@ -134,10 +134,10 @@ def _dtype_of_file(params: Mapping[str, str]) -> str:
     return names.get((activations, weights), f"{weights} weights, {activations}")
 
 
-def name_network(config: ModelConfig, data_name: str = "") -> str:
+def name_network(config: ModelConfig) -> str:
     """Return the default of `model.name`: the name of class, file or default network."""
     if config.module:
         return config.module.rpartition(".")[2]
     if config.path:
         return Path(config.path).stem
-    return "encoder" if data_name == "phrases" else "resnet8"
+    return "resnet8"

@@ -209,7 +209,7 @@ def fill_defaults(
         [float(number) for number in limits.listed(numbers)]
         for numbers in (preprocess.mean, preprocess.std)
     )
-    name = asked.model.name or name_network(asked.model, asked.data.name)
+    name = asked.model.name or name_network(asked.model)
     return replace(
         asked,
         model=replace(asked.model, name=name),

@@ -13,7 +13,7 @@ from resnet8ptq.config.schema import ModelConfig
 from resnet8ptq.core import files
 from resnet8ptq.core.cache import downloads_folder
 from resnet8ptq.core.errors import ModelError
-from resnet8ptq.data import phrases, shapes
+from resnet8ptq.data import shapes
 from resnet8ptq.models.sources import formats
 
 URL = (
@@ -26,8 +26,6 @@ QUANTIZED = (".xml", ".pte")  # formats that only quantizers of other programs w
 MAX_FOLDER_BYTES = 2**33  # of variables, three times where an optimizer's lie beside them
 SHA256 = "5f938a8eea605438cc7360aa13c987bc6d7bd0c8d931b2917361ae7ae4eeda2f"
 
-_EMBEDDED = {"shapes": shapes.WEIGHTS, "phrases": phrases.NETWORK}
-
 
 def locate(config: ModelConfig, data_name: str) -> Path:
     """Return the network's file or folder, downloaded if necessary; for a module, its weights.
@@ -39,8 +37,8 @@ def locate(config: ModelConfig, data_name: str) -> Path:
         return _state_dict(config)
     if config.path is not None:
         return _checked(Path(config.path).expanduser().absolute(), "model.path")
-    if data_name in _EMBEDDED:
-        return _EMBEDDED[data_name]
+    if data_name == "shapes":
+        return shapes.WEIGHTS
     named = os.environ.get("RESNET8_H5")
     if named:
         return _checked(Path(named).absolute(), "$RESNET8_H5")

@@ -104,7 +104,7 @@ def digits(folder: Path) -> tuple[str, ...]:
 
 
 def phrases(folder: Path) -> tuple[str, ...]:
-    """The embedded encoder of phrases: attention on text."""
-    from resnet8ptq.data import phrases as embedded
+    """The encoder of the tests' phrases: attention on text."""
+    from tests.helpers import phrases as written
 
-    return ("data=phrases", f"model.path={embedded.NETWORK}")
+    return written.settings(folder)

@@ -22,6 +22,7 @@ from resnet8ptq.graph.pruning import prune
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models import model
 from resnet8ptq.tasks.distortion import sqnr_db
+from tests.helpers import phrases as texts
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantize_network, quantizer_of
 from tests.helpers.text_networks import MASKED, write, write_bag_of_words
@@ -33,8 +34,9 @@ ROUNDING = 1e-4  # of logits of about 10
 
 @pytest.fixture(scope="module")
 def phrases(cache_root: Path) -> tuple[Dataset, model.Fp32Model]:
-    data = registry.load("phrases", None, cache_root)
-    fp32 = model.load(make_config("data=phrases").model, data, cache_root)
+    config = make_config(*texts.settings(cache_root))
+    data = registry.load("arrays", config.data.root, cache_root)
+    fp32 = model.load(config.model, data, cache_root)
     return fit(data, fp32), fp32
 
 
@@ -71,7 +73,7 @@ def test_the_conversion_keeps_both_inputs_and_frees_the_length(phrases):
 def test_outputs_do_not_depend_on_the_batch_size(phrases, attention, backend, dtype, tmp_path):
     """Neither on the padding that a batch adds."""
     data, _ = phrases
-    config = make_config("data=phrases", f"backend={backend}", f"dtype={dtype}", "per_channel=true")
+    config = make_config("data=shapes", f"backend={backend}", f"dtype={dtype}", "per_channel=true")
     quantizer = quantizer_of(config)
     artifact = quantize_network(quantizer, attention, draw_calibration(data, 10, 0).split, tmp_path)
     predict, some = quantizer.load(artifact.path, 1).predict, data.test.take(np.arange(0, 4000, 16))
@@ -107,7 +109,7 @@ def test_rows_of_different_size_are_rounded_once(phrases, backend, tmp_path):
     path = write(tmp_path / "sizes.onnx", normed, count, width=64, **named, **constants)
     float_nodes = [f"node{index}" for index in range(1, 6)]  # all but the table and the product
     words = [f"backend={backend}", "per_channel=true", f"nodes_to_exclude={float_nodes}"]
-    quantizer = quantizer_of(make_config("data=phrases", "dtype=int8", *words))
+    quantizer = quantizer_of(make_config("data=shapes", "dtype=int8", *words))
     artifact = quantize_network(
         quantizer, replace(fp32, onnx_path=path), draw_calibration(data, 10, 0).split, tmp_path
     )
@@ -122,7 +124,7 @@ def test_rows_of_different_size_are_rounded_once(phrases, backend, tmp_path):
 def test_a_mask_that_stays_an_integer_is_not_quantized(phrases, backend, tmp_path):
     data, fp32 = phrases
     path = write_bag_of_words(tmp_path / "masked.onnx", data)
-    config = make_config("data=phrases", f"backend={backend}", "dtype=int8", "per_channel=true")
+    config = make_config("data=shapes", f"backend={backend}", "dtype=int8", "per_channel=true")
     quantizer = quantizer_of(config)
     network = replace(fp32, onnx_path=path)
     artifact = quantize_network(quantizer, network, draw_calibration(data, 10, 0).split, tmp_path)
@@ -136,7 +138,7 @@ def test_a_mask_that_stays_an_integer_is_not_quantized(phrases, backend, tmp_pat
 def test_no_sum_is_fused_with_a_normalization(phrases, method, tmp_path):
     """The fused operator of ONNX Runtime is slower than the two."""
     data, fp32 = phrases
-    config = make_config("data=phrases", "backend=onnx", f"method={method}", "per_channel=true")
+    config = make_config("data=shapes", "backend=onnx", f"method={method}", "per_channel=true")
     artifact = quantize_network(
         quantizer_of(config), fp32, draw_calibration(data, 10, 0).split, tmp_path
     )
@@ -154,7 +156,7 @@ def test_no_sum_is_fused_with_a_normalization(phrases, method, tmp_path):
 def test_padding_does_not_calibrate(phrases, tmp_path):
     """Ranges of samples that are stored longer are equal: no position of padding is counted."""
     data, fp32 = phrases
-    config = make_config("data=phrases", "backend=onnx", "per_channel=true")
+    config = make_config("data=shapes", "backend=onnx", "per_channel=true")
     drawn = draw_calibration(data, 10, 0).split
     stored = drawn.images[:]
     longer = {name: np.pad(stored[name], [(0, 0), (0, 9)]) for name in stored.dtype.names}
@@ -169,6 +171,6 @@ def test_padding_does_not_calibrate(phrases, tmp_path):
 
 @pytest.mark.parametrize("setting", ["method=qat", "corrections.reconstruction=true"])
 def test_what_trains_a_simulation_of_one_input_is_unsupported(phrases, setting):
-    config = make_config("data=phrases", "backend=onnx", setting)
+    config = make_config("data=shapes", "backend=onnx", setting)
     with pytest.raises(UnsupportedError, match=f"{setting}: got a network of 2 inputs"):
         fit_settings(resolve(config), phrases[1])

@@ -112,7 +112,7 @@ def read(tmp_path: Path) -> Iterator[Callable[..., Dataset]]:
 
 
 def test_every_source_of_the_users_own_is_tried_here():
-    others = {"cifar10", "shapes", "phrases", "coco"}  # COCO's boxes: test_coco
+    others = {"cifar10", "shapes", "coco"}  # COCO's boxes: test_coco
     assert set(SOURCES) - others == set(WRITERS) - {"idx", "parquet"}
 
 

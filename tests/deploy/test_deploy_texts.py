@@ -11,7 +11,7 @@ from resnet8ptq.deploy import example
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.experiment.outputs import TOKENIZER
-from tests.helpers import text_networks
+from tests.helpers import phrases, text_networks
 from tests.helpers.calling import call, call_beside
 from tests.helpers.cells import predictions, record
 from tests.helpers.configs import make_config
@@ -32,9 +32,10 @@ def test_the_example_cuts_a_text_to_the_only_length_of_a_network(tmp_path, sampl
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit.load
 @pytest.mark.parametrize("backend", ["onnx", "torch", "executorch", "openvino"])
 def test_a_network_of_texts_is_deployed_and_served(tmp_path, cache_root, backend):
-    data = registry.load("phrases", None, cache_root)
+    given = phrases.data_settings(cache_root)
+    data = registry.load("arrays", str(cache_root / "phrases.npz"), cache_root)
     network = text_networks.write_bag_of_words(tmp_path / "bag.onnx", data)
-    words = ("data=phrases", f"model.path={network}", f"backend={backend}", *FAST)
+    words = (*given, f"model.path={network}", f"backend={backend}", *FAST)
     ended = call(tmp_path, *words)
     assert ended.code == 0, ended.err
     [run] = ended.runs

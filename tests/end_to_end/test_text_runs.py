@@ -1,14 +1,16 @@
-"""Networks of texts, on the command line: the embedded set, and the commands of docs/data.md."""
+"""Networks of texts, on the command line: tokens, and the commands of docs/data.md."""
 
 import csv
 import re
 import shlex
-import textwrap
+import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from tests.helpers import phrases
 from tests.helpers.calling import REPO, call, call_beside
 
 pytest.importorskip("tokenizers", reason="needs the extra text")
@@ -20,12 +22,9 @@ FAST = ("latency.enabled=false", "calib.samples_per_class=20")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the files that the section makes."""
+    """The folder with the files that the section names."""
     folder = tmp_path_factory.mktemp("texts")
-    [script] = re.findall(r"<<'END'\n(.*?)\n {4}END", SECTION, re.S)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        exec(compile(textwrap.dedent(script), "docs/data.md", "exec"), {})
+    phrases.write_tables(folder)
     return folder
 
 
@@ -38,17 +37,17 @@ def run(folder: Path, files: Path, *words: str):
 
 
 @pytest.mark.slow
-def test_a_table_of_phrases_is_scored_as_the_embedded_set(files, tmp_path):
+def test_a_table_of_texts_is_scored_as_its_tokens(files, tmp_path):
     [words] = [words for words in COMMANDS if any(w.startswith("data.test=") for w in words)]
     (tmp_path / "table").mkdir()
-    (tmp_path / "embedded").mkdir()
+    (tmp_path / "tokens").mkdir()
     table = run(tmp_path / "table", files, *words)
     settings = [word for word in words if not word.startswith(("data", "model"))]
-    embedded = call(tmp_path / "embedded", *settings, "data=phrases", *FAST)
-    assert embedded.code == 0, embedded.err
-    assert [row["accuracy"] for row in table.table] == [row["accuracy"] for row in embedded.table]
+    own = phrases.settings(tmp_path)
+    tokens = call(tmp_path / "tokens", *settings, *own, *FAST)
+    assert tokens.code == 0, tokens.err
+    assert [row["accuracy"] for row in table.table] == [row["accuracy"] for row in tokens.table]
     assert {row["limit"] for row in table.table} == {"baseline", "pass"}
-    assert "phrases, encoder, " in embedded.out
     [child, _] = table.children
     kept = table.artifacts(child)["tokenizer.json"].read_bytes()
     assert kept == (files / "my_tokenizer.json").read_bytes()
@@ -62,7 +61,8 @@ def example_reads_texts(folder: Path, run_id: str) -> None:
     path = folder / "out" / "example.py"
     code, _, _ = path.read_text().partition("\nvectors = ")
     example: dict = {"__file__": str(path)}
-    exec(compile(code, str(path), "exec"), example)
+    with mock.patch.object(sys, "argv", [str(path)]):  # without a text to print
+        exec(compile(code, str(path), "exec"), example)
     with np.load(path.with_name("test_vectors.npz")) as vectors:
         inputs, outputs = vectors["inputs"], vectors["output_0"]
     [first, *_] = csv.DictReader((folder / "my_test_texts.csv").read_text().splitlines())

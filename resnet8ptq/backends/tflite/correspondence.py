@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from numpy.typing import NDArray
 
+from resnet8ptq.backends.tflite.predictor import open_interpreter
 from resnet8ptq.graph.layers import float_inputs, float_tensors
 from resnet8ptq.graph.session import expose, open_runner
 
@@ -66,13 +66,7 @@ def _of_graph(onnx_path: Path, batch: NDArray[Any]) -> Sketches:
 
 
 def _of_file(content: bytes, batch: NDArray[Any]) -> Sketches:
-    interpreter = Interpreter(
-        model_content=content,
-        num_threads=1,
-        experimental_preserve_all_tensors=True,
-        experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-    )
-    interpreter.allocate_tensors()
+    interpreter = open_interpreter(content, 1, keeps_all=True)
     [input_] = interpreter.get_input_details()
     floats = [t for t in interpreter.get_tensor_details() if t["dtype"] == np.float32]
 

@@ -37,7 +37,6 @@ SOURCES = {
         folder=True,
     ),
     "shapes": Source("resnet8ptq.data.shapes.drawing:load"),
-    "phrases": Source("resnet8ptq.data.phrases.writing:load"),
     "arrays": Source(
         "resnet8ptq.data.sources.arrays:load",
         "an .npz, .npy or idx file, or a folder of .npy and idx files",

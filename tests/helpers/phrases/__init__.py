@@ -1,4 +1,4 @@
-"""Embedded data set `phrases`: requests in 2 to 23 words, in eight classes of topics.
+"""Texts for tests: requests in 2 to 23 words, in eight classes of topics, and a network for them.
 
 A request contains words of its topic, and words that a neighbouring topic shares. Half of the
 longer phrases also exclude another topic ("not about ..."), before or after the request, so a
@@ -9,18 +9,21 @@ The phrases are the same everywhere: each random number comes from `numpy.random
 whose stream is frozen.
 """
 
+import csv
 import functools
+import io
+import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.config.schema import DataConfig, PreprocessConfig
-from resnet8ptq.core import cache
-from resnet8ptq.core.records import Array, pack
-from resnet8ptq.data.dataset import SIDES, Dataset, Side, keep
+from resnet8ptq.core import files
+from resnet8ptq.core.records import Array, pack, unpack
+from resnet8ptq.data.dataset import SIDES, Side
 
+NETWORK = Path(__file__).with_name("encoder.onnx")  # made by studies/train_phrases.py
 TOKENS = 24  # the longest sample, with the token that starts it
 PADDING, UNKNOWN, START = range(3)  # token ids before those of the words
 _SPLITS: dict[Side, tuple[int, int]] = {"train": (1, 1000), "test": (2, 500)}  # seed, per class
@@ -77,11 +80,50 @@ VOCABULARY: tuple[str, ...] = _split(
 IDS = {word: number for number, word in enumerate(VOCABULARY, START + 1)}
 
 
-def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:
-    """Return the data set, which is written once into the cache."""
-    keys: dict[Side, cache.Key] = {side: {"split": side} for side in SIDES}
-    source = "resnet8ptq.data.phrases"
-    return keep("phrases", CLASS_NAMES, source, encode_split, keys, __name__, cache_root)
+def settings(folder: Path) -> tuple[str, ...]:
+    """Return the settings of a run on the phrases, which are written into `folder` once."""
+    return (*data_settings(folder), f"model.path={NETWORK}")
+
+
+def data_settings(folder: Path) -> tuple[str, ...]:
+    """Return the settings of the data alone; see `settings`."""
+    path = folder / "phrases.npz"
+    if not path.exists():
+        arrays: dict[str, Array] = {"classes": np.array(CLASS_NAMES)}
+        for side in SIDES:
+            records, labels = encode_split(side)
+            arrays |= {f"{name}_{side}": values for name, values in unpack(records).items()}
+            arrays[f"labels_{side}"] = labels
+        content = io.BytesIO()
+        np.savez(content, **arrays)  # type: ignore[arg-type]  # no array is named allow_pickle
+        files.write_bytes(path, content.getvalue())
+    return ("data=arrays", f"data.root={path}")
+
+
+def write_tables(folder: Path) -> None:
+    """Write the files that docs/data.md names for texts: tables, a tokenizer and the network."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    shutil.copyfile(NETWORK, folder / "my_text_network.onnx")
+    ids = {"[PAD]": PADDING, "[UNK]": UNKNOWN, "[CLS]": START, **IDS}
+    tokenizer = Tokenizer(models.WordLevel(ids, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    start = [("[CLS]", START)]
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A", "[CLS] $A $B:1", start)
+    tokenizer.enable_truncation(TOKENS)
+    tokenizer.save(str(folder / "my_tokenizer.json"))
+    for side, name in (("train", "my_texts.csv"), ("test", "my_test_texts.csv")):
+        texts, labels = write(side)  # type: ignore[arg-type]  # of a tuple of literals
+        rows = [(text, CLASS_NAMES[label]) for text, label in zip(texts, labels, strict=True)]
+        _write_csv(folder / name, ("text", "label"), rows)
+    pairs = zip(texts[::2], texts[1::2], labels[::2] == labels[1::2], strict=True)
+    rows = [(one, other, str(float(alike))) for one, other, alike in pairs]
+    _write_csv(folder / "my_pairs.csv", ("sentence1", "sentence2", "score"), rows)
+
+
+def _write_csv(path: Path, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([heads, *rows])
 
 
 def encode_split(side: Side) -> tuple[Array, NDArray[np.int64]]:
