@@ -13,7 +13,7 @@ from resnet8ptq.core import files, isolation
 from resnet8ptq.core.descriptor import Backend
 from resnet8ptq.core.errors import ConfigError, QuantizationError, TrackingError, errors_as
 from resnet8ptq.core.registry import look_up
-from resnet8ptq.core.text import one_line, or_nearest, printable
+from resnet8ptq.core.text import one_line, printable
 from resnet8ptq.experiment.outputs import TOKENIZER
 from resnet8ptq.report.recommend import RECOMMENDED, find_use
 from resnet8ptq.report.verdicts import PASS
@@ -106,13 +106,7 @@ def find(
         raise TrackingError(f"sweep {parent.run_id}: {printable(lost[0].record.reason)}")
     doubt = next(filter(None, (record.doubt for record in runs.records)), "")
     nothing = f"nothing: {f'void: {printable(doubt)}' if doubt else 'no run passes'}"
-    chosen, uses = find_use(use, recommended, parent.run_id)
-    if chosen is None or chosen.run is None:
-        raise ConfigError(
-            f"use: got {use!r}, for which sweep {parent.run_id} recommends no run; try "
-            f"{or_nearest(use, uses.split(' | ')) if uses else nothing}"
-        )
-    return chosen.run, use
+    return find_use(use, recommended, parent.run_id, nothing)[0], use
 
 
 def _judge(run: RunRecord, runs: lookup.Runs, asked: Asked) -> RunRecord:

@@ -92,7 +92,7 @@ def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Exp
         label=label,
         headline=headline,
         outcome=cell.record.verdict or "",
-        verdict=say_verdict(selected, cell),
+        verdict=say_verdict(cell.record),
         facts=say_facts(cell.record),
         command=first.command,
         note=note.strip(),
@@ -123,10 +123,10 @@ def to_markdown(answers: Sequence[Explanation]) -> str:
     return "\n".join([*lines, "", Table(COLUMNS, answers).to_markdown(escape_markdown)])
 
 
-def say_verdict(selected: ModelSelection, cell: Cell) -> str:
-    """Return the verdict on a model as a sentence, with the number of scored samples."""
-    record = cell.record
-    limit = selected.family.metric.say_limit(selected.limits)
+def say_verdict(record: RunRecord) -> str:
+    """Return the verdict on a judged run as a sentence, with the number of scored samples."""
+    assert record.metric is not None and record.limit is not None  # of every judged run
+    limit = record.metric.say_limit(record.limit)
     total = f"{record.samples or 0:,} samples"
     if record.samples_planned is not None:
         total = f"the first {total} of {record.samples_planned:,.0f} in random order"

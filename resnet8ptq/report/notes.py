@@ -180,7 +180,7 @@ def _on_limits(family: Family) -> list[str]:
     found = {record.verdict for record in judged}
     occurring = [outcome for outcome in OUTCOME_NOTES if outcome in found]
     outcomes = "".join(OUTCOME_NOTES[outcome] for outcome in occurring)
-    limit, key = metric.say_limit(family.limits), f"report.{metric.limit_key}"
+    limit, key = metric.say_limit(metric.limit(family.limits)), f"report.{metric.limit_key}"
     grouped = any(record.grouped for record in records)
     return [
         LIMIT_NOTE.format(limit=limit, key=key, several=several, outcomes=outcomes),

@@ -283,7 +283,7 @@ def summarize(selected: ModelSelection) -> list[str]:
     lines += dict.fromkeys(cell.record.doubt for cell in measured if cell.record.doubt)
     outcomes = Counter(cell.record.verdict for cell in family.models)
     numbers = ", ".join(f"{outcomes[name]} {name}" for name in OUTCOMES if name in outcomes)
-    limit = family.metric.say_limit(selected.limits)
+    limit = family.metric.say_limit(family.metric.limit(selected.limits))
     if (least := verdicts.least_of(family.metric, selected.limits)) is not None:
         limit += f", and {family.metric.title} at least {family.metric.show(least)}"
     lines.append(

@@ -14,7 +14,7 @@ from itertools import chain
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import invocation
 from resnet8ptq.core.errors import ConfigError
-from resnet8ptq.core.text import printable
+from resnet8ptq.core.text import or_nearest, printable
 from resnet8ptq.evaluation.paired_latency import Blocks, PairedLatency, Ratio, ratio, typical
 from resnet8ptq.report import rule, timing, verdicts
 from resnet8ptq.report.comparison import Cell, Family
@@ -325,26 +325,34 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
 
 
 def find_use(
-    use: str, recommended: Sequence[Recommendation], sweep_id: str
-) -> tuple[Recommendation | None, str]:
-    """Return the model that a sweep recommends for a use, None without one; and the list of uses.
+    use: str, recommended: Sequence[Recommendation], sweep_id: str, nothing: str = ""
+) -> tuple[RunRecord, str]:
+    """Return the run that a sweep recommends for a use, and the reason.
+
+    Args:
+        nothing: the end of the message for a sweep that recommends no run at all.
 
     Raises:
-        ConfigError: the sweep recommends FP32 itself, or several models.
+        ConfigError: the sweep recommends no run for the use, FP32 itself, or several models.
     """
-    uses = " | ".join(dict.fromkeys(r.use for r in recommended if r.run is not None))
+    uses = list(dict.fromkeys(r.use for r in recommended if r.run is not None))
     chosen = [r for r in recommended if r.use == use]
     if len(chosen) > 1:
         raise ConfigError(
             f"use: sweep {sweep_id} recommends a run for each of {len(chosen)} sets of samples; "
             "try run_id="
         )
-    if chosen and chosen[0].run is None:
+    if not chosen:
+        raise ConfigError(
+            f"use: got {use!r}, for which sweep {sweep_id} recommends no run; try "
+            f"{or_nearest(use, uses) if uses else nothing}"
+        )
+    if (run := chosen[0].run) is None:
         raise ConfigError(
             f"use: for {use!r} sweep {sweep_id} recommends {printable(chosen[0].label)}, the "
-            f"network itself, and no quantized run; try {uses}"
+            f"network itself, and no quantized run; try {' | '.join(uses)}"
         )
-    return (chosen[0] if chosen else None), uses
+    return run, chosen[0].because
 
 
 def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Family:

@@ -59,7 +59,7 @@ def describe(selected: ModelSelection, cell: Cell) -> str:
     """Return the description of a measured run in Markdown: verdict, result, deploy command."""
     record, lines = cell.record, []
     if record.verdict is not None and record.split != "choice":
-        sentence = say_verdict(selected, cell)
+        sentence = say_verdict(record)
         lines.append(f"**{escape_markdown(record.verdict)}**: {escape_markdown(sentence)}")
     lines.append(escape_markdown("; ".join(say_facts(record))))
     if record.deploy_words and record.verdict != VOID:

@@ -21,7 +21,7 @@ from pathlib import Path
 from resnet8ptq.core import command
 from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.core.text import no_such_name, or_nearest
+from resnet8ptq.core.text import no_such_name
 from resnet8ptq.report.facts import LIMITS
 from resnet8ptq.report.recommend import RECOMMENDED, find_use
 from resnet8ptq.report.table import VOID
@@ -107,15 +107,11 @@ def judge_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
             unknown.
         TrackingError: no run was measured, and one failed.
     """
-    chosen, uses = find_use(use, sweep.choices, sweep.run_id)
-    if chosen is not None and (run := chosen.run) is not None:
-        return Answer(run.verdict or UNDECIDED, run, sweep, use, chosen.because)
-    has_within = any(choice.use == "smallest" for choice in sweep.choices)
-    if use != RECOMMENDED and sweep.choices and (use not in _WITHIN or has_within):
-        raise ConfigError(
-            f"use: got {use!r}, for which sweep {sweep.run_id} recommends no run; try "
-            f"{or_nearest(use, uses.split(' | '))}"
-        )
+    uses = {choice.use for choice in sweep.choices}
+    is_known = use == RECOMMENDED or (use in _WITHIN and "smallest" not in uses)
+    if use in uses or (uses and not is_known):
+        run, because = find_use(use, sweep.choices, sweep.run_id)
+        return Answer(run.verdict or UNDECIDED, run, sweep, use, because)
     because = sweep.why_none or "No model is within the limit on the selection samples."
     return Answer(_overall(sweep), None, sweep, use, because)
 

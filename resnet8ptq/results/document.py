@@ -15,6 +15,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from resnet8ptq.core import templates
 from resnet8ptq.core.table import show_kb
 from resnet8ptq.core.text import escape_markdown, printable
+from resnet8ptq.report.answer import say_verdict
 from resnet8ptq.report.table import VOID, show_ms
 from resnet8ptq.report.verdicts import EXIT_CODES, MARGIN
 from resnet8ptq.results.summaries import SweepSummary
@@ -28,7 +29,7 @@ Size = Annotated[int | None, Field(ge=0)]
 def _of(name: str) -> Any:
     """Return a field that reads an attribute of a run, and has its description."""
     known = RunRecord.model_fields.get(name)
-    about = known.description if known else getattr(RunRecord, name).__doc__
+    about = known.description if known else " ".join(getattr(RunRecord, name).__doc__.split())
     return Field(validation_alias=name, description=about)
 
 
@@ -306,34 +307,26 @@ def describe(answer: Answer, show: Callable[[str], str] = printable) -> str:
     if run is None:
         use = f"No model is recommended for `use={answer.use}`. " if answer.use else ""
         return f"{use}{show(answer.because)}"
-    begin = show(run.label)
-    if run.metric is None or run.limit is None or run.loss is None or run.loss_verdict is None:
-        return f"{begin}: {show(run.why_none)}"
+    if run.metric is None or run.loss is None or run.loss_verdict is None:
+        return f"{show(run.label)}: {show(run.why_none)}"
+    text = f"{show(run.label)}: {show(say_verdict(run))}"
     if answer.verdict == VOID:
-        return f"{begin}: a loss against this FP32 network has no meaning ({show(run.why_none)})."
-    metric = run.metric
-    limit = _say_loss(metric, run.limit)
-    name, loss = metric.loss_title.partition(",")[0], _say_loss(metric, run.loss)
-    text = f"{begin}: {show(name)} is {loss}{_say_bounds(metric, run)}; the limit is {limit}."
-    if fault := run.verdict_text.partition(", ")[2]:
-        text += f" It fails: {show(fault)}."
-    if run.samples_needed is not None:
-        text += f" Sample size for 80% power at this loss: {run.samples_needed:,}."
-    return text
+        return text
+    name = run.metric.loss_title.partition(",")[0]
+    return f"{text} {show(name[:1].upper() + name[1:])}: {_say_loss(run.metric, run)}."
 
 
-def _say_bounds(metric: Metric, run: RunRecord) -> str:
+def _say_loss(metric: Metric, run: RunRecord) -> str:
+    """Return the loss with its bounds: in points, in the metric's unit, or in percent of FP32's."""
+    say = metric.say_change if metric.bounded else metric.show_loss
+    assert run.loss is not None
     ends = [
-        f"{word} {_say_loss(metric, bound)}"
+        f"{word} {say(bound)}"
         for word, bound in (("at least", run.loss_lower_bound), ("at most", run.loss_upper_bound))
         if bound is not None
     ]
-    return f" ({', '.join(ends)}, one-sided 95% bounds, {run.samples:,} samples)" if ends else ""
-
-
-def _say_loss(metric: Metric, loss: float) -> str:
-    """Return a loss for a sentence: in points, in the metric's unit, or in percent of FP32's."""
-    return metric.say_change(loss) if metric.bounded else metric.show_loss(loss)
+    bounds = f" ({', '.join(ends)}, one-sided 95% bounds)" if ends else ""
+    return f"{say(run.loss)}{bounds}"
 
 
 def _rows(run: RunRecord) -> list[list[str]]:

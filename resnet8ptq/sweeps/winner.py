@@ -105,7 +105,7 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
 
 def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: str) -> int:
     console, record = stdout(None, 240), winner.cell.record
-    verdict = say_verdict(winner.selected, winner.cell)
+    verdict = say_verdict(winner.cell.record)
     is_worth = saves(record.size_bytes or 0, record.fp32_size_bytes or 0, record.speedup)
     title = "Winner" if winner.outcome == PASS else "Nothing passes; the closest to FP32"
     if not is_worth:

@@ -56,9 +56,9 @@ class RelativeError(Metric):
         assert isinstance(model, DeviationScores)  # of this task
         return model.noise_ratio
 
-    def say_limit(self, limits: ReportConfig) -> str:
-        """Return the limit as text: the lowest SQNR against FP32, in dB."""
-        return f"SQNR of at least {limits.min_sqnr_db:g} dB against FP32"
+    def say_limit(self, limit: float) -> str:
+        """Return a limit of the loss as text: the lowest SQNR against FP32, in dB."""
+        return f"SQNR of at least {-10 * math.log10(limit):g} dB against FP32"
 
     def say_margin(self, margin: float) -> str:
         """Return the margin against the best model as text."""

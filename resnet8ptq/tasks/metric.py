@@ -92,9 +92,9 @@ class Metric:
         """Return the largest loss that passes."""
         return limits.max_drop
 
-    def say_limit(self, limits: ReportConfig) -> str:
-        """Return the limit as text."""
-        return f"at most {self.say_loss(limits.max_drop)} worse than FP32"
+    def say_limit(self, limit: float) -> str:
+        """Return a limit of the loss as text."""
+        return f"at most {self.say_loss(limit)} worse than FP32"
 
     def say_margin(self, margin: float) -> str:
         """Return the margin against the best model as text."""

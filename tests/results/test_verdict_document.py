@@ -178,7 +178,7 @@ def test_below_the_least_accuracy_is_a_fail():
     )
     assert answered["metric"]["least"] == 0.95
     text = document.to_markdown(judge_run(summary.run("a")))
-    assert r"It fails: accuracy \< 95.00%." in text
+    assert r"Fails: accuracy \< 95.00%." in text
     assert read(judge_sweep(summary))["verdict"] == "fail"
 
 
@@ -291,11 +291,10 @@ def test_markdown_is_a_sentence_and_a_table():
     summary = summarize(sweep(("a", predictions(lost=8, won=4), times)))
     lines = document.to_markdown(judge_sweep(summary)).splitlines()
     assert lines[0].startswith(
-        "**Quantization: undecided.** onnx int8 minmax per tensor: loss of accuracy against FP32 "
-        "is +0.40 points (at least "
+        "**Quantization: undecided.** onnx int8 minmax per tensor: Undecided: 1,000 samples "
     )
-    samples = summary.run("a").samples_needed
-    assert lines[0].endswith(f" Sample size for 80% power at this loss: {samples:,}.")
+    assert f" About {summary.run('a').samples_needed:,} samples would" in lines[0]
+    assert " Loss of accuracy against FP32: +0.40 points (at least " in lines[0]
     assert lines[2:7] == [
         "|  | FP32 | onnx int8 minmax per tensor |",
         "|---|---:|---:|",

@@ -591,7 +591,10 @@ def test_without_labels_the_limit_is_an_sqnr(db, outcome):
     metrics = task.metrics(comparison)
     assert metrics["drop"] == pytest.approx(10 ** (-db / 10))
     assert (metrics["drop"] <= limit) == (db > 25)
-    assert task.metric.say_limit(ReportConfig()) == "SQNR of at least 25 dB against FP32"
+    assert (
+        task.metric.say_limit(task.metric.limit(ReportConfig()))
+        == "SQNR of at least 25 dB against FP32"
+    )
     assert task.metric.show_limit(ReportConfig()) == "report.min_sqnr_db=25"
 
 
