@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 from resnet8ptq.backends.file import onnx_file
+from resnet8ptq.backends.file.contents import Inner
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.experiment.search import step_table
 from resnet8ptq.experiment.tensors import (
@@ -22,8 +23,9 @@ from resnet8ptq.experiment.tensors import (
     tensor_table,
 )
 from resnet8ptq.experiment.tensors.alignment import Fingerprint
-from resnet8ptq.experiment.tensors.spread import Noise, Spread
+from resnet8ptq.experiment.tensors.spread import Levels, Noise, Spread
 from resnet8ptq.graph.session import open_runner
+from tests.helpers.configs import make_config
 
 # Two parallel branches, which are equal in size, and a sum.
 NETWORK = """
@@ -248,3 +250,53 @@ def test_blocks_hold_every_box_once_in_order(ends, size):
     blocks = network_picture._split(last, size)
     assert [index for block in blocks for index in block] == list(range(len(ends)))
     assert all(len(block) <= 2 * size for block in blocks)
+
+
+def compare_one(operator, levels, values, file=None):
+    """One tensor of a file whose layer is exact but for its levels."""
+    inner = Inner("t", levels.low, levels.high, levels.step)
+    tensor = comparing.Compared("t", operator, inner)
+    tensor.add(values, levels.round(values) if file is None else file, values)
+    return comparing.TensorComparison(onnx.ModelProto(), (tensor,), tensor, {"t": operator}, 1)
+
+
+UNIT = Levels(0, 1, 1 / 256)
+WIDE = Levels(0, 68, 68 / 255)
+UNIFORM = np.random.default_rng(0).uniform(0, 1, (1, 200, 12, 12)).astype(np.float32)
+
+
+def test_a_range_of_which_a_part_is_used_is_named():
+    def names(operator, levels, values):
+        return [one.name for one in findings.find(compare_one(operator, levels, values))]
+
+    assert names("Softmax", UNIT, UNIFORM / 50) == [step_table.FIXED_SCALE]
+    assert names("AveragePool", WIDE, UNIFORM) == [step_table.UNUSED_RANGE]
+    assert names("AveragePool", UNIT, UNIFORM) == []
+
+
+def test_an_outlier_channel_is_told_from_outliers_in_any():
+    one, any_ = UNIFORM.copy(), UNIFORM.copy()
+    one[:, 7] *= 68
+    any_[:, ::2, 0, 0] = 68
+    any_[:, 1::2, 1, 1] = 68
+    [channel] = findings.find(compare_one("Conv", WIDE, one))
+    [others] = findings.find(compare_one("Conv", WIDE, any_))
+    assert channel.name == step_table.OUTLIER_CHANNEL and "channel 7," in channel.meaning
+    assert others.name == step_table.OUTLIER_ACTIVATION
+
+
+def test_a_channel_that_is_constant_in_the_file_alone_is_dead():
+    file = UNIT.round(UNIFORM)
+    file[:, 5] = 0.25
+    named = [one.name for one in findings.find(compare_one("Conv", UNIT, UNIFORM, file))]
+    assert named[-1] == step_table.DEAD_CHANNEL
+    dead = UNIFORM.copy()
+    dead[:, 5] = 0.25
+    assert findings.find(compare_one("Conv", UNIT, dead)) == []
+
+
+@pytest.mark.parametrize("finding", [step_table.CLIPPED, step_table.UNLIKE_INPUTS, "unknown"])
+def test_answers_are_settings_that_apply(finding):
+    config = make_config("data=shapes", "per_channel=false")
+    for change in step_table.answer(config, finding, ["node"]):
+        assert change.apply(config) != config

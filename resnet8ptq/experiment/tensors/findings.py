@@ -14,7 +14,6 @@ from resnet8ptq.core import machine
 from resnet8ptq.experiment.search import step_table
 from resnet8ptq.experiment.search.changes import Change
 from resnet8ptq.experiment.tensors.comparing import SOUND_DB, Compared, TensorComparison
-from resnet8ptq.experiment.tensors.spread import Spread
 from resnet8ptq.tasks.distortion import KERNELS_DB
 
 LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
@@ -127,7 +126,7 @@ def find_unlike_channels(compared: TensorComparison) -> list[Finding]:
     for weight in compared.weights:
         reaches = [channel.reach for channel in weight.channels if channel.reach]
         ratio = max(reaches, default=0.0) / min(reaches, default=1.0)
-        lost = sum(map(_is_lost, weight.channels))
+        lost = sum(channel.sqnr_db < LOW_DB for channel in weight.channels)
         if weight.rounded.scales == 1 and ratio >= UNLIKE and lost:
             hit.append((lost / len(weight.channels), lost, ratio, weight))
     if not hit:
@@ -165,7 +164,8 @@ def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
     """Report ranges that are much larger than nearly all values: by a few channels, or in any."""
     by_db = sorted(compared.tensors, key=lambda tensor: tensor.spread.bulk_db)
     low = [tensor for tensor in by_db if tensor.spread.bulk_db < LOW_DB]
-    hit = [t for t in low if t.limit >= OUTLIER * t.spread.reach > 0 and t.operator not in FIXED]
+    used = [tensor for tensor in low if tensor.limit < UNUSED * tensor.spread.peak]
+    hit = [tensor for tensor in used if tensor.limit >= OUTLIER * tensor.spread.reach > 0]
 
     def say(worst: Compared) -> str:
         few = ", ".join(map(str, _outlier_channels(worst)[:NAMED]))
@@ -311,10 +311,6 @@ def worst_layer(compared: TensorComparison) -> tuple[str, ...]:
 
 def _by_rounding(compared: TensorComparison) -> list[Compared]:
     return sorted(compared.tensors, key=lambda tensor: tensor.spread.sqnr_db)
-
-
-def _is_lost(channel: Spread) -> bool:
-    return bool(channel.signal.sum() > 0 and channel.sqnr_db < LOW_DB)
 
 
 def _ends(tensor: Compared) -> str:
