@@ -58,16 +58,21 @@ def _is_same(one: TensorProto, other: TensorProto) -> bool:
     return np.array_equal(values, others) or np.array_equal(values, others.T)
 
 
-def round_rows(table: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Return a table [rows, width] as int8, and the scale of each row, [rows, 1].
+def round_rows(
+    values: NDArray[np.float32], axes: tuple[int, ...] = (1,)
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Return values as int8, and their scales, which broadcast to them.
+
+    Args:
+        axes: the values along them share a scale; by default those of a row.
 
     >>> levels, scale = round_rows(np.array([[127, -1], [0, 0.5]], np.float32))
     >>> levels.tolist(), scale[0].tolist()
     ([[127, -1], [0, 127]], [1.0])
     """
-    largest = np.abs(table).max(axis=1, keepdims=True)
+    largest = np.abs(values).max(axis=axes, keepdims=True)
     scale = np.where(largest > _LEAST, largest / 127, 1).astype(np.float32)
-    return np.rint(table / scale).astype(np.int8), scale
+    return np.rint(values / scale).astype(np.int8), scale
 
 
 def quantize_tables(names: Collection[str]) -> Pass:

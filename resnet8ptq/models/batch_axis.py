@@ -142,10 +142,7 @@ def fix_sizes(
         _replace(graph, name, producers[name], shaped[name], tensors, bool(any_length))
     prune(graph)
     _shape_outputs(fixed, tensors, batch, sizes)
-    normalization.write_paddings(fixed)
-    normalization.write_ceil_mode(fixed)
-    normalization.write_pad_axes(fixed)
-    normalization.write_group_norms(fixed)
+    fixed = normalization.write_explicitly(fixed)
     onnx.checker.check_model(fixed)
     return fixed
 

@@ -3,12 +3,14 @@
 import copy
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import defs, numpy_helper, version_converter
 
@@ -16,11 +18,21 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.graph.layers import LAYERS, attribute, channel_axis, constant_pads
 from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.pruning import find_all, inputs_of, prune, remove_nodes
+from resnet8ptq.graph.passes import (
+    Writer,
+    input_of,
+    remove_unused,
+    replace_node,
+    rewrite,
+    values_of,
+)
+from resnet8ptq.graph.pruning import find_all, inputs_of, remove_nodes
 from resnet8ptq.graph.renaming import compute_outputs, rename
 from resnet8ptq.graph.shapes import find_sizes
 from resnet8ptq.graph.weights import read, read_bias, write_bias, write_input
 from resnet8ptq.models.gates.onnx import ONNX_DOMAINS, SCALER, graph_inputs, read_constant
+
+Sizes = Mapping[str, Sequence[int]]  # the shape of each tensor; a free size is 0
 
 OPSET = 17
 MIN_OPSET = 13  # the first with a per-channel QuantizeLinear
@@ -136,28 +148,22 @@ def _keep_pads(graph: onnx.GraphProto) -> None:
             node.input[:] = [*node.input[:2], zero, *node.input[3:]]
 
 
-def write_scalers(graph: onnx.GraphProto) -> None:
-    """Replace each Scaler of scikit-learn's exports by basic operators, in place."""
-    nodes = list(graph.node)
-    del graph.node[:]
-    for node in nodes:
-        graph.node.extend(_scale(graph, node) if node.op_type == SCALER else [node])
+def write_scalers(model: ir.Model) -> None:
+    """Replace each Scaler of scikit-learn's exports by basic operators: (input - offset) * scale.
 
-
-def _scale(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return the nodes of (input - offset) * scale, for an input of any numeric type."""
-    name, make = node.output[0], onnx.helper.make_node
-    numbers, shifted, offset, scale = (
-        f"{name}__{part}" for part in ("float", "shifted", "offset", "scale")
-    )
-    for constant, key, default in ((offset, "offset", 0.0), (scale, "scale", 1.0)):
-        values = np.array(attribute(node, key, [default]), np.float32)
-        graph.initializer.append(numpy_helper.from_array(values, constant))
-    return [
-        make("Cast", [node.input[0]], [numbers], to=onnx.TensorProto.FLOAT),
-        make("Sub", [numbers, offset], [shifted]),
-        make("Mul", [shifted, scale], [name]),
-    ]
+    The input has any numeric type.
+    """
+    for node in [node for node in model.graph if node.op_type == SCALER]:
+        write, name = Writer(node), str(node.outputs[0].name)
+        offset, scale = (
+            np.array(node.attributes.get_floats(key, (default,)), np.float32)
+            for key, default in (("offset", 0.0), ("scale", 1.0))
+        )
+        numbers = write("Cast", [node.inputs[0]], f"{name}__float", to=onnx.TensorProto.FLOAT)
+        shifted = write(
+            "Sub", [numbers, write.constant(f"{name}__offset", offset)], f"{name}__shifted"
+        )
+        replace_node(node, write("Mul", [shifted, write.constant(f"{name}__scale", scale)], name))
 
 
 def cast_constants(graph: onnx.GraphProto) -> None:
@@ -257,6 +263,21 @@ def drop_attribute(node: onnx.NodeProto, name: str) -> None:
         node.attribute.remove(item)
 
 
+def write_explicitly(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model without forms of operators that a framework reads wrongly, or lacks.
+
+    They can be replaced if the sizes are known. `proto` must not be used afterwards.
+    """
+    write_paddings(proto)
+    write_ceil_mode(proto)
+    pads = [node for node in proto.graph.node if node.op_type == "Pad" and any(node.input[3:])]
+    if not pads and all(node.op_type != "GroupNormalization" for node in proto.graph.node):
+        return proto
+    sizes = find_sizes(proto)
+    passes = [partial(change, sizes=sizes) for change in (write_pad_axes, write_group_norms)]
+    return rewrite(proto, [*passes, remove_unused])
+
+
 def write_paddings(proto: onnx.ModelProto) -> None:
     """Replace `auto_pad` by explicit paddings, in place, if the sizes are known.
 
@@ -287,29 +308,23 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         node.attribute.append(onnx.helper.make_attribute("pads", pads))
 
 
-def write_pad_axes(proto: onnx.ModelProto) -> None:
-    """Write the widths of each Pad for all axes, in place, if they and the rank are known.
+def write_pad_axes(model: ir.Model, sizes: Sizes) -> None:
+    """Write the widths of each Pad for all axes, if they and the rank are known.
 
     ONNX has `axes` since opset 18. ONNX Runtime's optimizer of Transpose nodes, which it inserts
     around 8-bit convolutions, overlooks them (1.31).
     """
-    graph = proto.graph
-    nodes = [node for node in graph.node if node.op_type == "Pad" and any(node.input[3:])]
-    sizes = find_sizes(proto) if nodes else {}
-    constants = Links(graph).constants
-    for node in nodes:
-        rank, (widths, axes) = len(sizes.get(node.input[0], [])), (node.input[1], node.input[3])
-        if not rank or widths not in constants or axes not in constants:
+    for node in model.graph:
+        if node.op_type != "Pad" or not any(node.inputs[3:]):
             continue
-        whole = np.zeros((2, rank), np.int64)
-        given = numpy_helper.to_array(constants[widths]).reshape(2, -1)
-        whole[:, numpy_helper.to_array(constants[axes])] = given
-        name = f"{node.output[0]}__widths"
-        graph.initializer.append(numpy_helper.from_array(whole.reshape(-1), name))
-        node.input[1] = name
-        del node.input[3:]
-    if nodes:
-        prune(graph)
+        rank = len(sizes.get(str(input_of(node, 0).name), []))
+        widths, axes = input_of(node, 1), input_of(node, 3)
+        if rank and widths.is_initializer() and axes.is_initializer():
+            whole = np.zeros((2, rank), np.int64)
+            whole[:, values_of(axes)] = values_of(widths).reshape(2, -1)
+            name = f"{node.outputs[0].name}__widths"
+            node.replace_input_with(1, Writer(node).constant(name, whole.reshape(-1)))
+            node.resize_inputs(3)
 
 
 _POOLS = ("AveragePool", "LpPool", "MaxPool")
@@ -388,28 +403,23 @@ def _pad_with_zeros(
     return [pad]
 
 
-def write_group_norms(proto: onnx.ModelProto) -> None:
-    """Replace each GroupNormalization by an instance normalization of its groups, in place.
+def write_group_norms(model: ir.Model, sizes: Sizes) -> None:
+    """Replace each GroupNormalization by an instance normalization of its groups.
 
     ONNX Runtime would replace it by twenty operators with computed shapes, which torch cannot
-    trace. Sizes must be known.
+    trace.
     """
-    graph, sizes = proto.graph, {}
-    if any(node.op_type == "GroupNormalization" for node in graph.node):
-        sizes = find_sizes(proto)
-    nodes = list(graph.node)
-    del graph.node[:]
-    for node in nodes:
-        known = sizes.get(node.input[0], [0])[1:] if node.op_type == "GroupNormalization" else [0]
-        graph.node.extend([node] if 0 in known else _normalize_groups(graph, node, known))
+    for node in [node for node in model.graph if node.op_type == "GroupNormalization"]:
+        known = sizes.get(str(input_of(node, 0).name), [0])[1:]
+        if 0 not in known:
+            _normalize_groups(node, known)
 
 
-def _normalize_groups(
-    graph: onnx.GraphProto, node: onnx.NodeProto, sizes: list[int]
-) -> list[onnx.NodeProto]:
-    """Return the nodes of a GroupNormalization of [N, *sizes]; add their constants to `graph`."""
-    (values, scale, bias), [output] = node.input, node.output
-    groups, epsilon = attribute(node, "num_groups", 1), attribute(node, "epsilon", 1e-5)
+def _normalize_groups(node: ir.Node, sizes: Sequence[int]) -> None:
+    """Replace a GroupNormalization of [N, *sizes]."""
+    write, output = Writer(node), str(node.outputs[0].name)
+    groups = node.attributes.get_int("num_groups", 1)
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
     constants = {
         "parts": np.array([0, groups, -1]),
         "whole": np.array([0, *sizes]),
@@ -417,29 +427,21 @@ def _normalize_groups(
         "ones": np.ones(groups, np.float32),
         "zeros": np.zeros(groups, np.float32),
     }
-    for key, constant in constants.items():
-        graph.initializer.append(numpy_helper.from_array(constant, f"{output}__{key}"))
-    steps = [
-        ("Reshape", [values, "parts"], "cut"),
-        ("InstanceNormalization", ["cut", "ones", "zeros"], "even"),
-        ("Reshape", ["even", "whole"], "joined"),
-        ("Reshape", [scale, "by_channel"], "scale"),
-        ("Reshape", [bias, "by_channel"], "bias"),
-        ("Mul", ["joined", "scale"], "scaled"),
-        ("Add", ["scaled", "bias"], output),
-    ]
-    own = {*constants, *(made for _, _, made in steps[:-1])}
-    nodes = [
-        onnx.helper.make_node(
-            kind,
-            [f"{output}__{name}" if name in own else name for name in inputs],
-            [made if made == output else f"{output}__{made}"],
-            node.name if made == output else f"{node.name}__{made}",
-        )
-        for kind, inputs, made in steps
-    ]
-    nodes[1].attribute.append(onnx.helper.make_attribute("epsilon", epsilon))
-    return nodes
+    parts, whole, by_channel, ones, zeros = (
+        write.constant(f"{output}__{key}", values) for key, values in constants.items()
+    )
+
+    def add(kind: str, inputs: Sequence[ir.Value | None], part: str, **attributes: Any) -> ir.Value:
+        return write(kind, inputs, f"{output}__{part}", f"{node.name}__{part}", **attributes)
+
+    values, scale, bias = node.inputs
+    cut = add("Reshape", [values, parts], "cut")
+    even = add("InstanceNormalization", [cut, ones, zeros], "even", epsilon=epsilon)
+    joined = add("Reshape", [even, whole], "joined")
+    scales = add("Reshape", [scale, by_channel], "scale")
+    biases = add("Reshape", [bias, by_channel], "bias")
+    scaled = add("Mul", [joined, scales], "scaled")
+    replace_node(node, write("Add", [scaled, biases], output, str(node.name)))
 
 
 # ONNX Runtime's quantizer names its tensors by a tensor's name and such a suffix.

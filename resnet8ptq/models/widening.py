@@ -4,15 +4,19 @@ Every float16 number is a float32 number, so the weights keep their values. The 
 less, so the outputs differ from the file's by float16's rounding.
 """
 
+from collections.abc import Collection
+from functools import partial
+
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, numpy_helper
 
-from resnet8ptq.graph.layers import LAYERS, RECURRENT, attribute
+from resnet8ptq.graph.layers import LAYERS, RECURRENT
+from resnet8ptq.graph.passes import input_of, replace_node, rewrite
 from resnet8ptq.graph.pruning import find_all
-from resnet8ptq.graph.renaming import rename_inside
 from resnet8ptq.graph.shapes import infer_shapes
-from resnet8ptq.models.gates.onnx import graph_inputs, read_constant
+from resnet8ptq.models.gates.onnx import read_constant
 
 # Attributes that hold a dtype, of Cast, EyeLike, RandomNormal, HannWindow, LayerNormalization and
 # Attention.
@@ -35,8 +39,11 @@ def has_float16_layers(proto: onnx.ModelProto) -> bool:
     return False
 
 
-def widen(proto: onnx.ModelProto) -> None:
-    """Make every float16 tensor float32, in place: constants, inputs, outputs and casts."""
+def widen(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with float32 in place of float16: constants, inputs, outputs and casts.
+
+    `proto` must not be used afterwards.
+    """
     for tensor in list(find_all(proto, TensorProto)):
         if tensor.data_type == TensorProto.FLOAT16:
             values = numpy_helper.to_array(tensor).astype(np.float32)
@@ -48,25 +55,21 @@ def widen(proto: onnx.ModelProto) -> None:
     for setting in find_all(proto, onnx.AttributeProto):
         if setting.name in _DTYPES and setting.i == TensorProto.FLOAT16:
             setting.i = TensorProto.FLOAT
-    _drop_casts(proto)
-
-
-def _drop_casts(proto: onnx.ModelProto) -> None:
-    """Remove the Casts from float32 to float32, in place; inner graphs keep theirs."""
-    graph = proto.graph
     inferred = infer_shapes(proto)
     values = (*inferred.input, *inferred.value_info, *inferred.output)
     floats = {v.name for v in values if v.type.tensor_type.elem_type == TensorProto.FLOAT}
-    outputs = {value.name for value in graph.output}
-    fixed = outputs | {value.name for value in graph_inputs(graph)}
-    for node in list(graph.node):
-        to_float = node.op_type == "Cast" and attribute(node, "to", 0) == TensorProto.FLOAT
-        if not to_float or node.input[0] not in floats:
-            continue
-        if node.output[0] not in outputs:
-            graph.node.remove(node)
-            rename_inside(graph, node.output[0], node.input[0])
-        elif node.input[0] not in fixed:
-            graph.node.remove(node)
-            rename_inside(graph, node.input[0], node.output[0])
-            fixed.add(node.output[0])
+    return rewrite(proto, [partial(_drop_casts, floats=floats)])
+
+
+def _drop_casts(model: ir.Model, floats: Collection[str]) -> None:
+    """Remove the Casts from float32 to float32; inner graphs keep theirs.
+
+    Args:
+        floats: the names of the float32 tensors.
+    """
+    for node in [node for node in model.graph if node.op_type == "Cast"]:
+        value, [output] = input_of(node, 0), node.outputs
+        to_float = node.attributes.get_int("to", 0) == TensorProto.FLOAT
+        keeps_name = value.producer() is None or value.is_graph_output()
+        if to_float and value.name in floats and not (output.is_graph_output() and keeps_name):
+            replace_node(node, value)

@@ -21,6 +21,7 @@ from resnet8ptq.core.errors import ConfigError, QuantizationError, UnsupportedEr
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.deploy import older_runtime
 from resnet8ptq.experiment.compatibility import fit
+from resnet8ptq.graph.passes import rewrite
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from tests.helpers.assembling import assemble
@@ -231,7 +232,7 @@ def test_a_gemm_is_a_product_and_a_sum(alpha, beta, transposed, bias):
     floats = {name: np.float32(array) for name, array in constants.items()}
     proto = assemble([gemm], {"x": ["N", 40]}, {"y": ["N", 6]}, floats)
     before = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": BATCH})[0]
-    weight_only.write_as_products(proto.graph, {"g"})
+    proto = rewrite(proto, [weight_only.write_as_products({"g"})])
     kinds = [node.op_type for node in proto.graph.node]
     assert kinds == (["MatMul", "Add"] if bias else ["MatMul"])
     after = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": BATCH})[0]

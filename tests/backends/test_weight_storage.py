@@ -11,6 +11,7 @@ from onnx import helper
 from resnet8ptq.backends.onnx import weight_storage
 from resnet8ptq.config.naming import Combination
 from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.graph.embeddings import round_rows
 from tests.backends.test_weight_only import load, quantize
 from tests.helpers.configs import make_config
 from tests.helpers.factories import quantizer_of
@@ -96,7 +97,7 @@ def test_every_layer_with_weights_is_stored_and_keeps_its_outputs(name, slim, tm
 
 def test_levels_are_within_half_a_step_of_the_weights():
     values = RANDOM.normal(size=(4, 50)).astype(np.float32) * np.array([[1e-40], [1], [1e3], [0]])
-    levels, scale = weight_storage.round_weights(values.astype(np.float32), (1,))
+    levels, scale = round_rows(values.astype(np.float32), (1,))
     assert levels.dtype == np.int8
     assert np.all(np.abs(levels * scale - values) <= scale / 2 * (1 + 1e-5))
 

@@ -239,22 +239,22 @@ def _sizes(graph: onnx.GraphProto) -> list[int]:
     return [dim.dim_value for dim in graph.output[0].type.tensor_type.shape.dim]
 
 
-def _products(graph: onnx.GraphProto) -> None:
-    gemms = [node.name for node in graph.node if node.op_type == "Gemm"]
-    weight_only.write_as_products(graph, gemms)
+def _products(proto: Proto) -> Proto:
+    gemms = {node.name for node in proto.graph.node if node.op_type == "Gemm"}
+    return _rewriting(weight_only.write_as_products(gemms))(proto)
 
 
 # A pass of the name, before or after `normalize`: each takes a model and returns another one.
 RAW: dict[str, Callable[[Proto], Proto]] = {
     "renaming.name_inner_tensors": renaming.name_inner_tensors,
     "normalization.cast_constants": _in_place(normalization.cast_constants),
-    "normalization.write_scalers": _in_place(normalization.write_scalers),
+    "normalization.write_scalers": _rewriting(normalization.write_scalers),
     "normalize": normalize,
 }
 PASSES: dict[str, Callable[[Proto], Proto]] = {
     "branches.take_branches": _whole(lambda p: branches.take_branches(p, _feeds())),
     "batch_axis.fix_sizes": lambda p: batch_axis.fix_sizes(p, SAMPLES[:1], None),
-    "dynamic.transpose_weights": _in_place(dynamic.transpose_weights),
+    "dynamic.transpose_weights": _rewriting(dynamic.transpose_weights),
     "equalization.equalize": lambda p: equalization.equalize(p, Selection()),
     "folding.fold_into_products": _in_place(folding.fold_into_products),
     "folding.preprocess": _preprocess,
@@ -262,8 +262,7 @@ PASSES: dict[str, Callable[[Proto], Proto]] = {
     "normalization.copy_shared_weights": _in_place(normalization.copy_shared_weights),
     "normalization.simplify_gemms": _in_place(normalization.simplify_gemms),
     "normalization.write_ceil_mode": _whole(normalization.write_ceil_mode),
-    "normalization.write_group_norms": _whole(normalization.write_group_norms),
-    "normalization.write_pad_axes": _whole(normalization.write_pad_axes),
+    "normalization.write_explicitly": _whole(normalization.write_explicitly),
     "normalization.write_paddings": _whole(normalization.write_paddings),
     "onnx_converter._to_dense_layers": lambda p: _whole(onnx_converter.prepare)(_single(p)),
     "openvino.rewrite": _whole(rewrite),
@@ -278,7 +277,7 @@ PASSES: dict[str, Callable[[Proto], Proto]] = {
     "rewriting.raise_opset": _whole(lambda p: rewriting.raise_opset(p, 4)),
     "session.end_at_logits": _whole(session.end_at_logits),
     "slim": slim,
-    "weight_only.write_as_products": _in_place(_products),
+    "weight_only.write_as_products": _products,
     "weights.write_weights": _in_place(_shift_weights),
 }
 # Parts of a graph that run at once and are never written: their outputs have no declared type.

@@ -11,7 +11,7 @@ from resnet8ptq.core.errors import ModelError
 from resnet8ptq.graph.layers import attribute, find_offset_clips
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.batch_axis import fix_sizes
-from resnet8ptq.models.normalization import copy_shared_weights, write_ceil_mode, write_pad_axes
+from resnet8ptq.models.normalization import copy_shared_weights, write_ceil_mode, write_explicitly
 from tests.helpers.assembling import assemble
 
 RANDOM = np.random.default_rng(0)
@@ -97,7 +97,7 @@ def test_widths_of_a_pad_are_written_for_all_axes(axes):
     proto = assemble([pad], {"x": ["N", 3, 4]}, {"y": [None] * 3}, constants, opset=18)
     samples = RANDOM.normal(size=(2, 3, 4)).astype(np.float32)
     [expected] = open_runner(proto)(samples)
-    write_pad_axes(proto)
+    proto = write_explicitly(proto)
     [values] = open_runner(proto)(samples)
     assert len(proto.graph.node[0].input) == 3
     np.testing.assert_array_equal(values, expected)

@@ -73,7 +73,7 @@ def test_every_part_is_widened_and_computes_the_same(inputs):
     proto = float16_network(inputs)
     [expected] = open_runner(proto)(X.astype(helper.tensor_dtype_to_np_dtype(inputs)))
     assert has_float16_layers(proto)
-    widen(proto)
+    proto = widen(proto)
     assert not is_float16(proto)
     assert "Cast" not in {node.op_type for node in proto.graph.node}
     check_model(proto, full_check=True)
@@ -83,7 +83,7 @@ def test_every_part_is_widened_and_computes_the_same(inputs):
 
 def test_weights_keep_their_values():
     proto = float16_network()
-    widen(proto)
+    proto = widen(proto)
     [filters] = [tensor for tensor in proto.graph.initializer if tensor.name == "filters"]
     assert (numpy_helper.to_array(filters) == FILTERS).all()
 

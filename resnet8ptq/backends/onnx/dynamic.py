@@ -6,14 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+import onnx_ir as ir
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from resnet8ptq.backends.contract import refuse_others
 from resnet8ptq.config.schema import DTYPES, QuantizationConfig
-from resnet8ptq.graph.layers import attribute, find_stacks
+from resnet8ptq.graph.layers import find_stacks
 from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.pruning import prune
+from resnet8ptq.graph.passes import (
+    Writer,
+    input_of,
+    remove_unused,
+    rewrite,
+    values_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +49,7 @@ def quantize(
         stacks = [node.name for node in nodes if node.input[1] in constants]
     if stacks:
         log.info("per_channel: left in float: %s", ", ".join(stacks)[:200])
-    transpose_weights(proto.graph)
-    onnx.save(proto, onnx_path)
+    onnx.save(rewrite(proto, [transpose_weights, remove_unused]), onnx_path)
     quantize_dynamic(
         onnx_path,
         path,
@@ -56,23 +61,20 @@ def quantize(
     )
 
 
-def transpose_weights(graph: onnx.GraphProto) -> None:
-    """Write the weights of each Gemm with `transB` transposed, in place.
+def transpose_weights(model: ir.Model) -> None:
+    """Write the weights of each Gemm with `transB` transposed.
 
     ONNX Runtime's quantizer does it once for each Gemm, also if several nodes read the weights.
     """
-    links, transposed = Links(graph), dict[str, onnx.TensorProto]()
-    for node in graph.node:
-        if node.op_type != "Gemm" or not attribute(node, "transB", 0):
+    transposed: dict[ir.Value, ir.Value] = {}
+    for node in model.graph:
+        if node.op_type != "Gemm" or not node.attributes.get_int("transB", 0):
             continue
-        name = node.input[1]
-        if name not in links.constants:
+        weights = input_of(node, 1)
+        if not weights.is_initializer():
             continue
-        if name not in transposed:
-            weights = np.ascontiguousarray(numpy_helper.to_array(links.constants[name]).T)
-            transposed[name] = numpy_helper.from_array(weights, f"{name}__transposed")
-            graph.initializer.append(transposed[name])
-        links.replace_input(node, 1, transposed[name])
-        for item in [item for item in node.attribute if item.name == "transB"]:
-            node.attribute.remove(item)
-    prune(graph)
+        if weights not in transposed:
+            values = np.ascontiguousarray(values_of(weights).T)
+            transposed[weights] = Writer(node).constant(f"{weights.name}__transposed", values)
+        node.replace_input_with(1, transposed[weights])
+        del node.attributes["transB"]

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+import onnx_ir as ir
+from onnx import TensorProto
 
 from resnet8ptq.backends.contract import Resolved, Takes, refuse_others
 from resnet8ptq.backends.onnx import rewriting, weight_storage
 from resnet8ptq.config.schema import CORRECTIONS, DTYPES, WEIGHT_ONLY, QuantizationConfig
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import attribute, weight_layers
-from resnet8ptq.graph.links import Links
-from resnet8ptq.graph.weights import read, read_weights
+from resnet8ptq.graph.passes import Pass, Writer, input_of, replace_node, rewrite, values_of
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
     if embeddings:  # the library changes the number of the opset, and no operator
         proto = rewriting.raise_opset(proto, 4)
     chosen |= embeddings
-    write_as_products(proto.graph, chosen)
+    proto = rewrite(proto, [write_as_products(chosen)])
     others = [node.name for node in proto.graph.node if node.name not in chosen]
     quantizer = library.MatMulNBitsQuantizer(
         proto, algo_config=_algorithm(library, config, bool(embeddings)), nodes_to_exclude=others
@@ -198,36 +198,35 @@ def quantize(source: Path, path: Path, skipped: Sequence[str], config: Quantizat
     onnx.save(written, path)
 
 
-def write_as_products(graph: onnx.GraphProto, names: Collection[str]) -> None:
-    """Replace each named Gemm by a MatMul of the same name and an Add, in place.
+def write_as_products(names: Collection[str]) -> Pass:
+    """Return a pass that replaces each named Gemm by a MatMul of the same name and an Add.
 
     ONNX Runtime's function takes MatMul only. alpha and beta become part of the constants.
     """
-    nodes, links = list[onnx.NodeProto](), Links(graph)
-    for node in graph.node:
-        products = _split(links, node) if node.name in names and node.op_type == "Gemm" else [node]
-        nodes.extend(products)
-    del graph.node[:]
-    graph.node.extend(nodes)
+
+    def write(model: ir.Model) -> None:
+        for node in list(model.graph):
+            if node.op_type == "Gemm" and node.name in names:
+                _split(node)
+
+    return write
 
 
-def _split(links: Links, gemm: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return a MatMul and, with a bias, an Add that compute a Gemm; add their constants."""
-    alpha, beta = (attribute(gemm, name, 1.0) for name in ("alpha", "beta"))
-    weights = np.ascontiguousarray(read_weights(links, gemm).T * np.float32(alpha))
-    name, (output,) = f"{gemm.name}__weights", gemm.output
-    links.graph.initializer.append(numpy_helper.from_array(weights, name))
-    if len(gemm.input) < 3 or not gemm.input[2]:
-        return [helper.make_node("MatMul", [gemm.input[0], name], [output], gemm.name)]
-    bias, product = gemm.input[2], f"{gemm.name}__product"
+def _split(gemm: ir.Node) -> None:
+    """Replace a Gemm by a MatMul, and an Add if it has a bias."""
+    write, name, output = Writer(gemm), str(gemm.name), str(gemm.outputs[0].name)
+    alpha, beta = (np.float32(gemm.attributes.get_float(key, 1.0)) for key in ("alpha", "beta"))
+    values = values_of(input_of(gemm, 1))
+    values = np.ascontiguousarray(values.T if gemm.attributes.get_int("transB", 0) else values)
+    factors = [gemm.inputs[0], write.constant(f"{name}__weights", values * alpha)]
+    bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
+    if bias is None:
+        replace_node(gemm, write("MatMul", factors, output, name))
+        return
     if beta != 1:
-        scaled = read(links, bias) * np.float32(beta)
-        bias = f"{gemm.name}__bias"
-        links.graph.initializer.append(numpy_helper.from_array(scaled, bias))
-    return [
-        helper.make_node("MatMul", [gemm.input[0], name], [product], gemm.name),
-        helper.make_node("Add", [product, bias], [output], f"{gemm.name}__Add"),
-    ]
+        bias = write.constant(f"{name}__bias", values_of(bias) * beta)
+    product = write("MatMul", factors, f"{name}__product", name)
+    replace_node(gemm, write("Add", [product, bias], output, f"{name}__Add"))
 
 
 def _algorithm(library: Any, config: QuantizationConfig, embeddings: bool) -> Any:

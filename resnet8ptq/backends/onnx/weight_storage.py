@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from resnet8ptq.backends.contract import LARGEST_HALF, Takes
 from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.graph.embeddings import round_rows
 from resnet8ptq.graph.layers import LAYERS, RECURRENT, STORED, attribute
 from resnet8ptq.graph.pruning import prune
 
@@ -30,7 +30,6 @@ TAKES: Takes = {
     "weight_only.algorithm": (["rtn"], "weight_only.block_size=null rounds to nearest"),
     "weight_only.int8_products": ([False], "weight_only.block_size=null computes in float"),
 }
-_LEAST = 1e-30  # of a channel's largest value; smaller ones are 0: their scale would underflow
 _RECURRENT = ("GRU", "LSTM", "RNN")
 _EMBEDDING = "Gather"
 
@@ -91,20 +90,6 @@ def _shrinks(tensor: onnx.TensorProto, axes: tuple[int, ...]) -> bool:
     return shared > 2  # 1 byte a value, and 4 for the scale of `shared` values
 
 
-def round_weights(
-    values: NDArray[np.float32], axes: tuple[int, ...]
-) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Return weights as int8, and their scales, which broadcast to them.
-
-    >>> levels, scale = round_weights(np.array([[127, -1], [0, 0.5]], np.float32), (1,))
-    >>> levels.tolist(), scale[0].tolist()
-    ([[127, -1], [0, 127]], [1.0])
-    """
-    largest = np.abs(values).max(axis=axes, keepdims=True)
-    scale = np.where(largest > _LEAST, largest / 127, 1).astype(np.float32)
-    return np.rint(values / scale).astype(np.int8), scale
-
-
 def quantize(proto: onnx.ModelProto, skipped: Collection[str], half: bool = False) -> None:
     """Store the weights of all layers that are not skipped in 8 bits or float16, in place."""
     graph = proto.graph
@@ -124,7 +109,7 @@ def quantize(proto: onnx.ModelProto, skipped: Collection[str], half: bool = Fals
                 tensors = {stored: values.astype(np.float16)}
             else:
                 made[name], scaled = f"{name}__weights", f"{name}__scale"
-                tensors = dict(zip((stored, scaled), round_weights(values, axes), strict=True))
+                tensors = dict(zip((stored, scaled), round_rows(values, axes), strict=True))
                 mul = helper.make_node("Mul", [cast, scaled], [made[name]], f"{name}__Mul")
                 nodes.append(mul)
             graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in tensors.items())

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 
 from resnet8ptq.backends.tflite import contents, environment, predictor
 from resnet8ptq.core import cache, confinement, files, isolation
@@ -24,7 +24,14 @@ from resnet8ptq.core.console import waiting
 from resnet8ptq.core.errors import ParityError, UnsupportedError, errors_as
 from resnet8ptq.core.machine import Runtime
 from resnet8ptq.data.dataset import Split
-from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.passes import (
+    Writer,
+    input_of,
+    remove_unused,
+    replace_node,
+    rewrite,
+    values_of,
+)
 from resnet8ptq.graph.pruning import find_all
 from resnet8ptq.graph.renaming import rename_inside
 from resnet8ptq.graph.session import open_runner
@@ -104,8 +111,7 @@ def prepare(proto: onnx.ModelProto) -> onnx.ModelProto:
         value.type.tensor_type.shape.dim[0].dim_value = 1
         _rename(graph, value, re.sub(r"\W", "_", value.name))
     inferred = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
-    _to_dense_layers(inferred.graph)
-    return inferred
+    return rewrite(inferred, [_to_dense_layers, remove_unused])
 
 
 def _rename(graph: onnx.GraphProto, value: onnx.ValueInfoProto, name: str) -> None:
@@ -119,53 +125,32 @@ def _rename(graph: onnx.GraphProto, value: onnx.ValueInfoProto, name: str) -> No
     rename_inside(graph, old, name)
 
 
-def _to_dense_layers(graph: onnx.GraphProto) -> None:
-    """Turn each MatMul with weights, and an added bias, into a Gemm, in place.
+def _to_dense_layers(model: ir.Model) -> None:
+    """Turn each MatMul with weights, and an added bias, into a Gemm of rows between two Reshapes.
 
     TFLite's matrix product has one scale for all channels and no bias. A Gemm becomes TFLite's
     dense layer, which has a scale for each channel and a bias.
     """
-    links = Links(graph)
-    constants = links.constants
-    values = (*graph.input, *graph.value_info, *graph.output)
-    shapes = {v.name: [dim.dim_value for dim in v.type.tensor_type.shape.dim] for v in values}
-    nodes, merged = [], set[str]()
-    for node in graph.node:
-        weights = constants.get(node.input[1]) if node.op_type == "MatMul" else None
-        if weights is None or len(weights.dims) != 2:
-            nodes += [node] if merged.isdisjoint(node.output) else []
+    for node in [node for node in model.graph if node.op_type == "MatMul"]:
+        weights, last, bias = input_of(node, 1), node, list[ir.Value]()
+        if not weights.is_initializer() or values_of(weights).ndim != 2:
             continue
-        out, bias = node.output[0], list[str]()
-        behind = links.only_reader(out)
-        if behind is not None and behind.op_type == "Add":
-            length = weights.dims[1:]
-            bias = [n for n in behind.input if n in constants and constants[n].dims == length]
-        if behind is not None and bias:
-            out = behind.output[0]
-            merged.add(out)
-        nodes += _dense_layer(graph, node, weights.dims[0], bias, out, shapes[out])
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-def _dense_layer(
-    graph: onnx.GraphProto,
-    node: onnx.NodeProto,
-    channels: int,
-    bias: list[str],
-    out: str,
-    shape: list[int],
-) -> list[onnx.NodeProto]:
-    """Return a MatMul of samples [1, ..., channels] as a Gemm of rows, between two Reshapes."""
-    rows, product = f"{out}__rows", f"{out}__product"
-    known = [size or -1 for size in shape]  # behind a loop, the batch is not inferred
-    for name, sizes in ((f"{rows}_shape", [-1, channels]), (f"{product}_shape", known)):
-        graph.initializer.append(numpy_helper.from_array(np.array(sizes, np.int64), name))
-    return [
-        helper.make_node("Reshape", [node.input[0], f"{rows}_shape"], [rows], rows),
-        helper.make_node("Gemm", [rows, node.input[1], *bias], [product], product),
-        helper.make_node("Reshape", [product, f"{product}_shape"], [out], f"{out}__shape"),
-    ]
+        channels, length = values_of(weights).shape
+        readers = [] if node.outputs[0].is_graph_output() else node.outputs[0].consumers()
+        if len(readers) == 1 and readers[0].op_type == "Add" and readers[0].graph is model.graph:
+            constants = [v for v in readers[0].inputs if v is not None and v.is_initializer()]
+            bias = [value for value in constants if values_of(value).shape == (length,)]
+            last = readers[0] if bias else node
+        [output] = last.outputs
+        # Behind a loop, the batch is not inferred.
+        shape = [size if isinstance(size, int) else -1 for size in output.shape or ()]
+        write, rows, product = Writer(last), f"{output.name}__rows", f"{output.name}__product"
+        flat = write.constant(f"{rows}_shape", np.array([-1, channels]))
+        whole = write.constant(f"{product}_shape", np.array(shape, np.int64))
+        matrix = write("Reshape", [node.inputs[0], flat], rows)
+        made = write("Gemm", [matrix, weights, *bias], product)
+        name = str(output.name)
+        replace_node(last, write("Reshape", [made, whole], name, f"{name}__shape"))
 
 
 def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:

@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.core.records import feed
+from resnet8ptq.graph.passes import rewrite
 from resnet8ptq.graph.renaming import name_inner_tensors
 from resnet8ptq.graph.session import Runner, open_session
 from resnet8ptq.models import batch_first, branches, normalization, widening
@@ -77,9 +78,10 @@ def read_graph(
     normalization.cast_constants(proto.graph)
     widened = widening.has_float16_layers(proto)
     if widened:
-        widening.widen(proto)
+        proto = widening.widen(proto)
         original = proto.SerializeToString()
-    normalization.write_scalers(proto.graph)
+    if any(node.op_type == gate.SCALER for node in proto.graph.node):
+        proto = rewrite(proto, [normalization.write_scalers])
     branches.take_branches(proto)
     gate.check_layers(proto, source)
     batch_first.move_inputs(proto.graph, axes)
