@@ -1,1 +1,1 @@
-"""The tracking server: MLflow on PostgreSQL, and access to it."""
+"""MLflow's pages of the runs, for one person."""
