@@ -22,6 +22,12 @@ except (OSError, ValueError) as error:
 endef
 export CHECK_INDEX
 
+define MAKE_VENV
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+@$(if $(TORCH_INDEX),$(PYTHON) -c "$$CHECK_INDEX" '$(TORCH_INDEX)')
+$(PYTHON) -m venv .venv
+endef
+
 .PHONY: help setup sweep test test-all check docs schema bench ui clean
 
 help: ## Show this list
@@ -62,12 +68,13 @@ clean: ## Remove the virtual environment; runs and their store stay
 	rm -rf .venv
 
 .venv/.run: $(SETUP)
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
-	@$(if $(TORCH_INDEX),$(PYTHON) -c "$$CHECK_INDEX" '$(TORCH_INDEX)')
-	$(PYTHON) -m venv .venv
+	$(MAKE_VENV)
 	$(INSTALL) -e .
 	@touch $@
 
-.venv/.dev: .venv/.run
-	$(INSTALL) -e '.[dev]'
-	@touch $@
+# One call of pip, because each looks up the whole package. It compiles nothing: Python does so for
+# the quarter of the modules that is imported.
+.venv/.dev: $(SETUP)
+	$(MAKE_VENV)
+	$(INSTALL) --no-compile -e '.[dev]'
+	@touch .venv/.run $@
