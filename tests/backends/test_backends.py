@@ -77,10 +77,10 @@ NNCF = "openvino_nncf"
 EXTRAS = {"openvino": library.is_installed(), NNCF: nncf_quantizer.is_installed()}
 MAKING = [b for b in BACKENDS if b != FILE and EXTRAS.get(b, True)]
 INSTALLED = (*MAKING, "torch_pt2e")
-# TFLite and NNCF choose the operators themselves.
-CHOOSING = [b for b in INSTALLED if b not in ("tflite", NNCF)]
 # ExecuTorch lowers ResNet8 for many seconds: test_executorch.py has these for a smaller network.
 FAST = [backend for backend in INSTALLED if backend != "executorch"]
+# TFLite and NNCF choose the operators themselves.
+CHOOSING = [backend for backend in FAST if backend not in ("tflite", NNCF)]
 CELLS = [(backend, dtype) for backend in (*INSTALLED, FILE) for dtype in DTYPES]
 SUPPORTED = [cell for cell in CELLS if DTYPE_TABLE.get(cell)]
 QUANTIZED = [cell for cell in SUPPORTED if cell[1] != "fp32"]

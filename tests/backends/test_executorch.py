@@ -18,6 +18,7 @@ from resnet8ptq.core.errors import QuantizationError, UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.precision.decisions import Decisions
 from tests.helpers import product_networks
 from tests.helpers.configs import make_config
 from tests.helpers.factories import THREADS, quantize_network, quantizer_of
@@ -137,6 +138,23 @@ def test_files_are_reproduced_and_per_channel_has_more_scales(chain, lowered, tm
     artifact, predictor = lower(chain, tmp_path, "per_channel=true")
     assert artifact.size_bytes > len(before)
     assert not np.array_equal(predictor.predict(PICTURES)[0], lowered[1].predict(PICTURES)[0])
+
+
+@pytest.mark.slow
+@needs_executorch
+def test_decisions_of_a_step_have_the_effect_of_settings(chain, lowered, tmp_path):
+    (tmp_path / "asked").mkdir()
+    asked, _ = lower(chain, tmp_path / "asked", "nodes_to_exclude=[last]")
+    files = []
+    for settings, decisions in (
+        ([], Decisions(in_float=["last"])),
+        (["nodes_to_exclude=[last]"], Decisions()),
+    ):
+        quantizer = quantizer_of(make_config("data=shapes", "backend=executorch", *settings))
+        made = quantizer.quantize(chain, decisions, Split(PICTURES, None, "made"), tmp_path)
+        files.append(made.path.read_bytes())
+    assert asked.quantized_layers == 1
+    assert files == [asked.path.read_bytes(), lowered[0].path.read_bytes()]
 
 
 @pytest.mark.slow
