@@ -34,7 +34,7 @@ GUTTER = 46  # between two columns
 HEAD = 34  # above the boxes: the title
 GOOD_DB, BAD_DB = 40.0, 5.0  # no colour, and the full colour
 DARKEST = 0.75
-TITLE, LINE = 23, 30  # characters of the lines in a box
+TITLE, LINE = 21, 29  # characters of the lines in a box
 _JOINS = (*FUSED, *MOVING, "Dropout")  # drawn with the layer before them
 
 
