@@ -384,6 +384,16 @@ def test_properties_of_a_graph():
     ]
 
 
+def test_shared_weights_of_unrolled_steps_count_once():
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> '
+        "g (float[1, 1, 2, 2] x) => (float[1, 2] y) "
+        "<float[1, 1, 1, 2] k = {1, 1}, int64[2] s = {1, 2}, float[2, 2] w = {1, 1, 1, 1}> {"
+        "c = Conv(x, k) r = Reshape(c, s) a = MatMul(r, w) b = MatMul(a, w) y = MatMul(b, w) }"
+    )
+    assert properties._find_weights(proto.graph) == (2, 4, 0)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "unequal"),
     [(1.0, 1.0, False), (100.0, 0.01, True), (1e-9, 1.0, False)],

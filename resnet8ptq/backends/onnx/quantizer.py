@@ -411,7 +411,7 @@ class OnnxQuantizer(Quantizer):
 def _lines_counted() -> Iterator[None]:
     """Log one line with the number of biases beyond 32 bits; ONNX Runtime logs a line for each.
 
-    Its lines about scales without a channel axis are dropped.
+    Its lines about scales without a channel axis, and about tensors of integers, are dropped.
     """
     raised = cut = 0
 
@@ -423,7 +423,8 @@ def _lines_counted() -> Iterator[None]:
         raised, cut = raised + raises, cut + cuts
         # Scales of a normalization, which are per tensor: they have no second axis.
         vector = message.startswith("Axis ") and message.endswith("with rank 1")
-        return not (raises or cuts or vector)
+        integers = message.startswith("Inference failed or unsupported type")  # such as a shape
+        return not (raises or cuts or vector or integers)
 
     logging.getLogger().addFilter(count)  # a filter of the root sees only records of the root
     try:

@@ -46,7 +46,7 @@ def _find_weights(graph: onnx.GraphProto) -> tuple[int, int, int]:
     weights: Counter[str] = Counter()
     for node in graph.node:
         for name in node.input[:3]:
-            weights[node.op_type] += sizes.get(name, 0)
+            weights[node.op_type] += sizes.pop(name, 0)  # once, also if each step reads them
     convolutions = weights["Conv"] + weights["ConvTranspose"]
     return convolutions, weights["MatMul"] + weights["Gemm"], weights["LSTM"]
 
