@@ -230,7 +230,7 @@ STEPS = (
         rank=72,
         settings=(
             "corrections.reconstruction=true corrections.reconstruction_iterations=500 "
-            "corrections.bias_correction=true corrections.adaround=false"
+            "corrections.bias_correction=true corrections.adaround=false method=static"
         ),
         why="rounding and ranges can be learned block by block",
         cost=90,
