@@ -18,6 +18,8 @@ from resnet8ptq.target.connection import PROGRAM, Reply
 from resnet8ptq.target.measure import JOB
 from resnet8ptq.target.target import Target
 
+_NAMED = {"do", "run_id", "sha256"}  # of each request, in its answer
+
 
 class Recorder(Target):
     """Writes each request into a job, and answers it on this machine; times nothing.
@@ -113,7 +115,8 @@ def _read(path: Path) -> list[Reply]:
             while line := file.readline():
                 fields = json.loads(line)
                 content = file.read(fields["bytes"])
-                if len(content) < fields["bytes"] or "run_id" not in fields["request"]:
+                asked = dict(fields["request"])
+                if len(content) < fields["bytes"] or not asked.keys() >= _NAMED:
                     raise wrong
                 replies.append(Reply.of(fields, content))
     except (OSError, ValueError, KeyError, TypeError):

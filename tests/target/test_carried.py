@@ -14,6 +14,7 @@ from resnet8ptq.target.carried import Carried, Recorder
 from tests.helpers import onnx_networks
 
 IMAGES = onnx_networks.IMAGES
+NAMELESS = b'{"bytes": 0, "arrays": [], "request": {"run_id": "a"}}\n'
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_other_samples_and_other_files_are_refused(result, network, tmp_path):
         carried.load(tmp_path / "other.onnx", "onnxruntime", threads=1)
 
 
-@pytest.mark.parametrize("content", [b"", b"text\n", b'{"bytes": 0}\n', b"[]\n"])
+@pytest.mark.parametrize("content", [b"", b"text\n", b'{"bytes": 0}\n', b"[]\n", NAMELESS])
 def test_other_content_is_no_result(content, tmp_path):
     path = tmp_path / "result"
     path.write_bytes(content)
