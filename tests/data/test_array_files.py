@@ -518,6 +518,10 @@ def test_arrays_with_the_inputs_names_are_one_sample(tmp_path, sided):
 USUAL_NAMES = [*arrays.INPUTS, *arrays.LABELS, *arrays.GROUPS]
 
 
+def name_inputs(path, find_takes):
+    return arrays.name_inputs(ArraysConfig(root=str(path)), find_takes).inputs
+
+
 @pytest.mark.parametrize("sided", [False, True])
 @pytest.mark.parametrize("name", USUAL_NAMES)
 def test_the_networks_names_come_before_the_usual_ones(tmp_path, name, sided):
@@ -527,7 +531,7 @@ def test_the_networks_names_come_before_the_usual_ones(tmp_path, name, sided):
     if sided:
         held = {f"{n}_{side}": array for n, array in held.items() for side in ("train", "test")}
     np.savez(tmp_path / "a.npz", **held)
-    inputs = arrays.name_inputs(tmp_path / "a.npz", lambda: takes)
+    inputs = name_inputs(tmp_path / "a.npz", lambda: takes)
     data = read(tmp_path / "a.npz", inputs=inputs)
     assert set(data.test.images.dtype.names) == set(takes)
     assert data.test.labels is None
@@ -540,7 +544,7 @@ def test_the_only_input_is_the_array_of_its_name(tmp_path, name, sided):
     if sided:
         held = {f"{n}_{side}": array for n, array in held.items() for side in ("train", "test")}
     np.savez(tmp_path / "a.npz", **held)
-    inputs = arrays.name_inputs(tmp_path / "a.npz", lambda: ["input"])
+    inputs = name_inputs(tmp_path / "a.npz", lambda: ["input"])
     images = read(tmp_path / "a.npz", inputs=inputs).test.images[:]
     assert images.dtype.names is None
     assert all((image == INPUTS).all(axis=(1, 2)).any() for image in images)
@@ -553,7 +557,7 @@ def test_arrays_that_are_all_inputs_need_no_word_about_labels(tmp_path, sided):
     if sided:
         held = {f"{n}_{side}": array for n, array in held.items() for side in ("train", "test")}
     np.savez(tmp_path / "a.npz", **held)
-    inputs = arrays.name_inputs(tmp_path / "a.npz", lambda: ["feat", "h0"])
+    inputs = name_inputs(tmp_path / "a.npz", lambda: ["feat", "h0"])
     data = read(tmp_path / "a.npz", inputs=inputs)
     assert set(data.test.images.dtype.names) == {"feat", "h0"}
     assert data.test.labels is None
@@ -566,9 +570,9 @@ def test_plain_files_and_other_names_are_no_reason_to_read_the_network(tmp_path)
     np.savez(tmp_path / "plain.npz", X_train=1, Y_train=1, X_test=1, y_test=1, classes=1, scale=1)
     np.savez(tmp_path / "named.npz", input_ids=1, attention_mask=1, labels=1)
     for name in ("plain", "named"):
-        assert arrays.name_inputs(tmp_path / f"{name}.npz", find_takes) is None
+        assert name_inputs(tmp_path / f"{name}.npz", find_takes) is None
     np.savez(tmp_path / "other.npz", x=1, ids=1, y=1)
-    assert arrays.name_inputs(tmp_path / "other.npz", lambda: ["pixels"]) is None
+    assert name_inputs(tmp_path / "other.npz", lambda: ["pixels"]) is None
 
 
 @pytest.mark.parametrize("suffix", ["", "_train"])
