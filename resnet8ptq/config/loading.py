@@ -1,5 +1,6 @@
 """Turns Hydra's composed config into a checked `RunConfig`; saves and loads it."""
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -18,6 +19,7 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import safe_name
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 _BASES = {"backend": schema.BackendConfig, "data": schema.DataConfig, "task": schema.TaskConfig}
 
@@ -105,7 +107,9 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
         if not isinstance(kept, DictConfig):
             raise ValueError("a list")
         names = {group: kept[group].name for group in ("backend", "data", "task")}
-        merged = OmegaConf.merge(type_config(names), kept)
+        typed = type_config(names)
+        _drop_unknown(kept, typed, path)
+        merged = OmegaConf.merge(typed, kept)
     except (OSError, ValueError, KeyError, RecursionError, *_READING) as error:
         raise ConfigError(f"{path}: not the config of a run ({error})") from error
     assert isinstance(merged, DictConfig)
@@ -113,6 +117,18 @@ def load_config(path: Path, trusted: bool = True) -> RunConfig:
     if not trusted:
         _refuse_code(config, path)
     return config
+
+
+def _drop_unknown(kept: DictConfig, typed: DictConfig, path: Path, group: str = "") -> None:
+    """Remove settings that an earlier version had and this one has not, with a warning."""
+    known = {*typed}  # `in` of OmegaConf leaves out a setting without a default
+    for key in [*kept]:
+        name = f"{group}{key}"
+        if key not in known:
+            log.warning("%s: %s=%s has no effect: no such setting now", path, name, kept[key])
+            del kept[key]
+        elif is_dataclass(OmegaConf.get_type(typed, key)) and OmegaConf.is_dict(kept[key]):
+            _drop_unknown(kept[key], typed[key], path, f"{name}.")
 
 
 def type_config(names: Mapping[str, str | None]) -> DictConfig:

@@ -9,7 +9,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from resnet8ptq.backends.torch.options import TorchConfig
-from resnet8ptq.config.loading import parse_config
+from resnet8ptq.config.loading import CONFIG_FILE, load_config, parse_config, save_config
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import ConfigError
 from tests.helpers.calling import REPO
@@ -259,3 +259,15 @@ def test_a_config_without_the_schema_is_refused(tmp_path):
 def test_options_that_exclude_each_other_are_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
         make_config(*overrides)
+
+
+def test_a_setting_of_an_earlier_version_is_dropped_with_a_warning(tmp_path, caplog):
+    path = tmp_path / CONFIG_FILE
+    save_config(make_config(), path)
+    kept = OmegaConf.load(path)
+    kept.gone = 1
+    kept.report.reference = "tools.csv"
+    OmegaConf.save(kept, path)
+    assert load_config(path) == make_config()
+    assert "gone=1" in caplog.text
+    assert "report.reference=tools.csv" in caplog.text
