@@ -66,7 +66,8 @@ def execute(
 def _call_hydra(typed: Sequence[str]) -> None:
     """Check the command line, then run."""
     importing.allow(Path.cwd())
-    conf, own = folders.find_conf(), folders.find_own_conf(Path.cwd())
+    conf = folders.find_conf()
+    own = folders.find_own_conf(Path.cwd())
     address.check_words(typed)
     if "--version" in typed:
         return print(invocation.version())

@@ -29,11 +29,19 @@ from resnet8ptq.tracking.sweep_file import Worker
 
 GRACE_S = 10.0  # time for an interrupted job to close its run
 IMPORTED = [  # for jobs with ONNX Runtime; a job imports another backend itself
-    *("resnet8ptq.job", "resnet8ptq.sweeps.resume", "resnet8ptq.sweeps.identity"),
-    *("resnet8ptq.tracking.run", "mlflow.onnx", "mlflow.pyfunc", "git"),
-    *("mlflow.store.tracking.sqlalchemy_store", "sqlalchemy.dialects.sqlite"),
-    *("resnet8ptq.experiment.pipeline", "resnet8ptq.experiment.layers.sensitivity"),
-    *("resnet8ptq.backends.onnx.quantizer", "resnet8ptq.backends.onnx.predictor"),
+    "resnet8ptq.job",
+    "resnet8ptq.sweeps.resume",
+    "resnet8ptq.sweeps.identity",
+    "resnet8ptq.tracking.run",
+    "mlflow.onnx",
+    "mlflow.pyfunc",
+    "git",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "sqlalchemy.dialects.sqlite",
+    "resnet8ptq.experiment.pipeline",
+    "resnet8ptq.experiment.layers.sensitivity",
+    "resnet8ptq.backends.onnx.quantizer",
+    "resnet8ptq.backends.onnx.predictor",
 ]
 
 
@@ -46,7 +54,8 @@ class ProcessJobs(JobsLauncher):
     @classmethod
     def plan(cls, settings: DictConfig) -> Worker:
         """Return the settings of the jobs; see `jobs.plan`."""
-        cpus, cores = settings.cpus_per_task, machine.threads(None)
+        cpus = settings.cpus_per_task
+        cores = machine.threads(None)
         return Worker(fit("hydra.launcher.cpus_per_task", cpus, cores), cpus)
 
     def run(self, jobs: Sequence[Job]) -> dict[int, JobReturn]:
@@ -54,7 +63,8 @@ class ProcessJobs(JobsLauncher):
         os.environ.setdefault("OMP_NUM_THREADS", str(self.cpus))  # BLAS has no other setting
         at_once = max(1, machine.threads(None) // self.cpus)
         context = _make_context()
-        waiting, results = list(jobs), {}
+        waiting = list(jobs)
+        results = {}
         running: dict[Any, tuple[Job, BaseProcess]] = {}  # by the connection of their results
         try:
             while waiting or running:

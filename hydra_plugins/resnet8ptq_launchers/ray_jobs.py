@@ -34,7 +34,8 @@ class RayJobs(JobsLauncher):
     @classmethod
     def plan(cls, settings: DictConfig) -> Worker:
         """Return the settings of the jobs; see `jobs.plan`. Connects to a running cluster."""
-        cpus, init = settings.ray.remote.num_cpus, settings.ray.init
+        cpus = settings.ray.remote.num_cpus
+        init = settings.ray.init
         key = "hydra.launcher.ray.remote.num_cpus"
         if init.address == LOCAL:
             cores = init.num_cpus or machine.threads(None)

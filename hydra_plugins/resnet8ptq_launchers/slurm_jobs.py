@@ -32,8 +32,16 @@ _SHARED |= {"name", "stderr_to_stdout"}
 
 _GONE = "nothing of it any more"  # cancelled while it waited, or ended longer ago than MinJobAge
 _ENDED = {
-    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
-    *("PREEMPTED", "TIMEOUT", _GONE),
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+    _GONE,
 }
 
 

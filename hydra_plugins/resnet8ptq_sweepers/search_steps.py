@@ -22,14 +22,16 @@ class SearchSweeper(Sweeper):
     launcher: Launcher
 
     def __init__(self, goal: str, minutes: float) -> None:
-        self.goal, self.minutes = goal, minutes
+        self.goal = goal
+        self.minutes = minutes
         self.jobs = 0  # launched so far
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
         """Store the arguments of Hydra, and make the launcher."""
-        self.hydra_context, self.config = hydra_context, config
+        self.hydra_context = hydra_context
+        self.config = config
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )

@@ -118,7 +118,8 @@ class _Writer:
     def append(self, values: NDArray[Any]) -> None:
         """Write a batch [n, ...]; all batches have one shape of a sample, and one dtype."""
         if self._shape is None:
-            self._shape, self._dtype = values.shape[1:], values.dtype
+            self._shape = values.shape[1:]
+            self._dtype = values.dtype
         if values.shape[1:] != self._shape:
             raise DataError(
                 f"data: got samples of the shapes {self._shape} and {values.shape[1:]}, expected "

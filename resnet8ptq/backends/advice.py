@@ -15,7 +15,10 @@ from resnet8ptq.config.schema import DTYPES
 from resnet8ptq.core.descriptor import Backend
 from resnet8ptq.models.summary import Summary
 
-TRY, SLOW, WRONG, CANNOT = "try", "slow here", "may be wrong here", "cannot"
+TRY = "try"
+SLOW = "slow here"
+WRONG = "may be wrong here"
+CANNOT = "cannot"
 
 DOCS = "ONNX Runtime's docs (Quantize ONNX models)"
 TRIED = "largest integers tried elsewhere: docs/speed.md"

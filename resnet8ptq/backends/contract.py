@@ -326,7 +326,8 @@ def refuse_empty(framework: str, graph: onnx.GraphProto, advice: str = "") -> No
             integer kernel for; names them.
         QuantizationError: any other reason.
     """
-    stacks, layers = find_stacks(graph), weight_layers(graph).values()
+    stacks = find_stacks(graph)
+    layers = weight_layers(graph).values()
     if stacks and all(node.name in stacks for node in layers):
         raise UnsupportedError(
             f"{framework} has no integer kernel for products of several constant matrices: "

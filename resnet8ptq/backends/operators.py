@@ -2,8 +2,23 @@
 
 SHARED = frozenset(
     {
-        *("Conv", "Gemm", "Add", "Mul", "Relu", "Clip", "Sigmoid", "LeakyRelu", "Concat"),
-        *("Flatten", "MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean", "Reshape"),
-        *("Transpose", "Squeeze", "Unsqueeze"),
+        "Conv",
+        "Gemm",
+        "Add",
+        "Mul",
+        "Relu",
+        "Clip",
+        "Sigmoid",
+        "LeakyRelu",
+        "Concat",
+        "Flatten",
+        "MaxPool",
+        "AveragePool",
+        "GlobalAveragePool",
+        "ReduceMean",
+        "Reshape",
+        "Transpose",
+        "Squeeze",
+        "Unsqueeze",
     }
 )

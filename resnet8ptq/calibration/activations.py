@@ -75,7 +75,8 @@ class Activations:
             QuantizationError: one of these activations is NaN or infinite. Others may be, such as
                 the logarithm of zero in a node that stays in float.
         """
-        names, ranges = list(names), dict(self.preset)
+        names = list(names)
+        ranges = dict(self.preset)
         if find_method(self.calib.name).choose and not ranges.keys() >= set(names):
             ranges = {**self._load_ranges(), **ranges}
         chosen = {name: ranges[name] for name in names if name in ranges}
@@ -165,7 +166,8 @@ class Activations:
             }
             counted = zip(stats.values(), kept["counts"], kept["zeros"], strict=True)
             for stat, counts, zeros in counted:
-                stat.counts, stat.zeros = counts, int(zeros)
+                stat.counts = counts
+                stat.zeros = int(zeros)
         return stats
 
     @property
@@ -178,7 +180,8 @@ class Activations:
 
     def _write_statistics(self, folder: Path) -> None:
         """Run all images, and write the statistics of every float tensor."""
-        proto, num_bins = onnx.load(self.onnx_path), self.calib.num_bins
+        proto = onnx.load(self.onnx_path)
+        num_bins = self.calib.num_bins
         names = [*float_inputs(proto.graph), *float_tensors(proto)]
         every = find_copies(proto.graph)
         copies = {name: every[name] for name in names if name in every and every[name][0] in names}
@@ -260,7 +263,8 @@ class Activations:
             return [run], fit([run], sample)
         # The tensors of one sample exceed the memory budget.
         memory.return_large_blocks()
-        source, names = proto.graph.input[0].name, [name for part in parts for name in part]
+        source = proto.graph.input[0].name
+        names = [name for part in parts for name in part]
         graphs = [keep_apart(between(proto, source, part), names) for part in parts]
         return [open_runner(graph, threads, arena=False) for graph in graphs], 1
 

@@ -70,8 +70,10 @@ class CocoReader(CalibrationDataReader):  # type: ignore[misc]
             ValueError: a number is too small.
         """
         for name, value, least in (
-            *(("start_index", start_index, 0), ("size_limit", size_limit, 0)),
-            *(("stride", stride, 1), ("batch_size", batch_size, 1)),
+            ("start_index", start_index, 0),
+            ("size_limit", size_limit, 0),
+            ("stride", stride, 1),
+            ("batch_size", batch_size, 1),
         ):
             if value < least:
                 raise ValueError(f"{name}: got {value}, expected an integer >= {least}")

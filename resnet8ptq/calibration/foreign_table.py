@@ -69,7 +69,8 @@ def match(ranges: Mapping[str, Range], graph: onnx.GraphProto, path: str) -> dic
     log.warning(
         "calib.trust=true: %d tensors have the ranges of %s, whatever network and samples these "
         "come from; all others are calibrated",
-        *(len(matched), path),
+        len(matched),
+        path,
     )
     if unmatched:
         log.warning("calib.table: %d tensors are not the network's: %s", len(unmatched), listed)
@@ -86,7 +87,8 @@ def _entries(parsed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for entry in encodings:
             name = entry.get("name") if isinstance(entry, dict) else None
             if not isinstance(name, str):
-                name, entry = "(no name)", None
+                name = "(no name)"
+                entry = None
             if not _is_by_channel(entry):
                 yield name, entry
         return
@@ -112,7 +114,8 @@ def _find_range(entry: Any) -> Range | None:
         return None
     for low, high in (("lowest", "highest"), ("rmin", "rmax"), ("min", "max")):
         if low in entry and high in entry:
-            least, most = as_finite(entry[low]), as_finite(entry[high])
+            least = as_finite(entry[low])
+            most = as_finite(entry[high])
             return None if least is None or most is None else (least, most)
     return _from_levels(entry)
 
@@ -127,7 +130,8 @@ def _from_levels(entry: Mapping[str, Any]) -> Range | None:
     if scale is None or scale <= 0:
         return None
     if "offset" in entry:
-        offset, bits = as_finite(entry["offset"]), entry.get("bw", entry.get("bitwidth", 8))
+        offset = as_finite(entry["offset"])
+        bits = entry.get("bw", entry.get("bitwidth", 8))
         if offset is None or bits not in (4, 8, 16):
             return None
         return scale * offset, scale * (offset + 2**bits - 1)

@@ -62,7 +62,8 @@ def entropy(stats: TensorStats, config: CalibConfig) -> Range:
     from its quantized version. Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017. On the
     same histogram, it gives the thresholds of ONNX Runtime's entropy calibration.
     """
-    counts, levels = stats.counts, config.num_quantized_bins
+    counts = stats.counts
+    levels = config.num_quantized_bins
     middle = len(counts) // 2
     halves = range(levels // 2, middle + 1)
     divergences = [_divergence(counts, middle, half, levels) for half in halves]
@@ -72,7 +73,8 @@ def entropy(stats: TensorStats, config: CalibConfig) -> Range:
 
 
 def _divergence(counts: NDArray[np.int64], middle: int, half: int, levels: int) -> float:
-    start, end = middle - half, min(middle + half + 1, len(counts))
+    start = middle - half
+    end = min(middle + half + 1, len(counts))
     window = counts[start:end]
     clipped = window.copy()  # the reference: values outside count in the outermost bins
     clipped[0] += counts[:start].sum()
@@ -87,7 +89,8 @@ def _divergence(counts: NDArray[np.int64], middle: int, half: int, levels: int) 
     spread = np.divide(totals, occupied, out=np.zeros(levels), where=occupied > 0).astype(np.int64)
     quantized = np.zeros(len(window), dtype=np.int64)
     quantized[:whole] = np.repeat(spread, merged)
-    p, q = _smooth(clipped), _smooth(quantized)
+    p = _smooth(clipped)
+    q = _smooth(quantized)
     return np.inf if p is None or q is None else float(rel_entr(p / p.sum(), q / q.sum()).sum())
 
 
@@ -111,14 +114,18 @@ def mse(stats: TensorStats, config: CalibConfig) -> Range:
     then refines three times around the best; ties go to minmax. Source: M. Nagel et al., "A
     White Paper on Neural Network Quantization", 2021, section 3.1.
     """
-    edges, counts = stats.edges, stats.counts.astype(np.float64)
+    edges = stats.edges
+    counts = stats.counts.astype(np.float64)
     counts[len(counts) // 2] -= stats.zeros  # zero is quantized without error in any range
     bins = np.flatnonzero(counts)
-    start, stop = bins[0], bins[-1] + 1
-    edges, counts = edges[start : stop + 1], counts[start:stop]
+    start = bins[0]
+    stop = bins[-1] + 1
+    edges = edges[start : stop + 1]
+    counts = counts[start:stop]
     ends = np.array([min(stats.low, 0.0), max(stats.high, 0.0)])
 
-    best, least = np.ones(2), _squared_error(edges, counts, *ends)
+    best = np.ones(2)
+    least = _squared_error(edges, counts, *ends)
     for spacing, reach in ((1 / 16, 16), (1 / 64, 4), (1 / 256, 4), (1 / 1024, 4)):
         offsets = spacing * np.arange(-reach, reach + 1)
         lows, highs = (
@@ -128,7 +135,8 @@ def mse(stats: TensorStats, config: CalibConfig) -> Range:
         for fractions in itertools.product(lows, highs):
             error = _squared_error(edges, counts, *(fractions * ends))
             if error < least:
-                best, least = np.array(fractions), error
+                best = np.array(fractions)
+                least = error
     return _within(stats, *(best * ends))
 
 
@@ -227,7 +235,8 @@ def run_pass(
         The samples, and whether they start a batch.
     """
     size = min(config.batch_size, calibration.at_once or config.batch_size)
-    step, every = min(size, at_once or calibration.limit(size)), np.arange(len(calibration))
+    step = min(size, at_once or calibration.limit(size))
+    every = np.arange(len(calibration))
     parts = [every[part] for part in calibration.parts(size, padded=False)]
     steps = [(part[i : i + step], i == 0) for part in parts for i in range(0, len(part), step)]
     for chosen, first in track(steps, "Calibrating"):

@@ -59,8 +59,10 @@ class TensorObserver:
         lows = highs = np.zeros(samples, np.float32)  # such as the boxes of empty pictures
         if values.size:
             rows = values.reshape(samples, -1)
-            lows, highs = rows.min(axis=1), rows.max(axis=1)
-        low, high = float(lows.min()), float(highs.max())
+            lows = rows.min(axis=1)
+            highs = rows.max(axis=1)
+        low = float(lows.min())
+        high = float(highs.max())
         self.peaks.append(np.maximum(-lows, highs))
         self.finite &= math.isfinite(low) and math.isfinite(high)  # those of any NaN are NaN
         if self.counting and self.finite:
@@ -68,7 +70,8 @@ class TensorObserver:
             self._count(values.reshape(-1), math.floor(low / self.width))
         if not new_batch:
             last_low, last_high = self.batches.pop()
-            low, high = float(np.minimum(low, last_low)), float(np.maximum(high, last_high))
+            low = float(np.minimum(low, last_low))
+            high = float(np.maximum(high, last_high))
         self.batches.append((low, high))
 
     def clipped(self, low: float, high: float) -> "TensorObserver":
@@ -109,7 +112,8 @@ class TensorObserver:
             below = np.concatenate([[0], np.cumsum(self.counts)])
             cumulated = np.rint(np.interp(edges, fine, below)).astype(np.int64)
             cumulated[0], cumulated[-1] = 0, below[-1]
-            stats.counts, stats.zeros = np.diff(cumulated), int(self.counts[HALF])
+            stats.counts = np.diff(cumulated)
+            stats.zeros = int(self.counts[HALF])
         return stats
 
     def _widen(self, magnitude: float) -> None:
@@ -127,9 +131,11 @@ class TensorObserver:
         The product with a power of two is exact in float32, and so is its floor. Each step fills a
         buffer, and the differences wrap around in 16 bits.
         """
-        counts, scale = self.counts[HALF + first :], np.float32(1 / self.width)
+        counts = self.counts[HALF + first :]
+        scale = np.float32(1 / self.width)
         size = min(_BLOCK, values.size)
-        positions, bins = np.empty(size, np.float32), np.empty(size, np.int16)
+        positions = np.empty(size, np.float32)
+        bins = np.empty(size, np.int16)
         for start in range(0, values.size, _BLOCK):
             block = values[start : start + _BLOCK]
             np.multiply(block, scale, out=positions[: block.size])

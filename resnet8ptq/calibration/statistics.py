@@ -32,7 +32,9 @@ class TensorStats:
     def of_batches(cls, batches: NDArray[np.float64]) -> "TensorStats":
         """Return the statistics without a histogram, from the ranges of the batches [n, 2]."""
         ranges = [(float(low), float(high)) for low, high in batches]
-        low, high = batches[:, 0].min(), batches[:, 1].max()  # NaN if any is NaN
+        # NaN if any is NaN
+        low = batches[:, 0].min()
+        high = batches[:, 1].max()
         return cls(float(low), float(high), batches=ranges)
 
     @property

@@ -182,7 +182,9 @@ Key(name='b.c', default='[x]', comment='')]
 def _walk(node: yaml.Node, prefix: str, lines: Sequence[str]) -> Iterator[Key]:
     assert isinstance(node, yaml.MappingNode)
     for named, value in node.value:
-        name, begin, end = f"{prefix}{named.value}", value.start_mark, value.end_mark
+        name = f"{prefix}{named.value}"
+        begin = value.start_mark
+        end = value.end_mark
         if name in _INTERNAL:
             continue
         if isinstance(value, yaml.MappingNode) and value.value:
@@ -190,7 +192,8 @@ def _walk(node: yaml.Node, prefix: str, lines: Sequence[str]) -> Iterator[Key]:
                 yield Key(name, "", comment)
             yield from _walk(value, f"{name}.", lines)
         else:
-            line, last = lines[begin.line], end.column if end.line == begin.line else None
+            line = lines[begin.line]
+            last = end.column if end.line == begin.line else None
             yield Key(name, line[begin.column : last].strip(), _comment(line, end.column))
 
 

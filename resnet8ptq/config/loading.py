@@ -187,7 +187,8 @@ def find_paths(node: object, prefix: str = "") -> dict[str, str]:
     """Return the paths in a config, by key: files and folders of whoever wrote it."""
     paths: dict[str, str] = {}
     for item in fields(node):  # type: ignore[arg-type]
-        value, key = getattr(node, item.name), f"{prefix}{item.name}"
+        value = getattr(node, item.name)
+        key = f"{prefix}{item.name}"
         if is_dataclass(value):
             paths |= find_paths(value, f"{key}.")
         elif item.metadata.get("is_path") and value is not None:
@@ -226,7 +227,8 @@ def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
     backend = config.backend
     if not isinstance(backend, backend.descriptor.schema):
         raise ConfigError(f"backend.name: got {backend.name!r} alone; try backend={backend.name}")
-    bins, levels = config.calib.num_bins, config.calib.num_quantized_bins
+    bins = config.calib.num_bins
+    levels = config.calib.num_quantized_bins
     takes = f"an even number > 2 * calib.num_quantized_bins = {2 * levels}"
     yield ("calib.num_bins", bins, bins % 2 == 0 and bins > 2 * levels, takes)
     if config.calib.table is not None and config.method != "static":
@@ -262,8 +264,10 @@ def _find_conditions(config: RunConfig) -> Iterator[limits.Condition]:
 
 def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[limits.Condition]:
     """Yield the conditions of an analysis; `named`: whether nodes_to_exclude lists names."""
-    chosen, excluded = config.nodes_to_quantize, config.nodes_to_exclude
-    analysis, with_it = config.analysis.name, f"with analysis={config.analysis.name}"
+    chosen = config.nodes_to_quantize
+    excluded = config.nodes_to_exclude
+    analysis = config.analysis.name
+    with_it = f"with analysis={config.analysis.name}"
     if analysis in ("sensitivity", "diagnose", "profile"):
         takes = f"a backend that quantizes {with_it}; +analysis=inspect takes a file"
         yield ("backend.name", config.backend.name, config.backend.quantizes, takes)
@@ -288,7 +292,8 @@ def _find_conditions_of_analysis(config: RunConfig, named: bool) -> Iterator[lim
 
 
 def _find_conditions_of_plan(config: RunConfig) -> Iterator[limits.Condition]:
-    precision, auto = config.precision, config.precision.plan == "auto"
+    precision = config.precision
+    auto = config.precision.plan == "auto"
     limits_set = 2 - [precision.max_bytes, precision.max_drop].count(None)
     if auto:
         takes = "precision.max_bytes or precision.max_drop, one of them"

@@ -50,12 +50,14 @@ class Combination:
     def of_params(cls, params: Mapping[str, str]) -> "Combination":
         """Return the combination of a logged run."""
         backend, dtype, calib = (params.get(key, "?") for key in ("backend", "dtype", "calib"))
-        method, per_channel = params.get("method", "static"), params.get("per_channel") == "true"
+        method = params.get("method", "static")
+        per_channel = params.get("per_channel") == "true"
         if backend == FILE:
             path, fp32 = (params.get(key, "") for key in ("backend.path", "fp32_framework"))
             named = method, calib, per_channel, "" if path == "null" else path, fp32
             return cls(backend, None, _dtype_of_file(params), *named)
-        flow, in_blocks = params.get("backend.flow"), params.get(_BLOCK_SIZE) != "null"
+        flow = params.get("backend.flow")
+        in_blocks = params.get(_BLOCK_SIZE) != "null"
         return cls(backend, flow, dtype, method, calib, per_channel, in_blocks=in_blocks)
 
     @property

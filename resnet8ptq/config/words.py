@@ -51,7 +51,8 @@ def arrange(words: Sequence[str], conf: Path, own: Path | None = None) -> list[s
         raise ConfigError(_no_such_flag(word, parser, after[0] if after else ""))
     modes = [f"--{name}" for name in _MODES if getattr(known, name)]
     limits.require("options", " ".join(modes), len(modes) < 2, "one of them")
-    groups, added = _find_groups(conf), _find_groups(own) if own else {}
+    groups = _find_groups(conf)
+    added = _find_groups(own) if own else {}
     twice = {name: {*options} & {*groups.get(name, ())} for name, options in added.items()}
     for name, options in added.items():
         groups[name] = [*dict.fromkeys([*groups.get(name, ()), *options])]
@@ -190,7 +191,8 @@ def _find_groups(conf: Path) -> dict[str, list[str]]:
 def _check_spaces(settings: Sequence[str], groups: dict[str, list[str]]) -> None:
     """Raise `ConfigError` for a word without a key; most often a space has split a value."""
     for i, word in enumerate(settings):
-        before, after = settings[i - 1] if i else "", "".join(settings[i + 1 : i + 3])
+        before = settings[i - 1] if i else ""
+        after = "".join(settings[i + 1 : i + 3])
         if "=" in word[1:] or word.startswith("~"):
             continue
         following = settings[i + 1] if i + 1 < len(settings) else ""

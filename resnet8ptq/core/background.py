@@ -48,7 +48,9 @@ def allowed() -> Iterator[None]:
     The first `put` or `prepare` starts the process.
     """
     global _allowed, _used, _pool, _store
-    _allowed, _used, _store = True, False, ()
+    _allowed = True
+    _used = False
+    _store = ()
     try:
         yield
     finally:

@@ -61,7 +61,8 @@ def entry(root: Path, kind: str, key: Key, make: Callable[[Path], None]) -> Path
     Raises:
         ConfigError: the cache folder cannot be written.
     """
-    text, path = _as_text(key), path_of(root, kind, key)
+    text = _as_text(key)
+    path = path_of(root, kind, key)
     folder = path.parent
     lock = FileLock(folder / f".{path.name}.lock")
     try:
@@ -149,7 +150,8 @@ def _mark_used(path: Path) -> None:
 
 def _remove_unused(root: Path) -> None:
     """Once a day, remove the entries that no run has used for long; listing them takes time."""
-    now, checked = time.time(), root / CHECKED
+    now = time.time()
+    checked = root / CHECKED
     with suppress(OSError):  # a folder that others write, or another process removes an entry too
         if checked.exists() and now - checked.stat().st_mtime < _DAY_S:
             return

@@ -36,7 +36,8 @@ def behind(module: str) -> str:
 @functools.cache
 def closure(module: str) -> frozenset[str]:
     """Return the names of a module and of its direct and indirect imports in this package."""
-    known, waiting = set(), [module]
+    known = set()
+    waiting = [module]
     while waiting:
         name = waiting.pop()
         if name not in known:

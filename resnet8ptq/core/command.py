@@ -104,22 +104,26 @@ def finish(
         report: reports an error and returns the exit code; by default `print_error`.
     """
     report = report or print_error
-    status, code = "killed", 0
+    status = "killed"
+    code = 0
     error: BaseException | None = None
     try:
         code = run() or 0
         status = "ok"
     except KeyboardInterrupt as interrupt:
         print("interrupted", file=sys.stderr)
-        error, code = interrupt, 130
+        error = interrupt
+        code = 130
     except BrokenPipeError as broken:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        error, code = broken, 141
+        error = broken
+        code = 141
     except (Exception, Abort) as raised:
         stopped = _find_interrupt(raised)
         error = stopped or (raised.error if isinstance(raised, Abort) else raised)
         if isinstance(error, Exception):
-            status, code = "failed", report(error)
+            status = "failed"
+            code = report(error)
         else:
             print("interrupted", file=sys.stderr)
             code = 130
@@ -131,10 +135,12 @@ def finish(
             code = code or closed
         except KeyboardInterrupt as interrupt:
             print(": ".join(filter(None, ("interrupted", str(interrupt)))), file=sys.stderr)
-            error, code = error or interrupt, 130
+            error = error or interrupt
+            code = 130
         except Exception as raised:
             report(raised)
-            error, code = error or raised, 1
+            error = error or raised
+            code = 1
     return Ending(code, error)
 
 
@@ -258,7 +264,8 @@ def exit_code(error: Exception) -> int:
 
 def explain(error: BaseException) -> str:
     """Return an error and its cause in one line, because Hydra's error may name only the key."""
-    text, cause = str(error), error.__cause__
+    text = str(error)
+    cause = error.__cause__
     if isinstance(error, HydraException) and cause is not None:
         text += f": {cause}"
         if isinstance(cause, _NO_KEY) and is_dataclass(cause.object_type):

@@ -15,12 +15,17 @@ MEMORY = 0.9  # fraction of the memory that is free when the process starts
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NO_NEW_PRIVS = 38
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
+# linux/sched.h
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
 # Numbers of the system calls, equal on all processors: make rules, add one, obey them.
-_RULES, _ADD_RULE, _OBEY = 444, 445, 446
+_RULES = 444
+_ADD_RULE = 445
+_OBEY = 446
 _VERSION = 1  # linux/landlock.h
 _BENEATH = 1
-_WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
+_WRITE_FILE = 1 << 1
+_TRUNCATE = 1 << 14
 # Removing, and making files and folders of each kind.
 _CHANGE_FOLDER = sum(1 << bit for bit in range(4, 13))
 
@@ -60,7 +65,8 @@ def cut_network() -> str:
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "unshare"):
         return "only Linux has network namespaces"
-    user, group = os.getuid(), os.getgid()
+    user = os.getuid()
+    group = os.getgid()
     if library.unshare(_CLONE_NEWNET) == 0:
         return ""
     if library.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:

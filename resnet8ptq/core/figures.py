@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core import files
 
-_PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+_PNG_START = b"\x89PNG\r\n\x1a\n"
+_PNG_END = b"IEND\xaeB`\x82"
 
 
 def check_png(content: bytes) -> bytes:

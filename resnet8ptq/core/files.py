@@ -149,7 +149,8 @@ def hash_with_data(path: Path) -> str:
     """
     names = find_data_names(path)
     beside = [path.parent / name for name in sorted(names) if Path(name).name == name]
-    digest, hashes = sha256(path), [sha256(file) for file in beside if file.is_file()]
+    digest = sha256(path)
+    hashes = [sha256(file) for file in beside if file.is_file()]
     return hashlib.sha256(" ".join([digest, *hashes]).encode()).hexdigest() if hashes else digest
 
 
@@ -169,7 +170,8 @@ def _find_named(content: mmap.mmap) -> set[str]:
     """Return the values of all entries `location` in a protobuf message."""
     names = set()
     for location in _LOCATION.finditer(content):
-        start, size = location.end(), int.from_bytes(location[1][:1]) & 127
+        start = location.end()
+        size = int.from_bytes(location[1][:1]) & 127
         size += int.from_bytes(location[1][1:]) << 7
         names.add(content[start : start + size].decode(errors="replace"))
     return names

@@ -9,7 +9,9 @@ from pkgutil import resolve_name
 
 from resnet8ptq.core.importing import PACKAGE
 
-SCRIPT, MODULE, CHECKOUT = "resnet8ptq", "resnet8ptq", "run.py"
+SCRIPT = "resnet8ptq"
+MODULE = "resnet8ptq"
+CHECKOUT = "run.py"
 
 
 def command(name: str, *words: str) -> str:

@@ -16,8 +16,18 @@ from resnet8ptq.core.descriptor import find_backends
 
 # The packages that read, correct and calibrate networks; each backend names its own.
 PACKAGES = (
-    *("resnet8ptq", "numpy", "onnx", "onnxruntime", "tf2onnx", "tensorflow-cpu", "tensorflow"),
-    *("keras", "torch", "onnx2torch", "onnxscript", "ai-edge-litert"),
+    "resnet8ptq",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "tf2onnx",
+    "tensorflow-cpu",
+    "tensorflow",
+    "keras",
+    "torch",
+    "onnx2torch",
+    "onnxscript",
+    "ai-edge-litert",
 )
 VNNI = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})  # flags of Linux and py-cpuinfo
 
@@ -58,7 +68,8 @@ def cpu() -> tuple[str, tuple[str, ...]]:
     with suppress(OSError):
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
         fields = dict(re.findall(r"^(.*?)\s*: *(.*)$", first, re.MULTILINE))
-        name, flags = fields.get("model name"), fields.get("flags") or fields.get("Features")
+        name = fields.get("model name")
+        flags = fields.get("flags") or fields.get("Features")
         if name and flags:
             return name, tuple(sorted(set(flags.split())))
     import cpuinfo

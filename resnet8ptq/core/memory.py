@@ -8,7 +8,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-MOST, LEAST = 2**31, 2**28  # bytes of the budget
+# bytes of the budget
+MOST = 2**31
+LEAST = 2**28
 STEP = 8  # one step of a run holds an eighth of the budget for a batch: inputs, outputs, ...
 
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
@@ -62,7 +64,8 @@ def in_groups(sizes: Sequence[int], within: int) -> list[slice]:
     >>> in_groups([40, 50, 30, 200, 10], 100)
     [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
     """
-    starts, total = [0], 0
+    starts = [0]
+    total = 0
     for index, size in enumerate(sizes):
         if total and total + size > within:
             starts.append(index)

@@ -25,7 +25,9 @@ def _without_secrets(url: re.Match[str]) -> str:
     scheme, rest = url.groups()
     user, _, address = rest.rpartition("@")
     if re.fullmatch(r"(sqlite(\+\w+)?|file)://", scheme) and rest.startswith("/"):
-        user, address = "", rest  # a path may contain an @
+        # a path may contain an @
+        user = ""
+        address = rest
     if "?" in user:  # part of the password, or of parameters that contain an @
         return f"{scheme}..."
     shown, mark, _ = address.partition("?")
@@ -130,7 +132,8 @@ def mend_value(key: str, got: object) -> str:
         return f"; try {key}=[{sides[1]},{sides[2]}]"
     if not (quantity := re.fullmatch(r"(\d+(?:\.\d+)?) ?(%|[a-z]+)", str(got))):
         return ""
-    number, unit = float(quantity[1]), quantity[2]
+    number = float(quantity[1])
+    unit = quantity[2]
     if unit == "%":
         return f"; try {key}={number / 100:.6g}"
     each = {"minutes": 60, "seconds": 1}.get(re.split(r"[._]", key)[-1])

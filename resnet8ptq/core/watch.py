@@ -62,7 +62,8 @@ class Watch:
     def __init__(
         self, write: Callable[[str], None], draws: Callable[[], bool] = lambda: False
     ) -> None:
-        self._write, self._draws = write, draws
+        self._write = write
+        self._draws = draws
         self._forget()
         # A child starts without the thread, and must not inherit a lock that it holds.
         os.register_at_fork(
@@ -73,7 +74,8 @@ class Watch:
 
     def _forget(self) -> None:
         self.steps: list[Step] = []
-        self.between, self.quiet_s = "", QUIET_SECONDS
+        self.between = ""
+        self.quiet_s = QUIET_SECONDS
         self._modules = len(sys.modules)
         self._heard = self._said = self._turned = _now()  # turned: a line, or another step
         self._lock = threading.RLock()
@@ -109,7 +111,8 @@ class Watch:
     def look(self) -> float:
         """Write what is going on if a line is due; return the seconds until the next one."""
         with self._lock:
-            steps, now = [*self.steps], _now()
+            steps = [*self.steps]
+            now = _now()
             pause = min(max(self.quiet_s, (now - self._turned) / 30), LINE_SECONDS)
             left = max(self._heard, self._said) + pause - now
             if left > 0:
@@ -119,7 +122,8 @@ class Watch:
                 self._write("; ".join(step.describe() for step in [*told, steps[-1]]))
             elif self.between and not steps:
                 self._write(f"{self._find_import() or self.between} ... {now - self._turned:.0f} s")
-            self._said, self._modules = now, len(sys.modules)
+            self._said = now
+            self._modules = len(sys.modules)
             return pause
 
     def _find_import(self) -> str:

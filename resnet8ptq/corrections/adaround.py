@@ -99,7 +99,8 @@ def round_weights(
     afterwards would bring that error in again, with the other sign.
     """
     torch.set_num_threads(setting.runtime.threads)
-    result, simulated = copy.deepcopy(proto), copy.deepcopy(proto)
+    result = copy.deepcopy(proto)
+    simulated = copy.deepcopy(proto)
     every = replace(setting.selection, nodes_to_exclude=())
     twins, kept = (layers.find(simulated.graph, chosen) for chosen in (every, setting.selection))
     exact = setting.walk(proto)
@@ -107,8 +108,10 @@ def round_weights(
     graph = proto.SerializeToString(deterministic=True)
     before = hashlib.sha256(graph + bytes([correct_biases])).hexdigest()
     for index, (name, node) in enumerate(layers.find(result.graph, every).items()):
-        random, label = np.random.default_rng([seed, index]), _label(name, index, len(twins))
-        scheme, weights = setting.weights.scheme(name), read_weights(proto.graph, node)
+        random = np.random.default_rng([seed, index])
+        label = _label(name, index, len(twins))
+        scheme = setting.weights.scheme(name)
+        weights = read_weights(proto.graph, node)
         learn = partial(
             _learn_layer, proto, walks, node, setting, scheme, iterations, random, label
         )
@@ -196,14 +199,17 @@ def learn_apart(
     torch.set_num_threads(setting.runtime.threads)
     walk = setting.walk(proto)
     learned: dict[tuple[str, int], Array] = {}
-    walks, nodes = (walk, walk.beside(proto)), layers.find(proto.graph, setting.selection)
+    walks = (walk, walk.beside(proto))
+    nodes = layers.find(proto.graph, setting.selection)
     for index, (name, node) in enumerate(nodes.items()):
-        random, weights = np.random.default_rng([seed, index]), read_weights(proto.graph, node)
+        random = np.random.default_rng([seed, index])
+        weights = read_weights(proto.graph, node)
         label = _label(name, index, len(nodes))
         problem = _pose(proto, walks, node, setting, random, label)
         for bits in widths:
             scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
-            narrow, deadline = f"{label}: {bits} bits", setting.runtime.deadline
+            narrow = f"{label}: {bits} bits"
+            deadline = setting.runtime.deadline
             try:
                 levels = learn_levels(
                     problem, weights, scheme, iterations, random, narrow, deadline
@@ -229,7 +235,8 @@ def _pose(
 ) -> Problem:
     """Return a layer's problem: rows at the same positions in the FP32 and the rounded network."""
     weights = read_weights(fp32.graph, node)
-    groups, width = int(attribute(node, "group", 1)), weights[0].size
+    groups = int(attribute(node, "group", 1))
+    width = weights[0].size
     largest = max(weights[0].nbytes * groups, weights.nbytes // width)  # a row's inputs or outputs
     most = min(SAMPLES, memory.fitting(largest, memory.step()))
     per_image = -(-most // len(setting.images))  # positions
@@ -300,7 +307,8 @@ class Choices:
 
 def find_choices(weights: Array, scheme: WeightScheme) -> Choices:
     """Return the two levels around each weight [output channels, ...] on its scheme's grid."""
-    grid, kept = scheme.grid(weights, 0), find_kept(weights, scheme)
+    grid = scheme.grid(weights, 0)
+    kept = find_kept(weights, scheme)
     nearest = grid.quantize(weights)
     floor = np.floor(weights / grid.scale)
     edge = 0 if scheme.clips else 1  # see `find_kept`
@@ -344,7 +352,8 @@ def learn_levels(
     Raises:
         TimeUpError: the deadline passes before learning ends.
     """
-    grid, choices = scheme.grid(weights, 0), find_choices(weights, scheme)
+    grid = scheme.grid(weights, 0)
+    choices = find_choices(weights, scheme)
     nearest = grid.quantize(weights)
     groups, inputs = problem.inputs.shape[1:]
     if groups > 1 and inputs <= FEW and not problem.relu:
@@ -397,7 +406,8 @@ def _descend(
     fraction = choices.fraction.numpy()
     drawn = (random.random((STARTS, *fraction.shape)) < fraction).astype(np.float32)
     starts = torch.cat([choices.nearest()[None], torch.from_numpy(drawn)])
-    lower, step = choices.weights(torch.zeros(())), choices.scale * choices.step
+    lower = choices.weights(torch.zeros(()))
+    step = choices.scale * choices.step
     return problem.quadratic(weights).descend(lower, step, starts)
 
 

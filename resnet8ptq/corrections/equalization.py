@@ -93,7 +93,8 @@ def find_imbalance(graph: onnx.GraphProto) -> float:
 
 def _read_pair(graph: Linked, first: onnx.NodeProto, second: onnx.NodeProto) -> tuple[Array, Array]:
     """Return a pair's weights; the second ones [groups, filters, channels of a group, ...]."""
-    weights1, weights2 = read_weights(graph, first), read_weights(graph, second)
+    weights1 = read_weights(graph, first)
+    weights2 = read_weights(graph, second)
     groups = len(weights1) // weights2.shape[1]
     return weights1, weights2.reshape(groups, -1, *weights2.shape[1:])
 

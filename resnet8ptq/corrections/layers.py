@@ -84,11 +84,13 @@ def errors(
     """
     setting = replace(setting, images=setting.images.spaced(IMAGES))
     rounded = copy.deepcopy(corrected)
-    nodes, links = find(rounded.graph, setting.selection), Links(rounded.graph)
+    nodes = find(rounded.graph, setting.selection)
+    links = Links(rounded.graph)
     for name, node in nodes.items():
         round_weights(links, node, setting.weights.scheme(name))
     names = [biased_output(links, node) for node in nodes.values()]
-    error, power = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    error = dict.fromkeys(names, 0.0)
+    power = dict.fromkeys(names, 0.0)
     walk = setting.walk(fp32)
     for part in walk.parts(names):
         outputs_of = walk.beside(rounded).run(part)

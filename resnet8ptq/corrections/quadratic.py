@@ -51,10 +51,13 @@ class Quadratic:
             starts: initial choices, [starts, output channels, ...].
         """
         shape = self.weights.shape
-        lower, step, ups = lower.reshape(shape), step.reshape(shape), starts.reshape(-1, *shape)
+        lower = lower.reshape(shape)
+        step = step.reshape(shape)
+        ups = starts.reshape(-1, *shape)
         slope = (lower + step * ups - self.weights) @ self.products + self.slope
         for _ in range(SWEEPS):
-            before, ups = ups, ups.clone()
+            before = ups
+            ups = ups.clone()
             for index in range(ups.shape[3]):
                 moves = step[..., index] * (1 - 2 * ups[..., index])
                 curve = self.products[:, None, index, index]

@@ -104,19 +104,22 @@ def reconstruct(
         ModelError: onnx2torch does not support an operator.
     """
     torch.set_num_threads(setting.runtime.threads)
-    proto, cut = onnx.load(path), onnx.load(path)
+    proto = onnx.load(path)
+    cut = onnx.load(path)
     links = Links(proto.graph)
     end_at_logits(cut)
     exact, simulated = (to_torch_module(cut) for _ in range(2))
     roundings = {}
     for name, node in layers.find(proto.graph, setting.selection).items():
-        weights, scheme = read_weights(links, node), setting.weights.scheme(name)
+        weights = read_weights(links, node)
+        scheme = setting.weights.scheme(name)
         roundings[name] = LearnedRounding(adaround.find_choices(weights, scheme))
         layer = find_layer(simulated, node)
         parametrize.register_parametrization(layer, "weight", roundings[name])
     skipped = find_float_nodes(proto.graph, setting.selection)
     activations = Activations(path, setting.images, setting.calib, setting.runtime)
-    ranges, grids = activations.find_around(skipped), (setting.activations, setting.float_output)
+    ranges = activations.find_around(skipped)
+    grids = (setting.activations, setting.float_output)
     quantizers = quantize_activations(simulated, cut.graph, skipped, ranges, *grids)
     for module in (simulated, exact):
         module.requires_grad_(False)
@@ -126,11 +129,18 @@ def reconstruct(
         torch.manual_seed(seed)
         input_quantizer = quantizers.get(cut.graph.input[0].name)
         _learn(
-            *(exact, simulated, roundings, input_quantizer, images, iterations, seed),
+            exact,
+            simulated,
+            roundings,
+            input_quantizer,
+            images,
+            iterations,
+            seed,
             setting.runtime.deadline,
         )
     for name, node in layers.find(proto.graph, setting.selection).items():
-        weights, scheme = read_weights(links, node), setting.weights.scheme(name)
+        weights = read_weights(links, node)
+        scheme = setting.weights.scheme(name)
         levels = roundings[name].choices.levels((roundings[name].share() >= 0.5).float())
         levels = levels + scheme.grid(weights, 0).zero_point
         write_weights(links, node, adaround.on_levels(weights, levels, scheme))
@@ -185,7 +195,8 @@ class _Problem:
         self, iterations: int, random: np.random.Generator, label: str, deadline: Deadline
     ) -> None:
         """Learn until the deadline; keep the better one of learned and nearest rounding."""
-        roundings, quantizers = self.block.roundings.values(), self.block.quantizers
+        roundings = self.block.roundings.values()
+        quantizers = self.block.quantizers
         parts: list[Any] = [*roundings, *quantizers]
         nearest = [copy.deepcopy(part.state_dict()) for part in parts]
         before = self.error()
@@ -247,7 +258,8 @@ def _images(proto: onnx.ModelProto, setting: CorrectionSettings) -> Any:
         UnsupportedError: learning from one image exceeds the memory budget.
     """
     (sample,) = setting.images.take(np.arange(1)).batches(1)
-    names, largest = [name for node in proto.graph.node for name in node.output if name], 0
+    names = [name for node in proto.graph.node for name in node.output if name]
+    largest = 0
     for part in group(proto, names):
         tensors = open_runner(expose(proto, part), setting.runtime.threads, arena=False)(sample)
         largest = max(largest, sample.nbytes, *(tensor.nbytes for tensor in tensors))
@@ -362,7 +374,8 @@ def _at_once(tensors: list[torch.Tensor], kept: int) -> int:
 def _run(module: Any, block: Block, inputs: Values) -> Values:
     """Return the block's outputs for all images, in batches."""
     outputs: Values = {}
-    count, size = len(next(iter(inputs.values()))), _at_once([*inputs.values()], block.kept)
+    count = len(next(iter(inputs.values())))
+    size = _at_once([*inputs.values()], block.kept)
     with torch.no_grad():
         for start in range(0, count, size):
             part = {name: values[start : start + size] for name, values in inputs.items()}

@@ -84,8 +84,10 @@ def _log(name: str, before: dict[str, float], after: dict[str, float]) -> dict[s
     log.info(
         "corrections.%s: squared error of a layer's output %+.1f%% in the median, larger in %d of "
         "%d layers",
-        *(name, 100 * statistics.median(changes or [0.0])),
-        *(sum(round(change, 3) > 0 for change in changes), len(changes)),
+        name,
+        100 * statistics.median(changes or [0.0]),
+        sum(round(change, 3) > 0 for change in changes),
+        len(changes),
     )
     for layer in before:
         log.debug("corrections.%s: %s: %.3g, was %.3g", name, layer, after[layer], before[layer])

@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 
 ALPHAS = (0.0, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)  # 0: unchanged
 _ROWS = 4096  # of an input, for choosing alpha
-_LEAST, _MOST = 1e-4, 1e4  # of a divisor
+# of a divisor
+_LEAST = 1e-4
+_MOST = 1e4
 _HOMOGENEOUS = ("Relu", "LeakyRelu")
 
 
@@ -111,15 +113,18 @@ def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelPro
             "normalization or another scale that only such products take"
         )
         return proto
-    images, count = setting.images, len(setting.images)
+    images = setting.images
+    count = len(setting.images)
     first, second = (images.take(np.arange(start, count, 2)) for start in (0, min(1, count - 1)))
     walks = [
         Walk(proto, part, setting.calib.batch_size, setting.runtime.threads)
         for part in (first, second)
     ]
     names = [group.tensor for group in groups]
-    ranges, rows = _find_ranges(walks[0], names), _draw_rows(walks[1], names, len(second))
-    changes, links = [], Links(proto.graph)
+    ranges = _find_ranges(walks[0], names)
+    rows = _draw_rows(walks[1], names, len(second))
+    changes = []
+    links = Links(proto.graph)
     for group in groups:
         weights = [
             (read_weights(links, node), setting.weights.scheme(name))
@@ -135,7 +140,9 @@ def smooth(proto: onnx.ModelProto, setting: CorrectionSettings) -> onnx.ModelPro
     log.info(
         "corrections.smooth_quant: divided %d of %d inputs; squared error of their layers' "
         "outputs, with inputs and weights rounded, %+.1f%% on average",
-        *(len(changes), len(groups), 100 * sum(changes) / max(1, len(changes))),
+        len(changes),
+        len(groups),
+        100 * sum(changes) / max(1, len(changes)),
     )
     return proto
 
@@ -162,7 +169,8 @@ def find_edits(graph: Linked, tensor: str) -> list[Edit]:
     node = graph.producers.get(tensor)
     if node is None:
         return []
-    kind, constant = node.op_type, [_is_constant(graph, name) for name in node.input]
+    kind = node.op_type
+    constant = [_is_constant(graph, name) for name in node.input]
     if kind == "LayerNormalization":
         last = attribute(node, "axis", -1) == -1 and all(constant[1:])
         return [Edit(node, i) for i in range(1, len(node.input))] if last else []
@@ -210,7 +218,8 @@ def _find_ranges(walk: Walk, names: list[str]) -> dict[str, tuple[Array, Array]]
         for tensors in walk.run(part, "SmoothQuant: ranges of channels"):
             for name, values in zip(part, tensors, strict=True):
                 rows = values.reshape(-1, values.shape[-1])
-                low, high = rows.min(axis=0), rows.max(axis=0)
+                low = rows.min(axis=0)
+                high = rows.max(axis=0)
                 before = ranges.get(name, (low, high))
                 ranges[name] = np.minimum(before[0], low), np.maximum(before[1], high)
     return ranges
@@ -233,7 +242,8 @@ def _round(
     values: NDArray[np.float32], low: float, high: float, scheme: ActivationScheme
 ) -> NDArray[np.float32]:
     """Return the nearest level of each value, with one range for all values."""
-    low, high = min(low, 0.0), max(high, 0.0)
+    low = min(low, 0.0)
+    high = max(high, 0.0)
     if scheme.symmetric:
         high = max(-low, high)
         low = -high

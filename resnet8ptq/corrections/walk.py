@@ -34,7 +34,9 @@ class Walk:
             proto: the network; its nodes after the walk's position may still change.
             batch_size: the largest batch; smaller if its tensors exceed a step's memory budget.
         """
-        self._proto, self._images, self._threads = proto, images, threads
+        self._proto = proto
+        self._images = images
+        self._threads = threads
         self._cuts = find_cuts(proto.graph)
         self._inputs = [value.name for value in proto.graph.input]
         self._source = self._inputs[0]  # stands for all inputs
@@ -67,7 +69,8 @@ class Walk:
             if len(self._images) * batch[0].nbytes > memory.step():
                 return
             kept.append(batch)
-        self._source, self._kept = source, kept
+        self._source = source
+        self._kept = kept
 
     def parts(self, names: list[str]) -> list[list[str]]:
         """Split tensors into parts that stay within a step's memory budget, for `run`."""

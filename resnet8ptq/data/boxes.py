@@ -19,8 +19,12 @@ from numpy.typing import NDArray
 
 BOX = np.dtype([("bbox", "f8", 4), ("area", "f8"), ("category", "i8"), ("crowd", "?")])
 _PICTURE = (
-    *(("image_id", "i8"), ("height", "i8"), ("width", "i8")),
-    *(("scale", "f8", 2), ("offset", "f8", 2), ("count", "i8")),
+    ("image_id", "i8"),
+    ("height", "i8"),
+    ("width", "i8"),
+    ("scale", "f8", 2),
+    ("offset", "f8", 2),
+    ("count", "i8"),
 )
 
 Box = tuple[Sequence[float], float, int, bool]  # the fields of `BOX`

@@ -68,7 +68,8 @@ class Split:
 
         It does not depend on layout and dtype, which follow from the network.
         """
-        images, described = self.images, str(self.images.shape)
+        images = self.images
+        described = str(self.images.shape)
         if images.dtype != np.uint8:
             described += str(images.dtype.descr) if self.has_records else images.dtype.str
         if self.preprocessing != RAW:

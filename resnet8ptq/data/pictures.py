@@ -105,7 +105,8 @@ def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
     if preprocess.size is None:
         return picture
     height, width = _sides(preprocess.size)
-    size, method = (width, height), _FILTERS[preprocess.filter]
+    size = (width, height)
+    method = _FILTERS[preprocess.filter]
     if preprocess.resize == "squash":
         return picture.resize(size, method)
     if preprocess.resize == "letterbox":
@@ -121,7 +122,8 @@ def fit(picture: Image.Image, preprocess: PreprocessConfig) -> Image.Image:
             f"picture of {picture.width} x {picture.height}; try squash, fit or letterbox"
         )
     whole = picture.resize(sides, method)
-    left, top = (whole.width - width) // 2, (whole.height - height) // 2
+    left = (whole.width - width) // 2
+    top = (whole.height - height) // 2
     return whole.crop((left, top, left + width, top + height))
 
 
@@ -139,7 +141,8 @@ def placement(width: int, height: int, preprocess: PreprocessConfig) -> Placemen
     if preprocess.resize == "squash":
         return Placement((wide / width, high / height), (0.0, 0.0))
     if preprocess.resize == "letterbox":  # rounded like `ImageOps.contain` and `pad`
-        inside_wide, inside_high = wide, high
+        inside_wide = wide
+        inside_high = high
         if width / height > wide / high:
             inside_high = round(height / width * wide)
         elif width / height < wide / high:

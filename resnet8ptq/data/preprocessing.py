@@ -74,7 +74,8 @@ def to_integers(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
     wanted = np.dtype(dtype)
     if stored.size and not np.can_cast(stored.dtype, wanted):
         low, high = (0, 1) if wanted.kind == "b" else (np.iinfo(wanted).min, np.iinfo(wanted).max)
-        least, most = int(stored.min()), int(stored.max())
+        least = int(stored.min())
+        most = int(stored.max())
         if least < low or most > high:
             raise DataError(
                 f"samples: got integers from {least} to {most}, the network's input is {dtype}; "

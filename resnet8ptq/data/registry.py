@@ -79,7 +79,8 @@ def find_size(
     log.info(
         "preprocess.size: got null, and the pictures differ in size; the run uses the network's, "
         "%s, by preprocess.resize=%s",
-        *(list(size), preprocess.resize),
+        list(size),
+        preprocess.resize,
     )
     return replace(preprocess, size=list(size))
 
@@ -101,7 +102,8 @@ def _differ_in_size(settings: str, cache_root: Path) -> bool:
 def _read(settings: str, cache_root: Path) -> Dataset:
     data, preprocessed, calibrating = json.loads(settings)
     source = SOURCES[data["name"]]
-    config, preprocess = source.schema(**data), PreprocessConfig(**preprocessed)
+    config = source.schema(**data)
+    preprocess = PreprocessConfig(**preprocessed)
     load: Load = resolve_name(source.load)
     with _damage_as_data_error(f"data.{source.key}", getattr(config, source.key)):
         dataset = load(config, preprocess, cache_root)

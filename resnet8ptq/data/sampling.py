@@ -77,7 +77,8 @@ def draw_calibration(
         log_once(
             log,
             "%s: all %d free samples calibrate: seed has no effect",
-            *(data.name, len(indices)),
+            data.name,
+            len(indices),
         )
     return CalibrationSet(pool.take(indices), indices)
 
@@ -98,7 +99,11 @@ def _check_wanted(wanted: int, counts: Sequence[int], data: Dataset, held_out: b
     log.warning(
         "calib.samples_per_class: got %d, but %d of %d classes of %s have fewer training "
         "images%s: all images of these classes calibrate",
-        *(wanted, fewer, len(counts), data.name, left),
+        wanted,
+        fewer,
+        len(counts),
+        data.name,
+        left,
     )
 
 
@@ -124,7 +129,9 @@ def draw_held_out(data: Dataset, images: int | None, taken: Sequence[Split] = ()
                 log,
                 "%s: %d of %d training samples are held out, half of them; held_out_images= sets "
                 "another number",
-                *(data.name, int(images), int(free.sum())),
+                data.name,
+                int(images),
+                int(free.sum()),
             )
     if images > free.sum():
         raise ConfigError(

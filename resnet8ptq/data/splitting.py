@@ -105,8 +105,12 @@ def split_one(
     log.info(
         "%s: has no split of its own: %d samples to train, %d to test%s, by data.split_seed=%d and "
         "data.test_fraction=%g%s",
-        *(root, len(train), len(test), ", the same fraction of each class" if class_names else ""),
-        *(config.split_seed, config.test_fraction),
+        root,
+        len(train),
+        len(test),
+        ", the same fraction of each class" if class_names else "",
+        config.split_seed,
+        config.test_fraction,
         _describe_equal(len(whole), len(different), kind),
     )
     if whole.has_pictures and mend:
@@ -114,7 +118,9 @@ def split_one(
             log,
             "%s: the network may have been trained on some of the %d scored pictures, which hides "
             "losses; to score pictures that it has not seen: %s",
-            *(root, len(test), mend),
+            root,
+            len(test),
+            mend,
         )
     return Dataset(name, class_names, train, test, named)
 
@@ -123,16 +129,25 @@ def _warn_rare(
     counts: NDArray[np.int64], class_names: Sequence[str], root: Path, kind: str
 ) -> None:
     """Warn about classes with fewer than two samples, which cannot be split."""
-    lone, missing = np.flatnonzero(counts == 1), np.flatnonzero(counts == 0)
+    lone = np.flatnonzero(counts == 1)
+    missing = np.flatnonzero(counts == 0)
     if len(lone):
         log.warning(
             "%s: %d of %d classes have one distinct %s, such as %r: it either trains or tests",
-            *(root, len(lone), len(counts), kind.removesuffix("s"), class_names[lone[0]]),
+            root,
+            len(lone),
+            len(counts),
+            kind.removesuffix("s"),
+            class_names[lone[0]],
         )
     if len(missing):
         log.warning(
             "%s: %d of %d classes have no %s, such as %r: they are not measured",
-            *(root, len(missing), len(counts), kind, class_names[missing[0]]),
+            root,
+            len(missing),
+            len(counts),
+            kind,
+            class_names[missing[0]],
         )
 
 
@@ -184,7 +199,10 @@ def _warn_untrained(
     if missing:
         log.warning(
             "%s: %d of %d classes have no training samples, such as %r: none calibrates",
-            *(root, len(missing), len(class_names), missing[0]),
+            root,
+            len(missing),
+            len(class_names),
+            missing[0],
         )
 
 
@@ -197,12 +215,15 @@ def _warn_repeated(test: Split, root: Path) -> None:
         log.warning(
             "%s: %d of %d test samples repeat others. If they are copies, a verdict counts each, "
             "and passes or fails too easily: remove them",
-            *(root, copies, len(test)),
+            root,
+            copies,
+            len(test),
         )
 
 
 def _warn_shared(train: NamedSplit, test: NamedSplit, root: Path) -> None:
-    tested, trained = test.split.pixel_hashes, train.split.pixel_hashes
+    tested = test.split.pixel_hashes
+    trained = train.split.pixel_hashes
     shared = np.flatnonzero(np.isin(tested, trained))
     if not len(shared):
         return
@@ -213,5 +234,9 @@ def _warn_shared(train: NamedSplit, test: NamedSplit, root: Path) -> None:
     log.warning(
         "%s: %d of %d test samples are training samples too (equal in every value): results on "
         "them do not apply to new samples: %s%s",
-        *(root, len(shared), len(tested), listed, "; ..." if len(shared) > LISTED else ""),
+        root,
+        len(shared),
+        len(tested),
+        listed,
+        "; ..." if len(shared) > LISTED else "",
     )

@@ -23,10 +23,21 @@ from resnet8ptq.tracking.record import RunRecord
 
 FILE = "README.md"
 _SETTINGS = (
-    *("backend", "dtype", "calib", "method", "per_channel", "format", "float_output", "slim"),
-    *("reduce_range", "op_types", "nodes_to_quantize", "nodes_to_exclude"),
+    "backend",
+    "dtype",
+    "calib",
+    "method",
+    "per_channel",
+    "format",
+    "float_output",
+    "slim",
+    "reduce_range",
+    "op_types",
+    "nodes_to_quantize",
+    "nodes_to_exclude",
     *(f"corrections.{name}" for name in ("smooth_quant", "equalization", "bias_correction")),
-    *("corrections.adaround", "corrections.reconstruction"),
+    "corrections.adaround",
+    "corrections.reconstruction",
 )
 _IN_BLOCKS = (
     *(f"weight_only.{name}" for name in ("block_size", "algorithm", "int8_products")),
@@ -50,7 +61,8 @@ class Facts:
 
 def render(source: Source, model: Path, facts: Facts) -> str:
     """Return the card of a model file."""
-    record, vectors = source.record, facts.vectors
+    record = source.record
+    vectors = facts.vectors
     task = record.task
     name = _name(source)
     names = names_of(vectors.inputs.dtype)
@@ -81,7 +93,7 @@ def render(source: Source, model: Path, facts: Facts) -> str:
         first=f"inputs[{_quote(names[0])}]" if names else "",
         serve=serve_command(facts.registered or "models:/NAME@recommended"),
         register=invocation.shell(
-            *("resnet8ptq", "deploy", f"run_id={record.run_id}", "register=NAME")
+            "resnet8ptq", "deploy", f"run_id={record.run_id}", "register=NAME"
         ),
         request=request_command(vectors),
         answer=_answer([output.name for output in facts.interface.outputs]),
@@ -101,7 +113,8 @@ def request_command(vectors: Vectors) -> str:
     shapes = {name: vectors.inputs.dtype[name].shape for name in names_of(vectors.inputs.dtype)}
     listed = [f"{_quote(name)}: [ ...{list(shape)}... ]" for name, shape in shapes.items()]
     inputs = f"{{{', '.join(listed)}}}" if listed else f"[ ...{list(vectors.inputs.shape[1:])}... ]"
-    address, kind = "http://127.0.0.1:5001/invocations", "Content-Type: application/json"
+    address = "http://127.0.0.1:5001/invocations"
+    kind = "Content-Type: application/json"
     return invocation.shell("curl", address, "-H", kind, "-d", f'{{"inputs": {inputs}}}')
 
 
@@ -132,7 +145,8 @@ def _summary(source: Source, task: Task) -> str:
 
 def _header(source: Source, task: Task, name: str, inputs: Sequence[str]) -> str:
     """Return the metadata as YAML, with comments at the fields to fill in."""
-    record, metric = source.record, task.metric
+    record = source.record
+    metric = task.metric
     kind = _KINDS.get(task.name, "other")
     if "input_ids" in inputs:
         kind = "text-classification" if task.name == "classification" else "other"
@@ -179,9 +193,11 @@ def _to_yaml(values: Mapping[str, Any]) -> str:
 
 
 def _measured(task: Task, record: RunRecord) -> list[tuple[str, str, str]]:
-    primary, rows = task.metric, []
+    primary = task.metric
+    rows = []
     for metric in (primary, *task.beside):
-        value, baseline = record.value_of(metric), record.value_of(metric, BASELINE)
+        value = record.value_of(metric)
+        baseline = record.value_of(metric, BASELINE)
         if value is not None:
             shown = metric.show(value)
             if metric is primary and (interval := record.interval("value")):

@@ -173,7 +173,8 @@ def _write(
         names = [f"output_{number}" for number in range(len(again.vectors.outputs))]
     else:
         names = [output.name for output in scored.evaluator.network.contract.outputs]
-    tested, figures = again.vectors, None
+    tested = again.vectors
+    figures = None
     if run.artifact.suffix == ".tflite":
         from resnet8ptq.deploy import microcontroller  # imports LiteRT
 

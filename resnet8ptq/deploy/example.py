@@ -24,7 +24,8 @@ from resnet8ptq.deploy.vectors import FILE as VECTORS
 from resnet8ptq.deploy.vectors import Vectors
 from resnet8ptq.experiment.outputs import TOKENIZER
 
-FILE, REQUIREMENTS = "example.py", "requirements.txt"
+FILE = "example.py"
+REQUIREMENTS = "requirements.txt"
 
 ENGINES = ("fbgemm", "x86", "onednn", "qnnpack")  # torch's
 
@@ -36,13 +37,16 @@ def render(source: Source, vectors: Vectors, file: str, outputs: Sequence[str]) 
         file: the name of the model in the folder.
         outputs: names of the outputs, in the network's order.
     """
-    suffix, preprocess, mode = Path(file).suffix, source.config.preprocess, ""
+    suffix = Path(file).suffix
+    preprocess = source.config.preprocess
+    mode = ""
     if reads_pictures(vectors):
         height, width, channels = vectors.samples.shape[1:]
         mode = "L" if channels == 1 else "RGB"
         if preprocess.size is None:  # other pictures may have another size than the test data
             preprocess = replace(preprocess, size=[height, width])
-    texts, names = reads_texts(source), names_of(vectors.inputs.dtype)
+    texts = reads_texts(source)
+    names = names_of(vectors.inputs.dtype)
     first = vectors.inputs.dtype[names[0]] if texts and names else None
     most = getattr(source.config.data, "max_tokens", None)
     if first is not None and first.shape != vectors.samples.dtype[names[0]].shape:
@@ -101,7 +105,8 @@ def steps(vectors: Vectors) -> list[str]:
     """Return the preprocessing from `samples` to `values` as lines of Python; empty for records."""
     if names_of(vectors.inputs.dtype):
         return []
-    done, integers = vectors.preprocessing, vectors.inputs.dtype.kind in "iub"
+    done = vectors.preprocessing
+    integers = vectors.inputs.dtype.kind in "iub"
     lines = ["values = samples" if integers else "values = samples.astype(np.float64)"]
     if done.bgr:
         lines.append("values = values[..., ::-1]  # the channels from RGB to BGR")

@@ -46,7 +46,8 @@ def read(path: Path, vectors: Vectors, names: Sequence[str]) -> Interface:
         from resnet8ptq.graph.session import open_session
 
         session = open_session(str(path), 1)
-        inputs, outputs = session.get_inputs(), session.get_outputs()
+        inputs = session.get_inputs()
+        outputs = session.get_outputs()
         return Interface(tuple(map(_of_onnx, inputs)), tuple(map(_of_onnx, outputs)))
     if path.suffix == ".tflite":
         from resnet8ptq.backends.tflite.predictor import open_interpreter

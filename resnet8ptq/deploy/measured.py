@@ -100,22 +100,26 @@ def _measure(
 ) -> tuple[dict[str, float], list[str]]:
     """Return the target's metrics, and the lines to print."""
     compared, times = _run(run, scored, evaluator)
-    metric, comparison = evaluator.task.metric, compared.comparison
+    metric = evaluator.task.metric
+    comparison = compared.comparison
     between = compare_machines(evaluator, run.artifact, scored.samples, compared.evaluation)
-    model, fp32 = comparison.model.value, comparison.baseline.value
+    model = comparison.model.value
+    fp32 = comparison.baseline.value
     own = {metric.name: model, f"fp32_{metric.name}": fp32}
     own |= {key.replace(BASELINE, "fp32_"): value for key, value in times.items()}
     found = {f"target/{key}": value for key, value in own.items()} | between
     metrics = {key: value for key, value in found.items() if value is not None}
     here = metrics[f"target/here_{metric.name}"]
-    title, show = metric.title, metric.show
+    title = metric.title
+    show = metric.show
     lines = [f"{title}: {show(model)} there, {show(here)} here; FP32 {show(fp32)} there"]
     p_within = test_limit(run.config, evaluator.task, comparison, scored.samples)
     if p_within is not None:
         limit = metric.say_loss(metric.limit(run.config.report))
         shown = "shown" if p_within <= _PASS else "not shown"
         lines.append(f"at most {limit} worse than FP32 there: {shown} with 95% confidence")
-    latency, speedup = metrics["target/latency_p50_ms"], metrics["target/speedup"]
+    latency = metrics["target/latency_p50_ms"]
+    speedup = metrics["target/speedup"]
     lines.append(f"{latency:.3f} ms there, {speedup:.2f} times as fast as FP32")
     if "target/sqnr_db" in metrics:
         lines.append(f"outputs there against those here: {metrics['target/sqnr_db']:.1f} dB")

@@ -68,7 +68,8 @@ def write(
     for name in ("model.h", "model.cc", "resolver.h", "test_vector.h"):
         text = templates.load("resnet8ptq.deploy", f"{name}.j2").render(values)
         (folder / name).write_text(text)
-    arena, size = f"{least_arena(model):,}", f"{len(content):,}"
+    arena = f"{least_arena(model):,}"
+    size = f"{len(content):,}"
     return {"operators": ", ".join(operators), "arena": arena, "model": size}, raw
 
 
@@ -138,7 +139,8 @@ def run(content: bytes, sample: NDArray[np.float32]) -> tuple[NDArray[Any], list
 
 def _array(values: NDArray[Any]) -> tuple[str, int, str]:
     """Return an array's type in C, its length, and its numbers."""
-    flat, kind = values.reshape(-1), _KINDS[values.dtype.name]
+    flat = values.reshape(-1)
+    kind = _KINDS[values.dtype.name]
     shown = (f"{value:.9g}" if kind == "float" else str(value) for value in flat.tolist())
     return kind, flat.size, _numbers(shown)
 

@@ -16,7 +16,8 @@ def register(store: Store, source: Source, name: str) -> str:
     Raises:
         TrackingError: the run has no logged model; the store has no registry, or refuses the name.
     """
-    client, run_id = store.client, source.record.run_id
+    client = store.client
+    run_id = source.record.run_id
     model = mlflow_model.find_model(store, run_id)
     if model is None:
         raise TrackingError(f"register: run {run_id} has logged no model; try a new run")

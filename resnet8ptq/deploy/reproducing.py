@@ -60,13 +60,15 @@ def open_samples(source: Source, cache_dir: str | None) -> Scored | str:
         task = make_task(config.task, data, network, samples.reported)
     except (ConfigError, DataError, ModelError) as error:
         return printable(str(error))
-    known, digest = source.record.samples_digest, samples.reported.digest
+    known = source.record.samples_digest
+    digest = samples.reported.digest
     if known and digest != known:
         raise DataError(
             f"{samples.reported.source}: run {source.record.run_id} was scored on other samples "
             f"(their digest is {digest[:12]}, the run has logged {known[:12]})"
         )
-    batch_size, scored = config.evaluate.batch_size, samples.as_scored(config).reported
+    batch_size = config.evaluate.batch_size
+    scored = samples.as_scored(config).reported
     if source.record.samples_planned is not None:  # the run stopped early
         scored = scored.take(np.arange(int(source.record.samples or 0)))
     return Scored(scored, Evaluator(settings.quantizer, network, task, batch_size))
@@ -102,7 +104,8 @@ def run(source: Source, scored: Scored | str, runtime: Runtime, many: bool) -> R
             inputs = np.asarray(arrays["inputs"])
         summary = f"not compared on the run's samples, which are missing ({scored})"
         return Rerun(summary, vectors.predict(inputs, inputs, predictor))
-    evaluator, samples = scored.evaluator, scored.samples
+    evaluator = scored.evaluator
+    samples = scored.samples
     label = "Running the artifact"
     again = evaluator.compare(source.artifact, samples, label, logits=False)
     summary = compare(source, evaluator.task, again.comparison, len(samples))
@@ -116,7 +119,8 @@ def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
     Raises:
         QuantizationError: they differ on the run's own CPU.
     """
-    metric, value = task.metric, again.model.value
+    metric = task.metric
+    value = again.model.value
     logged = source.record.value_of(metric)
     files = task.files
     different = _count_different(
@@ -129,7 +133,8 @@ def compare(source: Source, task: Task, again: Comparison, samples: int) -> str:
         same = different == 0
         summary = f"predictions equal to the run's on {samples - different} of {samples} samples"
     if not same:
-        here, there = machine.describe()["cpu"], source.record.cpu
+        here = machine.describe()["cpu"]
+        there = source.record.cpu
         if here == there:
             raise QuantizationError(
                 f"run {source.record.run_id}: its artifact does not predict what the run has "
@@ -154,7 +159,8 @@ def _count_different(
         names = [name for name in PREDICTIONS if name in known and name in arrays]
         if not names:
             return None
-        values, predicted = known[names[0]], arrays[names[0]]
+        values = known[names[0]]
+        predicted = arrays[names[0]]
     if predicted.shape != values.shape:
         return samples
     away = np.abs(predicted.astype(np.float64) - values)

@@ -99,7 +99,8 @@ def find(
             )
         return _judge(runs.run, runs, asked), ""
     assert runs.parent is not None
-    parent, selections = runs.parent, runs.select(asked)
+    parent = runs.parent
+    selections = runs.select(asked)
     recommended = [r for selected in selections for r in selected.recommendations]
     lost = [c for selected in selections for c in selected.family.cells if c.lost]
     if lost and not recommended:

@@ -13,7 +13,9 @@ from resnet8ptq.data.preprocessing import RAW, Preprocessing
 
 FILE = "test_vectors.npz"
 COUNT = 10
-MANY, MANY_BYTES = 1000, 2**26  # samples to compare with another version of a runtime
+# samples to compare with another version of a runtime
+MANY = 1000
+MANY_BYTES = 2**26
 TOLERANCE = 0.01  # of an output's largest value: kernels of other CPUs round differently
 
 

@@ -106,7 +106,9 @@ def find_batching(
     if batch_size and sizes[0] < min(batch_size, split.at_once or batch_size):
         log.warning(
             "evaluate.batch_size: %d samples at once exceed the memory budget of %.1f GB; using %d",
-            *(batch_size, memory.budget() / 1e9, sizes[0]),
+            batch_size,
+            memory.budget() / 1e9,
+            sizes[0],
         )
     if len(sizes) == len(ways) == 1:
         return Batching(sizes[0], *widest)
@@ -139,7 +141,8 @@ def _find_fastest(
         if times[batching] * batching.batch_size > ENOUGH_SECONDS:
             break
     size = min(times, key=lambda batching: times[batching]).batch_size
-    paces, begin = [Batching(size, *way) for way in ways], time.perf_counter()
+    paces = [Batching(size, *way) for way in ways]
+    begin = time.perf_counter()
     turns: list[list[float]] = []
     while not turns or (len(turns) < TURNS and time.perf_counter() - begin < TRIAL_SECONDS):
         # A slow network is not measured again.
@@ -159,7 +162,8 @@ def measure(load: Load, split: Split, batching: Batching) -> float:
             copy(batch)
             if time.perf_counter() - begin > ENOUGH_SECONDS:
                 break
-    start, run = time.perf_counter(), 0
+    start = time.perf_counter()
+    run = 0
 
     def for_a_while() -> Iterator[NDArray[np.float32]]:
         nonlocal run

@@ -169,7 +169,8 @@ class Evaluator:
         samples needs a baseline. The file depends on the shape and dtype of the samples, not on
         their values.
         """
-        inputs, fields = samples.zeros, samples.fields
+        inputs = samples.zeros
+        fields = samples.fields
         form = inputs.dtype, inputs.shape, fields and fields.any_length
         key: cache.Key = {
             "network": network.sha256,
@@ -215,14 +216,16 @@ class Evaluator:
         """
         fp32 = self.baseline(samples).outputs
         copies, batching = self._open(self.quantizer, path, samples, None)
-        evaluation, start = None, 0
+        evaluation = None
+        start = 0
         for end in plan.ends:
             block, seen = (samples.take(np.arange(*ends)) for ends in ((start, end), (end,)))
             label = f"Evaluating, to {end:,} of {plan.total:,}"
             part = inference.infer(
                 copies, block, batching, label, self.network.final, self.task.scope.reduction
             )
-            evaluation, start = inference.extend(evaluation, part), end
+            evaluation = inference.extend(evaluation, part)
+            start = end
             reference = self._score(fp32.first(end), seen)
             scores = self._score(evaluation.outputs, seen)
             outcome = find_outcome(stop(self.task.compare(scores, reference), plan))
@@ -249,7 +252,8 @@ class Evaluator:
         logits: bool = False,
     ) -> Evaluation:
         """Load the artifact at `path` and run `samples`, unless cached; see `compare`."""
-        root, final = self.runtime.cache_root, self.network.final
+        root = self.runtime.cache_root
+        final = self.network.final
         key: cache.Key = {
             "artifact": files.sha256(path),
             "logits": logits,

@@ -23,7 +23,9 @@ from resnet8ptq.tasks.metric import BASELINE
 
 LEAST = 5  # repeats, also beyond the time limit
 LEAST_WARM_UP = 2  # torch compiles in its first two runs of a shape
-BATCH_SIZE, BATCH_BYTES = 32, 2**24  # upper limits if `latency.batch_size` is not set
+# upper limits if `latency.batch_size` is not set
+BATCH_SIZE = 32
+BATCH_BYTES = 2**24
 
 Times = NDArray[np.float64]  # [repeats], in milliseconds
 
@@ -91,7 +93,8 @@ def measure(
         single = time_in_turns(predictors, split, 1, settings.repeats, limit, least)
         batch: Sequence[Times | None] = [None] * len(predictors)
         if split.at_once is None:
-            size, repeats = find_batch_size(settings, split), settings.batch_repeats
+            size = find_batch_size(settings, split)
+            repeats = settings.batch_repeats
             batch = time_in_turns(predictors, split, size, repeats, limit, least)
     return [Timings(*times) for times in zip(single, batch, strict=True)]
 

@@ -119,7 +119,8 @@ def ratio(model: Blocks, reference: Blocks, of: int = 1) -> Ratio:
         of: number of compared models, by which the interval is corrected (Bonferroni).
     """
     logs = np.log(np.array(reference) / np.array(model))
-    mean, count = float(logs.mean()), len(logs)
+    mean = float(logs.mean())
+    count = len(logs)
     if count < 2:
         return Ratio(math.exp(mean), 0.0, math.inf)
     half = float(stdtrit(count - 1, 1 - PART / of)) * float(logs.std(ddof=1)) / math.sqrt(count)

@@ -51,7 +51,8 @@ class RunResult:
         scored = measured.task.summary(measured.comparison)
         stopped = measured.comparison.stopped
         if isinstance(stopped, StoppedHits):
-            outcome, total = find_outcome(measured.comparison), measured.comparison.model.total
+            outcome = find_outcome(measured.comparison)
+            total = measured.comparison.model.total
             scored += f", {outcome} after {total:,} of {stopped.plan.total:,} samples"
         return f"{scored}, {measured.size_bytes / 1000:.1f} kB"
 
@@ -60,9 +61,12 @@ class RunResult:
         measured = self.measurement
         if measured is None:
             return {}
-        task, metrics = measured.task, {"size_bytes": measured.size_bytes, **measured.metrics}
+        task = measured.task
+        metrics = {"size_bytes": measured.size_bytes, **measured.metrics}
         if measured.choice is not None:
-            values, metric, criterion = task.metrics(measured.choice), task.metric, task.criterion
+            values = task.metrics(measured.choice)
+            metric = task.metric
+            criterion = task.criterion
             names = [metric.name, metric.ranked_by, f"{BASELINE}{metric.name}", "drop", TOTAL]
             names += [criterion.name] if criterion else []
             metrics |= {f"{CHOICE}{name}": values.get(name) for name in names}

@@ -27,7 +27,10 @@ from scipy.special import ndtr, ndtri
 from resnet8ptq.tasks.statistics import UNKNOWN, Interval, Margin, find_edge, invert, tango
 
 ANALYSES = 20
-PASS, FAIL, FUTILE = "pass", "fail", "undecided"  # reasons to end scoring
+# reasons to end scoring
+PASS = "pass"
+FAIL = "fail"
+FUTILE = "undecided"
 HOPE = 0.1  # least predicted probability of a decision, below which scoring ends
 FARTHEST = 8.0  # standard deviations of a path that are integrated
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(64)
@@ -51,9 +54,12 @@ def find_bounds(fractions: tuple[float, ...], level: float) -> tuple[float, ...]
     Args:
         fractions: the fraction of the planned samples at each analysis, ascending; the last is 1.
     """
-    paths, bounds, spent = _Paths.start(), [], 0.0
+    paths = _Paths.start()
+    bounds = []
+    spent = 0.0
     for fraction in fractions:
-        share, root = spend(fraction, level), math.sqrt(fraction)
+        share = spend(fraction, level)
+        root = math.sqrt(fraction)
         bound = _solve(paths, fraction, share - spent)
         paths = paths.step(fraction, -FARTHEST * root, bound * root)
         spent = share
@@ -63,7 +69,9 @@ def find_bounds(fractions: tuple[float, ...], level: float) -> tuple[float, ...]
 
 def _solve(paths: "_Paths", fraction: float, share: float) -> float:
     """Return the bound that a given share of the paths crosses at this analysis."""
-    low, high, root = 0.0, 40.0, math.sqrt(fraction)
+    low = 0.0
+    high = 40.0
+    root = math.sqrt(fraction)
     for _ in range(60):
         middle = (low + high) / 2
         crossing = paths.above(fraction, middle * root)
@@ -99,8 +107,10 @@ class _Paths(NamedTuple):
     def step(self, time: float, low: float, high: float) -> Self:
         """Return the paths between two values at a later time."""
         reach = FARTHEST * math.sqrt(time)
-        low, high = max(low, -reach), min(high, reach)
-        half, deviation = max(high - low, 0.0) / 2, math.sqrt(time - self.time)
+        low = max(low, -reach)
+        high = min(high, reach)
+        half = max(high - low, 0.0) / 2
+        deviation = math.sqrt(time - self.time)
         places = (low + high) / 2 + half * _NODES
         away = (places[:, np.newaxis] - self.places) / deviation
         density = np.exp(-(away**2) / 2) @ self.mass / (deviation * math.sqrt(2 * math.pi))
@@ -154,8 +164,10 @@ class StoppingPlan:
         trials: conditional or predictive power?", Controlled Clinical Trials 7, 1986, with a flat
         prior.
         """
-        time, last = seen / self.total, self.bounds[-1]
-        expected, deviation = z / math.sqrt(time), math.sqrt((1 - time) / time)
+        time = seen / self.total
+        last = self.bounds[-1]
+        expected = z / math.sqrt(time)
+        deviation = math.sqrt((1 - time) / time)
         return float(ndtr((abs(expected) - last) / deviation)) + float(
             ndtr((-abs(expected) - last) / deviation)
         )
@@ -166,7 +178,8 @@ class StoppingPlan:
         if UNKNOWN in (now, at_limit):
             return UNKNOWN
         # The standard error of a loss is 0.5 / correction samples.
-        scale, error = now.correction / at_limit.correction, 0.5 / now.correction
+        scale = now.correction / at_limit.correction
+        error = 0.5 / now.correction
         within = beyond = 0.0
         paths = _Paths.start()
         for end, bound in zip(self.ends, self.bounds, strict=True):

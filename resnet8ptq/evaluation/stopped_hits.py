@@ -19,7 +19,9 @@ from resnet8ptq.tasks.values import SAMPLES, Arrays, Paired, PairedTest, SampleV
 PLAN = "plan"  # array of `predictions.npz`
 PLANNED = "stopping/planned"  # samples that might have been scored
 STOPPED_LOSS = "stopping/loss"  # against FP32, corrected for the interim analyses
-MOST, LEAST = 2**40, 1e-9  # samples and level of a plan that is read back
+# samples and level of a plan that is read back
+MOST = 2**40
+LEAST = 1e-9
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ def report(config: QuantizationConfig, graph: onnx.GraphProto) -> None:
             log.warning(
                 "attention=%s: the converter of backend=%s quantizes every operator, attention's "
                 "too",
-                *(config.attention, backend.name),
+                config.attention,
+                backend.name,
             )
         return
     selection = Selection.of(config)
@@ -53,5 +54,7 @@ def _warn_of_masks(graph: onnx.GraphProto, selection: Selection) -> None:
         log.warning(
             "a mask's constant, such as -10000, stretches the range of %d tensors that are "
             "quantized, so that scores share few levels: %s%s; try attention=weights",
-            *(len(stretched), ", ".join(stretched[:3]), ", ..." if stretched[3:] else ""),
+            len(stretched),
+            ", ".join(stretched[:3]),
+            ", ..." if stretched[3:] else "",
         )

@@ -47,7 +47,8 @@ def load(settings: Settings) -> tuple[Dataset, Fp32Model]:
     Raises:
         PtqError: data or network are missing, or do not fit, in one line.
     """
-    config, cache_root = settings.config, settings.runtime.cache_root
+    config = settings.config
+    cache_root = settings.runtime.cache_root
     data = settings.data
     torch = settings.quantizer.runs_torch or _learns(config)
     fp32 = model.load(config.model, data, cache_root, torch)

@@ -96,11 +96,13 @@ def _find_preprocessing(run: Run, samples: Split, expected: Outputs, sized: bool
             return -math.inf
 
     now = measure(samples)
-    best, best_db = "", max(FAR_DB, now + BETTER_DB)
+    best = ""
+    best_db = max(FAR_DB, now + BETTER_DB)
     for setting, steps in _other_steps(samples, sized):
         value = measure(replace(samples, preprocessing=steps))
         if value > best_db:
-            best, best_db = setting, value
+            best = setting
+            best_db = value
     if not best:
         return ""
     return (
@@ -119,7 +121,8 @@ def _other_steps(samples: Split, sized: bool) -> Iterator[tuple[str, Preprocessi
 
 def _find_class_order(outputs: Outputs, expected: Outputs) -> str:
     """Return a text if the file's classes are FP32's in another order."""
-    ours, theirs = expected[0], outputs[0]
+    ours = expected[0]
+    theirs = outputs[0]
     if len(outputs) != 1 or theirs.ndim != 2 or theirs.shape != ours.shape:
         return ""
     classes = theirs.shape[1]

@@ -30,7 +30,8 @@ def inspect(settings: Settings, data_given: bool) -> None:
     Raises:
         ModelError: the network is not a model, unsafe, or has nothing to quantize.
     """
-    config, cache_root = settings.config, settings.runtime.cache_root
+    config = settings.config
+    cache_root = settings.runtime.cache_root
     if not config.backend.quantizes:
         return file_inspection.run_inspection(settings.network.path, cache_root)
     samples = _find_samples(settings)
@@ -94,7 +95,8 @@ def _find_samples(settings: Settings) -> _SampleFacts | str:
 def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> list[str]:
     data = f"data={config.data.name}"
     try:
-        matched, shape = match(samples.one, samples.steps, contract), samples.one.shape[1:]
+        matched = match(samples.one, samples.steps, contract)
+        shape = samples.one.shape[1:]
         moved = f" as {list(arranged(shape, matched.layout))}" if matched.layout else ""
         of = ", ".join(names_of(samples.one.dtype)) or list(shape)
         lines = [f"{data}: samples {of} fit{moved}"]

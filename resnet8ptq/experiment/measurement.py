@@ -41,13 +41,19 @@ def measure(
         memory: measures the peak since the run began.
         plan: the plan for an early stop; None evaluates all samples.
     """
-    evaluator, samples = work.evaluator, work.samples
-    config, path, reported, task = work.config, quantized.path, samples.reported, evaluator.task
+    evaluator = work.evaluator
+    samples = work.samples
+    config = work.config
+    path = quantized.path
+    reported = samples.reported
+    task = evaluator.task
     if plan is None:
         compared = evaluator.compare(path, reported)
     else:
         compared = evaluator.compare_until(path, reported, plan)
-    comparison, evaluation, choice = compared.comparison, compared.evaluation, None
+    comparison = compared.comparison
+    evaluation = compared.evaluation
+    choice = None
     metrics: Metrics = {
         "counts/quantized_layers": quantized.artifact.quantized_layers,
         "system/quantize_s": quantized.seconds,  # without calibration that the cache had
@@ -66,7 +72,8 @@ def measure(
         label = "Evaluating one by one"
         seen = reported.take(np.arange(comparison.model.total)) if plan else reported
         single = evaluator.compare(path, seen, label, 1, logits=False).comparison
-        values, names = task.metrics(single), (task.metric.name, task.metric.ranked_by)
+        values = task.metrics(single)
+        names = (task.metric.name, task.metric.ranked_by)
         metrics |= {f"batch1/{name}": values.get(name) for name in names}
     if not evaluation.cached:  # before the baseline is loaded beside the model
         metrics["peak_memory_bytes"] = memory.read_bytes()
@@ -97,7 +104,8 @@ def compare_machines(
     evaluator: Evaluator, path: Path, samples: Split, there: Evaluation
 ) -> Metrics:
     """Run the samples on this machine too; warn if the target computes something else."""
-    local, task = replace(evaluator, target=None), evaluator.task
+    local = replace(evaluator, target=None)
+    task = evaluator.task
     seen = samples.take(np.arange(len(there.outputs)))
     here = local.compare(path, seen, "Evaluating here", logits=False)
     sqnr_db = distortion.sqnr_db(here.evaluation.outputs.values, there.outputs.values)
@@ -105,7 +113,9 @@ def compare_machines(
         log.warning(
             "target.command: the same file gives other outputs there (SQNR %.1f dB against this "
             "machine); %s here is %s",
-            *(sqnr_db, task.metric.title, task.metric.show(here.comparison.model.value)),
+            sqnr_db,
+            task.metric.title,
+            task.metric.show(here.comparison.model.value),
         )
     return {
         "target/sqnr_db": sqnr_db,

@@ -128,7 +128,9 @@ def find_files(suite: BenchmarkConfig, named: Paths, quantizes: bool = True) -> 
     if suite.name is None:
         return named
     files_of = SUITE[suite.name]
-    data, network, quantized = named.data, named.network, named.quantized
+    data = named.data
+    network = named.network
+    quantized = named.quantized
     if data is None and files_of.data is not None:
         data = _find(files_of.data, suite)
     if network is None and files_of.network is not None:

@@ -56,7 +56,8 @@ def write(
     """Write all files except the model and `result.json`, each atomically."""
     measured = result.measurement
     assert measured is not None  # only measured runs come here
-    task, comparison = measured.task, measured.comparison
+    task = measured.task
+    comparison = measured.comparison
     save_config(config, folder / CONFIG_FILE)
     for name, rows in task.files.tables(comparison).items():
         _write_csv(folder / name, rows)

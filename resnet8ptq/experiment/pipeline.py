@@ -66,7 +66,8 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     samples, task = _draw(config, data, network, run)
     plan = make_plan(config, task, samples, has_groups(samples.reported, task))
     samples = samples.as_scored(config)
-    calibrating, calib = samples.calibrating.split, config.calib
+    calibrating = samples.calibrating.split
+    calib = config.calib
     calibrates = sample_check.calibrates(config)
     outliers = sample_check.check_inputs(calib, graph, calibrating) if calibrates else []
     evaluator = Evaluator(settings.quantizer, network, task, config.evaluate.batch_size)
@@ -75,7 +76,8 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
         work = Workspace(settings, evaluator, samples, folder, Path(scratch), run)
         prepared = preparation.prepare(work)
         quantized = work.quantize(prepared, folder)
-        artifact, path = quantized.artifact, prepared.network.onnx_path
+        artifact = quantized.artifact
+        path = prepared.network.onnx_path
         resolved = settings.quantizer.resolve(prepared.decisions)
         params = resolved.to_params() | _float_operators(work, prepared) | prepared.params
         params |= settings.quantizer.verify(artifact, prepared.network, calibrating)
@@ -129,8 +131,11 @@ def _check_result(
     outliers: Sequence[Outliers],
 ) -> dict[str, str]:
     """Warn of a doubtful baseline or result; return the causes in a file of others, as params."""
-    config, evaluator, samples = work.config, work.evaluator, work.samples
-    fp32, expected = evaluator.reference(samples.reported), config.report.expected_accuracy
+    config = work.config
+    evaluator = work.evaluator
+    samples = work.samples
+    fp32 = evaluator.reference(samples.reported)
+    expected = config.report.expected_accuracy
     doubt = preprocessing_check.check(config.preprocess, evaluator, samples.data, fp32, expected)
     if doubt is not None:
         work.run.log_params({"doubt": doubt})

@@ -94,7 +94,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> PowerAnalysis:
     run.log_params(task.describe())
     run.log_datasets(samples.data, samples.calibrating)
     changed = CHANGED if config.analysis.changed is None else (config.analysis.changed,)
-    total, limit = len(samples.reported), task.metric.limit(config.report)
+    total = len(samples.reported)
+    limit = task.metric.limit(config.report)
     rows = tuple(plan(share, total, limit) for share in changed)
     result = PowerAnalysis("ok", metric=task.metric, total=total, limit=limit, rows=rows)
     save_config(config, folder / CONFIG_FILE)
@@ -153,7 +154,8 @@ def _draw(result: PowerAnalysis) -> Figure:
 
 
 def _print(result: PowerAnalysis, data: str) -> None:
-    metric, console = result.metric, consoles.stdout(None, 130)
+    metric = result.metric
+    console = consoles.stdout(None, 130)
     rows = [
         (
             f"{row.changed:.1%}",

@@ -82,7 +82,8 @@ def fine_tune(work: Workspace, prepared: Prepared) -> Prepared:
         curves = {name: value for name, value in point.items() if name != "step"}
         work.run.log_step(int(point["step"]), curves)
 
-    samples, runtime = work.samples, work.evaluator.runtime
+    samples = work.samples
+    runtime = work.evaluator.runtime
     network, ranges = qat.fine_tune(
         settings, work.fp32, samples.data, samples.calibrating, samples.held_out, runtime, report
     )
@@ -138,7 +139,8 @@ def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:
     Their weights have values that float16 lacks, or a runtime that computes in float16 overflows.
     """
     calib = replace(work.config.calib, name="minmax", table=None)
-    images, runtime = work.samples.calibrating.split, work.evaluator.runtime
+    images = work.samples.calibrating.split
+    runtime = work.evaluator.runtime
     activations = Activations(prepared.network.onnx_path, images, calib, runtime)
     beyond = activations.find_beyond(LARGEST_HALF)
     if beyond:

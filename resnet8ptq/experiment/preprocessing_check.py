@@ -54,12 +54,16 @@ def check(
     """
     if dataset.test.labels is None and dataset.test.dtype == "float32":
         _log_unchecked(preprocess, dataset.test)
-    task, fp32, threads = evaluator.task, evaluator.network, evaluator.runtime.threads
+    task = evaluator.task
+    fp32 = evaluator.network
+    threads = evaluator.runtime.threads
     reason = task.doubt(baseline, expected)
     if reason is None:
         return None
-    split, metric = dataset.train.spaced(SAMPLES), task.metric
-    runner, reduction = open_runner(str(fp32.onnx_path), threads), task.scope.reduction
+    split = dataset.train.spaced(SAMPLES)
+    metric = task.metric
+    runner = open_runner(str(fp32.onnx_path), threads)
+    reduction = task.scope.reduction
 
     def run(batch: Any) -> Sequence[NDArray[Any]]:
         return runner(batch) if reduction is None else reduction(runner(batch))
@@ -71,7 +75,8 @@ def check(
 
     advice = "does the preprocessing fit the network?"
     if _tells_apart(split.labels):
-        now, values = value(split.preprocessing), dict[str, float]()
+        now = value(split.preprocessing)
+        values = dict[str, float]()
         for setting, steps in usual(split, sized=preprocess.size is not None):
             values[setting] = value(steps)
         best = min(values, key=lambda setting: metric.cost(values[setting]), default="")
@@ -102,7 +107,11 @@ def _log_unchecked(taken: PreprocessConfig, split: Split) -> None:
         return
     log.info(
         "no labels to test whether preprocess=%s (scale=%g, mean=%s, std=%s, %s) fits the network",
-        *(taken.name, taken.scale, taken.mean, taken.std, taken.channels),
+        taken.name,
+        taken.scale,
+        taken.mean,
+        taken.std,
+        taken.channels,
     )
 
 

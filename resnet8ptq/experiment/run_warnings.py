@@ -47,7 +47,8 @@ def warn_of_noise(
     """
     if sqnr_db is not None and sqnr_db < LOW_SQNR_DB:
         if outliers:
-            which, mend = outliers[0].describe(samples), outliers[0].mend(config.calib)
+            which = outliers[0].describe(samples)
+            mend = outliers[0].mend(config.calib)
             text = "SQNR %.1f dB: far from FP32's outputs. First, %s, since %s"
             log.warning(text, sqnr_db, mend, which)
             return
@@ -64,7 +65,8 @@ def warn_of_size(
     if size_bytes > fp32_bytes:
         log.warning(
             "the quantized file is larger than FP32's (%.1f kB, %.1f kB)%s",
-            *(size_bytes / 1000, fp32_bytes / 1000),
+            size_bytes / 1000,
+            fp32_bytes / 1000,
             _find_growth(graph, per_channel),
         )
 
@@ -94,7 +96,8 @@ def _warn_of_saturation(resolved: Resolved, graph: onnx.GraphProto) -> bool:
         log.warning(
             "this CPU has no VNNI: 16-bit sums of %s activations and %s weights may saturate, and "
             "make the outputs wrong; %s avoids it",
-            *(resolved.activation_dtype, resolved.weight_dtype),
+            resolved.activation_dtype,
+            resolved.weight_dtype,
             kernels.avoid_saturation(resolved),
         )
     return saturates
@@ -117,7 +120,8 @@ def _warn_of_depthwise(config: RunConfig, resolved: Resolved, graph: onnx.GraphP
             "%d-bit weights in %d depthwise convolutions: rounding shifts the mean of their "
             "channels, and much accuracy may be lost; corrections.bias_correction=true takes "
             "seconds, experiment=flagship learns the rounding",
-            *(resolved.weight_bits, grouped),
+            resolved.weight_bits,
+            grouped,
         )
 
 
@@ -127,5 +131,7 @@ def _report_tied_weights(graph: onnx.GraphProto) -> None:
         log.info(
             "%s and %s have the same weights, %s values: the quantized file stores them twice, "
             "since the two are rounded along other axes",
-            *(table.name, product.name, f"{sizes[table.input[0]]:,}"),
+            table.name,
+            product.name,
+            f"{sizes[table.input[0]]:,}",
         )

@@ -134,7 +134,8 @@ def draw_to_calibrate(config: RunConfig, data: Dataset) -> CalibrationSet:
 
 def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
     """Return the samples with the selection samples."""
-    how, data = config.evaluate.choice, samples.data
+    how = config.evaluate.choice
+    data = samples.data
     if how == "none":
         return samples
     if how != "half":
@@ -154,7 +155,8 @@ def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
             log,
             "%s: too few samples of each class for separate selection samples; the recommendation "
             "is chosen and reported on the same %d test samples",
-            *(data.name, len(data.test)),
+            data.name,
+            len(data.test),
         )
         return samples
     selection, rest = halves
@@ -162,7 +164,9 @@ def _choose(config: RunConfig, samples: Samples, check: Check) -> Samples:
         "%s: too few training samples to spare: %d of %d test samples are selection samples, the "
         "others are reported on; evaluate.choice=none reports on all, a smaller "
         "calib.samples_per_class may leave enough",
-        *(data.name, len(selection), len(data.test)),
+        data.name,
+        len(selection),
+        len(data.test),
     )
     data = replace(data, test=rest)
     return replace(samples, data=data, selection=selection, selected_from="of the test samples")

@@ -63,7 +63,8 @@ class Settings:
         Raises:
             PtqError: a file is missing or damaged, or the settings do not fit the data.
         """
-        config, calibrating = self.config, self.config.calib.images
+        config = self.config
+        calibrating = self.config.calib.images
         return registry.read(config.data, config.preprocess, self.runtime.cache_root, calibrating)
 
     @cached_property
@@ -198,7 +199,9 @@ def fill_defaults(
         jobs: number of jobs of the sweep, 1 for a single run; None if only Hydra knows it.
         threads: the default of `threads`, if other jobs run at the same time.
     """
-    evaluate, preprocess, tail = asked.evaluate, asked.preprocess, asked.float_tail
+    evaluate = asked.evaluate
+    preprocess = asked.preprocess
+    tail = asked.float_tail
     if evaluate.choice == "auto" and evaluate.split != "choice" and jobs == 1:
         evaluate = replace(evaluate, choice="none")
     if evaluate.stop == "decided" and evaluate.models is None:

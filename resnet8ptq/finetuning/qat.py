@@ -28,7 +28,9 @@ from resnet8ptq.precision.plan import Plan, Selection, find_float_nodes
 if TYPE_CHECKING:  # it imports torch, which only method=qat needs
     from resnet8ptq.finetuning.training import Point
 
-NETWORK_FILE, RANGES_FILE, CURVES_FILE = "network.onnx", "ranges.json", "curves.json"
+NETWORK_FILE = "network.onnx"
+RANGES_FILE = "ranges.json"
+CURVES_FILE = "curves.json"
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,8 @@ class Trainer:
         return state
 
     def _train_epoch(self, state: _State, optimizer: torch.optim.Adam) -> None:
-        settings, epoch = self.settings, state.epoch
+        settings = self.settings
+        epoch = state.epoch
         # One generator for each epoch: an interruption does not change its numbers.
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self.train))
@@ -172,7 +173,9 @@ class Trainer:
 
         Without labels, the teacher's classes are the labels.
         """
-        right, total, labels = 0, 0.0, self.held_out.labels
+        right = 0
+        total = 0.0
+        labels = self.held_out.labels
         size = self.held_out.limit(VALIDATION_BATCH)
         starts = range(0, len(self.held_out), size)
         with torch.no_grad():
@@ -185,15 +188,20 @@ class Trainer:
                     classes = torch.from_numpy(labels[start : start + size])
                 right += int((logits.argmax(dim=1) == classes).sum())
                 total += float(loss) * len(batch)
-        mean, accuracy = total / len(self.held_out), right / len(self.held_out)
+        mean = total / len(self.held_out)
+        accuracy = right / len(self.held_out)
         if mean < state.best_loss:
-            state.best, state.best_loss = state.student, mean
+            state.best = state.student
+            state.best_loss = mean
         steps = state.epoch * -(-len(self.train) // self.settings.batch_size)
         point = {"qat/validation_loss": mean, "qat/validation_accuracy": accuracy}
         self._add(state, {"step": float(steps), **point})
         log.info(
             "qat: epoch %d of %d: held-out loss %.5f, accuracy %.2f %%",
-            *(state.epoch, self.settings.epochs, mean, 100 * accuracy),
+            state.epoch,
+            self.settings.epochs,
+            mean,
+            100 * accuracy,
         )
 
     def _weights(self) -> dict[str, Any]:
@@ -241,7 +249,8 @@ def _save(state: dict[str, Any], path: Path) -> None:
 def _load(path: Path) -> dict[str, Any] | None:
     """Read a checkpoint; warn and return None if it is damaged."""
     whole = path.read_bytes()
-    digest, content = whole[:32], whole[32:]
+    digest = whole[:32]
+    content = whole[32:]
     if hashlib.sha256(content).digest() == digest:
         try:
             return dict(torch.load(io.BytesIO(content), weights_only=True))

@@ -19,8 +19,22 @@ _PRODUCTS = ("MatMul", "Einsum")
 _MASKING = ("Add", "Sub", "Mul", "Where")
 # Between a product and a Softmax: scaling, masks, and operators that only move values.
 _PASSING = {
-    *(*_MASKING, "Div", "Clip", "Min", "Max", "Tanh", "Cast", "Identity", "Dropout"),
-    *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice", "Concat"),
+    *_MASKING,
+    "Div",
+    "Clip",
+    "Min",
+    "Max",
+    "Tanh",
+    "Cast",
+    "Identity",
+    "Dropout",
+    "Reshape",
+    "Transpose",
+    "Squeeze",
+    "Unsqueeze",
+    "Expand",
+    "Slice",
+    "Concat",
 }
 _MASK = 1e3  # smallest magnitude of a mask's constant; exporters write 1e4 and more
 
@@ -39,7 +53,8 @@ def attention_products(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
 
 def find_attention(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Return attention's products and fused attention operators; empty without attention."""
-    computed, links = _computed(graph), Links(graph)
+    computed = _computed(graph)
+    links = Links(graph)
     both = [n for n in graph.node if n.op_type in _PRODUCTS and computed.issuperset(n.input[:2])]
     outputs = {name for node in both for name in node.output}
     products: set[str] = set()
@@ -82,7 +97,8 @@ def stretched_by_masks(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]
     A mask adds about -10,000, or minus infinity, before a Softmax. In 8 bits, the unmasked scores
     then share one or two levels.
     """
-    links, large = Links(graph), _large_constants(graph)
+    links = Links(graph)
+    large = _large_constants(graph)
     softmaxes = [node for node in graph.node if node.op_type == "Softmax"]
     before = {node.output[0] for softmax in softmaxes for node in _reach(softmax, links.before)}
     stretched: dict[str, list[onnx.NodeProto]] = {}

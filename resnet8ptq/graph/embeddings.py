@@ -54,7 +54,8 @@ def find_tied(graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, onnx.NodePro
 
 def _is_same(one: TensorProto, other: TensorProto) -> bool:
     """Return whether two matrices are equal, or transposes of each other."""
-    values, others = numpy_helper.to_array(one), numpy_helper.to_array(other)
+    values = numpy_helper.to_array(one)
+    others = numpy_helper.to_array(other)
     return np.array_equal(values, others) or np.array_equal(values, others.T)
 
 

@@ -34,7 +34,8 @@ def live_bytes(proto: onnx.ModelProto, length: int | None = None) -> int:
 
     Nodes run in order; a tensor is freed after its last consumer.
     """
-    sizes, nodes = tensor_bytes(proto, length), proto.graph.node
+    sizes = tensor_bytes(proto, length)
+    nodes = proto.graph.node
     last = {name: index for index, node in enumerate(nodes) for name in inputs_of(node)}
     last |= {value.name: len(nodes) for value in proto.graph.output}
     live = peak = sum(sizes.get(value.name, 0) for value in proto.graph.input)

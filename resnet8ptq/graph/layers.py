@@ -43,7 +43,8 @@ def short_names(nodes: Sequence[onnx.NodeProto]) -> list[str]:
 
 def weight_ranges(graph: onnx.GraphProto) -> dict[str, tuple[float, float]]:
     """Return the smallest and the largest weight of each layer, by its short name."""
-    tensors, layers = {t.name: t for t in graph.initializer}, weight_layers(graph).items()
+    tensors = {t.name: t for t in graph.initializer}
+    layers = weight_layers(graph).items()
     weights = {name: numpy_helper.to_array(tensors[node.input[1]]) for name, node in layers}
     return {name: (float(values.min()), float(values.max())) for name, values in weights.items()}
 
@@ -158,7 +159,9 @@ def find_cuts(graph: onnx.GraphProto) -> dict[int, str]:
     computed = {value.name for value in graph.input}
     last = {name: i for i, node in enumerate(graph.node) for name in inputs_of(node)}
     last |= {value.name: len(graph.node) for value in graph.output}
-    cuts, live, early = {}, computed & last.keys(), set(computed)
+    cuts = {}
+    live = computed & last.keys()
+    early = set(computed)
     for i, node in enumerate(graph.node):
         taken = computed.intersection(inputs_of(node))
         if not taken:  # depends on constants only

@@ -88,7 +88,8 @@ class Writer:
 def store(constant: ir.Value, tensor: onnx.TensorProto) -> None:
     """Give a constant other values, maybe of another dtype; its name stays."""
     constant.const_value = values = ir.from_proto(tensor)
-    constant.type, constant.shape = ir.TensorType(values.dtype), values.shape
+    constant.type = ir.TensorType(values.dtype)
+    constant.shape = values.shape
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:
@@ -96,7 +97,9 @@ def replace(old: ir.Value, new: ir.Value) -> None:
     is_output = old.is_graph_output()
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     if is_output:
-        new.name, new.type, new.shape = old.name, old.type, old.shape
+        new.name = old.name
+        new.type = old.type
+        new.shape = old.shape
 
 
 def replace_node(node: ir.Node, value: ir.Value) -> None:

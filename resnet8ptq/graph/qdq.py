@@ -83,10 +83,12 @@ def rounded_weights(fp32: onnx.GraphProto, quantized: onnx.GraphProto) -> list[R
         if scale.size > 1:
             sizes = [1] * levels.ndim
             sizes[attribute(node, "axis", 1)] = scale.size
-            scale, zero = scale.reshape(sizes), zero.reshape(sizes)
+            scale = scale.reshape(sizes)
+            zero = zero.reshape(sizes)
         rounded = (levels.astype(np.int32) - zero) * scale
         rounded = np.moveaxis(rounded, channel_axis(layer), 0).astype(np.float32)
-        values, dtype = read_weights(links, layer), str(levels.dtype)
+        values = read_weights(links, layer)
+        dtype = str(levels.dtype)
         weights.append(RoundedWeight(name, layer.name, values, rounded, scale.size, dtype))
     return weights
 
@@ -95,8 +97,10 @@ def rounded_activations(
     fp32: onnx.GraphProto, quantized: onnx.GraphProto
 ) -> list[RoundedActivation]:
     """Return the tensors that are rounded at inference, in graph order."""
-    links, quantized_links = Links(fp32), Links(quantized)
-    producers, stored = links.producers, quantized_links.constants
+    links = Links(fp32)
+    quantized_links = Links(quantized)
+    producers = links.producers
+    stored = quantized_links.constants
     inputs = {value.name for value in fp32.input}
     activations = []
     for node in quantized.node:
@@ -126,7 +130,8 @@ def with_weights_rounded(
 ) -> onnx.ModelProto:
     """Return the FP32 network with only the weights rounded."""
     rounded = copy.deepcopy(proto)
-    layers, links = weight_layers(rounded.graph), Links(rounded.graph)
+    layers = weight_layers(rounded.graph)
+    links = Links(rounded.graph)
     for weight in weights:
         write_weights(links, layers[weight.name], weight.rounded)
     return rounded
@@ -141,7 +146,8 @@ def with_activations_rounded(
     weights too.
     """
     rounded = copy.deepcopy(proto)
-    graph, by_name = rounded.graph, {tensor.name: tensor for tensor in tensors}
+    graph = rounded.graph
+    by_name = {tensor.name: tensor for tensor in tensors}
     del graph.node[:]
     inputs = [value.name for value in graph.input if value.name in by_name]
     renamed = {name: f"{name}/rounded" for name in inputs}

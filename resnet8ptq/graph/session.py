@@ -99,7 +99,9 @@ def group(proto: onnx.ModelProto, names: Sequence[str]) -> list[list[str]]:
 
 def between(proto: onnx.ModelProto, source: str, names: Sequence[str]) -> onnx.ModelProto:
     """Return the part of a graph that computes tensors from `source` and the graph's inputs."""
-    graph, needed, nodes = proto.graph, {*names}, []
+    graph = proto.graph
+    needed = {*names}
+    nodes = []
     for node in reversed(graph.node):
         if source not in node.output and not needed.isdisjoint(node.output):
             nodes.append(node)
@@ -122,7 +124,8 @@ def keep_apart(proto: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     Fusion changes the last bits. It needs tensors with a single consumer, so an additional output
     returns the size of each tensor.
     """
-    nodes, apart = list(proto.graph.node), copy.deepcopy(proto)
+    nodes = list(proto.graph.node)
+    apart = copy.deepcopy(proto)
     inner = {*names} - {value.name for value in proto.graph.output}
     del apart.graph.node[:]
     for node in nodes:

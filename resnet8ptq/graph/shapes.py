@@ -20,7 +20,8 @@ def infer_shapes(proto: onnx.ModelProto, length: int | None = None) -> onnx.Grap
     light = onnx.ModelProto(
         ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions
     )
-    graph, whole = light.graph, proto.graph
+    graph = light.graph
+    whole = proto.graph
     graph.node.extend(whole.node)
     graph.input.extend(whole.input)
     graph.output.extend(whole.output)

@@ -27,7 +27,10 @@ from resnet8ptq.graph.shapes import infer_shapes
 from resnet8ptq.graph.torch_operators import Fixed
 
 _PASSING = (  # operators that only reshape or cast a number
-    *("OnnxCast", "OnnxSqueezeStaticAxes", "OnnxSqueezeDynamicAxes", "_squeeze"),
+    "OnnxCast",
+    "OnnxSqueezeStaticAxes",
+    "OnnxSqueezeDynamicAxes",
+    "_squeeze",
     "OnnxUnsqueezeStaticAxes",
 )
 _CONSTANTS = "initializers"  # onnx2torch's module of constants
@@ -94,7 +97,8 @@ def find_difference(
     Args:
         tolerance: of the difference, relative to the tensor's largest value.
     """
-    module, computed = to_torch_module(proto), {}
+    module = to_torch_module(proto)
+    computed = {}
 
     def keep(name: str, layer: Any, inputs: Any, output: Any) -> None:
         computed[name] = (output[0] if isinstance(output, tuple) else output).numpy()
@@ -105,7 +109,8 @@ def find_difference(
     nodes = [node for node in proto.graph.node if node.name in computed]
     run = open_runner(expose(proto, [node.output[0] for node in nodes]))
     for node, expected in zip(nodes, run(batch), strict=True):
-        got, limit = computed[node.name], tolerance * np.abs(expected).max(initial=0)
+        got = computed[node.name]
+        limit = tolerance * np.abs(expected).max(initial=0)
         if got.shape != expected.shape or not np.allclose(got, expected, 0, limit):
             return node
     return None
@@ -206,7 +211,8 @@ def _mark(proto: onnx.ModelProto, own: Mapping[str, torch.nn.Module]) -> None:
     proto.opset_import.append(onnx.helper.make_opsetid(_OWN, 1))
     for node in graph.node:
         if node.name in own:
-            node.domain, node.op_type = _OWN, _OWN
+            node.domain = _OWN
+            node.op_type = _OWN
             del node.attribute[:]
             takes = getattr(own[node.name], "takes", Fixed.takes)
             node.input[:] = [n for index, n in enumerate(node.input) if index in takes and n]
@@ -322,11 +328,14 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
         others = len(node.args) + len(node.kwargs) - 1
         all_constant = 0 not in constants and len(constants) == others
         if kind == "OnnxGather" and 0 in constants and layer._axis == 0:
-            fixed, node.args = _Lookup(constants[0]), node.args[1:]
+            fixed = _Lookup(constants[0])
+            node.args = node.args[1:]
         elif kind == "OnnxRange" and (counted := _find_counted(module, node, constants)):
-            fixed, node.args = Fixed(_positions, axis=counted[1]), counted[:1]
+            fixed = Fixed(_positions, axis=counted[1])
+            node.args = counted[:1]
         elif kind == "OnnxSlice" and (cut := _find_cut(module, node, constants)):
-            fixed, node.args = cut[0], cut[1:]
+            fixed = cut[0]
+            node.args = cut[1:]
         elif (
             kind == "OnnxExpand"
             and set(constants) == {0}
@@ -335,12 +344,14 @@ def _fix_constants(module: Any, floats: Collection[str]) -> None:
                 or _find_like(module, node, constants[0])
             )
         ):
-            fixed, node.args = repeated[0], repeated[1:]
+            fixed = repeated[0]
+            node.args = repeated[1:]
         else:
             fixed = _fix_first(kind, layer, constants, all_constant)
         if fixed is not None:
             module.set_submodule(node.target, fixed)
-            node.args, node.kwargs = node.args[:1], {}
+            node.args = node.args[:1]
+            node.kwargs = {}
         elif node.target in floats or any(c.is_floating_point() for c in constants.values()):
             operation = getattr(layer, "math_op_function", None)
             if getattr(operation, "__name__", "") == "_onnx_div":
@@ -438,8 +449,10 @@ def _fix_split(axis: int, count: int, sizes: list[int] | None) -> Fixed:
 def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
     """Return a Slice with fixed parts: of the first axes, of the last ones, or of both."""
     parts = {index: constant.tolist() for index, constant in constants.items()}
-    starts, ends = parts[1], parts[2]
-    axes, steps = parts.get(3, list(range(len(starts)))), parts.get(4, [1] * len(starts))
+    starts = parts[1]
+    ends = parts[2]
+    axes = parts.get(3, list(range(len(starts))))
+    steps = parts.get(4, [1] * len(starts))
     turned = [axis for axis, step in zip(axes, steps, strict=True) if step < 0]
     slices = {
         axis: _part(start, end, step)
@@ -461,7 +474,9 @@ def _fix_slice(constants: Mapping[int, Any]) -> Fixed:
 def _part(start: int, end: int, step: int) -> slice:
     """Return a part of an axis, from its other end if `step` is negative."""
     if step < 0:
-        start, end, step = -start - 1, -end - 1, -step
+        start = -start - 1
+        end = -end - 1
+        step = -step
     # A number would bound the batch in `torch.export`.
     return slice(start, None if end >= _TO_THE_END else end, step)
 

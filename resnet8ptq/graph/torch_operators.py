@@ -38,7 +38,8 @@ class Fixed(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, function: Callable[..., Any], **settings: Any) -> None:
         super().__init__()
-        self.function, self.names = function, tuple(settings)
+        self.function = function
+        self.names = tuple(settings)
         for name, value in settings.items():
             if isinstance(value, torch.Tensor):
                 self.register_buffer(name, value)
@@ -92,7 +93,8 @@ def find_modules(proto: onnx.ModelProto) -> dict[str, torch.nn.Module]:
     if not nodes:
         return {}
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    sizes, opset = find_sizes(proto), next(o for o in proto.opset_import if not o.domain)
+    sizes = find_sizes(proto)
+    opset = next(o for o in proto.opset_import if not o.domain)
     modules = {}
     for node in nodes:
         values = {
@@ -115,8 +117,10 @@ def _always(kind: type[Fixed], function: Callable[..., Any]) -> "_Converter":
 
 def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
     """Return a mean without padding, and the padding; None for other windows."""
-    kernel, rank = node("kernel_shape"), len(node("kernel_shape"))
-    ones, pads = [1] * rank, node("pads", [0] * 2 * rank)
+    kernel = node("kernel_shape")
+    rank = len(node("kernel_shape"))
+    ones = [1] * rank
+    pads = node("pads", [0] * 2 * rank)
     plain = node("dilations", ones) == ones and b"SAME" not in node("auto_pad", b"")
     if not plain or rank not in _POOLS:
         return None
@@ -127,7 +131,8 @@ def _make_pool(node: Node) -> tuple[Any, list[int]] | None:
 
 def _average_pool(node: Node) -> torch.nn.Module | None:
     """Return an AveragePool with other widths of padding before an axis than after it."""
-    made, spatial = _make_pool(node), node.sizes[2:]
+    made = _make_pool(node)
+    spatial = node.sizes[2:]
     if made is None or made[1][::2] == made[1][1::2] or 0 in spatial:
         return None
     pool, widths = made
@@ -138,7 +143,9 @@ def _average_pool(node: Node) -> torch.nn.Module | None:
 
 def _lp_pool(node: Node) -> torch.nn.Module | None:
     """Return an LpPool; torch's takes no padding, and no absolute values for odd powers."""
-    made, power, count = _make_pool(node), node("p", 2), int(np.prod(node("kernel_shape")))
+    made = _make_pool(node)
+    power = node("p", 2)
+    count = int(np.prod(node("kernel_shape")))
     if made is None or node("ceil_mode", 0):
         return None
     pool, widths = made
@@ -173,7 +180,8 @@ def _extreme(find: Callable[..., Any], node: Node) -> torch.nn.Module | None:
 
 def _pad(node: Node) -> torch.nn.Module | None:
     """Return a Pad with fixed widths; torch reflects and repeats only axes after the first."""
-    mode, sides = node("mode", b"constant").decode(), node.constants[1].reshape(2, -1)
+    mode = node("mode", b"constant").decode()
+    sides = node.constants[1].reshape(2, -1)
     if 3 in node.constants and not node.sizes:
         return None
     pairs = np.zeros((len(node.sizes) or sides.shape[1], 2), np.int64)
@@ -182,10 +190,12 @@ def _pad(node: Node) -> torch.nn.Module | None:
         return _wrap({axis: pair.tolist() for axis, pair in enumerate(pairs) if pair.any()})
     cropped = np.maximum(-pairs, 0).tolist()
     kept = tuple(slice(before, -after or None) for before, after in cropped)
-    pairs, constant = np.maximum(pairs, 0), mode == "constant"
+    pairs = np.maximum(pairs, 0)
+    constant = mode == "constant"
     if not constant:
         pairs = pairs[2:] if len(pairs) > 2 and not pairs[1].any() else pairs[1:]
-    widths, kind = pairs[::-1].flatten().tolist(), {"edge": "replicate"}.get(mode, mode)
+    widths = pairs[::-1].flatten().tolist()
+    kind = {"edge": "replicate"}.get(mode, mode)
     value = float(node.constants[2]) if constant and 2 in node.constants else None
 
     def pad(values: torch.Tensor) -> torch.Tensor:
@@ -210,12 +220,15 @@ def _wrap(widths: Mapping[int, tuple[int, int]]) -> torch.nn.Module:
 
 def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
     """Return the paddings [2, axes] of a ConvTranspose; None if they are unknown."""
-    rank, sizes, target = len(kernel), node.sizes[2:], node("output_shape", [])
+    rank = len(kernel)
+    sizes = node.sizes[2:]
+    target = node("output_shape", [])
     if node("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         return None
     if not target:
         return np.reshape(node("pads", [0] * 2 * rank), (2, rank))
-    ones, extra = [1] * rank, np.array(node("output_padding", [0] * rank))
+    ones = [1] * rank
+    extra = np.array(node("output_padding", [0] * rank))
     whole = (np.array(sizes) - 1) * node("strides", ones) + extra
     total = whole + (np.array(kernel) - 1) * node("dilations", ones) + 1 - target[-rank:]
     known = sizes and 0 not in sizes and total.min() >= 0
@@ -223,16 +236,25 @@ def _find_pads(node: Node, kernel: Sequence[int]) -> NDArray[np.int64] | None:
 
 
 def _conv_transpose(node: Node) -> torch.nn.Module | None:
-    weights, bias = torch.tensor(node.constants[1]), node.constants.get(2)
-    rank, pads = weights.ndim - 2, _find_pads(node, weights.shape[2:])
+    weights = torch.tensor(node.constants[1])
+    bias = node.constants.get(2)
+    rank = weights.ndim - 2
+    pads = _find_pads(node, weights.shape[2:])
     if pads is None or (pads[0] == pads[1]).all() or rank not in _TRANSPOSED:
         return None
     ones = [1] * rank
-    smaller, groups = pads.min(0), node("group", 1)
+    smaller = pads.min(0)
+    groups = node("group", 1)
     layer = _TRANSPOSED[rank](
-        *(len(weights), weights.shape[1] * groups, weights.shape[2:]),
-        *(node("strides", ones), smaller.tolist(), node("output_padding", [0] * rank)),
-        *(groups, bias is not None, node("dilations", ones)),
+        len(weights),
+        weights.shape[1] * groups,
+        weights.shape[2:],
+        node("strides", ones),
+        smaller.tolist(),
+        node("output_padding", [0] * rank),
+        groups,
+        bias is not None,
+        node("dilations", ones),
     )
     layer.weight = torch.nn.Parameter(weights)
     layer.bias = None if bias is None else torch.nn.Parameter(torch.tensor(bias))
@@ -266,7 +288,8 @@ def _space_to_depth(node: Node) -> torch.nn.Module:
     def rearrange(values: torch.Tensor) -> torch.Tensor:
         """Return [N, C, H, W] as [N, block * block * C, H / block, W / block]."""
         count, channels, height, width = values.shape
-        height, width = height // block, width // block
+        height = height // block
+        width = width // block
         shape = [count, channels, height, block, width, block]
         parts = torch.permute(torch.reshape(values, shape), [0, 3, 5, 1, 2, 4])
         return torch.reshape(parts, [count, -1, height, width])
@@ -275,7 +298,8 @@ def _space_to_depth(node: Node) -> torch.nn.Module:
 
 
 def _shrink(node: Node) -> torch.nn.Module | None:
-    bias, bound = node("bias", 0.0), node("lambd", 0.5)
+    bias = node("bias", 0.0)
+    bound = node("lambd", 0.5)
     kinds = {0.0: torch.nn.Hardshrink, bound: torch.nn.Softshrink}
     return kinds[bias](bound) if bias in kinds else None
 
@@ -288,7 +312,8 @@ def _rms_norm(node: Node) -> torch.nn.Module:
 
 
 def _prelu(node: Node) -> torch.nn.Module | None:
-    slopes, rank = torch.tensor(node.constants[1]), len(node.sizes)
+    slopes = torch.tensor(node.constants[1])
+    rank = len(node.sizes)
     by_channel = [*node.sizes[1:2], *[1] * (rank - 2)]
     known = slopes.numel() == 1 or [*slopes.shape][1 - rank :] == by_channel
     if known or not rank:
@@ -305,7 +330,9 @@ def _triangle(node: Node) -> torch.nn.Module:
 
 
 def _cum_sum(node: Node) -> torch.nn.Module:
-    axis, exclusive, reverse = int(node.constants[1].item()), node("exclusive"), node("reverse")
+    axis = int(node.constants[1].item())
+    exclusive = node("exclusive")
+    reverse = node("reverse")
 
     def cumulate(values: torch.Tensor) -> torch.Tensor:
         turned = values.flip(axis) if reverse else values
@@ -317,7 +344,8 @@ def _cum_sum(node: Node) -> torch.nn.Module:
 
 
 def _top_k(node: Node) -> torch.nn.Module:
-    count, axis = int(node.constants[1].item()), node("axis", -1)
+    count = int(node.constants[1].item())
+    axis = node("axis", -1)
     order = bool(node("largest", 1)), bool(node("sorted", 1))
 
     def top(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -363,7 +391,8 @@ def _scatter_elements(node: Node) -> torch.nn.Module | None:
 
 
 def _scatter_nd(node: Node) -> torch.nn.Module | None:
-    depth, reduction = node.depth, node("reduction", b"none")
+    depth = node.depth
+    reduction = node("reduction", b"none")
     if depth is None or reduction not in (b"none", b"add"):
         return None
     return Joint(
@@ -393,7 +422,8 @@ def _grid_sample(node: Node) -> torch.nn.Module | None:
 
 def _one_hot(node: Node) -> torch.nn.Module:
     off, on = map(torch.tensor, node.constants[2])
-    classes, axis = torch.arange(int(node.constants[1].item())), node("axis", -1)
+    classes = torch.arange(int(node.constants[1].item()))
+    axis = node("axis", -1)
 
     def one_hot(
         indices: torch.Tensor, classes: torch.Tensor, off: torch.Tensor, on: torch.Tensor
@@ -411,7 +441,9 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
     if network is None:
         return None
     parts = torch_recurrent.find_weights(node.proto, node.constants)
-    ways, width, count = len(parts) // 4, parts[1].shape[1], len(node.proto.output)
+    ways = len(parts) // 4
+    width = parts[1].shape[1]
+    count = len(node.proto.output)
     is_reverse = node("direction", b"") == b"reverse"  # starts at the last step
 
     def run(values: torch.Tensor, *states: torch.Tensor, weights: Any) -> Any:
@@ -423,7 +455,8 @@ def _recurrent(node: Node) -> torch.nn.Module | None:
         options = True, 1, 0.0, False, ways == 2, False  # biases, layers, dropout, training, ...
         first = states if network is torch.lstm else states[0]
         outputs = network(steps, first, [*weights], *options)
-        steps, last = outputs[0], [outputs[i] for i in range(1, count)]
+        steps = outputs[0]
+        last = [outputs[i] for i in range(1, count)]
         steps = steps.flip(0) if is_reverse else steps
         steps = steps.unflatten(-1, (ways, width)).transpose(1, 2)
         return (steps, *last) if last else steps
@@ -436,7 +469,8 @@ def _resize(node: Node) -> torch.nn.Module | None:
 
     Both are compared on the unit matrix, for each axis, since a Resize is linear in each.
     """
-    rank, cropped = len(node.sizes), b"tf_crop" in node("coordinate_transformation_mode", b"")
+    rank = len(node.sizes)
+    cropped = b"tf_crop" in node("coordinate_transformation_mode", b"")
     key = 3 if 3 in node.constants else 2
     targets = node.constants.get(key, np.empty(0)).tolist()
     if not rank or cropped or len(targets) != rank or node(*_POLICY) != b"stretch":
@@ -474,7 +508,8 @@ _MODES = {
 
 def _interpolations(node: Node, key: int, targets: list[Any]) -> list[Fixed]:
     """Return the ways in which torch resizes to these scales, or sizes if `key` is 3."""
-    mode, rank = node("mode", b"nearest"), len(node.sizes)
+    mode = node("mode", b"nearest")
+    rank = len(node.sizes)
     scales, sizes = (None, targets) if key == 3 else (targets, None)
     return [
         Fixed(
@@ -507,7 +542,8 @@ def _find_matrix(node: Node, key: int, size: int, target: float) -> NDArray[np.f
 
 def _is_same(module: Fixed, axis: int, matrix: NDArray[np.float32]) -> bool:
     """Return whether torch resizes an axis by this matrix."""
-    size, mode = len(matrix), "bilinear" if "linear" in module.mode else module.mode
+    size = len(matrix)
+    mode = "bilinear" if "linear" in module.mode else module.mode
     sizes = None if module.size is None else [module.size[axis - 2], 1]
     scales = None if module.scale_factor is None else [module.scale_factor[axis - 2], 1]
     unit = torch.eye(size)[:, None, :, None]

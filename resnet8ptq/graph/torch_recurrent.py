@@ -23,7 +23,15 @@ _ACTIVATIONS = {
 }
 # Operators whose output has values of their first input only.
 _MOVING = (
-    *("Cast", "Expand", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose"),
+    "Cast",
+    "Expand",
+    "Gather",
+    "Identity",
+    "Reshape",
+    "Slice",
+    "Squeeze",
+    "Tile",
+    "Transpose",
     "Unsqueeze",
 )
 
@@ -58,7 +66,8 @@ def find_function(
     Args:
         steps: number of steps; 0: any.
     """
-    kind, used = node.op_type, {index for index, name in enumerate(node.input) if name}
+    kind = node.op_type
+    used = {index for index, name in enumerate(node.input) if name}
     states = {5, 6} if kind == "LSTM" else {5}
     if not constants.keys() >= used & {1, 2, 3} or used - {0, 1, 2, 3} not in (set(), states):
         return None
@@ -85,15 +94,19 @@ def _reset_first(
 
     Arguments and result are those of `torch.gru`, with a fixed number of steps.
     """
-    ways, last = [], []
+    ways = []
+    last = []
     for way in range(len(weights) // 4):
         of_values, of_state, bias, state_bias = weights[4 * way : 4 * way + 4]
-        width, state, outputs = of_state.shape[1], states[way], []
+        width = of_state.shape[1]
+        state = states[way]
+        outputs = []
         inputs = functional.linear(values.flip(0) if way else values, of_values, bias)
         for step in (inputs[index] for index in range(steps)):
             both = functional.linear(state, of_state[: 2 * width], state_bias[: 2 * width])
             gates = torch.sigmoid(step[:, : 2 * width] + both)
-            reset, update = gates[:, :width], gates[:, width:]
+            reset = gates[:, :width]
+            update = gates[:, width:]
             kept = functional.linear(reset * state, of_state[2 * width :], state_bias[2 * width :])
             state = torch.lerp(torch.tanh(step[:, 2 * width :] + kept), state, update)
             outputs.append(state)

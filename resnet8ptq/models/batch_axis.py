@@ -158,7 +158,8 @@ def _shape_outputs(
     Args:
         tensors: the values of the outputs by name, for each number of samples in `sizes`.
     """
-    graph, data_sized = proto.graph, find_data_sized(proto)
+    graph = proto.graph
+    data_sized = find_data_sized(proto)
     rows = [
         value.name
         for value in graph.output

@@ -49,7 +49,8 @@ def move_inputs(graph: onnx.GraphProto, axes: Mapping[str, int]) -> None:
     """Move the batch axis of inputs to the front, in place; `axes`: see `find_inputs`."""
     nodes = []
     for value in (value for value in graph.input if value.name in axes):
-        axis, dims = axes[value.name], list(value.type.tensor_type.shape.dim)
+        axis = axes[value.name]
+        dims = list(value.type.tensor_type.shape.dim)
         inner = f"{value.name}__batch_inside"
         rename_inside(graph, value.name, inner)
         order = [*range(1, axis + 1), 0, *range(axis + 1, len(dims))]

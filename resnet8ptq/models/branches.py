@@ -29,7 +29,8 @@ def take_branches(proto: onnx.ModelProto, feeds: Sequence[Feeds] = ({},)) -> boo
     Args:
         feeds: inputs of several batch sizes; without inputs, only constants decide.
     """
-    graph, any_taken = proto.graph, False
+    graph = proto.graph
+    any_taken = False
     while taken := _find_decided(proto, feeds):
         node, condition = taken
         _inline(graph, node, attribute(node, f"{'then' if condition else 'else'}_branch", None))

@@ -52,7 +52,9 @@ AT_ONCE = 100  # samples
 _COMPARING = "Comparing with the original"
 CRASHED = "reading it crashed the converter, or took too much memory or time"
 
-UNFOLDED, FOLDED, RECORD = "unfolded.onnx", "folded.onnx", "conversion.json"
+UNFOLDED = "unfolded.onnx"
+FOLDED = "folded.onnx"
+RECORD = "conversion.json"
 TORCH_RECORD = "torch.json"
 
 
@@ -177,9 +179,11 @@ def _write(
     onnx.save(proto, folder / UNFOLDED)
     preprocessing = preprocess(folder / UNFOLDED, folder / FOLDED)
     written = [UNFOLDED] if preprocessing.failure else [UNFOLDED, FOLDED]
-    run, contract = _run_on(samples, proto, fields), read_contract(proto.graph)
+    run = _run_on(samples, proto, fields)
+    contract = read_contract(proto.graph)
     expected = run(network.predict, "Running the original")
-    final, parity = find_final(expected, samples), {}
+    final = find_final(expected, samples)
+    parity = {}
     for path in (folder / name for name in written):
         label = f"onnx, {path.stem}"
         outputs = run(open_runner(str(path)), f"{_COMPARING}: {label}")
@@ -202,7 +206,8 @@ def check_torch(
     path: Path, samples: SampleArray, steps: Arithmetic = RAW, final: str = VALUES
 ) -> str:
     """Return JSON: how far torch is from ONNX Runtime, or why it cannot run the network."""
-    proto, label = onnx.load(path), f"torch, {path.stem}"
+    proto = onnx.load(path)
+    label = f"torch, {path.stem}"
     matched = match(samples, steps, read_contract(proto.graph))
     prepared = matched.prepare(samples, steps)
     run = _run_on(prepared, proto, matched.fields)
@@ -222,7 +227,8 @@ def check_torch(
 def _take_branches(network: Network, samples: SampleArray) -> None:
     """Replace each If by its branch, in place, if shapes decide and all batch sizes agree."""
     graph = network.proto.graph
-    names, fixed = [value.name for value in graph.input], read_contract(graph).batch
+    names = [value.name for value in graph.input]
+    fixed = read_contract(graph).batch
     sizes = (1, *batch_axis.SIZES) if fixed is None else (fixed,)
     feeds = [feed(batch_axis.zeros(samples[:1], size), names) for size in sizes]
     if branches.take_branches(network.proto, feeds):
@@ -276,14 +282,16 @@ def _fix_sizes(
     network: Network, samples: SampleArray, fields: Fields | None
 ) -> tuple[onnx.ModelProto, str | None]:
     """Return the graph with constant sizes, and the reason if its batch size stays fixed."""
-    fixed, some = read_contract(network.proto.graph).batch, samples[:3]
+    fixed = read_contract(network.proto.graph).batch
+    some = samples[:3]
     if fields is not None and fields.any_length:
         try:
             return _free_length(network, samples, fixed, fields), None
         except Exception as error:  # ONNX Runtime raises a dozen types, and ParityError
             log.warning(
                 "%s: all samples are as long as the longest one: %s",
-                *(", ".join(fields.any_length), one_line(error)),
+                ", ".join(fields.any_length),
+                one_line(error),
             )
     if fixed == 1 and (branch := _find_branch(network.proto.graph)):
         proto = batch_axis.fix_sizes(network.proto, samples[:1], fixed)
@@ -370,11 +378,13 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
     Raises:
         ParityError: the difference exceeds the tolerance, or a top-1 class differs.
     """
-    differences, flipped = [0.0], 0
+    differences = [0.0]
+    flipped = 0
     for output, original in zip(got, expected, strict=True):
         if output.shape != original.shape:
             raise ParityError(f"{label}: returns {output.shape}, the original {original.shape}")
-        output, original = output.astype(np.float64), original.astype(np.float64)
+        output = output.astype(np.float64)
+        original = original.astype(np.float64)
         largest = np.abs(original).max(initial=0)
         scale = 1.0 if final == PROBABILITIES or largest == 0 else largest
         differences.append(float(np.abs(output - original).max(initial=0) / scale))
@@ -385,7 +395,8 @@ def compare(got: Outputs, expected: Outputs, final: str, label: str) -> float:
     tolerance = PARITY_TOLERANCE_OF_VALUES if final == VALUES else PARITY_TOLERANCE
     if flipped or not worst <= tolerance:
         kind = "probabilities" if final == PROBABILITIES else "values, relative to the largest,"
-        classes, allowed = "", f"{tolerance:.0e}"
+        classes = ""
+        allowed = f"{tolerance:.0e}"
         if final != VALUES:
             classes = f" on {flipped} of {len(expected[0])} top-1 classes"
             allowed = f"0 and {allowed}"

@@ -41,7 +41,8 @@ class Preprocessing:
 
     def describe(self) -> dict[str, str]:
         """Return the changes as MLflow params."""
-        before, after = Counter(self.operators_before), Counter(self.operators_after)
+        before = Counter(self.operators_before)
+        after = Counter(self.operators_after)
         differing = [name for name in sorted(before | after) if before[name] != after[name]]
         changes = [f"{name} {before[name]} -> {after[name]}" for name in differing]
         return {
@@ -61,7 +62,8 @@ def preprocess(unfolded: Path, folded: Path) -> Preprocessing:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     _import_tools()
-    unfolded, folded = unfolded.absolute(), folded.absolute()
+    unfolded = unfolded.absolute()
+    folded = folded.absolute()
     try:
         # If shape inference fails, ONNX Runtime leaves a graph in the working folder.
         # With an If, symbolic inference takes a free batch size for another number than 1, and
@@ -157,7 +159,8 @@ def _fold_into(
         return False
     by_channel = np.broadcast_to(values.reshape(-1), channels).astype(np.float64)
     if node.op_type == "Mul":
-        weights, bias = weights * by_channel[:, np.newaxis], bias * by_channel
+        weights = weights * by_channel[:, np.newaxis]
+        bias = bias * by_channel
     else:
         bias = bias + by_channel
     write_weights(links, layer, weights)

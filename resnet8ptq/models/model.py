@@ -166,7 +166,8 @@ def _with_torch(model: Fp32Model, checked: Split, cache_root: Path) -> Fp32Model
 
     def make(folder: Path) -> None:
         crashed = ModelError(f"{model.source}: {conversion.CRASHED}")
-        samples, steps = np.asarray(checked.images[:]), checked.preprocessing
+        samples = np.asarray(checked.images[:])
+        steps = checked.preprocessing
         arguments = (model.onnx_path, samples, steps, model.conversion.final)
         result = isolation.call(
             conversion.check_torch, *arguments, crashed=crashed, seconds=MAX_SECONDS
@@ -174,7 +175,8 @@ def _with_torch(model: Fp32Model, checked: Split, cache_root: Path) -> Fp32Model
         (folder / conversion.TORCH_RECORD).write_text(result)
 
     folder = cache.entry(cache_root, "torch_checks", key, make)
-    record, result = model.conversion, json.loads((folder / conversion.TORCH_RECORD).read_text())
+    record = model.conversion
+    result = json.loads((folder / conversion.TORCH_RECORD).read_text())
     parity = {**record.parity, **result.get("parity", {})}
     without_torch = result.get("without_torch", {})
     return replace(model, conversion=replace(record, parity=parity, without_torch=without_torch))
@@ -203,7 +205,9 @@ def _report(model: Fp32Model) -> None:
     if record.why_fixed:
         log.warning(
             "%s: takes batches of %d samples only: %s",
-            *(model.source, record.contract.batch, record.why_fixed),
+            model.source,
+            record.contract.batch,
+            record.why_fixed,
         )
     reason = record.without_torch.get(model.onnx_path.name)
     if reason:

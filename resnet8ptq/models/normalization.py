@@ -52,7 +52,8 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     Raises:
         ModelError: onnx cannot reach opset 13; names the step, its operators and the reason.
     """
-    raised, version = copy.deepcopy(proto), opset(proto)
+    raised = copy.deepcopy(proto)
+    version = opset(proto)
     target = OPSET if version < MIN_OPSET else version
     while version < target:
         try:
@@ -66,7 +67,8 @@ def raise_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
                 f"{version} to {version + 1} it cannot be converted: "
                 f"{', '.join(_changed_operators(raised, version + 1))} ({one_line(error)})"
             ) from None
-        raised, version = converted, version + 1
+        raised = converted
+        version = version + 1
         if version == _EXPLICIT_RESIZES:
             _write_coordinates(raised.graph)
     return raised
@@ -154,7 +156,8 @@ def write_scalers(model: ir.Model) -> None:
     The input has any numeric type.
     """
     for node in [node for node in model.graph if node.op_type == SCALER]:
-        write, name = Writer(node), str(node.outputs[0].name)
+        write = Writer(node)
+        name = str(node.outputs[0].name)
         offset, scale = (
             np.array(node.attributes.get_floats(key, (default,)), np.float32)
             for key, default in (("offset", 0.0), ("scale", 1.0))
@@ -296,8 +299,10 @@ def write_paddings(proto: onnx.ModelProto) -> None:
         if not spatial or len(kernel) != len(spatial) or 0 in spatial:
             continue
         ones = [1] * len(spatial)
-        strides, dilations = attribute(node, "strides", ones), attribute(node, "dilations", ones)
-        small, large = [], []
+        strides = attribute(node, "strides", ones)
+        dilations = attribute(node, "dilations", ones)
+        small = []
+        large = []
         for size, width, stride, dilation in zip(spatial, kernel, strides, dilations, strict=True):
             span = (width - 1) * dilation + 1
             total = max((-(-size // stride) - 1) * stride + span - size, 0)
@@ -318,7 +323,8 @@ def write_pad_axes(model: ir.Model, sizes: Sizes) -> None:
         if node.op_type != "Pad" or not any(node.inputs[3:]):
             continue
         rank = len(sizes.get(str(input_of(node, 0).name), []))
-        widths, axes = input_of(node, 1), input_of(node, 3)
+        widths = input_of(node, 1)
+        axes = input_of(node, 3)
         if rank and widths.is_initializer() and axes.is_initializer():
             whole = np.zeros((2, rank), np.int64)
             whole[:, values_of(axes)] = values_of(widths).reshape(2, -1)
@@ -365,7 +371,8 @@ def _find_windows(
     kernel = attribute(pool, "kernel_shape", [])
     if len(kernel) != len(spatial) or 0 in spatial:
         return None
-    rank, sizes = len(kernel), np.array(spatial)
+    rank = len(kernel)
+    sizes = np.array(spatial)
     begin, end = np.reshape(attribute(pool, "pads", [0] * 2 * rank), (2, rank))
     strides = np.array(attribute(pool, "strides", [1] * rank))
     spans = (np.array(kernel) - 1) * attribute(pool, "dilations", [1] * rank) + 1
@@ -417,7 +424,8 @@ def write_group_norms(model: ir.Model, sizes: Sizes) -> None:
 
 def _normalize_groups(node: ir.Node, sizes: Sequence[int]) -> None:
     """Replace a GroupNormalization of [N, *sizes]."""
-    write, output = Writer(node), str(node.outputs[0].name)
+    write = Writer(node)
+    output = str(node.outputs[0].name)
     groups = node.attributes.get_int("num_groups", 1)
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     constants = {
@@ -460,7 +468,8 @@ def avoid_quantizer_names(graph: onnx.GraphProto) -> None:
     renamed = set()
     for name in names:
         for length in range(1, len(name)):
-            base, suffix = name[:length], name[length:]
+            base = name[:length]
+            suffix = name[length:]
             if base in names and _SUFFIX.fullmatch(suffix):
                 renamed.add(base if name in kept else name)
     renamed -= kept

@@ -83,7 +83,8 @@ class Summary:
             return "dynamic"
         if operator not in self.quantized[backend]:
             return "float"
-        count, left = self.operators.get(operator, 0), self.left.get(operator, 0)
+        count = self.operators.get(operator, 0)
+        left = self.left.get(operator, 0)
         if not left or backend in self.converted:
             return "8 bits"
         return f"8 bits: {count - left} of {count}" if left < count else "float"
@@ -107,7 +108,8 @@ def summarize(
         raise ModelError(f"model.path: {path} is not a model; {formats.EXPECTED}")
     words = file_format.takes.split(" ", 1)[1] if file_format else f"torch module {config.module}"
     proto = _export(path, cache_root, config, sample)
-    graph, static = proto.graph, static_tensors(proto.graph)
+    graph = proto.graph
+    static = static_tensors(proto.graph)
     computing = [node.op_type for node in graph.node if not static.issuperset(node.output)]
     contract = read_contract(graph)
     format_name = file_format.name if file_format else ""

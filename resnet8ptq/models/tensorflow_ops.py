@@ -15,7 +15,9 @@ class _Writer:
 
     def __init__(self, ctx: Any, node: Any) -> None:
         [output] = node.output
-        self.ctx, self.name, self.output = ctx, node.name, output
+        self.ctx = ctx
+        self.name = node.name
+        self.output = output
         self.like = {"shapes": [ctx.get_shape(output)], "dtypes": [ctx.get_dtype(output)]}
         ctx.remove_node(node.name)
 

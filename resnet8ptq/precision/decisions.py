@@ -25,6 +25,7 @@ class Decisions:
     @classmethod
     def of(cls, config: QuantizationConfig) -> "Decisions":
         """Return the choices in the settings; `auto` is left to the steps of the preparation."""
-        plan, excluded = config.precision.plan, config.nodes_to_exclude
+        plan = config.precision.plan
+        excluded = config.nodes_to_exclude
         bits = None if plan == "auto" else (plan or {})
         return cls(bits, () if excluded == "auto" else excluded)

@@ -114,7 +114,8 @@ def fit_bias(
     rows = weights.reshape(len(weights), -1)
     least = 127 * np.abs(bias) / (scale * 2.0**30)
     if not per_channel:
-        rows, least = rows.reshape(1, -1), least.max(keepdims=True)
+        rows = rows.reshape(1, -1)
+        least = least.max(keepdims=True)
     small = np.abs(rows).max(axis=1) < least
     rows = rows.copy()
     rows[small, 0] = least[small]
@@ -131,7 +132,8 @@ def _least_error(
 
     Weights on such a grid, one of them at its end, get the same grid again.
     """
-    errors, candidates = [], []
+    errors = []
+    candidates = []
     for share in _SHARES:
         candidate = (scale * share).astype(np.float32).astype(np.float64)
         levels = np.clip(np.round(weights / candidate), -highest, highest)

@@ -69,13 +69,17 @@ def explain(selected: ModelSelection) -> list[Explanation]:
 
 
 def _explain(selected: ModelSelection, choices: Sequence[Recommendation]) -> Explanation:
-    first, uses = choices[0], tuple(choice.title for choice in choices)
-    label, cell = first.label, first.choice
+    first = choices[0]
+    uses = tuple(choice.title for choice in choices)
+    label = first.label
+    cell = first.choice
     if cell is None:  # FP32 itself is the fastest
         times = tuple(choice.because.partition("; ")[0] for choice in choices)
         verdict = "FP32 itself: no quantized model within the limit is faster."
         return Explanation(uses, label, f"Keep {label}", "", verdict, times)
-    headline, hint, untried = f"Do not deploy {label}", "", ""
+    headline = f"Do not deploy {label}"
+    hint = ""
+    untried = ""
     if first.use == RECOMMENDED and (chosen := selected.headline) is not None:
         headline = f"{_ADVICE[chosen.advice].format(label)}: {chosen.reason}"
         if chosen.advice == "keep":  # FP32 is recommended, and not this model
@@ -168,7 +172,8 @@ def say_balanced(selected: ModelSelection, best: Cell) -> str:
 def say_facts(record: RunRecord) -> tuple[str, ...]:
     """Return the measured metric, size and latency as texts with units."""
     metric = record.task.metric
-    lines, value = [], record.value_of(metric)
+    lines = []
+    value = record.value_of(metric)
     if value is not None:
         text = f"{metric.title} {metric.show(value)}"
         if interval := record.interval("value"):

@@ -148,7 +148,8 @@ def class_power(family: Family) -> tuple[float, float] | None:
     A loss is detectable if the tests of `compare` have 80% power; for each class, the median over
     the runs counts. None without classes.
     """
-    measured, classes = family.measured, len(family.class_names)
+    measured = family.measured
+    classes = len(family.class_names)
     models = facts.count_models([cell.record for cell in measured])
     level = SIGNIFICANCE / max(models * classes, 1)
     rows = [cell.paired.found_by_class(classes, level) for cell in measured if cell.paired]
@@ -214,9 +215,11 @@ def _largest_of_each(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def _load_family(store: Store, records: Sequence[RunRecord]) -> Family:
-    labels, task = facts.labels(records), facts.task_of(records)
+    labels = facts.labels(records)
+    task = facts.task_of(records)
     kept: dict[bytes, Array] = {}
-    cells, shown = [], set()
+    cells = []
+    shown = set()
     pairs = list(zip(records, labels, strict=True))
     for record, label in track(pairs, "Reading the runs", "runs"):
         cell = _load_cell(store, task, record, label, kept)
@@ -288,7 +291,8 @@ def _read_ranges(path: Path) -> dict[str, Any]:
 def compare(cells: Sequence[Cell]) -> Family:
     """Return the family of these cells, with each model's significantly worse classes (Holm)."""
     family = Family(tuple(cells))
-    names, measured = family.class_names, family.measured
+    names = family.class_names
+    measured = family.measured
     by_class = [c.paired.by_class(len(names)) for c in measured if c.paired is not None]
 
     def correct(rows: list[list[float]]) -> list[list[float]]:

@@ -21,14 +21,35 @@ LIMITS = ("max_drop", "min_sqnr_db", "min_accuracy")  # keys of `report`
 PREFER = "prefer"  # the same
 _SCORED_BY = ("scored_as", "metric", "task.metric._target_")
 _VARY = (  # settings beyond the four of every table
-    *("seed", "threads", "nodes_to_quantize", "nodes_to_exclude", "op_types", "data.name"),
-    *("format", "reduce_range", "float_output", "float_tail", "attention", "slim"),
-    *("max_drop", "held_out_images", "precision.max_bytes", "precision.max_drop"),
+    "seed",
+    "threads",
+    "nodes_to_quantize",
+    "nodes_to_exclude",
+    "op_types",
+    "data.name",
+    "format",
+    "reduce_range",
+    "float_output",
+    "float_tail",
+    "attention",
+    "slim",
+    "max_drop",
+    "held_out_images",
+    "precision.max_bytes",
+    "precision.max_drop",
     "planned_bits",  # stands for precision.plan, which is a key for each layer
 )
 _VARY_BELOW = (
-    *("backend.", "calib.", "model.", "evaluate.", "latency."),
-    *("symmetric.", "corrections.", "weight_only.", "qat.", "task."),
+    "backend.",
+    "calib.",
+    "model.",
+    "evaluate.",
+    "latency.",
+    "symmetric.",
+    "corrections.",
+    "weight_only.",
+    "qat.",
+    "task.",
 )
 
 
@@ -72,7 +93,8 @@ def best_first(records: Sequence[RunRecord]) -> list[int]:
 
     Runs that stopped at different samples are ordered by the selection samples.
     """
-    metric, prefix = task_of(records).metric, CHOICE if any(map(is_stopped, records)) else ""
+    metric = task_of(records).metric
+    prefix = CHOICE if any(map(is_stopped, records)) else ""
 
     def cost(index: int) -> float:
         value = records[index].value_of(metric, prefix)  # without a prefix: the value of the table
@@ -161,7 +183,8 @@ def title(records: Sequence[RunRecord]) -> str:
     measured = [record for record in records if record.samples is not None] or records
     names = {(record.dataset, record.model) for record in measured}
     totals = {int(r.samples_planned or r.samples) for r in records if r.samples is not None}
-    kind, most = images_of(measured), "up to " if any(map(is_stopped, records)) else ""
+    kind = images_of(measured)
+    most = "up to " if any(map(is_stopped, records)) else ""
     images = f", {most}{totals.pop():,} {kind} samples" if len(totals) == 1 else ""
     scored = {record.scored_as for record in measured} - {"classification"}
     tasks = "".join(f", task={name}" for name in sorted(scored))

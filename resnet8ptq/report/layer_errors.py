@@ -30,7 +30,9 @@ _SENSITIVITY = {
     "layer whose quantization costs most.",
 }
 _DIAGNOSIS = "SQNR of each layer's tensors against FP32, in dB: low is bad."
-_OWN, _WHOLE, _WEIGHTS = "output, by this layer alone", "output, with all before", "weights"
+_OWN = "output, by this layer alone"
+_WHOLE = "output, with all before"
+_WEIGHTS = "weights"
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ def draw(
     """
     columns = list(dict.fromkeys(name for row in values.values() for name in row))
     known = [v for row in values.values() for v in row.values() if math.isfinite(v)]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    low = min(known, default=0.0)
+    high = max(known, default=0.0)
     worst = -1.0 if high_is_bad else 1.0
     order = sorted(values, key=lambda layer: min(worst * v for v in values[layer].values()))
 

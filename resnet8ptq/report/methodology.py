@@ -30,7 +30,8 @@ def describe(family: Family) -> list[tuple[str, str]]:
     def tag(name: str) -> str:
         return _join(record.tags.get(name) for record in runs)
 
-    task, kind = family.task, images_of(runs)
+    task = family.task
+    kind = images_of(runs)
     scored = f"{_join(f'{record.samples:,.0f}' for record in runs)} {kind} samples"
     versions = sorted({key for run in runs for key in run.tags if key.startswith("version.")})
     flags = [flag for flag in tag("cpu_flags").split() if flag in FLAGS]
@@ -57,7 +58,8 @@ def describe(family: Family) -> list[tuple[str, str]]:
 
 def _describe_timing(runs: Sequence[RunRecord], timed_on: str, threads: str) -> tuple[str, str]:
     """Return the texts about latency, threads and parallel jobs, which lengthen latencies."""
-    latency, at_once = "not measured", max(int(run.jobs_at_once) for run in runs)
+    latency = "not measured"
+    at_once = max(int(run.jobs_at_once) for run in runs)
     if timed := any(run.latency_ms is not None for run in runs):
         latency = f"{timed_on} thread(s), quantized and FP32 model measured in turns in one "
         latency += "process, medians"

@@ -10,8 +10,18 @@ from resnet8ptq.tasks.metric import BASELINE
 from resnet8ptq.tracking.record import RunRecord
 
 COLUMNS = (
-    *("network", "framework", "dtype", "samples", "metric", "FP32", "quantized", "95% interval"),
-    *("target", "met", "size kB", "status"),
+    "network",
+    "framework",
+    "dtype",
+    "samples",
+    "metric",
+    "FP32",
+    "quantized",
+    "95% interval",
+    "target",
+    "met",
+    "size kB",
+    "status",
 )
 
 
@@ -30,7 +40,8 @@ def _row(record: RunRecord) -> list[str]:
     # A run that ended before the suite's settings were read has no target.
     target = math.nan if record.target == "null" else float(record.target)
     names = [record.model, record.combination.framework, record.combination.dtype]
-    value, fp32 = record.value_of(metric), record.value_of(metric, BASELINE)
+    value = record.value_of(metric)
+    fp32 = record.value_of(metric, BASELINE)
     if value is None or fp32 is None or record.samples is None or record.size_bytes is None:
         return [
             *names,

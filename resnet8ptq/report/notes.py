@@ -83,7 +83,8 @@ FAMILIES_NOTE = (
 
 def collect(family: Family) -> list[str]:
     """Return the notes on the runs of one family, for a table of all columns."""
-    task, records = family.task, family.records
+    task = family.task
+    records = family.records
     named = list(zip(records, labels(records), strict=True))
     hidden = {"execution"}  # a column
     hidden |= {"planned_bits"} if "planned_bits" in varied(records) else set()
@@ -102,7 +103,8 @@ def collect_warnings(family: Family) -> list[str]:
 
     The columns and the verdicts are explained in the report and in docs/decisions.md.
     """
-    task, records = family.task, family.records
+    task = family.task
+    records = family.records
     named = list(zip(records, labels(records), strict=True))
     lines = _reasons(named, hidden={"execution", "planned_bits", "float_operators"})
     lines += [VOID_NOTE] * (any(record.verdict == VOID for record in records))
@@ -158,7 +160,8 @@ def _join(members: Sequence[str]) -> str:
 
 def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
     p_values = adjusted_p(records)
-    lines, tested = [], count_models([r for r in records if r.run_id in p_values])
+    lines = []
+    tested = count_models([r for r in records if r.run_id in p_values])
     for_all = f" for the {len(p_values)} runs" if len(p_values) > 1 else ""
     if any(record.interval("delta") for record in records):
         lines.append(INTERVAL_NOTE.format(for_all=for_all, how=task.test.intervals))
@@ -169,7 +172,8 @@ def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
 
 
 def _on_limits(family: Family) -> list[str]:
-    records, metric = family.records, family.metric
+    records = family.records
+    metric = family.metric
     judged = [record for record in records if record.verdict_text]
     if not judged:
         return []
@@ -180,7 +184,8 @@ def _on_limits(family: Family) -> list[str]:
     found = {record.verdict for record in judged}
     occurring = [outcome for outcome in OUTCOME_NOTES if outcome in found]
     outcomes = "".join(OUTCOME_NOTES[outcome] for outcome in occurring)
-    limit, key = metric.say_limit(metric.limit(family.limits)), f"report.{metric.limit_key}"
+    limit = metric.say_limit(metric.limit(family.limits))
+    key = f"report.{metric.limit_key}"
     grouped = any(record.grouped for record in records)
     return [
         LIMIT_NOTE.format(limit=limit, key=key, several=several, outcomes=outcomes),
@@ -204,7 +209,8 @@ def _on_earlier_runs(family: Family) -> list[str]:
 
 
 def _on_stops(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
-    metric, lines = task.metric, []
+    metric = task.metric
+    lines = []
     stopped = [(record, label) for record, label in named if record.stopped_loss is not None]
     for record, label in stopped[:NAMED]:
         losses = record.stopped_loss, record.stopped_loss_low, record.stopped_loss_high
@@ -232,7 +238,8 @@ def _on_undefined(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[st
 
 
 def _on_batches(task: Task, named: Sequence[tuple[RunRecord, str]]) -> list[str]:
-    metric, alone = task.metric, f"batch1/{task.metric.name}"
+    metric = task.metric
+    alone = f"batch1/{task.metric.name}"
     dynamic = [(record.metrics[alone], text) for record, text in named if alone in record.metrics]
     lines = [
         DYNAMIC_NOTE.format(label=label, title=metric.title, value=metric.show(value))

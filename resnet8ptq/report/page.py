@@ -197,7 +197,8 @@ def _render(
         prefix: prefix of the figure names.
         page: whether the section is for the HTML page, which already has the table and the figure.
     """
-    family, limits = selected.family, selected.limits
+    family = selected.family
+    limits = selected.limits
     recommended = selected.recommendations
     own = own_family(selected, recommended)
     whole = table.make(family.records)
@@ -269,7 +270,8 @@ def _head(name: Combination, records: Sequence[RunRecord], metric: Metric) -> st
 
 def summarize(selected: ModelSelection) -> list[str]:
     """Return the sentences of the summary."""
-    family, measured = selected.family, selected.family.measured
+    family = selected.family
+    measured = selected.family.measured
     statuses = Counter(cell.record.status for cell in family.cells)
     counts = [f"{len(family.cells)} combinations requested: {len(measured)} measured"]
     counts += [f"{statuses[s]} {s}" for s in ("unsupported", "failed", "killed") if s in statuses]

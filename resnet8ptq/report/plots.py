@@ -25,7 +25,8 @@ def class_impact(family: Family) -> Figure | None:
 
     If there are many runs, only the best are drawn, as in the table.
     """
-    cells, names = family.models, family.class_names
+    cells = family.models
+    names = family.class_names
     if not cells or not names:
         return None
     shown = ""

@@ -32,7 +32,9 @@ NEAR = 2.0  # paired standard errors: among models so near to the best the crite
 FAMILIAR = 0.02  # FP32 was probably trained on samples if it is better on them by this much
 FINALISTS = 3  # the fastest models of each use that are timed against each other
 ALL_TIMED = 8  # up to so many models within the limit are all timed against each other
-RECOMMENDED, BEST, BALANCED = "recommended", "best", "balanced"
+RECOMMENDED = "recommended"
+BEST = "best"
+BALANCED = "balanced"
 SINGLE = "fastest, one sample at a time"
 
 
@@ -118,7 +120,8 @@ class ModelSelection:
     @cached_property
     def passing(self) -> list[Cell]:
         """The models that pass the limit on the selection samples."""
-        metric, limits = self.family.metric, self.limits
+        metric = self.family.metric
+        limits = self.limits
         if self.apart:
             return [c for c in self.candidates if verdicts.passes_to_choose(metric, c, limits)]
         return [cell for cell in self.candidates if cell.record.verdict == verdicts.PASS]
@@ -166,7 +169,8 @@ class ModelSelection:
         return replace(headline, reason=reason, alone=True)
 
     def _option(self, cell: Cell, ranked: Sequence[Cell], fp32_ms: float) -> rule.Candidate:
-        record, ms = cell.record, _finite(cell.record.latency_ms)
+        record = cell.record
+        ms = _finite(cell.record.latency_ms)
         passes = record.verdict == PASS
         speed = None
         if self.timing is not None:
@@ -190,7 +194,8 @@ class ModelSelection:
 
     def _rank(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells by accuracy on the samples that choose, the best first."""
-        left, ranked = list(cells), []
+        left = list(cells)
+        ranked = []
         while left:
             ranked.append(self.best(left))
             left.remove(ranked[-1])
@@ -221,12 +226,14 @@ class ModelSelection:
         On the selection samples, the task's criterion, if any, chooses among the models near the
         best one. Ties go to the faster model, then to the smaller.
         """
-        metric, prefix = self.family.metric, CHOICE if self.apart and not reported else ""
+        metric = self.family.metric
+        prefix = CHOICE if self.apart and not reported else ""
         costs = [_or_worst(metric.cost(cell.metric(prefix + metric.ranked_by))) for cell in cells]
         most = min(costs) + ROUNDING
         equals = [cell for cell, cost in zip(cells, costs, strict=True) if cost <= most]
         if self.criterion and not reported:
-            first, others = equals[0], [cell for cell in cells if cell is not equals[0]]
+            first = equals[0]
+            others = [cell for cell in cells if cell is not equals[0]]
             near = [first, *(c for c in others if verdicts.is_near(first, c, metric, NEAR))]
             values = [_or_worst(cell.metric(CHOICE + self.criterion.name)) for cell in near]
             most = min(values) * (1 + CLOSE) + ROUNDING
@@ -262,8 +269,10 @@ def why_none(selected: ModelSelection) -> list[str]:
     """Return the reason why no model is recommended, and remedies."""
     if selected.on_selection:
         return ["These are the selection samples; the reported samples recommend a model."]
-    family, limits = selected.family, selected.limits
-    metric, measured = family.metric, family.measured
+    family = selected.family
+    limits = selected.limits
+    metric = family.metric
+    measured = family.measured
     least = least_of(metric, limits)
     if all(cell.record.doubt for cell in measured):
         return [
@@ -489,7 +498,8 @@ def _smallest(selected: ModelSelection) -> Recommendation:
     others = [cell for cell in selected.candidates if cell not in selected.within]
     left_out = [cell for cell in others if _bytes(cell) < _bytes(best)]
     if left_out:
-        smaller, samples = min(left_out, key=_bytes), "selection" if selected.apart else "reported"
+        smaller = min(left_out, key=_bytes)
+        samples = "selection" if selected.apart else "reported"
         why += f"; {smaller.label} is smaller ({_bytes(smaller) / 1000:.1f} kB), but "
         why += "does not pass" if selected.passing else "its loss exceeds the limit"
         why += f" on the {samples} samples"

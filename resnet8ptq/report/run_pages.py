@@ -17,7 +17,9 @@ from resnet8ptq.tracking.store import Store, is_away
 
 log = logging.getLogger(__name__)
 
-BASELINE, SELECTION = "baseline", "selection samples"  # verdicts of runs that are not judged
+# verdicts of runs that are not judged
+BASELINE = "baseline"
+SELECTION = "selection samples"
 
 
 Addition = tuple[str, list[Point], dict[str, str]]  # of a run's id, its latencies and tags
@@ -57,7 +59,8 @@ def _say_outcome(cell: Cell) -> str:
 
 def describe(selected: ModelSelection, cell: Cell) -> str:
     """Return the description of a measured run in Markdown: verdict, result, deploy command."""
-    record, lines = cell.record, []
+    record = cell.record
+    lines = []
     if record.verdict is not None and record.split != "choice":
         sentence = say_verdict(record)
         lines.append(f"**{escape_markdown(record.verdict)}**: {escape_markdown(sentence)}")
@@ -73,7 +76,8 @@ def _show_latencies(selected: ModelSelection, cell: Cell) -> dict[str, float]:
     Those of the turns have names of their own, so that they never stand beside those of a run that
     was timed alone.
     """
-    record, timing = cell.record, selected.timing
+    record = cell.record
+    timing = selected.timing
     if timing is None:
         return metrics.show_latencies(record.metrics, metrics.ALONE) if record.sweep_id else {}
     return metrics.show_latencies(record.metrics) if record.run_id in timing.single else {}

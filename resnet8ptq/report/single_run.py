@@ -25,7 +25,8 @@ class SingleRun:
         Raises:
             TrackingError: the run, which is in its folder, could not be sent.
         """
-        record, store = self.record, self.store
+        record = self.record
+        store = self.store
         if not record.is_analysis:  # an analysis has printed its own table
             families = comparison.add_earlier_runs(store, comparison.load(store, [record]))
             judged = [verdicts.judge(family, self.limits) for family in families]

@@ -70,7 +70,8 @@ def measure(family: Family, limits: ReportConfig) -> list[Spread]:
 
 def _measure(family: Family, cells: Sequence[Cell]) -> Spread:
     values = np.array([cell.metric(family.metric.name) for cell in cells])
-    label, deviation = without_seed(cells[0]), float(values.std(ddof=1))
+    label = without_seed(cells[0])
+    deviation = float(values.std(ddof=1))
     ends = float(values.min()), float(values.max())
     losses = [cell.paired.losses() for cell in cells if cell.paired]
     known = [values for values in losses if values is not None]

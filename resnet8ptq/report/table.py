@@ -19,7 +19,9 @@ from resnet8ptq.tasks.metric import BASELINE, Metric
 from resnet8ptq.tracking.record import RunRecord
 
 CHOICES = ("framework", "dtype", "calibration", "weights")
-LIMIT, VOID = "limit", "void"  # the column of the verdicts, and one of them; see `verdicts`
+# the column of the verdicts, and one of them; see `verdicts`
+LIMIT = "limit"
+VOID = "void"
 MANY = 50  # runs of a family that a table shows; of more, only the best
 FIRST = 20  # the best of many
 _BASELINE_KEYS = ("data", "model.fold", "evaluate.split")
@@ -62,7 +64,8 @@ def make(records: Sequence[RunRecord]) -> Table[Row]:
     Baselines that are themselves runs have no second row. Runs with equal files share the row of
     the first, see `equal_files`. The settings that vary have columns after `weights`.
     """
-    adjusted, keys = adjusted_p(records), varied(records)
+    adjusted = adjusted_p(records)
+    keys = varied(records)
     rows = _make_baselines(records, len(keys))
     for members in equal_files.group(records):
         record = members[0]

@@ -31,7 +31,8 @@ def print_runs(families: Sequence[Family], console: Console | None = None) -> No
 
 
 def _print_family(heading: str, family: Family, console: Console) -> None:
-    records, more = family.records, family.limits.columns
+    records = family.records
+    more = family.limits.columns
     every = table.make(records)
     rows, cut = table.shorten(records, every)
     whole = ALL in more

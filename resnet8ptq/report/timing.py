@@ -13,7 +13,8 @@ from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.tasks.metric import BASELINE
 from resnet8ptq.tracking.record import RunRecord
 
-SINGLE, BATCH = "latency_p50_ms", "latency_batch_p50_ms"
+SINGLE = "latency_p50_ms"
+BATCH = "latency_batch_p50_ms"
 SPEEDUPS = {SINGLE: "speedup", BATCH: "speedup_batch"}
 KEYS = (SINGLE, BATCH, BASELINE + SINGLE, BASELINE + BATCH, *SPEEDUPS.values())
 FP32 = " fp32"  # the end of the name of an FP32 network in a timing

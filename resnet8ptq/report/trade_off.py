@@ -21,8 +21,13 @@ from resnet8ptq.report.table import VOID
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED
 from resnet8ptq.tasks.metric import BASELINE, Metric
 
-WIDTH, HEIGHT = 640, 360
-LEFT, RIGHT, TOP, BOTTOM = 62, 18, 14, 46  # margins, in units of the drawing
+WIDTH = 640
+HEIGHT = 360
+# margins, in units of the drawing
+LEFT = 62
+RIGHT = 18
+TOP = 14
+BOTTOM = 46
 SPAN = 4.0  # times the limit: points with a larger loss lie on the lower edge
 # Okabe and Ito's colours, which people with colour blindness can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -159,7 +164,8 @@ def to_svg(drawn: Sequence[Panel]) -> str:
 
 
 def _point(selected: ModelSelection, cell: Cell, row: int, x: float) -> Point:
-    metric, record = selected.family.metric, cell.record
+    metric = selected.family.metric
+    record = cell.record
     delta = record.delta(metric)
     loss = cell.metric("drop") if delta is None else metric.cost(delta)
     loss = loss if record.stopped_loss is None else record.stopped_loss
@@ -195,7 +201,8 @@ def _draw(
         bottom = max(bottom, 1.3 * most)
     top = min([0.0, *(p.low for p in shown)])
     pad = 0.06 * ((bottom - top) or 1)
-    x_low, x_high = min(p.x for p in points), max(p.x for p in points)
+    x_low = min(p.x for p in points)
+    x_high = max(p.x for p in points)
     x_pad = 0.06 * ((x_high - x_low) or x_high or 1)
     x_axis = Axis(x_low - x_pad, x_high + x_pad, LEFT, WIDTH - RIGHT)
     y_axis = Axis(top - pad, bottom + pad, TOP, HEIGHT - BOTTOM)  # the smallest loss on top

@@ -32,7 +32,9 @@ from resnet8ptq.tasks.statistics import (
 )
 from resnet8ptq.tracking.record import RunRecord
 
-PASS, FAIL, UNDECIDED = "pass", "fail", "undecided"
+PASS = "pass"
+FAIL = "fail"
+UNDECIDED = "undecided"
 UNSUPPORTED = "unsupported"  # of a run that was not measured, beside `OUTCOMES`
 EXIT_CODES = {PASS: 0, FAIL: 3, UNDECIDED: 4, VOID: 4, UNSUPPORTED: 4}
 OUTCOMES = (PASS, FAIL, UNDECIDED, VOID)
@@ -84,7 +86,8 @@ def judge(family: Family, limits: ReportConfig) -> Family:
     programs and deployments read its result.
     """
     metric = family.metric
-    adjusted, keys = adjusted_p(family.records), varied(family.records)
+    adjusted = adjusted_p(family.records)
+    keys = varied(family.records)
     equal = _find_equal_runs(family.records)
     cells = []
     for cell in family.cells:
@@ -110,7 +113,8 @@ def judge_losses(family: Family) -> Family:
 
     Models that other samples chose are not corrected for the models that were not chosen.
     """
-    metric, limits = family.metric, family.limits
+    metric = family.metric
+    limits = family.limits
     cells = [cell for cell in family.measured if not cell.record.doubt]
     margins = [margin_at(metric, cell, metric.limit(limits)) for cell in cells]
     totals = [int(cell.metric(TOTAL)) for cell in cells]
@@ -163,7 +167,8 @@ def find_fault(metric: Metric, record: RunRecord, limits: ReportConfig) -> str:
     """Return why a model fails whatever its loss; empty if nothing is known."""
     if record.silent:
         return record.silent
-    least, value = least_of(metric, limits), record.value_of(metric)
+    least = least_of(metric, limits)
+    value = record.value_of(metric)
     if least is None or (value is not None and metric.cost(value) <= metric.cost(least)):
         return ""
     return f"{metric.title} < {metric.show(least)}"
@@ -188,11 +193,14 @@ def judge_added(family: Family) -> list[tuple[Cell, Verdict]]:
     Samples added after an undecided verdict form an independent test. Their results influence
     neither their number nor the decision to add them.
     """
-    metric, rows = family.metric, family.added
+    metric = family.metric
+    rows = family.added
     if rows is None:
         return []
-    total, limit = int(rows.sum()), metric.limit(family.limits)
-    cells, margins = [], []
+    total = int(rows.sum())
+    limit = metric.limit(family.limits)
+    cells = []
+    margins = []
     for cell in family.measured:
         if cell.record.doubt or cell.record.grouped or cell.paired is None:
             continue
@@ -207,7 +215,8 @@ def judge_added(family: Family) -> list[tuple[Cell, Verdict]]:
 def say_added(family: Family) -> str:
     """Return the note about samples that were added to those of earlier runs."""
     assert family.added is not None
-    added, total = int(family.added.sum()), len(family.added)
+    added = int(family.added.sum())
+    total = len(family.added)
     judged = judge_added(family)
     verdicts = "; ".join(f"{cell.label}: {verdict}" for cell, verdict in judged[:NAMED])
     if len(judged) > NAMED:
@@ -261,7 +270,8 @@ def as_good_as(
     the lower bound is below the margin, the samples do not decide. A test without a margin would
     list models that are truly worse, because they often do not differ significantly.
     """
-    margin, tested = margin_of(metric, limits), [cell for cell in others if cell.paired]
+    margin = margin_of(metric, limits)
+    tested = [cell for cell in others if cell.paired]
     margins = [_margin_over(best, cell, metric, margin) for cell in tested]
     decided = by_model([cell.record for cell in tested], margins, decide)
     pairs = list(zip(tested, decided, strict=True))

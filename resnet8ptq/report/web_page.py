@@ -71,7 +71,8 @@ def _script() -> str:
 
 def _section(heading: str, selected: ModelSelection, panels: list[Panel]) -> dict[str, Any]:
     """Return the part of the page for one family of runs; the heading is empty for a single one."""
-    family, records = selected.family, selected.family.records
+    family = selected.family
+    records = selected.family.records
     whole = table.make(records)
     shown = table.brief(records, whole, SHORT).without_empty()
     every = whole.without_empty()
@@ -79,7 +80,8 @@ def _section(heading: str, selected: ModelSelection, panels: list[Panel]) -> dic
     first = len(whole.rows) - len(runs)  # FP32's rows come before those of the runs
     many = len(runs) > table.MANY
     order = best_first(runs) if many else list(range(len(runs)))
-    short_lines, long_lines = shown.lines, every.lines
+    short_lines = shown.lines
+    long_lines = every.lines
     rows = []
     for rank, place in enumerate([*range(first), *(first + index for index in order)], -first):
         rows.append(

@@ -47,7 +47,8 @@ def load(store: Store, selected: ModelSelection) -> WrongAnswers | None:
     recommended = selected.recommendations
     if not recommended or recommended[0].choice is None:
         return None
-    record, reader = recommended[0].choice.record, partial(_read, recommended[0].label)
+    record = recommended[0].choice.record
+    reader = partial(_read, recommended[0].label)
     lacks = "the report leaves out the wrong answers"
     return history.read_if_sound(store, record, FILE, reader, lacks, optional=True)
 

@@ -31,7 +31,8 @@ def measure(family: Family) -> Family:
     metric = family.metric
     cells = [cell for cell in family.measured if not cell.record.doubt]
     margins = [margin_at(metric, cell, metric.limit(family.limits)) for cell in cells]
-    records, test = [cell.record for cell in cells], partial(levels, planned=family.planned)
+    records = [cell.record for cell in cells]
+    test = partial(levels, planned=family.planned)
     uppers = by_model(records, [margin.p_within for margin in margins], test)
     lowers = by_model(records, [margin.p_beyond for margin in margins], test)
     bounded = {}
@@ -80,9 +81,11 @@ def _edge(holds: Callable[[float], bool], bounded: bool) -> float | None:
     Args:
         bounded: whether losses lie between -1 and 1; otherwise the search goes up to `FARTHEST`.
     """
-    low, high = -1.0, 1.0
+    low = -1.0
+    high = 1.0
     while not bounded and high < FARTHEST and not holds(high):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while not bounded and low > -FARTHEST and holds(low):
         low, high = 2 * low, low
     ends = low, high

@@ -214,7 +214,8 @@ class Answer:
     @property
     def document(self) -> Document:
         """The verdict for programs."""
-        run, sweep = self.run, self.sweep
+        run = self.run
+        sweep = self.sweep
         parts = dict.fromkeys(("choice", "metric", "loss", "samples", "size", "latency"), run)
         return Document.model_validate(
             {

@@ -22,7 +22,9 @@ from resnet8ptq.tracking.sweep_file import Sweep
 
 _MODEL = re.compile(r"model\.(onnx|tflite|pt|pt2|pte|zip)")  # the quantized file of a run
 _NO_STORE = Store("", "", "")  # of records whose files lie in their own folders
-SWEEP, RUN = "sweep", "run_id"  # the settings that name one
+# the settings that name one
+SWEEP = "sweep"
+RUN = "run_id"
 _WORD = re.compile(r"[\w.:/@ -]+")  # in a query: no quotes
 
 Asked = Mapping[str, float | None]  # limits by the key of `report`; None: the sweep's own

@@ -29,9 +29,11 @@ class FakeQuantize(nn.Module):  # type: ignore[misc]
 
     def __init__(self, initial: Range, scheme: ActivationScheme) -> None:
         super().__init__()
-        low, high = min(initial[0], 0.0), max(initial[1], 0.0)
+        low = min(initial[0], 0.0)
+        high = max(initial[1], 0.0)
         if high - low < 2**8 * torch.finfo(torch.float32).tiny:  # zeros: no steps in float32
-            low, high = 0.0, 1.0
+            low = 0.0
+            high = 1.0
         self.scheme = scheme
         self.register_buffer("initial", torch.tensor([low, high]))  # [2]
         self.log_growth = nn.Parameter(torch.zeros(2))

@@ -27,15 +27,22 @@ from resnet8ptq.simulation.fake_quantization import (
 
 # The frameworks give the output of these the scale and zero_point of their input.
 _SHARING = {
-    *("MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"),
-    *("Identity", "Slice"),
+    "MaxPool",
+    "Transpose",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Identity",
+    "Slice",
 }
 
 
 class _Quantized(nn.Module):  # type: ignore[misc]
     def __init__(self, operator: Any, quantizer: FakeQuantize) -> None:
         super().__init__()
-        self.operator, self.quantizer = operator, quantizer
+        self.operator = operator
+        self.quantizer = quantizer
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         return self.quantizer(self.operator(*inputs))
@@ -127,7 +134,8 @@ def quantize_activations(
     if float_output:  # stop before the last layer
         nodes = nodes[: max(nodes.index(layer) for layer in weight_layers(graph).values())]
     for node in nodes:
-        source, output = node.input[0], node.output[0]
+        source = node.input[0]
+        output = node.output[0]
         if node.op_type in sharing and source in quantizers and node.name not in skipped:
             quantizers[output] = quantizers[source]
         elif output in ranges and output not in fused:

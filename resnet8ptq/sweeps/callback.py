@@ -104,7 +104,9 @@ class RunningSweep:
         from resnet8ptq.report import comparison, terminal
         from resnet8ptq.tracking import sync
 
-        store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
+        store = self.sweep.store
+        parent_id = self.sweep.parent_id
+        folder = self.sweep.folder
         records: list[RunRecord] = []
         chosen: list[ModelSelection] = []
         failure: BaseException | None = None
@@ -178,7 +180,8 @@ class RunningSweep:
         from resnet8ptq.report import comparison, mlperf_tiny, page, terminal
         from resnet8ptq.sweeps import final_timing
 
-        store, folder = self.sweep.store, self.sweep.folder
+        store = self.sweep.store
+        folder = self.sweep.folder
         chosen: list[ModelSelection] = []
         if records:
             try:
@@ -216,7 +219,9 @@ class RunningSweep:
         from resnet8ptq.report import page
         from resnet8ptq.tracking import upload
 
-        store, parent_id, folder = self.sweep.store, self.sweep.parent_id, self.sweep.folder
+        store = self.sweep.store
+        parent_id = self.sweep.parent_id
+        folder = self.sweep.folder
         if self._is_late():
             again = invocation.command("report", f"run_id={parent_id}", *store.words)
             print(
@@ -363,9 +368,12 @@ def _start(
             varied=varied,
         )
 
-    goal, kept, seconds = None, None, None
+    goal = None
+    kept = None
+    seconds = None
     if is_search(config.hydra.sweeper):
-        goal, kept = config.hydra.sweeper.goal, delivery.Delivery(folder)
+        goal = config.hydra.sweeper.goal
+        kept = delivery.Delivery(folder)
         seconds = 60 * config.hydra.sweeper.minutes
     return RunningSweep(
         open=open_begun,

@@ -35,7 +35,9 @@ class Delivery:
 
     def keep(self, record: RunRecord, outcome: str, is_confirmed: bool = False) -> None:
         """Copy the file of a run in place of the one before."""
-        self.record, self.outcome, self.is_confirmed = record, outcome, is_confirmed
+        self.record = record
+        self.outcome = outcome
+        self.is_confirmed = is_confirmed
         source = _find_model(record)
         if source is not None:
             self._copy(source)

@@ -20,7 +20,10 @@ _IGNORED = ("tracking", "sweep", "cache_dir", "per_backend", "max_seconds")
 _OF_REPORT = ("columns", "prefer")
 # The same, in a sweep's overrides.
 _ELSEWHERE = (
-    *("sweep.", "tracking.", "cache_dir=", "max_seconds="),
+    "sweep.",
+    "tracking.",
+    "cache_dir=",
+    "max_seconds=",
     *(f"report.{name}=" for name in _OF_REPORT),
 )
 

@@ -336,7 +336,8 @@ def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
     is_time = isinstance(minutes, int | float) and 0 < minutes < math.inf
     limits.require("minutes", minutes, is_time, "a number > 0")
     for override in typed:
-        key, several = override.key_or_group, override.is_sweep_override()
+        key = override.key_or_group
+        several = override.is_sweep_override()
         if several and key != "backend":
             raise ConfigError(f"{key}: got several values, expected one with experiment=auto")
         if key == "backend" and FILE in words.values(override):
@@ -427,7 +428,8 @@ def _error(record: RunRecord, metric: Metric) -> float:
     """Return half of the loss's 95% interval, in the unit of the loss; 0 if unknown."""
     if (ends := record.interval("drop")) is not None:  # in the unit of the loss itself
         return (ends[1] - ends[0]) / 2
-    ends, baseline = record.interval("delta"), record.value_of(metric, BASELINE)
+    ends = record.interval("delta")
+    baseline = record.value_of(metric, BASELINE)
     if ends is None and metric.bounded:  # FP32 is the reference itself
         ends = record.interval("value")
     if ends is None:

@@ -104,7 +104,8 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
 
 
 def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: str) -> int:
-    console, record = stdout(None, 240), winner.cell.record
+    console = stdout(None, 240)
+    record = winner.cell.record
     verdict = say_verdict(winner.cell.record)
     is_worth = saves(record.size_bytes or 0, record.fp32_size_bytes or 0, record.speedup)
     title = "Winner" if winner.outcome == PASS else "Nothing passes; the closest to FP32"
@@ -137,7 +138,8 @@ def _announce_confirmed(winner: Winner, delivery: Delivery, folder: Path, goal: 
 
 def _say_file(delivery: Delivery, record: RunRecord, settings: Sequence[str]) -> None:
     """Print the file and the command that makes it again; write its settings as a config."""
-    console, folder = stdout(None, 240), delivery.folder or Path()
+    console = stdout(None, 240)
+    folder = delivery.folder or Path()
     if delivery.path is not None:
         say(console, f"  file: {delivery.path}")
     say(console, f"  reproduce it: {printable(invocation.command('run', *settings))}")
@@ -149,9 +151,11 @@ def _say_file(delivery: Delivery, record: RunRecord, settings: Sequence[str]) ->
 
 def to_yaml(settings: Sequence[str]) -> str:
     """Return settings as an option of `conf/experiment/`."""
-    defaults, values = [], OmegaConf.create()
+    defaults = []
+    values = OmegaConf.create()
     for override in map(words.parse, settings):
-        key, value = override.key_or_group, override.value()
+        key = override.key_or_group
+        value = override.value()
         if words.is_group(key):
             defaults.append({f"override /{key}": value})
         else:

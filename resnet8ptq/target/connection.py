@@ -51,7 +51,8 @@ class Reply:
             missing = fields.get("missing")
             mend = f"; try: pip install {PACKAGES.get(missing, missing)}" if missing else ""
             raise UnsupportedError(f"target.command: on the target, {error}{mend}")
-        arrays, start = [], 0
+        arrays = []
+        start = 0
         for dtype, shape in fields["arrays"]:
             size = int(np.prod(shape)) * np.dtype(dtype).itemsize
             arrays.append(np.frombuffer(content[start : start + size], dtype).reshape(shape))
@@ -72,7 +73,8 @@ class Connection:
         Raises:
             ConfigError: the command cannot be started.
         """
-        self._command, self._timeout_s = command, timeout_s
+        self._command = command
+        self._timeout_s = timeout_s
         program = PROGRAM.read_bytes()
         loader = f"import sys;exec(sys.stdin.buffer.read({len(program)}))"
         words = shlex.split(command)
@@ -147,7 +149,8 @@ class Connection:
     def _read(self, count: int) -> bytes:
         while len(self._buffer) < count:
             self._fill()
-        content, self._buffer = self._buffer[:count], self._buffer[count:]
+        content = self._buffer[:count]
+        self._buffer = self._buffer[count:]
         return content
 
     def _fill(self) -> None:

@@ -167,7 +167,9 @@ def answer(
         network = RUNTIMES[request["runtime"]](payload, request["threads"])
         loaded[request["key"]] = network
         return {"names": network.names}, []
-    network, arrays, start = loaded[request["key"]], list[Any](), 0
+    network = loaded[request["key"]]
+    arrays = list[Any]()
+    start = 0
     for dtype, shape in request["arrays"]:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         arrays.append(np.frombuffer(payload[start : start + size], dtype).reshape(shape))
@@ -182,7 +184,8 @@ def answer(
 
 def main() -> None:
     """Answer requests until standard input ends, or the file of requests."""
-    source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    source = sys.stdin.buffer
+    target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
     own = globals().get("__file__")  # unknown if the program was sent
     job = Path(own).with_name(JOB) if own else None
@@ -202,7 +205,8 @@ def main() -> None:
             reply, arrays = answer(request, payload, loaded)
         except Exception as error:
             missing = getattr(error, "name", None) if isinstance(error, ImportError) else None
-            reply, arrays = {"error": f"{type(error).__name__}: {error}", "missing": missing}, []
+            reply = {"error": f"{type(error).__name__}: {error}", "missing": missing}
+            arrays = []
         if carried:
             reply["request"] = {**request, "sha256": hashlib.sha256(payload).hexdigest()}
         reply["arrays"] = [[array.dtype.str, array.shape] for array in arrays]

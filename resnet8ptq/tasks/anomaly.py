@@ -103,7 +103,8 @@ def _errors(values: Array, inputs: Callable[[slice], NDArray[np.float32]]) -> ND
 def _draw(comparison: Comparison, title: str) -> "dict[str, Figure]":
     from resnet8ptq.tasks import roc_plot
 
-    model, baseline = comparison.model.per_sample, comparison.baseline.per_sample
+    model = comparison.model.per_sample
+    baseline = comparison.baseline.per_sample
     return {ROC_FILE: roc_plot.draw(model, baseline, title)}
 
 

@@ -90,7 +90,8 @@ def _read(arrays: Arrays, prefix: str) -> Ranking:
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    model, baseline = comparison.model.classes, comparison.baseline.classes
+    model = comparison.model.classes
+    baseline = comparison.baseline.classes
     return {
         **classification.changes(comparison),
         "paired/accuracy_p_value": model.per_sample.against(baseline.per_sample)[1],
@@ -106,7 +107,8 @@ def _summarize(threshold: float, comparison: Comparison) -> str:
 def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
     from resnet8ptq.tasks import class_plots, roc_plot
 
-    model, baseline = comparison.model, comparison.baseline
+    model = comparison.model
+    baseline = comparison.baseline
     hits = model.classes.per_sample, baseline.classes.per_sample
     return {
         ROC_FILE: roc_plot.draw(model.per_sample, baseline.per_sample, title),

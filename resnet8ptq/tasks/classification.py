@@ -182,7 +182,8 @@ class ClassScores(Scores):
 
     def class_change(self, baseline: Self, label: int) -> float | None:
         """Return the accuracy on one class minus the baseline's; None without samples."""
-        ours, theirs = self.class_accuracy(label), baseline.class_accuracy(label)
+        ours = self.class_accuracy(label)
+        theirs = baseline.class_accuracy(label)
         return None if ours is None or theirs is None else ours - theirs
 
 
@@ -296,7 +297,8 @@ def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
 
 
 def _summarize(comparison: Comparison) -> str:
-    model, change = comparison.model, comparison.metric.say_change(comparison.delta)
+    model = comparison.model
+    change = comparison.metric.say_change(comparison.delta)
     return f"{model.correct} of {model.total} correct ({model.value:.2%}, {change})"
 
 
@@ -317,7 +319,8 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
 
 def _doubt(baseline: ClassScores, expected: float | None) -> str | None:
     """Doubt an accuracy that is not clearly above chance, or is below `expected`."""
-    classes, hits = baseline.probabilities.shape[1], baseline.per_sample
+    classes = baseline.probabilities.shape[1]
+    hits = baseline.per_sample
     shown = f"{ACCURACY.show(baseline.value)} ({baseline.correct} of {baseline.total}"
     proven = above_chance(hits.labels, hits.predictions, classes) <= SIGNIFICANCE
     if not proven or kappa(hits.labels, hits.predictions, classes) < LEAST_KAPPA:
@@ -333,7 +336,8 @@ def check_classes(task: str, setting: TaskContext) -> tuple[str, ...]:
         ModelError: the network does not return one value for each class.
     """
     check_labels(task, setting, "iu", "classes, integers from 0")
-    returned, named = setting.classes, len(setting.class_names)
+    returned = setting.classes
+    named = len(setting.class_names)
     if returned is None:
         raise ModelError(
             f"returns {describe(setting.outputs)}; expected one output with a value for each "

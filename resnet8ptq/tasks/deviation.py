@@ -32,7 +32,8 @@ def powers(values: Array, reference: Array) -> tuple[Values, Values]:
 
     Both are sums of squares. If FP32 returns only zeros, they are absolute.
     """
-    noise, signal = np.empty(len(reference)), np.empty(len(reference))
+    noise = np.empty(len(reference))
+    signal = np.empty(len(reference))
     for part in distortion.parts(reference):
         exact = reference[part].reshape(len(reference[part]), -1).astype(np.float64)
         error = values[part].reshape(exact.shape) - exact
@@ -162,7 +163,8 @@ TEST = PairedTest(f"{BOOTSTRAP.name}, between two runs", BOOTSTRAP.intervals, De
 
 def summarize(comparison: Comparison) -> str:
     """Return the primary metric, and the SQNR."""
-    metric, sqnr_db = comparison.metric, comparison.sqnr_db
+    metric = comparison.metric
+    sqnr_db = comparison.sqnr_db
     shown = f"{metric.title} {metric.show(comparison.model.value)}"
     return shown if sqnr_db is None else f"{shown}, SQNR {sqnr_db:.1f} dB"
 

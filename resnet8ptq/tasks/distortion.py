@@ -33,7 +33,8 @@ def noise_ratio(signal: Array, values: Array, transform: Transform | None = None
     for part in parts(signal):
         exact, noisy = (array[part].astype(np.float64) for array in (signal, values))
         if transform is not None:
-            exact, noisy = transform(exact), transform(noisy)
+            exact = transform(exact)
+            noisy = transform(noisy)
         power += float((exact**2).sum())
         noise += float(((exact - noisy) ** 2).sum())
     return noise / power if power else math.nan

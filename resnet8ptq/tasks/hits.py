@@ -28,7 +28,8 @@ class Hits(SampleValues):
     @classmethod
     def read(cls, arrays: Arrays, prefix: str = "", labels: str = "labels") -> Self:
         """Read the arrays that `Paired.arrays` returned, see `PairedTest.read_values`."""
-        predictions, true = arrays[f"{prefix}predictions"], arrays[labels]
+        predictions = arrays[f"{prefix}predictions"]
+        true = arrays[labels]
         check_columns([predictions, true], "i")
         return cls(predictions, true)
 

@@ -141,5 +141,6 @@ def name_ends(name: str, interval: Interval | None) -> Metrics:
     """Return the ends of an interval as metrics; None for an unknown interval."""
     low, high = interval or (None, None)
     if low is not None and math.isnan(low):
-        low, high = None, None
+        low = None
+        high = None
     return {f"{name}_low": low, f"{name}_high": high}

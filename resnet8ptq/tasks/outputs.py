@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.errors import ConfigError
 
-PROBABILITIES, LOGITS, VALUES = "probabilities", "logits", "values"  # kinds of outputs
+# kinds of outputs
+PROBABILITIES = "probabilities"
+LOGITS = "logits"
+VALUES = "values"
 
 Array = NDArray[Any]
 # Reduces the outputs of a batch to the part that is kept, where whole outputs are too large.

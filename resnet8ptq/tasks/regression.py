@@ -38,7 +38,8 @@ def _error_metric(name: str) -> Metric:
 
 
 def _score(primary: str, resamples: int, outputs: Outputs, targets: Targets) -> BootstrapScores:
-    exact, predicted = _flat(np.asarray(targets.labels)), _flat(outputs.values[0])
+    exact = _flat(np.asarray(targets.labels))
+    predicted = _flat(outputs.values[0])
     errors = np.abs(predicted - exact), np.abs(exact.mean(axis=0) - exact)
     absolute, absolute_of_mean = (error.mean(axis=1) for error in errors)
     squared, squared_of_mean = ((error**2).mean(axis=1) for error in errors)
@@ -61,7 +62,8 @@ def _flat(values: Array) -> NDArray[np.float64]:
 
 def _doubt(primary: str, baseline: BootstrapScores, expected: float | None) -> str | None:
     """Return a doubt if the error is not significantly below the error of predicting the mean."""
-    errors, of_mean = baseline.per_item, baseline.of_mean
+    errors = baseline.per_item
+    of_mean = baseline.of_mean
     assert errors is not None and of_mean is not None  # `_score` sets both
     if not of_mean.any() or Margin.of_mean(errors - of_mean).p_within <= SIGNIFICANCE:
         return None
@@ -80,7 +82,8 @@ def _keep_predictions(comparison: Comparison) -> dict[str, Array]:
 
 def _make(config: RegressionConfig, setting: TaskContext) -> Task:
     check_labels("regression", setting, "fiu", "values [N, ...]")
-    labels, shapes = np.asarray(setting.labels), list(setting.outputs.values())
+    labels = np.asarray(setting.labels)
+    shapes = list(setting.outputs.values())
     if len(shapes) != 1 or math.prod(size or 0 for size in shapes[0]) != labels[:1].size:
         classes = labels.ndim == 1 and (labels == labels.round()).all()
         raise ModelError(

@@ -51,7 +51,8 @@ def _score(
         pairs = _pair(targets.groups)
         if (exact[pairs[:, 0]] != exact[pairs[:, 1]]).any():
             raise DataError("data.groups: a pair has two scores; expected one")
-        values, exact = _cosine(values[pairs[:, 0]], values[pairs[:, 1]]), exact[pairs[:, 0]]
+        values = _cosine(values[pairs[:, 0]], values[pairs[:, 1]])
+        exact = exact[pairs[:, 0]]
     predicted = values.reshape(-1)
     return BootstrapScores(
         outputs,
@@ -110,7 +111,8 @@ def _correlate_ranks(one: Values, other: Values) -> Callable[[NDArray[np.int64]]
 
 def _doubt(baseline: Scores, expected: float | None) -> str | None:
     """Doubt a correlation that is not significantly above 0, or is below `expected`."""
-    shown, interval = f"Spearman {baseline.value:.4f}", baseline.per_sample.interval
+    shown = f"Spearman {baseline.value:.4f}"
+    interval = baseline.per_sample.interval
     return f"NEAR ZERO, {shown}" if interval[0] <= 0 else doubt_below(shown, interval, expected)
 
 

@@ -34,7 +34,8 @@ Values = NDArray[np.float64]
 
 def wilson(correct: int, total: int) -> Interval:
     """Return the 95% Wilson score interval of a proportion (Wilson, 1927)."""
-    z, p = Z95, correct / total
+    z = Z95
+    p = correct / total
     scale = 2 * (total + z**2)
     centre = (2 * total * p + z**2) / scale
     half_width = z / scale * math.sqrt(4 * total * p * (1 - p) + z**2)
@@ -118,7 +119,8 @@ class Margin:
     def _items_of_no_change(self, items: int, level: float) -> float:
         """Return the sample size at which the test decides if no item changes."""
         # The z grows, and the correction shrinks, with the root of the sample size.
-        z, needed = abs(self.z), float(ndtri(1 - level))
+        z = abs(self.z)
+        needed = float(ndtri(1 - level))
         return items * ((needed + math.sqrt(needed**2 + 4 * z * self.correction)) / (2 * z)) ** 2
 
     @classmethod
@@ -200,7 +202,8 @@ def invert(margin: Callable[[float], Margin]) -> Interval:
 
 def find_edge(above: Callable[[float], bool]) -> float:
     """Return the loss between -1 and 1 from which on a condition holds."""
-    low, high = -1.0, 1.0
+    low = -1.0
+    high = 1.0
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (low, middle) if above(middle) else (middle, high)
@@ -252,7 +255,9 @@ def crossed_mean(values: Values) -> CrossedMean:
     Variance Components", Biometrics Bulletin 2, 1946).
     """
     draws, samples = values.shape
-    mean, by_sample, by_draw = float(values.mean()), values.mean(axis=0), values.mean(axis=1)
+    mean = float(values.mean())
+    by_sample = values.mean(axis=0)
+    by_draw = values.mean(axis=1)
     rest = values - by_sample - by_draw[:, np.newaxis] + mean
     freedoms = samples - 1, draws - 1, (samples - 1) * (draws - 1)
     parts = (
@@ -306,7 +311,8 @@ def auc(scores: NDArray[np.floating], positive: NDArray[np.bool_]) -> Auc:
     Args:
         positive: [n], with samples of both kinds.
     """
-    positives, negatives = scores[positive], scores[~positive]
+    positives = scores[positive]
+    negatives = scores[~positive]
     both = _midranks(np.concatenate([positives, negatives]))
     above = (both[: len(positives)] - _midranks(positives)) / len(negatives)
     below = 1 - (both[len(positives) :] - _midranks(negatives)) / len(positives)
@@ -330,7 +336,8 @@ def delong(ours: Auc, theirs: Auc) -> tuple[Interval, float]:
     DeLong, DeLong and Clarke-Pearson, "Comparing the Areas under Two or More Correlated Receiver
     Operating Characteristic Curves: A Nonparametric Approach", Biometrics 44, 1988; two-sided.
     """
-    difference, error = ours.value - theirs.value, delong_error(ours, theirs)
+    difference = ours.value - theirs.value
+    error = delong_error(ours, theirs)
     if error == 0:
         return (difference, difference), float(difference == 0)
     half_width = Z95 * error
@@ -350,7 +357,8 @@ def ratio_interval(values: Values, weights: Values) -> Interval | None:
     The linearized variance of a ratio estimator (Cochran, Sampling Techniques, 1977, 6.4), with
     Student's distribution.
     """
-    items, total = len(values), float(weights.sum())
+    items = len(values)
+    total = float(weights.sum())
     if items < 2 or total == 0:
         return None
     ratio = float(values.sum()) / total
@@ -420,8 +428,10 @@ def bootstrap_p(differences: Values) -> float:
     that rank on, with the standard error of the replicates.
     """
     finite = drop_undefined(differences)
-    below, above = int((finite <= 0).sum()), int((finite >= 0).sum())
-    beyond, counted = min(below, above), len(finite) + 1
+    below = int((finite <= 0).sum())
+    above = int((finite >= 0).sum())
+    beyond = min(below, above)
+    counted = len(finite) + 1
     counts = beyond >= COUNTABLE or len(finite) <= 2 * COUNTABLE
     error = 0.0 if counts else float(finite.std(ddof=1))
     if not error > 0:
@@ -454,7 +464,8 @@ def above_chance(labels: NDArray[np.int64], predictions: NDArray[np.int64], clas
     all labels are equal, the order has no effect, and chance is guessing among equally likely
     classes.
     """
-    total, hits = len(labels), int((labels == predictions).sum())
+    total = len(labels)
+    hits = int((labels == predictions).sum())
     true, said = (np.bincount(c, minlength=classes) / 1.0 for c in (labels, predictions))
     if true.max() == total:
         return binomial_tail(hits, total, 1 / classes)

@@ -159,7 +159,9 @@ class Task:
 
     def metrics(self, comparison: Comparison) -> Metrics:
         """Return every metric of a comparison, by MLflow name."""
-        name, model, baseline = self.metric.name, comparison.model, comparison.baseline
+        name = self.metric.name
+        model = comparison.model
+        baseline = comparison.baseline
         metrics = {
             name: model.value,
             f"{BASELINE}{name}": baseline.value,

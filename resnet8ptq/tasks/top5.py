@@ -43,7 +43,8 @@ def _score(outputs: Outputs, targets: Targets) -> Top5Scores:
 
 def _doubt(baseline: Top5Scores, expected: float | None) -> str | None:
     """Doubt an accuracy that is not significantly above guessing, or is below `expected`."""
-    interval, shown = baseline.per_sample.interval, TOP5_ACCURACY.show(baseline.value)
+    interval = baseline.per_sample.interval
+    shown = TOP5_ACCURACY.show(baseline.value)
     if interval[0] <= TOP / baseline.outputs.values[0].shape[1]:
         return f"NEAR CHANCE, {shown}"
     return doubt_below(shown, interval, expected)

@@ -81,7 +81,8 @@ class Paired:
 
     def select(self, rows: NDArray[np.bool_]) -> "Paired | None":
         """Return the values of some samples; None if they are not kept by sample."""
-        model, baseline = self.model.select(rows), self.baseline.select(rows)
+        model = self.model.select(rows)
+        baseline = self.baseline.select(rows)
         return None if model is None or baseline is None else Paired(model, baseline)
 
     def arrays(self) -> dict[str, Array]:
@@ -93,7 +94,8 @@ class Paired:
 
     def same_samples(self, other: Self) -> bool:
         """Return whether another run has the same samples, by the arrays that models share."""
-        ours, theirs = self.baseline.arrays(), other.baseline.arrays()
+        ours = self.baseline.arrays()
+        theirs = other.baseline.arrays()
         return all(np.array_equal(ours[name], theirs[name]) for name in self.baseline.shared)
 
     def margin_over(self, other: Self, metric: Metric, limit: float, items: int) -> Margin:

@@ -16,11 +16,35 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 # Allowed after the question mark of a database's address: none of them holds a secret.
 PARAMETERS = frozenset(
     (
-        *("host", "port", "options", "application_name", "connect_timeout", "client_encoding"),
-        *("target_session_attrs", "channel_binding", "gssencmode", "keepalives", "charset"),
-        *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslcrl", "ssl_ca", "ssl_cert", "ssl_key"),
-        *("unix_socket", "driver", "Encrypt", "TrustServerCertificate"),
-        *("mode", "cache", "uri", "timeout", "nolock", "immutable"),  # SQLite's
+        "host",
+        "port",
+        "options",
+        "application_name",
+        "connect_timeout",
+        "client_encoding",
+        "target_session_attrs",
+        "channel_binding",
+        "gssencmode",
+        "keepalives",
+        "charset",
+        "sslmode",
+        "sslrootcert",
+        "sslcert",
+        "sslkey",
+        "sslcrl",
+        "ssl_ca",
+        "ssl_cert",
+        "ssl_key",
+        "unix_socket",
+        "driver",
+        "Encrypt",
+        "TrustServerCertificate",
+        "mode",
+        "cache",
+        "uri",
+        "timeout",
+        "nolock",
+        "immutable",  # SQLite's
     )
 )
 _SERVERS = ("http", "https")

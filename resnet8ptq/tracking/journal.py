@@ -41,7 +41,8 @@ def _check_name(file: str) -> str:
     return file
 
 
-_MAX_MS, _MAX_SIZE = 2**53, 2**48
+_MAX_MS = 2**53
+_MAX_SIZE = 2**48
 # The folder may come from others; MLflow and numpy would take any value far. An id gets into
 # queries, a dtype holds numbers only.
 Id = Annotated[str, Field(pattern=r"^\w+$")]

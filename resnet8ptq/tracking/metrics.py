@@ -23,8 +23,15 @@ SAMPLES = f"{TEST}samples"  # the number of scored samples
 _SYSTEM = "system/"  # MLflow's, with a page of its own
 # Groups of the record of which MLflow shows the metrics that are described here alone.
 _FILED = (
-    *("baseline", "batch1", "choice", "ci95", "class"),
-    *("counts", "output", "paired", "system"),
+    "baseline",
+    "batch1",
+    "choice",
+    "ci95",
+    "class",
+    "counts",
+    "output",
+    "paired",
+    "system",
 )
 
 

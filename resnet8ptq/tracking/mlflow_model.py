@@ -96,7 +96,8 @@ def log_model(store: Store, run_id: str, journal: Journal, folder: Path) -> None
     with np.load(folder / EXAMPLE, allow_pickle=False) as arrays:
         example = arrays["inputs"]
     if backend.serving != _ONNX:
-        shapes, outputs = _shapes(example), described.outputs
+        shapes = _shapes(example)
+        outputs = described.outputs
         values = feed(example, list(shapes))
         dtypes = [[name, array.dtype.name] for name, array in values.items()]  # MLflow sorts a dict
         served = {"outputs": list(outputs), "engine": described.engine, "inputs": dtypes}
@@ -156,7 +157,8 @@ def _pyfunc(path: Path, serving: str, config: dict[str, Any]) -> dict[str, Any]:
 
 def _shapes(example: NDArray[Any]) -> dict[str, tuple[int, ...]]:
     """Return the shape of each input, with -1 for the batch and the length of texts."""
-    names, masked = names_of(example.dtype), find_masked(example.dtype)
+    names = names_of(example.dtype)
+    masked = find_masked(example.dtype)
     if not names:
         return {"input": (-1, *example.shape[1:])}
     shapes = {name: example.dtype[name].shape for name in names}

@@ -23,15 +23,26 @@ MOST = 25  # params that MLflow shows of a run
 GROUPS = ("backend", "dtype", "calib", "model", "data", "preprocess")  # params of their own
 MAIN = (
     *GROUPS,
-    *("calib.percentile", "method", "per_channel", "seed", "threads"),
+    "calib.percentile",
+    "method",
+    "per_channel",
+    "seed",
+    "threads",
     "task.name",
 )
 # Settings of the program around a run.
 _OUTSIDE = ("report.columns", "sweep.", "tracking.", "cache_dir", "per_backend.")
 # Values that the run resolved, of those that MLflow shows.
 RESOLVED = (
-    *("dataset", "scored_as", "weight_dtype", "activation_dtype", "execution", "engine"),
-    *("excluded_nodes", "planned_bits", "cut_short"),
+    "dataset",
+    "scored_as",
+    "weight_dtype",
+    "activation_dtype",
+    "execution",
+    "engine",
+    "excluded_nodes",
+    "planned_bits",
+    "cut_short",
 )
 
 

@@ -244,7 +244,8 @@ class RunRecord(BaseModel):
     @classmethod
     def of_mlflow(cls, run: Any, store_words: Sequence[str] = ()) -> Self:
         """Return the record of an MLflow run; raise the errors of `of`."""
-        info, data = run.info, run.data
+        info = run.info
+        data = run.data
         return cls.of(
             info.run_id,
             complete(data.params),
@@ -402,13 +403,15 @@ class RunRecord(BaseModel):
 
     def delta(self, metric: Metric) -> float | None:
         """Return the run's value minus FP32's; None if either was not measured."""
-        value, baseline = self.value_of(metric), self.value_of(metric, BASELINE)
+        value = self.value_of(metric)
+        baseline = self.value_of(metric, BASELINE)
         return None if value is None or baseline is None else value - baseline
 
     @property
     def size_reduction(self) -> float | None:
         """The fraction of the FP32 file's bytes that the model saves."""
-        size, baseline = self.size_bytes, self.fp32_size_bytes
+        size = self.size_bytes
+        baseline = self.fp32_size_bytes
         return None if size is None or not baseline else 1 - size / baseline
 
     def interval(self, name: str) -> tuple[float, float] | None:
@@ -479,12 +482,25 @@ class RunRecord(BaseModel):
 
 
 _READ = (
-    *("run_id", "params", "metrics", "tags", "artifact_uri", "ended", "in_folder", "unread"),
+    "run_id",
+    "params",
+    "metrics",
+    "tags",
+    "artifact_uri",
+    "ended",
+    "in_folder",
+    "unread",
     "store_words",
 )
 # The columns of a frame that are no fields, and the fields that are no columns.
 _DERIVED = (
-    *("framework", "dtype", "calibration", "weights", "cpu", "samples_from", "deploy_command"),
+    "framework",
+    "dtype",
+    "calibration",
+    "weights",
+    "cpu",
+    "samples_from",
+    "deploy_command",
 )
 _NO_COLUMNS = {*_READ[1:], "settings"}
 # The columns that a notebook shows.

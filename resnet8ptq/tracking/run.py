@@ -79,7 +79,8 @@ class Run:
         self, data: Dataset, calibration: CalibrationSet, class_names: Sequence[str] = ()
     ) -> None:
         """Log the calibration and test images with their digests, and the class names."""
-        drawn, test = calibration.split, data.test
+        drawn = calibration.split
+        test = data.test
         self.journal.datasets = [
             _describe(f"{data.name}-calibration", drawn, calibration.digest, "calibration"),
             _describe(f"{data.name}-test", test, test.digest, "test"),
@@ -148,7 +149,8 @@ class Run:
 
 
 def _describe(name: str, split: Split, digest: str, context: str) -> DataSet:
-    images, targets = split.images, split.labels
+    images = split.images
+    targets = split.labels
     if targets is not None and targets.dtype.kind == "V":
         targets = None  # MLflow has no type for boxes
     return DataSet(
@@ -240,7 +242,8 @@ def restart_parent(store: Store, earlier: RunRecord, folder: Path) -> str:
     """
     before = Path(earlier.folder)
     kept = _load_parent(store, earlier, before)
-    kept.status, kept.end_ms = "RUNNING", None
+    kept.status = "RUNNING"
+    kept.end_ms = None
     kept.tags |= {"status": "running", "folder": str(folder)}
     kept.save(folder)
     upload.log_batch(store, earlier.run_id, tags=kept.tags)
@@ -263,7 +266,8 @@ def _load_parent(store: Store, earlier: RunRecord, folder: Path) -> Journal:
         )
     except TrackingError as error:
         log.warning("%s; it is restored from the tracking store", error)
-    name, tags = earlier.name or "sweep", dict(earlier.tags)
+    name = earlier.name or "sweep"
+    tags = dict(earlier.tags)
     start_ms = store.client.get_run(earlier.run_id).info.start_time
     return Journal(name, store.experiment_name, None, earlier.run_id, key, start_ms, tags=tags)
 

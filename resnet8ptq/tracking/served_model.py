@@ -24,8 +24,10 @@ class ServedModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
 
     def load_context(self, context: Any) -> None:
         """Load the logged artifact and its runtime; MLflow calls this before `predict`."""
-        config, path = context.model_config, Path(context.artifacts["model"])
-        self.names, self.inputs = config["outputs"], dict(config["inputs"])
+        config = context.model_config
+        path = Path(context.artifacts["model"])
+        self.names = config["outputs"]
+        self.inputs = dict(config["inputs"])
         serving = _import(Path(context.artifacts["serving"]))
         run: Run = serving.load(path, config["engine"])
         self.run = run if serving.PARALLEL else _one_at_a_time(run)

@@ -43,7 +43,8 @@ logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 _TAGS = {view.TAG: view.VALUE, "mlflow.experimentKind": "custom_model_development"}
 ID = re.compile(r"\w+")  # of a run; other characters would change a query or a command
 HEALTH_S = 10  # timeout of a server's health check
-DATABASE, _LOCAL = "mlflow.db", artifacts.SQLITE
+DATABASE = "mlflow.db"
+_LOCAL = artifacts.SQLITE
 _MEMORY = "/dev/shm"  # Linux's
 _DAMAGED = ("disk image is malformed", "file is not a database")  # SQLite's words
 
@@ -137,7 +138,8 @@ def _name(uri: str, experiment: str) -> list[str]:
     words = []
     database = Path(uri.removeprefix(_LOCAL))
     if uri.startswith(_LOCAL) and database.name == DATABASE:
-        root, current = database.parent, Path.cwd()
+        root = database.parent
+        current = Path.cwd()
         root = root.relative_to(current) if root.is_relative_to(current) else root
         if root != Path(TrackingConfig.root):
             words.append(f"root={root}")
@@ -311,7 +313,8 @@ def _find_experiment(store: Store, folder: Path | None) -> Store:
     Args:
         folder: of a new experiment's artifacts; None: MLflow's default.
     """
-    client, name = store.client, store.experiment_name
+    client = store.client
+    name = store.experiment_name
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         location = None if folder is None else (folder / safe_name(name)).as_uri()

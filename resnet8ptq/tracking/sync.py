@@ -51,7 +51,8 @@ def sync(store: Store, root: Path, wait_s: float = 0) -> Synced:
         wait_s: seconds to wait for a job whose process is about to end.
     """
     pairs = _load_all(root, store.experiment_name)
-    synced, known = Synced(), _find_known(store, [kept for _, kept in pairs])
+    synced = Synced()
+    known = _find_known(store, [kept for _, kept in pairs])
     ids: dict[str | None, str] = {}  # run ids in the folders -> in this store
     for folder, kept in track(pairs, "runs", "runs"):
         record = known.get(kept.key)

@@ -15,18 +15,33 @@ TAG = f"mlflow.sharedViewState.{KEY}"
 
 # Primary metrics of the tasks; the UI leaves out the columns that no run has.
 _SCORES = (
-    *("accuracy_percent", "top5_accuracy_percent", "auc", "ap", "spearman", "mae", "rmse"),
-    *("custom_metric", "custom_metric_percent"),
+    "accuracy_percent",
+    "top5_accuracy_percent",
+    "auc",
+    "ap",
+    "spearman",
+    "mae",
+    "rmse",
+    "custom_metric",
+    "custom_metric_percent",
 )
 _NUMBERS = (
     *_SCORES,
-    *("loss_points", "loss", "loss_percent", "size_kb", "latency_ms", "speedup"),
-    *("agreement_percent", "sqnr_db", "timed_alone/latency_ms"),
+    "loss_points",
+    "loss",
+    "loss_percent",
+    "size_kb",
+    "latency_ms",
+    "speedup",
+    "agreement_percent",
+    "sqnr_db",
+    "timed_alone/latency_ms",
 )
 COLUMNS = (
     "tags.`verdict`",
     *(f"metrics.`{name}`" for name in _NUMBERS),
-    *("params.`dataset`", "params.`model`"),
+    "params.`dataset`",
+    "params.`model`",
 )
 # In pixels. The wide name holds backend, dtype, calibration and what else varies.
 _WIDTHS = {
@@ -35,7 +50,9 @@ _WIDTHS = {
     **{column: max(90, 9 * len(column) - 60) for column in COLUMNS},
     COLUMNS[0]: 120,  # unsupported
 }
-_TRADE_OFFS, _LEADING = "Trade-offs", "Model metrics"  # MLflow's name for metrics without a group
+# MLflow's name for metrics without a group
+_TRADE_OFFS = "Trade-offs"
+_LEADING = "Model metrics"
 # Of the chart view: open first, the groups of metrics folded below.
 _SECTIONS = (_TRADE_OFFS, _LEADING, "unquantized", "test", "timed_alone")
 

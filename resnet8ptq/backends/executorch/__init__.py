@@ -4,8 +4,18 @@ from resnet8ptq.core.descriptor import Backend
 
 # PT2E quantizes them, and XNNPACK has 8-bit kernels for them.
 OPERATORS = {
-    *("Conv", "Gemm", "MatMul", "Add", "Mul", "Relu", "Clip", "MaxPool", "GlobalAveragePool"),
-    *("Transpose", "Reshape", "Flatten"),
+    "Conv",
+    "Gemm",
+    "MatMul",
+    "Add",
+    "Mul",
+    "Relu",
+    "Clip",
+    "MaxPool",
+    "GlobalAveragePool",
+    "Transpose",
+    "Reshape",
+    "Flatten",
 }
 
 BACKEND = Backend(

@@ -81,9 +81,11 @@ def _decode(payload: bytes) -> Any:
     from executorch.exir._serialize._flatbuffer import _flatc_decompile
 
     header = xnnpack.XNNHeader.from_bytes(payload[: xnnpack.XNNHeader.EXPECTED_LENGTH])
-    start, size = header.flatbuffer_offset, header.flatbuffer_size
+    start = header.flatbuffer_offset
+    size = header.flatbuffer_size
     with TemporaryDirectory() as scratch:
-        schema, graph = Path(scratch, "schema.fbs"), Path(scratch, "graph.bin")
+        schema = Path(scratch, "schema.fbs")
+        graph = Path(scratch, "graph.bin")
         schema.write_bytes(xnnpack._get_schema_bytes())
         graph.write_bytes(payload[start : start + size])
         _flatc_decompile(scratch, str(schema), str(graph))

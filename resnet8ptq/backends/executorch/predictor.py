@@ -42,7 +42,8 @@ class _Pool:
             from executorch.extension.pybindings import portable_lib
 
             portable_lib._unsafe_reset_threadpool(threads)
-        self.threads, self.replaced = threads, self.replaced + 1
+        self.threads = threads
+        self.replaced = self.replaced + 1
 
 
 _POOL = _Pool()
@@ -85,7 +86,8 @@ class Network:
         from executorch.runtime import Runtime
 
         program = Runtime.get().load_program(self.content)
-        self._method, self._pool = program.load_method("forward"), _POOL.replaced
+        self._method = program.load_method("forward")
+        self._pool = _POOL.replaced
         self._most = program.metadata("forward").input_tensor_meta(0).sizes()[0]
 
 
@@ -103,7 +105,8 @@ def find_missing(content: bytes) -> list[str]:
 @contextmanager
 def _without_stderr() -> Iterator[None]:
     """Drop the log of the runtime's C++ code, about missing CPU files and new threads."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)
         yield

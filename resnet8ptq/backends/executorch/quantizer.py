@@ -90,8 +90,10 @@ class ExecutorchQuantizer(Quantizer):
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
         """Quantize with PT2E, lower to XNNPACK and save; count the 8-bit layers."""
-        config, path = self.config, folder / MODEL_FILE
-        module, example = load_torch_module(model.onnx_path), Example.of(calibration)
+        config = self.config
+        path = folder / MODEL_FILE
+        module = load_torch_module(model.onnx_path)
+        example = Example.of(calibration)
         chosen: dict[str, Range] = {}
         if not config.dtype.is_fp32:
             proto = onnx.load(model.onnx_path)
@@ -150,7 +152,8 @@ class ExecutorchQuantizer(Quantizer):
 
 def _check_run(content: bytes, module: Any, calibration: Split) -> None:
     """Run one sample; raise `UnsupportedError` if this fails, or differs entirely from `module`."""
-    why, mend = "backend=executorch: the runtime cannot run the file", "try backend=onnx"
+    why = "backend=executorch: the runtime cannot run the file"
+    mend = "try backend=onnx"
     for batch in calibration.take(np.arange(min(1, len(calibration)))).batches(1):
         with errors_as(UnsupportedError, why, mend):
             outputs = predictor.Network(content, 1)(batch)

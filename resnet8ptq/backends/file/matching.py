@@ -89,7 +89,8 @@ def _read(key: str, name: str, value: Any) -> dict[str, Any]:
 
 def _is_plain(value: Mapping[str, Any]) -> bool:
     """Return whether `axes` is a permutation of all axes, and the scale a positive number."""
-    axes, scale = value.get("axes"), value.get("scale")
+    axes = value.get("axes")
+    scale = value.get("scale")
     ordered = axes is None or (
         isinstance(axes, list) and {*axes} == {*range(len(axes))} and len({*axes}) == len(axes)
     )

@@ -219,7 +219,8 @@ class _Graph:
         if any(name not in self.constants for name in names):
             return {}
         values = [numpy_helper.to_array(self.constants[name]) for name in names]
-        levels, scale = values[0].astype(np.float32), values[1].astype(np.float32)
+        levels = values[0].astype(np.float32)
+        scale = values[1].astype(np.float32)
         zero = values[2].astype(np.float32) if len(values) > 2 else np.float32(0)
         if scale.ndim == 1 and scale.size > 1:
             sizes = [1] * levels.ndim

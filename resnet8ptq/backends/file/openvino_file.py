@@ -77,7 +77,8 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     graph = archive.read(content)
     rounded_from: set[str] = set()  # names of operators, as `varying`
     varying: set[str] = set()
-    inner, values = [], []
+    inner = []
+    values = []
     for operator in graph.get_ordered_ops():
         sources = [value.get_node() for value in operator.input_values()]
         names = [source.get_friendly_name() for source in sources]

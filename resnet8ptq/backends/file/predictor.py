@@ -43,7 +43,8 @@ class MatchedNetwork:
 
     def __call__(self, batch: NDArray[Any]) -> list[NDArray[np.float32]]:
         """Return each output [n, ...]; with a fixed batch size, run in parts of that size."""
-        arrays, size = self._prepare(batch), self.contents.batch or len(batch)
+        arrays = self._prepare(batch)
+        size = self.contents.batch or len(batch)
         parts = []
         for start in range(0, len(batch), size):
             some = [array[start : start + size] for array in arrays]
@@ -82,7 +83,8 @@ def _to_dtype(values: NDArray[Any], port: Port, one: dict[str, Any]) -> NDArray[
     wanted = np.dtype(port.dtype)
     if wanted.kind not in "iu" or values.dtype.kind != "f":
         return np.ascontiguousarray(values.astype(wanted))
-    scale, zero_point = one.get("scale"), one.get("zero_point") or 0
+    scale = one.get("scale")
+    zero_point = one.get("zero_point") or 0
     if scale is None:
         levels = values
         if not np.array_equal(np.rint(values), values):

@@ -86,7 +86,8 @@ class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]
 
     def __init__(self, module: Any, nodes: Any) -> None:
         super().__init__(module)
-        self.nodes, self.values = nodes, dict[Any, Any]()
+        self.nodes = nodes
+        self.values = dict[Any, Any]()
 
     def run_node(self, n: Any) -> Any:
         """Run a node."""

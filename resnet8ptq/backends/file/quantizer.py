@@ -81,8 +81,10 @@ class FileQuantizer(Quantizer):
 
     def fit(self, model: Fp32Model) -> dict[str, object]:
         """Match inputs and outputs, and find the framework of FP32; see `contract.Quantizer`."""
-        options, contents = self._options, self._admitted.contents
-        contract, path = model.contract, self._path
+        options = self._options
+        contents = self._admitted.contents
+        contract = model.contract
+        path = self._path
         inputs = match_inputs(contract.inputs, contents.inputs, options.inputs, path)
         outputs = match_outputs(contract.outputs, contents.outputs, options.outputs, path)
         backend = replace(
@@ -101,7 +103,8 @@ class FileQuantizer(Quantizer):
         """Copy the file as a single file; see `contract.Quantizer`."""
         self.resolve()
         admitted = self._admitted
-        contents, path = admitted.contents, folder / admitted.path.name
+        contents = admitted.contents
+        path = folder / admitted.path.name
         with files.atomic(path) as temporary:
             shutil.copyfile(admitted.path, temporary)
         in_float = len(contents.layers) - len(contents.narrowed)
@@ -124,17 +127,20 @@ class FileQuantizer(Quantizer):
 
     def _open_onnx(self, optimized: bool = True, without: Sequence[str] = ()) -> Run:
         reader = reading.reader_of(self._admitted.path)
-        content, threads = self._admitted.path.read_bytes(), self.runtime.threads
+        content = self._admitted.path.read_bytes()
+        threads = self.runtime.threads
         return self._match(reader.open_run(content, threads, optimized, without))
 
     def _open_tflite(self, reference: bool) -> Run:
         reader = reading.reader_of(self._admitted.path)
-        content, threads = self._admitted.path.read_bytes(), self.runtime.threads
+        content = self._admitted.path.read_bytes()
+        threads = self.runtime.threads
         return self._match(reader.open_run(content, threads, reference))
 
     def _match(self, run: RawRun) -> Run:
         """Return a function from network inputs to network outputs; `fit` has matched both."""
-        inputs, outputs = self._options.inputs or {}, self._options.outputs or {}
+        inputs = self._options.inputs or {}
+        outputs = self._options.outputs or {}
         return predictor.MatchedNetwork(run, self._admitted.contents, inputs, outputs)
 
     def load(self, path: Path, threads: int) -> Predictor:
@@ -183,6 +189,7 @@ class FileQuantizer(Quantizer):
         log.warning(
             "%s: TensorFlow's converter does not take %s: FP32 runs in ONNX Runtime, and the speed "
             "is compared across frameworks",
-            *(self._path.name, model.source.name),
+            self._path.name,
+            model.source.name,
         )
         return "onnx"

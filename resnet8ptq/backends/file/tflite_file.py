@@ -105,7 +105,8 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
 
 def _is_value(tensor: Any) -> bool:
     """Return whether a tensor holds floats, or integers with one scale."""
-    dtype, parameters = _NAMES[tensor.type], tensor.quantization
+    dtype = _NAMES[tensor.type]
+    parameters = tensor.quantization
     if dtype == "float32":
         return True
     has_scale = parameters is not None and parameters.scale is not None
@@ -113,7 +114,8 @@ def _is_value(tensor: Any) -> bool:
 
 
 def _inner(tensor: Any) -> Inner:
-    dtype, name = _NAMES[tensor.type], tflite.name_of(tensor)
+    dtype = _NAMES[tensor.type]
+    name = tflite.name_of(tensor)
     if dtype == "float32":
         return Inner(name)
     parameters = tensor.quantization
@@ -136,16 +138,19 @@ def _ports(model: Any, indices: Any, kind: str) -> tuple[Port, ...]:
 def _port(tensor: Any, name: str) -> Port:
     shape = tensor.shapeSignature if tensor.shapeSignature is not None else tensor.shape
     sizes = tuple(None if size < 0 else int(size) for size in shape)[1:]
-    name, dtype = name or tflite.name_of(tensor), _NAMES[tensor.type]
+    name = name or tflite.name_of(tensor)
+    dtype = _NAMES[tensor.type]
     parameters = tensor.quantization
     if dtype not in ("int8", "uint8", "int16") or parameters is None or parameters.scale is None:
         return Port(name, sizes, dtype)
-    scale, zero_point = float(parameters.scale[0]), int(parameters.zeroPoint[0])
+    scale = float(parameters.scale[0])
+    zero_point = int(parameters.zeroPoint[0])
     return rounded(Port(name, sizes, dtype), scale, zero_point, dtype)
 
 
 def _layer(layer: tflite.TfliteLayer) -> Layer:
-    weights, data = _NAMES[layer.weights.type], _NAMES[layer.input.type]
+    weights = _NAMES[layer.weights.type]
+    data = _NAMES[layer.input.type]
     return Layer(layer.code, layer.name, weights, data)
 
 

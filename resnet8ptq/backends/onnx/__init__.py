@@ -13,8 +13,12 @@ BACKEND = Backend(
     dynamic_operators=frozenset({"LSTM"}),
     search=Search(
         start=(
-            *("dtype=u8s8", "calib=minmax", "per_channel=true"),
-            *("format=auto", "float_output=true", "slim=true"),
+            "dtype=u8s8",
+            "calib=minmax",
+            "per_channel=true",
+            "format=auto",
+            "float_output=true",
+            "slim=true",
         ),
         sums_in_16_bits=True,
         fewer_bits=("reduce_range=true",),

@@ -83,12 +83,15 @@ def check(
     samples = kernel_noise.draw(calibration)
     if samples is None:
         return {}
-    defined, computed = open_file(optimized=False)(samples), open_file()(samples)
+    defined = open_file(optimized=False)(samples)
+    computed = open_file()(samples)
     noise = KernelNoise.of(defined, computed, lambda: open_fp32()(samples), LIMIT_DB)
     if noise.exceeds:
         log.warning(
             "%s: on %d calibration samples ONNX Runtime's optimized graph adds %s: %s",
-            *(name, len(samples), noise.describe()),
+            name,
+            len(samples),
+            noise.describe(),
             _explain(open_file, samples, defined, noise.kernels_db),
         )
     return noise.to_params()

@@ -44,7 +44,8 @@ def quantize(
     proto = onnx.load(onnx_path)
     stacks: list[str] = []
     if config.per_channel:
-        constants, several = Links(proto.graph).constants, find_stacks(proto.graph)
+        constants = Links(proto.graph).constants
+        several = find_stacks(proto.graph)
         nodes = [node for node in proto.graph.node if node.name in several]
         stacks = [node.name for node in nodes if node.input[1] in constants]
     if stacks:

@@ -22,7 +22,8 @@ from resnet8ptq.graph.session import OPTIMIZED, open_session
 _CONVERSIONS = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast"}
 _KERNEL = "_kernel_time"
 # ONNX Runtime's names of convolutions and matrix products: FusedConv, QGemm, ConvInteger, ...
-_LAYER, _INTEGER = re.compile("Conv|Gemm|MatMul"), re.compile("^Q|Integer|^DynamicQuantize")
+_LAYER = re.compile("Conv|Gemm|MatMul")
+_INTEGER = re.compile("^Q|Integer|^DynamicQuantize")
 Event = Mapping[str, Any]
 
 

@@ -105,7 +105,8 @@ class OnnxQuantizer(Quantizer):
             return weight_only.resolve(config)
         refuse_others(config, {**WITH_ACTIVATIONS, "method": (_METHODS, "")})
         weights = WeightScheme.of(config, bool(config.reduce_range))
-        dtype, symmetric = DTYPES[config.dtype.name][0], config.symmetric.activations
+        dtype = DTYPES[config.dtype.name][0]
+        symmetric = config.symmetric.activations
         # `fit` replaces `auto`, which depends on the network.
         file_format = {"qdq": "QDQ", "qoperator": "QOperator"}.get(config.format or "qdq")
         plan = Plan.of(decisions or self.asked, weights)
@@ -115,7 +116,8 @@ class OnnxQuantizer(Quantizer):
             refuse_others(config, _16_BITS_TAKES)
         if config.method == "dynamic":
             dynamic.check(config)
-            dtype, file_format = "uint8 (dynamic)", "IntegerOps"
+            dtype = "uint8 (dynamic)"
+            file_format = "IntegerOps"
         else:
             if config.method == "mixed":
                 dtype = f"{dtype}, uint8 (dynamic)"
@@ -196,7 +198,8 @@ class OnnxQuantizer(Quantizer):
         self, model: Fp32Model, decisions: Decisions, calibration: Split, folder: Path
     ) -> Artifact:
         """Quantize with ONNX Runtime, then rewrite the file where ONNX Runtime lacks an option."""
-        path, config = folder / MODEL_FILE, self.config
+        path = folder / MODEL_FILE
+        config = self.config
         calibrated: dict[str, Range] = {}
         details: dict[str, str] = {}
         with files.atomic(path) as temporary, tempfile.TemporaryDirectory() as scratch:
@@ -293,7 +296,8 @@ class OnnxQuantizer(Quantizer):
         params = run_once(self, artifact, calibration, predictor.check)
         if self.config.dtype.is_float:
             return params
-        path, threads = str(artifact.path), self.runtime.threads
+        path = str(artifact.path)
+        threads = self.runtime.threads
         open_fp32 = partial(open_runner, str(model.onnx_path), threads)
         open_file = partial(open_runner, path, threads)
         return params | checking.check(artifact.path.name, open_file, open_fp32, calibration)
@@ -304,7 +308,8 @@ class OnnxQuantizer(Quantizer):
         """Return the schemes of layers below 8 bits; none with method=weight_only."""
         if self.config.method == "weight_only":
             return {}
-        layers, products = weight_layers(graph), attention_products(graph)
+        layers = weight_layers(graph)
+        products = attention_products(graph)
         schemes = self.plan(decisions).narrow(layers, products).items()
         return {name: scheme for name, scheme in schemes if layers[name].name not in skipped}
 
@@ -420,7 +425,8 @@ def _lines_counted() -> Iterator[None]:
         message = record.getMessage()
         raises = message.startswith(("Increased scale", "Increasing scale"))
         cuts = message.startswith("Quantized bias") and "exceeds the range" in message
-        raised, cut = raised + raises, cut + cuts
+        raised = raised + raises
+        cut = cut + cuts
         # Scales of a normalization, which are per tensor: they have no second axis.
         vector = message.startswith("Axis ") and message.endswith("with rank 1")
         integers = message.startswith("Inference failed or unsupported type")  # such as a shape

@@ -79,7 +79,8 @@ def write_narrow_weights(network: onnx.GraphProto, schemes: Mapping[str, WeightS
     """
 
     def write(model: ir.Model) -> None:
-        layers, originals = weight_layers(network), Links(network)
+        layers = weight_layers(network)
+        originals = Links(network)
         nodes = {node.name: node for node in model.graph}
         for name, scheme in schemes.items():
             layer = layers[name]
@@ -124,7 +125,8 @@ def add_readers(model: ir.Model) -> None:
         producer = value.producer()
         if producer is not None and any(use.node.op_type in FUSED for use in value.uses()):
             copy = _copy_after(producer, value, f"{value.name}__output")
-            copy.type, copy.shape = value.type, value.shape
+            copy.type = value.type
+            copy.shape = value.shape
             graph.outputs[index] = copy
 
 

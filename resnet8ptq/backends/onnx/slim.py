@@ -82,7 +82,8 @@ def _drop_defaults(node: onnx.NodeProto, version: int) -> None:
         return
     schemas = onnx.defs.get_schema(node.op_type, version, node.domain).attributes
     for attribute in [*node.attribute]:
-        schema, value = schemas[attribute.name], helper.get_attribute_value(attribute)
+        schema = schemas[attribute.name]
+        value = helper.get_attribute_value(attribute)
         if attribute.name in _WINDOW_DEFAULTS:
             implied = set(value) <= {_WINDOW_DEFAULTS[attribute.name]}
         elif attribute.name == "kernel_shape":  # the weights have it

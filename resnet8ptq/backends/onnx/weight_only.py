@@ -77,7 +77,8 @@ def resolve(config: QuantizationConfig) -> Resolved:
         refuse_others(config, _HQQ_TAKES)
     if _EMBEDDING in find_operators(config):
         refuse_others(config, _EMBEDDING_TAKES)
-    symmetric, in_int8 = _is_symmetric(config), config.weight_only.int8_products
+    symmetric = _is_symmetric(config)
+    in_int8 = config.weight_only.int8_products
     bits = _bits(config)
     return Resolved(
         weight_dtype=f"int{bits}" if symmetric else f"uint{bits}",
@@ -161,7 +162,8 @@ def describe_left(
 
 def count_left(graph: onnx.GraphProto, skipped: Collection[str]) -> Counter[str]:
     """Count the convolutions and matrix products that stay in float, by operator."""
-    layers, taken = weight_layers(graph).values(), find_layers(graph, skipped)
+    layers = weight_layers(graph).values()
+    taken = find_layers(graph, skipped)
     return Counter(n.op_type for n in layers) - Counter(n.op_type for n in taken)
 
 
@@ -214,7 +216,9 @@ def write_as_products(names: Collection[str]) -> Pass:
 
 def _split(gemm: ir.Node) -> None:
     """Replace a Gemm by a MatMul, and an Add if it has a bias."""
-    write, name, output = Writer(gemm), str(gemm.name), str(gemm.outputs[0].name)
+    write = Writer(gemm)
+    name = str(gemm.name)
+    output = str(gemm.outputs[0].name)
     alpha, beta = (np.float32(gemm.attributes.get_float(key, 1.0)) for key in ("alpha", "beta"))
     values = values_of(input_of(gemm, 1))
     values = np.ascontiguousarray(values.T if gemm.attributes.get_int("transB", 0) else values)
@@ -230,7 +234,8 @@ def _split(gemm: ir.Node) -> None:
 
 
 def _algorithm(library: Any, config: QuantizationConfig, embeddings: bool) -> Any:
-    chosen, bits = config.weight_only, _bits(config)
+    chosen = config.weight_only
+    bits = _bits(config)
     if chosen.algorithm == "hqq":
         return library.HQQWeightOnlyQuantConfig(block_size=chosen.block_size, bits=bits)
     return library.DefaultWeightOnlyQuantConfig(

@@ -100,7 +100,8 @@ def quantize(proto: onnx.ModelProto, skipped: Collection[str], half: bool = Fals
         name = node.input[index]
         if name not in made:
             values = numpy_helper.to_array(constants[name])
-            stored, cast = f"{name}{LEVELS}", f"{name}__float"
+            stored = f"{name}{LEVELS}"
+            cast = f"{name}__float"
             nodes.append(
                 helper.make_node("Cast", [stored], [cast], f"{name}__Cast", to=TensorProto.FLOAT)
             )

@@ -11,7 +11,8 @@ from resnet8ptq.backends.openvino.library import library, open_front_end
 
 SUFFIX = ".zip"
 
-_GRAPH, _WEIGHTS = "model.xml", "model.bin"
+_GRAPH = "model.xml"
+_WEIGHTS = "model.bin"
 _ROOT = re.compile(rb"(<\?xml [^>]*\?>\s*)?<net\s")
 
 

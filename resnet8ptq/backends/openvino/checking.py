@@ -44,7 +44,8 @@ def check(
     samples = kernel_noise.draw(calibration)
     if samples is None or quantizer.config.dtype.is_float:
         return {}
-    name, threads = quantizer.config.backend.name, quantizer.runtime.threads
+    name = quantizer.config.backend.name
+    threads = quantizer.runtime.threads
     exact = open_network(artifact.path, threads, on_integers=False)
     singles = zip(*(exact(samples[n : n + 1]) for n in range(len(samples))), strict=True)
     defined = [np.concatenate(outputs) for outputs in singles]
@@ -53,13 +54,17 @@ def check(
     computed = open_network(artifact.path, threads)(samples)
     noise = KernelNoise.of(defined, computed, lambda: fp32, KERNELS_DB)
     if noise.exceeds:
-        resolved, mend = quantizer.resolve(), "try backend=onnx"
+        resolved = quantizer.resolve()
+        mend = "try backend=onnx"
         if kernels.saturates(resolved, (), machine.cpu()[1]):
             avoided = kernels.avoid_saturation(resolved)
             mend = f"this CPU has no VNNI, and 16-bit sums saturate; {avoided} avoids it"
         log.warning(
             "backend=%s: on %d calibration samples OpenVINO's integer kernels add %s: %s",
-            *(name, len(samples), noise.describe(), mend),
+            name,
+            len(samples),
+            noise.describe(),
+            mend,
         )
     return noise.to_params()
 

@@ -70,7 +70,8 @@ def _keep_reduced_axes(model: ir.Model) -> None:
             continue
         axes = _find_axes(node)
         if axes and not _is_rounded(node):
-            write, name = Writer(node), str(node.outputs[0].name)
+            write = Writer(node)
+            name = str(node.outputs[0].name)
             kept: dict[str, Any] = {**node.attributes, "keepdims": 1}
             whole = write(node.op_type, node.inputs, f"{name}__inner", **kept)
             replace_node(node, _chain(write, whole, [("Squeeze", axes)], name))
@@ -154,7 +155,8 @@ def _pad_with_zeros(model: ir.Model) -> None:
     for node in padding:
         widths = values_of(input_of(node, 1)).reshape(2, -1)
         if widths.shape[1] > 1 and widths[:, 1].any():
-            write, name = Writer(node), str(node.outputs[0].name)
+            write = Writer(node)
+            name = str(node.outputs[0].name)
             inside = _chain(write, input_of(node, 0), [("Unsqueeze", [1])], f"{name}__outside")
             wider = write.constant(f"{name}__pads", np.insert(widths, 1, 0, axis=1).reshape(-1))
             operands = [inside, wider, *node.inputs[2:]]

@@ -4,9 +4,26 @@ from resnet8ptq.backends.operators import SHARED
 from resnet8ptq.core.descriptor import Backend, Search
 
 OPERATORS = SHARED | {  # of TensorFlow's converter
-    *("MatMul", "ConvTranspose", "Sub", "Softmax", "LogSoftmax", "Tanh", "HardSwish", "PRelu"),
-    *("Slice", "Split", "Gather", "Pad", "Resize", "ReduceMax", "ReduceSum", "ArgMax"),
-    *("DepthToSpace", "SpaceToDepth", "Minimum", "Maximum"),
+    "MatMul",
+    "ConvTranspose",
+    "Sub",
+    "Softmax",
+    "LogSoftmax",
+    "Tanh",
+    "HardSwish",
+    "PRelu",
+    "Slice",
+    "Split",
+    "Gather",
+    "Pad",
+    "Resize",
+    "ReduceMax",
+    "ReduceSum",
+    "ArgMax",
+    "DepthToSpace",
+    "SpaceToDepth",
+    "Minimum",
+    "Maximum",
 }
 
 BACKEND = Backend(

@@ -28,12 +28,15 @@ def check(
     samples = kernel_noise.draw(calibration, SAMPLES)
     if samples is None:
         return {}
-    defined, computed = open_file(True)(samples), open_file(False)(samples)
+    defined = open_file(True)(samples)
+    computed = open_file(False)(samples)
     noise = KernelNoise.of(defined, computed, lambda: open_fp32()(samples), LIMIT_DB)
     if noise.exceeds:
         log.warning(
             "%s: on %d calibration samples LiteRT's kernels for this CPU add %s of its reference "
             "kernels; compare them on the device that will run the file",
-            *(name, len(samples), noise.describe()),
+            name,
+            len(samples),
+            noise.describe(),
         )
     return noise.to_params()

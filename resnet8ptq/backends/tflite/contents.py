@@ -19,7 +19,9 @@ ACTIVATIONS: dict[int, type[np.int8] | type[np.int16]] = {
     TensorType.INT16: np.int16,
 }
 
-_INT8_MEAN, _INT8_TRANSPOSE = 2, 2  # TensorFlow's version numbers of the operators
+# TensorFlow's version numbers of the operators
+_INT8_MEAN = 2
+_INT8_TRANSPOSE = 2
 _ALIGNMENT = 16  # of a buffer's data, from TFLite's schema
 _INTEGERS = {TensorType.INT8: np.int8, TensorType.INT32: np.int32, TensorType.INT64: np.int64}
 
@@ -189,7 +191,8 @@ def transpose_output(model: Any, number: int, axes: Sequence[int]) -> None:
     old = int(graph.outputs[number])
     tensor = copy.copy(graph.tensors[old])
     tensor.shape = [int(tensor.shape[axis]) for axis in axes]
-    tensor.shapeSignature, tensor.buffer = None, 0
+    tensor.shapeSignature = None
+    tensor.buffer = 0
     graph.tensors[old].name = name_of(tensor).encode() + b"_before"
     graph.tensors.append(tensor)
     new = len(graph.tensors) - 1
@@ -228,7 +231,8 @@ class _Builder(flatbuffers.Builder):  # type: ignore[misc]  # without types
 
     def __init__(self, share: bool) -> None:
         super().__init__(1024)
-        self._share, self._written = share, dict[tuple[str, bytes], int]()
+        self._share = share
+        self._written = dict[tuple[str, bytes], int]()
 
     def CreateNumpyVector(self, x: NDArray[Any]) -> int:  # noqa: N802
         key = (x.dtype.str, x.tobytes())

@@ -116,7 +116,8 @@ def _set_up(
 
     converter.representative_dataset = calibration
     # As in MLPerf Tiny: integers throughout, by default including input and output.
-    sets, dtype = tf.lite.OpsSet, tf.int8
+    sets = tf.lite.OpsSet
+    dtype = tf.int8
     operators = sets.TFLITE_BUILTINS_INT8
     if wide:
         operators = sets.EXPERIMENTAL_TFLITE_BUILTINS_ACTIVATIONS_INT16_WEIGHTS_INT8

@@ -36,7 +36,8 @@ def find(content: bytes, onnx_path: Path, batch: NDArray[Any]) -> dict[int, list
         content: a float file for one sample at a time.
         batch: network inputs [n, ...]; more samples distinguish more tensors.
     """
-    graph, file = _of_graph(onnx_path, batch), _of_file(content, batch)
+    graph = _of_graph(onnx_path, batch)
+    file = _of_file(content, batch)
     return {index: names for index, sketch in file.items() if (names := _nearest(sketch, graph))}
 
 
@@ -57,7 +58,8 @@ def _nearest(sketch: list[NDArray[np.float64]], known: Sketches) -> list[str]:
 
 def _of_graph(onnx_path: Path, batch: NDArray[Any]) -> Sketches:
     proto = onnx.load(onnx_path)
-    inputs, names = float_inputs(proto.graph), float_tensors(proto)
+    inputs = float_inputs(proto.graph)
+    names = float_tensors(proto)
     run = open_runner(expose(proto, names), 1)
     samples = (batch[n : n + 1] for n in range(len(batch)))
     return _sketch(

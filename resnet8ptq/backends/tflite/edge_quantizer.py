@@ -25,8 +25,18 @@ from resnet8ptq.precision.grid import fit_bias
 
 # Operators that only move values, or leave some out: they are quantized if their input is.
 MOVES = {
-    *("MAX_POOL_2D", "PAD", "MIRROR_PAD", "TRANSPOSE", "RESHAPE", "SQUEEZE", "EXPAND_DIMS"),
-    *("SLICE", "STRIDED_SLICE", "SPLIT", "SPACE_TO_DEPTH", "GATHER"),
+    "MAX_POOL_2D",
+    "PAD",
+    "MIRROR_PAD",
+    "TRANSPOSE",
+    "RESHAPE",
+    "SQUEEZE",
+    "EXPAND_DIMS",
+    "SLICE",
+    "STRIDED_SLICE",
+    "SPLIT",
+    "SPACE_TO_DEPTH",
+    "GATHER",
 }
 # Their constants get the scale of an activation, which ai-edge-quantizer (0.10) only does for equal
 # numbers of axes.
@@ -142,7 +152,8 @@ def quantize(
         log.warning(
             "%d of %d operators of the converted file stay in float: the ONNX graph has no tensors "
             "with their values, and so no ranges",
-            *(len(operators) - len(chosen), len(operators)),
+            len(operators) - len(chosen),
+            len(operators),
         )
     if not scheme.wide:  # its biases have 64 bits
         _fit_biases(model, ranges, scheme.per_channel)
@@ -237,7 +248,8 @@ def _integer_ends(
     graph = model.subgraphs[0]
     made = {int(index) for operator in operators for index in operator.outputs}
     taken = {int(index) for operator in operators for index in operator.inputs}
-    inputs, outputs = [*map(int, graph.inputs)], [*map(int, graph.outputs)]
+    inputs = [*map(int, graph.inputs)]
+    outputs = [*map(int, graph.outputs)]
     if asked is not None:
         return [(inputs, asked), (outputs, asked)]
     return [(inputs, taken.issuperset(inputs)), (outputs, made.issuperset(outputs))]

@@ -58,9 +58,12 @@ def _halve(model: Any, index: int, code: int) -> Any:
     tensors = model.subgraphs[0].tensors
     tensor = tensors[index]
     half = copy.copy(tensor)
-    half.type, half.name = TensorType.FLOAT16, f"{contents.name_of(tensor)}_float16".encode()
+    half.type = TensorType.FLOAT16
+    half.name = f"{contents.name_of(tensor)}_float16".encode()
     values = contents.read_floats(model, tensor).astype(np.float16)
-    half.buffer, tensor.buffer = len(model.buffers), 0  # the first buffer is empty
+    # the first buffer is empty
+    half.buffer = len(model.buffers)
+    tensor.buffer = 0
     model.buffers.append(schema.BufferT(data=values.reshape(-1).view(np.uint8)))
     tensors.append(half)
     return schema.OperatorT(

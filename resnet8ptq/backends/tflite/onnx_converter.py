@@ -44,7 +44,9 @@ log = logging.getLogger(__name__)
 FILE = "float.tflite"
 PARITY_SAMPLES = 100
 
-_SOURCE, _WRITTEN = "network.onnx", "network_float32.tflite"  # onnx2tf names its file so
+# onnx2tf names its file so
+_SOURCE = "network.onnx"
+_WRITTEN = "network_float32.tflite"
 _CODE = (
     "import sys, onnx2tf\n"
     "source, folder, *inputs = sys.argv[1:]\n"
@@ -132,7 +134,9 @@ def _to_dense_layers(model: ir.Model) -> None:
     dense layer, which has a scale for each channel and a bias.
     """
     for node in [node for node in model.graph if node.op_type == "MatMul"]:
-        weights, last, bias = input_of(node, 1), node, list[ir.Value]()
+        weights = input_of(node, 1)
+        last = node
+        bias = list[ir.Value]()
         if not weights.is_initializer() or values_of(weights).ndim != 2:
             continue
         channels, length = values_of(weights).shape
@@ -144,7 +148,9 @@ def _to_dense_layers(model: ir.Model) -> None:
         [output] = last.outputs
         # Behind a loop, the batch is not inferred.
         shape = [size if isinstance(size, int) else -1 for size in output.shape or ()]
-        write, rows, product = Writer(last), f"{output.name}__rows", f"{output.name}__product"
+        write = Writer(last)
+        rows = f"{output.name}__rows"
+        product = f"{output.name}__product"
         flat = write.constant(f"{rows}_shape", np.array([-1, channels]))
         whole = write.constant(f"{product}_shape", np.array(shape, np.int64))
         matrix = write("Reshape", [node.inputs[0], flat], rows)
@@ -169,7 +175,8 @@ def _call(proto: onnx.ModelProto, cache_root: Path) -> bytes:
 def _run(python: Path, content: bytes, inputs: Sequence[str]) -> bytes:
     """Run onnx2tf on an ONNX file's content; it writes to a temporary folder only."""
     with tempfile.TemporaryDirectory() as name:
-        folder, parent = Path(name), os.getpid()
+        folder = Path(name)
+        parent = os.getpid()
         source = folder / _SOURCE
         source.write_bytes(content)
 
@@ -197,7 +204,8 @@ def _check(
     Raises:
         ParityError: the file returns different outputs.
     """
-    label, run = environment.CONVERTER, predictor.open_run(content, 1)
+    label = environment.CONVERTER
+    run = predictor.open_run(content, 1)
     some = run(batch[:1])
     if len(some) != len(expected):
         raise ParityError(f"{label}: returns {len(some)} outputs, the network {len(expected)}")

@@ -191,7 +191,8 @@ class TfliteQuantizer(Quantizer):
         path = folder / MODEL_FILE
         self.fit(model)
         if self.config.dtype.is_fp32:
-            content, artifact = self._make_float(model, calibration), Artifact(path)
+            content = self._make_float(model, calibration)
+            artifact = Artifact(path)
         elif self.config.dtype.is_float:
             if decisions.in_float:
                 raise UnsupportedError(
@@ -208,7 +209,8 @@ class TfliteQuantizer(Quantizer):
             content = self._rewrite(content, model, decisions, calibration)
             artifact = self._read(content, path)
         if self.config.slim and not self.config.dtype.is_fp32:
-            slimmed, threads = slim.slim(content), self.runtime.threads
+            slimmed = slim.slim(content)
+            threads = self.runtime.threads
             whole, small = (predictor.open_run(file, threads) for file in (content, slimmed))
             check_same(whole, small, calibration.batches(self.config.calib.batch_size))
             content = slimmed
@@ -220,7 +222,8 @@ class TfliteQuantizer(Quantizer):
         params = run_once(self, artifact, calibration, lambda p: contents.read(p.read_bytes()))
         if self.config.dtype.is_float:
             return params
-        path, threads = artifact.path, self.runtime.threads
+        path = artifact.path
+        threads = self.runtime.threads
         open_file = partial(predictor.open_run, path.read_bytes(), threads)
         open_fp32 = partial(open_runner, str(model.onnx_path), threads)
         return params | checking.check(path.name, open_file, open_fp32, calibration)
@@ -277,12 +280,15 @@ class TfliteQuantizer(Quantizer):
         self, model: Fp32Model, decisions: Decisions, calibration: Split
     ) -> tuple[bytes, dict[str, Range]]:
         """Return the converted network, quantized, and the ranges by ONNX tensor name."""
-        config, network, preset = self.config, model.onnx_path, decisions.ranges
+        config = self.config
+        network = model.onnx_path
+        preset = decisions.ranges
         content = onnx_converter.convert(model, calibration, self.runtime)
         count = min(correspondence.SAMPLES, len(calibration))
         some = np.concatenate([*calibration.take(np.arange(count)).batches(count)])
         by_index = correspondence.find(content, network, some)
-        graph, file = onnx.load(network).graph, contents.read(content)
+        graph = onnx.load(network).graph
+        file = contents.read(content)
         rewriting.pools_to_means(file)
         skipped = find_float_nodes(graph, self.select(decisions))
         if config.per_channel:  # a product of several matrices has no such kernel
@@ -297,7 +303,8 @@ class TfliteQuantizer(Quantizer):
         activations = self.activations(model, decisions, calibration)
         ranges = activations.find_ranges(dict.fromkeys(names.values()))
         known = {index: ranges[name] for index, name in names.items() if name in ranges}
-        symmetric, integer_io = bool(config.symmetric.activations), self._options.integer_io
+        symmetric = bool(config.symmetric.activations)
+        integer_io = self._options.integer_io
         wide = self._is_wide
         scheme = edge_quantizer.Scheme(config.per_channel, symmetric or wide, integer_io, wide)
         return edge_quantizer.quantize(file, operators, known, scheme), ranges
@@ -320,7 +327,8 @@ class TfliteQuantizer(Quantizer):
         self, content: bytes, model: Fp32Model, decisions: Decisions, calibration: Split
     ) -> bytes:
         """Write changed weights and ranges into the converter's file, if there are any."""
-        config, plan = self.config, self.plan(decisions)
+        config = self.config
+        plan = self.plan(decisions)
         if config.method == "dynamic":
             return content
         changed = decisions.ranges or config.calib.name != "minmax" or model.uncorrected
@@ -366,7 +374,8 @@ def _activation_ranges(model: Any) -> dict[str, Range]:
     for tensor in model.subgraphs[0].tensors:
         if tensor.type in contents.ACTIVATIONS and not contents.is_constant(model, tensor):
             ends = np.iinfo(contents.ACTIVATIONS[tensor.type])
-            scale, zero_point = tensor.quantization.scale[0], tensor.quantization.zeroPoint[0]
+            scale = tensor.quantization.scale[0]
+            zero_point = tensor.quantization.zeroPoint[0]
             low, high = (float(scale) * (level - int(zero_point)) for level in (ends.min, ends.max))
             whole = contents.name_of(tensor)
             first = whole.partition(";")[0]

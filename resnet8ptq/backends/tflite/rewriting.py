@@ -31,8 +31,13 @@ _SAME_BIAS = 0.01  # of the largest bias
 
 # Operators by their effect on the range of their first input.
 _KEEP_RANGE = {
-    *("AVERAGE_POOL_2D", "MAX_POOL_2D", "PAD", "TRANSPOSE"),
-    *("RESHAPE", "SQUEEZE", "EXPAND_DIMS"),
+    "AVERAGE_POOL_2D",
+    "MAX_POOL_2D",
+    "PAD",
+    "TRANSPOSE",
+    "RESHAPE",
+    "SQUEEZE",
+    "EXPAND_DIMS",
 }
 _FIXED_RANGE = {"SOFTMAX", "LOGISTIC", "TANH", "L2_NORMALIZATION"}  # of the output
 _POOLS = ("AveragePool", "GlobalAveragePool")  # in ONNX
@@ -71,7 +76,8 @@ def rewrite(
         UnsupportedError: file and graph cannot be matched, see `match` and `scale_activations`.
         QuantizationError: the written file does not hold the chosen integers.
     """
-    model, nodes = contents.read(content), weight_layers(corrected)
+    model = contents.read(content)
+    nodes = weight_layers(corrected)
     narrow = plan.narrow(nodes)
     names = match(model, fp32)
     scale_activations(model, names, corrected, ranges)
@@ -98,7 +104,8 @@ def match(model: Any, fp32: onnx.GraphProto) -> list[str]:
     Raises:
         UnsupportedError: a layer of the file matches no node of the graph.
     """
-    nodes, left = weight_layers(fp32), list(weight_layers(fp32))
+    nodes = weight_layers(fp32)
+    left = list(weight_layers(fp32))
     names: list[str] = []
     seen: set[int] = set()
     for layer in contents.layers(model):
@@ -293,7 +300,8 @@ def _whole_pools(model: Any) -> list[Any]:
 def _covers(operator: Any, taken: Any, made: Any) -> bool:
     """Return whether a pool averages each channel of [N, H, W, C] over the whole map."""
     options = operator.builtinOptions
-    size, single = [options.filterHeight, options.filterWidth], [*made.shape[1:3]] == [1, 1]
+    size = [options.filterHeight, options.filterWidth]
+    single = [*made.shape[1:3]] == [1, 1]
     plain = options.fusedActivationFunction == ActivationFunctionType.NONE
     return plain and single and size == [*taken.shape[1:3]]
 
@@ -304,7 +312,8 @@ def _scale(tensor: Any, limits: Range | None) -> None:
             f"backend=tflite: {contents.name_of(tensor)}: the ONNX graph has no such activation, "
             "and so no range"
         )
-    low, high = min(limits[0], 0.0), max(limits[1], 0.0)
+    low = min(limits[0], 0.0)
+    high = max(limits[1], 0.0)
     scale = np.float32((high - low) / 255) or np.float32(1)
     tensor.quantization.scale = np.array([scale], np.float32)
     tensor.quantization.zeroPoint = np.array([round(-128 - low / float(scale))], np.int64)

@@ -17,7 +17,9 @@ BACKEND = Backend(
     operators="resnet8ptq.backends.torch:OPERATORS",
     search=Search(
         start=(
-            *("dtype=int8", "calib=minmax", "per_channel=true"),
+            "dtype=int8",
+            "calib=minmax",
+            "per_channel=true",
             "op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPool]",  # pools in float
         ),
         float16_weights=True,

@@ -27,17 +27,31 @@ with silenced():  # torchao warns of missing GPU kernels and of its own use of t
 
 _aten = torch.ops.aten
 LAYERS = (
-    *(_aten.conv1d.default, _aten.conv2d.default, _aten.conv3d.default),
-    *(_aten.conv2d.padding, _aten.linear.default, _aten.matmul.default),
+    _aten.conv1d.default,
+    _aten.conv2d.default,
+    _aten.conv3d.default,
+    _aten.conv2d.padding,
+    _aten.linear.default,
+    _aten.matmul.default,
 )
 _ARITHMETIC = (_aten.add.Tensor, _aten.mul.Tensor)
 _ACTIVATIONS = (_aten.relu.default, _aten.clamp.default, _aten.hardtanh.default)
 # These return values of their input, or means of them: the input's scale serves the output.
 _PASSING = (
-    *(_aten.permute.default, _aten.transpose.int, _aten.pad.default, _aten.constant_pad_nd.default),
-    *(_aten.reshape.default, _aten.view.default, _aten.flatten.using_ints, _aten.squeeze.dim),
-    *(_aten.avg_pool2d.default, _aten.adaptive_avg_pool2d.default, _aten.max_pool2d.default),
-    *(_aten.mean.dim, _aten.unsqueeze.default, _aten.dropout.default),
+    _aten.permute.default,
+    _aten.transpose.int,
+    _aten.pad.default,
+    _aten.constant_pad_nd.default,
+    _aten.reshape.default,
+    _aten.view.default,
+    _aten.flatten.using_ints,
+    _aten.squeeze.dim,
+    _aten.avg_pool2d.default,
+    _aten.adaptive_avg_pool2d.default,
+    _aten.max_pool2d.default,
+    _aten.mean.dim,
+    _aten.unsqueeze.default,
+    _aten.dropout.default,
 )
 _CAT = _aten.cat.default  # its inputs take its output's scale, which XNNPACK requires
 SOFTMAX = (_aten.softmax.int, _aten._softmax.default)

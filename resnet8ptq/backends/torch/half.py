@@ -34,7 +34,8 @@ def store(module: Any, layers: Collection[str]) -> int:
         names = [*_find_weights(module, call)] if call.target in layers else []
         for name in names:
             if name not in stored:
-                owner, key = module.get_submodule(name[0]), name[1]
+                owner = module.get_submodule(name[0])
+                key = name[1]
                 stored[name] = _halve(owner, key)
         count += any(stored[name] for name in names)
     return count

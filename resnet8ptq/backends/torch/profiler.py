@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from resnet8ptq.backends.contract import Key, Node, Predictor, Profiler, to_nodes
 
 _CONVERSIONS = {
-    *("aten::quantize_per_tensor", "aten::quantize_per_channel", "aten::dequantize"),
-    *("aten::to", "aten::_to_copy"),
+    "aten::quantize_per_tensor",
+    "aten::quantize_per_channel",
+    "aten::dequantize",
+    "aten::to",
+    "aten::_to_copy",
 }
 _CALL = "forward"  # of the whole network; its outputs are dequantized after it
 

@@ -20,7 +20,8 @@ from resnet8ptq.graph.torch_module import infer
 from resnet8ptq.models.gates import torch_archive
 from resnet8ptq.models.gates.exported_program import read
 
-MODEL_FILE, FORMAT = "model.pt2", "PT2"
+MODEL_FILE = "model.pt2"
+FORMAT = "PT2"
 
 _ops = torch.ops.quantized_decomposed
 ROUNDED = (

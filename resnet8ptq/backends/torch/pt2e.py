@@ -77,7 +77,9 @@ def _spell_out_norms(exported: Any) -> list[str]:
     batch normalization, it traces 96 patterns of trained convolutions, which takes minutes; and
     XNNPACK lacks the operator.
     """
-    graph, aten, names = exported.graph, torch.ops.aten, []
+    graph = exported.graph
+    aten = torch.ops.aten
+    names = []
     for node in graph.find_nodes(op="call_function", target=aten.batch_norm.default):
         values, *parameters, _, _, eps, _ = node.args
         weight, bias, mean, variance = (attrgetter(p.target)(exported) for p in parameters)

@@ -63,7 +63,8 @@ class TorchQuantizer(Quantizer):
 
     def resolve(self, decisions: Decisions | None = None) -> Resolved:
         """Return weight and activation dtype, engine, and which of the two takes 7 bits."""
-        config, fx_flow = self.config, self._options.flow == "fx"
+        config = self.config
+        fx_flow = self._options.flow == "fx"
         if config.dtype.name == "fp16":
             return resolve_half(config, file_format=self._flow[1].FORMAT)
         refuse_others(config, _TAKES if fx_flow else {**_TAKES, **_FX_ONLY})
@@ -98,9 +99,11 @@ class TorchQuantizer(Quantizer):
             UnsupportedError: method=dynamic, and the network has no linear layer.
         """
         self._set_up(self.runtime.threads)
-        config, options = self.config, self._options
+        config = self.config
+        options = self._options
         method, file = self._flow
-        path, example = folder / file.MODEL_FILE, torchscript.Example.of(calibration)
+        path = folder / file.MODEL_FILE
+        example = torchscript.Example.of(calibration)
         module = load_torch_module(model.onnx_path)
         if config.dtype.is_fp32:
             file.save(module, example, path, options.freeze)
@@ -182,7 +185,8 @@ class TorchQuantizer(Quantizer):
     @property
     def _activations(self) -> WeightScheme:
         """The scheme of the activations."""
-        config, integer = self.config, self._options.flow != "pt2e"
+        config = self.config
+        integer = self._options.flow != "pt2e"
         return WeightScheme(
             "uint8" if integer else DTYPES[config.dtype.name][0],
             symmetric=bool(config.symmetric.activations),
@@ -195,7 +199,8 @@ class TorchQuantizer(Quantizer):
 
         By default the weights, whose error is smaller, if each channel has a scale.
         """
-        config, reduce_range = self.config, self.config.reduce_range
+        config = self.config
+        reduce_range = self.config.reduce_range
         if reduce_range is None and self._options.flow != "pt2e":
             # 7 bits keep 16-bit sums exact without VNNI; dynamic kernels always take 7 bits.
             reduce_range = config.method == "dynamic" or self._engine in ("fbgemm", "x86")

@@ -23,7 +23,8 @@ from resnet8ptq.core.records import names_of
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.torch_module import as_tensors, infer
 
-MODEL_FILE, FORMAT = "model.pt", "TorchScript"
+MODEL_FILE = "model.pt"
+FORMAT = "TorchScript"
 PT2E = "backend.flow=pt2e (backend=torch_pt2e)"
 
 
@@ -42,7 +43,8 @@ class Example:
     @classmethod
     def of(cls, samples: Split) -> "Example":
         """Return an example of zeros in the samples' shape."""
-        zeros, fields = samples.zeros, samples.fields
+        zeros = samples.zeros
+        fields = samples.fields
         free = () if fields is None else fields.any_length
         return cls(as_tensors(zeros), tuple(n in free for n in names_of(zeros.dtype) or ("",)))
 

@@ -79,7 +79,8 @@ def _star(u: Floats, v: Floats, p: Floats) -> Floats:
 
 
 def _cross(u: Floats, v: Floats, p: Floats) -> Floats:
-    far, near = np.maximum(np.abs(u), np.abs(v)), np.minimum(np.abs(u), np.abs(v))
+    far = np.maximum(np.abs(u), np.abs(v))
+    near = np.minimum(np.abs(u), np.abs(v))
     return np.maximum(far - 1.0, near - (0.22 + 0.16 * p))
 
 
@@ -95,7 +96,8 @@ def _stripes(u: Floats, v: Floats, p: Floats) -> Floats:
 
 
 def _checks(u: Floats, v: Floats, p: Floats) -> Floats:
-    a, b = _wave(u, p), _wave(v, p)
+    a = _wave(u, p)
+    b = _wave(v, p)
     exclusive_or = np.maximum(np.minimum(a, b), -np.maximum(a, b))
     return np.maximum(exclusive_or, _square(u, v, p))
 
@@ -103,8 +105,16 @@ def _checks(u: Floats, v: Floats, p: Floats) -> Floats:
 _FIELDS: dict[str, Field] = {
     field.__name__.removeprefix("_"): field
     for field in (
-        *(_circle, _ring, _crescent, _square, _triangle),
-        *(_pentagon, _star, _cross, _stripes, _checks),
+        _circle,
+        _ring,
+        _crescent,
+        _square,
+        _triangle,
+        _pentagon,
+        _star,
+        _cross,
+        _stripes,
+        _checks,
     )
 }
 CLASS_NAMES: tuple[str, ...] = tuple(_FIELDS)
@@ -151,7 +161,8 @@ def _axes(rng: np.random.RandomState, n: int, reach: float) -> tuple[Floats, Flo
     y = grid[None, :, None] - _uniform(rng, -reach, reach, n, 1, 1)
     t = _uniform(rng, -1, 1, n, 1, 1)  # tangent of half the angle: -90 to 90 degrees
     flip = np.where(_uniform(rng, 0, 1, n, 1, 1) < 0.5, np.float32(-1), np.float32(1))
-    cos, sin = flip * (1 - t * t) / (1 + t * t), flip * 2 * t / (1 + t * t)
+    cos = flip * (1 - t * t) / (1 + t * t)
+    sin = flip * 2 * t / (1 + t * t)
     return cos * x + sin * y, cos * y - sin * x
 
 
@@ -177,7 +188,8 @@ def _draw_class(rng: np.random.RandomState, field: Field, n: int) -> NDArray[np.
 
     for _ in range(2):  # clutter behind the shape: small ellipses
         x, y = _axes(rng, n, 15)
-        a, b = _uniform(rng, 1, 3.5, n, 1, 1), _uniform(rng, 1, 3.5, n, 1, 1)
+        a = _uniform(rng, 1, 3.5, n, 1, 1)
+        b = _uniform(rng, 1, 3.5, n, 1, 1)
         ellipse = (np.sqrt((x / a) * (x / a) + (y / b) * (y / b)) - 1) * np.minimum(a, b)
         _paint(canvas, base + _offset(rng, 15, 70, n), ellipse)
 

@@ -50,7 +50,9 @@ EXPECTED = f"expected {SOURCES['arrays'].takes}"
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _MNIST = re.compile(r"(train|t10k)-(images|labels)(-idx\d-ubyte)?")  # MNIST's file names
 GZIP = b"\x1f\x8b"
-PACKED_BYTES, PACKED_RATIO = 2**28, 100  # limits of an unpacked file; the larger one applies
+# limits of an unpacked file; the larger one applies
+PACKED_BYTES = 2**28
+PACKED_RATIO = 100
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Callable[[], Array]]  # by name; none is read before its function is called
@@ -120,7 +122,8 @@ def _open(root: Path, cache_root: Path) -> Arrays:
         return {path.name.partition(".")[0]: _opener(path, cache_root) for path in paths}
     if root.suffix.lower() != ".npz":
         return {"inputs": _opener(root, cache_root)}
-    members, digest = _find_members(root), files.sha256(root)
+    members = _find_members(root)
+    digest = files.sha256(root)
     return {
         name.removesuffix(".npy"): partial(_unpacked, root, digest, name, _copy_member, cache_root)
         for name in members
@@ -381,7 +384,8 @@ def _find_one(arrays: Arrays, config: ArraysConfig, root: Path) -> Chosen:
     alone = [names for names in map(_of_side, SIDES) if pick(arrays, names[0], root)]
     if config.inputs is None and pick(arrays, INPUTS, root) is None and len(alone) == 1:
         [usual] = alone
-    held, left = list_names(arrays) or "nothing", _find_left(arrays, config)
+    held = list_names(arrays) or "nothing"
+    left = _find_left(arrays, config)
     groups = config.groups or pick(left, usual[2], root)
     labels = config.labels or pick(left, usual[1], root)
     inputs = config.inputs or pick(left, usual[0], root)
@@ -611,10 +615,12 @@ def _find_classes(
     arrays: Arrays, config: ArraysConfig, root: Path, highest: int
 ) -> tuple[tuple[str, ...], bool]:
     """Return the names of the classes, and whether the user or the file names them."""
-    names, origin = config.classes, "data.classes"
+    names = config.classes
+    origin = "data.classes"
     stored = pick(arrays, CLASSES, root)
     if names is None and stored is not None:
-        array, origin = arrays[stored](), stored
+        array = arrays[stored]()
+        origin = stored
         if array.dtype.kind != "U" or array.ndim != 1 or len(array) > MAX_CLASSES:
             raise DataError(
                 f"{root}: {stored} is {_shape(array)}; expected at most {MAX_CLASSES} names, as "

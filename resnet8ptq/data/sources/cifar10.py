@@ -27,8 +27,16 @@ FOLDER = "cifar-10-batches-py"
 PIXELS = 3 * 32 * 32
 MAX_BYTES = 2**28  # of one file; the published ones have 2**25
 CLASS_NAMES = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
 )
 BATCHES: dict[Side, tuple[str, ...]] = {
     "train": tuple(f"data_batch_{number}" for number in range(1, 6)),
@@ -44,7 +52,8 @@ def load(config: DataConfig, preprocess: PreprocessConfig, cache_root: Path) -> 
     """
     folder = Path(str(config.root))
     keys: dict[Side, cache.Key] = {side: digests(folder, side, cache_root) for side in SIDES}
-    names, read = read_class_names(folder), partial(read_split, folder)
+    names = read_class_names(folder)
+    read = partial(read_split, folder)
     return keep("cifar10", names, str(folder), read, keys, __name__, cache_root)
 
 
@@ -115,7 +124,8 @@ def read_class_names(folder: Path) -> tuple[str, ...]:
 def _read_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the images of a batch, [N, 3072] in planes R, G and B, and its labels [N]."""
     content = _read_dict(path)
-    data, labels = content.get("data"), content.get("labels")
+    data = content.get("data")
+    labels = content.get("labels")
     try:
         planes = cast(Array, data).to_numpy()
     except Exception as error:  # any type: the data may be damaged, or no array

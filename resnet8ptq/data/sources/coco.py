@@ -32,7 +32,9 @@ SMALL_BYTES = 2**24  # of a file that this process parses: Python takes 25 times
 MAX_ENTRIES = {"images": 2_000_000, "annotations": 10_000_000, "categories": 2000}
 MAX_BOXES = 10_000  # of one picture: the array has room in every picture for the largest number
 MAX_ROOM = 2**26  # boxes in that array: 4 GB
-MAX_NAME, MAX_PART = 2000, 255  # of a picture: characters, and bytes between two `/`
+# of a picture: characters, and bytes between two `/`
+MAX_NAME = 2000
+MAX_PART = 255
 MAX_NUMBER = 2.0**62  # of pixels, or of their area
 
 Entry = Mapping[str, Any]  # of a list in the JSON file
@@ -126,7 +128,8 @@ def read_annotations(path: Path, classes: Sequence[str] | None = None) -> Annota
     by_image: dict[int, list[boxes.Box]] = {image_id: [] for image_id in images}
 
     def read_box(entry: Entry) -> tuple[int, boxes.Box]:
-        image_id, category = _integer(entry["image_id"]), _integer(entry["category_id"])
+        image_id = _integer(entry["image_id"])
+        category = _integer(entry["category_id"])
         if image_id not in by_image:
             raise ValueError(f"image_id {image_id} is in none of `images`")
         if category not in labels:
@@ -193,7 +196,8 @@ def _image(entry: Entry) -> tuple[str, int, int]:
     name = _text(entry["file_name"])
     if not _is_file_name(name):
         raise ValueError(f"{printable(name)[:40]!r} is not a name of a file")
-    width, height = _integer(entry["width"]), _integer(entry["height"])
+    width = _integer(entry["width"])
+    height = _integer(entry["height"])
     if not (0 < width < 2**31 and 0 < height < 2**31):
         raise ValueError(f"{width} x {height} is not a number of pixels")
     return name, width, height

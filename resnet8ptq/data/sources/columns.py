@@ -136,7 +136,8 @@ def pictures_at(table: Table, name: str, folder: Path) -> list[Picture]:
     Raises:
         DataError: a path is missing, or leads out of `folder`; names the row.
     """
-    top, pictures = folder.resolve(), []
+    top = folder.resolve()
+    pictures = []
     for row, text in enumerate(table.column("data.inputs", name).to_pylist(), 1):
         cell = f"{table.source}: column {name!r}, row {row}"
         if not text:
@@ -289,7 +290,8 @@ def labels(
     """
     if name == arrays.NO_LABELS:
         return None, (), True
-    column, source = table.column("data.labels", name), f"{table.source}: column {name!r}"
+    column = table.column("data.labels", name)
+    source = f"{table.source}: column {name!r}"
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.string())
     check_filled(column, source)
@@ -324,7 +326,8 @@ def _by_name(
     if classes is None:
         log.info(
             "%s: classes in the order of the alphabet: %s; data.classes= sets the network's own",
-            *(source, list_names(names)),
+            source,
+            list_names(names),
         )
     if unknown := sorted(set(different) - set(names)):
         raise DataError(f"{source}: class {unknown[0]!r} is none of data.classes={list(names)}")

@@ -17,7 +17,8 @@ from resnet8ptq.data.splitting import NamedSplit, keep_split, split_one
 
 log = logging.getLogger(__name__)
 
-TRAIN, TEST = "train", ("test", "val")
+TRAIN = "train"
+TEST = ("test", "val")
 
 
 def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -> Dataset:

@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 EXPECTED = f"expected {SOURCES['table'].takes}"
 SPLITS = ("split", "subset", "set")
 SIDE = "split of the data set"  # name of an added column
-TRAIN, TESTS = ("train", "training"), (("test", "testing"), ("val", "valid", "validation", "dev"))
+TRAIN = ("train", "training")
+TESTS = (("test", "testing"), ("val", "valid", "validation", "dev"))
 NUMBERING = ("", "id", "index", "row", "unnamed: 0")  # the last is written by pandas
 _SEPARATORS = ",;\t"
 MAX_HEAD_BYTES = 2**24  # of the line of names
@@ -117,7 +118,8 @@ def build(
         samples = _read_inputs(table, others, folder, config, preprocess, cache_root)
     if config.pairs == "apart":
         groups = np.arange(len(table.columns))
-    rows, shown = samples.rows, samples.names
+    rows = samples.rows
+    shown = samples.names
     labels, groups = (None if values is None else values[rows] for values in (labels, groups))
     named_rows = np.array(shown, np.object_)
     read_texts = None if samples.texts is None else np.array(samples.texts, np.object_)
@@ -309,7 +311,9 @@ def _find_inputs(table: Table, config: TableConfig, others: Sequence[str]) -> li
         )
     log.info(
         "%s: data.inputs: %d columns of numbers: %s",
-        *(table.source, len(numeric), list_names(numeric)),
+        table.source,
+        len(numeric),
+        list_names(numeric),
     )
     return numeric
 

@@ -110,7 +110,10 @@ def encode(
         log.warning(
             "%s: %d of %d texts have more than %d tokens and are truncated; "
             "try data.max_tokens=, up to the length that the network takes",
-            *(table.source, noted["truncated"], len(records), noted["most"]),
+            table.source,
+            noted["truncated"],
+            len(records),
+            noted["most"],
         )
     rows = list(zip(*texts, strict=True))
     if apart:

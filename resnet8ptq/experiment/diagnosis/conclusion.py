@@ -10,7 +10,8 @@ from resnet8ptq.experiment.tensors.comparing import TensorComparison
 from resnet8ptq.experiment.tensors.findings import Finding
 from resnet8ptq.tasks.metric import Metric
 
-WEIGHTS, ACTIVATIONS = "weights", "activations"
+WEIGHTS = "weights"
+ACTIVATIONS = "activations"
 MORE_DB = 3.0  # twice the noise
 
 
@@ -111,7 +112,8 @@ class DiagnosisResult(RunResult):
         return f"; {answer.words} fixes it ({answer.won_db:+.1f} dB)"
 
     def _nothing(self) -> str:
-        metric, before = self.metric, self.before
+        metric = self.metric
+        before = self.before
         return (
             f"no single cause: no tensor stands out; {metric.title} {metric.show(before.value)}, "
             f"FP32 {metric.show(self.fp32_value)}, SQNR {before.sqnr_db:.1f} dB"
@@ -139,7 +141,8 @@ class DiagnosisResult(RunResult):
 
     def to_metrics(self) -> dict[str, float]:
         """Return every metric under its MLflow name."""
-        name, before = self.metric.name, self.before
+        name = self.metric.name
+        before = self.before
         metrics: dict[str, float] = {
             "images": self.images,
             "findings": len(self.reasons),

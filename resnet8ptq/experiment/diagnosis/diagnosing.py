@@ -78,7 +78,9 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
 
 
 def _diagnose(work: Workspace) -> DiagnosisResult:
-    config, evaluator, samples = work.config, work.evaluator, work.samples
+    config = work.config
+    evaluator = work.evaluator
+    samples = work.samples
     quantized, network = _quantize(work)
     compared = _compare(work, quantized.path)
     outliers = _find_outliers(work, network)
@@ -86,7 +88,8 @@ def _diagnose(work: Workspace) -> DiagnosisResult:
     measured = analysing.compare(work.settings, network, quantized.path, samples.held_out)
     calibrating = samples.calibrating.split
     problems = [outlier_samples(one, calibrating, config.calib) for one in outliers]
-    fp32, expected = evaluator.reference(samples.held_out), config.report.expected_accuracy
+    fp32 = evaluator.reference(samples.held_out)
+    expected = config.report.expected_accuracy
     doubt = preprocessing_check.check(config.preprocess, evaluator, samples.data, fp32, expected)
     if doubt is not None:
         problems.append(Finding(WRONG_PREPROCESSING, ("FP32",), doubt, certain=True))
@@ -140,8 +143,10 @@ def _find_outliers(work: Workspace, network: Fp32Model) -> list[Outliers]:
     """Return the calibration samples that stand out in an input, else in another tensor."""
     if not sample_check.calibrates(work.config):
         return []
-    calib, path = work.config.calib, network.onnx_path
-    samples, runtime = work.samples.calibrating.split, work.evaluator.runtime
+    calib = work.config.calib
+    path = network.onnx_path
+    samples = work.samples.calibrating.split
+    runtime = work.evaluator.runtime
     inputs = sample_check.check_inputs(calib, onnx.load(path).graph, samples)
     return inputs or sample_check.find_inside(calib, path, samples, runtime)
 
@@ -168,7 +173,8 @@ def _halve(
     activations = [tensor.rounded for tensor in measured.tensors if tensor.rounded is not None]
     if not weights:
         return None
-    fp32, exact = onnx.load(work.fp32.onnx_path), onnx.load(network.onnx_path)
+    fp32 = onnx.load(work.fp32.onnx_path)
+    exact = onnx.load(network.onnx_path)
     protos = {
         WEIGHTS: qdq.with_weights_rounded(exact, weights),
         ACTIVATIONS: qdq.with_activations_rounded(fp32, activations),
@@ -196,7 +202,8 @@ def outlier_samples(outliers: Outliers, samples: Split, calib: CalibConfig) -> F
 
 def other_preprocessing(calibrating: Split, held_out: Split) -> list[Finding]:
     """Report calibration samples whose range differs from that of the held-out samples."""
-    drawn, fed = _find_spread(calibrating), _find_spread(held_out)
+    drawn = _find_spread(calibrating)
+    fed = _find_spread(held_out)
     least, most = sorted((drawn.reach, fed.reach))
     if not least or most / least < OTHER_RANGE:
         return []

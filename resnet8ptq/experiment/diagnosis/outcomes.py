@@ -55,7 +55,9 @@ class Outcome:
 
 def weigh(words: str, comparison: Comparison, reference: Comparison, task: Task) -> Outcome:
     """Return the outcome of a variant; `reference` has the unchanged settings."""
-    before, value, sqnr_db = unchanged(reference), comparison.model.value, _sqnr_db(comparison)
+    before = unchanged(reference)
+    value = comparison.model.value
+    sqnr_db = _sqnr_db(comparison)
     won = round(reference.loss() - comparison.loss(), DIGITS) + 0.0  # no -0.0
     gain = sqnr_db - before.sqnr_db if sqnr_db != before.sqnr_db else 0.0  # both may be inf
     p_value = task.compare(comparison.model, reference.model).p_value

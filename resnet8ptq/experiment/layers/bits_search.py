@@ -115,14 +115,16 @@ class _Runs:
     """Batches and a network's outputs, kept within a step's memory budget."""
 
     def __init__(self, run: Runner, batches: Batches) -> None:
-        self._run, self._batches = run, batches
+        self._run = run
+        self._batches = batches
         self._kept: list[tuple[Array, list[Array]]] | None = []
 
     def __iter__(self) -> Iterator[tuple[Array, list[Array]]]:
         if self._kept:
             yield from self._kept
             return
-        kept, held = self._kept, 0
+        kept = self._kept
+        held = 0
         for batch in self._batches:
             outputs = self._run(batch)
             held += batch.nbytes + sum(values.nbytes for values in outputs)

@@ -90,7 +90,8 @@ class Exclusion:
 
     def summary(self) -> str:
         """Return the outcome in one line."""
-        first, chosen = self.steps[0], self.chosen
+        first = self.steps[0]
+        chosen = self.chosen
         if not self.nodes:
             return f"no layer stays in float: drop {first.drop:z.2%} on held-out images"
         slower = "" if self.excluded_ms is None else f", {self.excluded_ms:+.3f} ms at batch 1"
@@ -112,7 +113,8 @@ def choose(work: Workspace, prepared: Prepared, correct: Step | None = None) -> 
             trial takes the network of `prepared`.
     """
     start = time.perf_counter()
-    config, task = work.config, work.evaluator.task
+    config = work.config
+    task = work.evaluator.task
     work = replace(work, samples=replace(work.samples, tuning=shuffle(work.samples.held_out)))
     fp32 = work.evaluator.reference(work.samples.held_out)
     warn_of_perfection(task, fp32)
@@ -148,7 +150,10 @@ def warn_of_unproven(choice: str, key: str, limit: float) -> None:
         "%s: the held-out samples prove for no choice that it loses at most %s=%g; this one is "
         "chosen by its measured loss, and may lose more on other samples; try a larger %s or "
         "held_out_images",
-        *(choice, key, limit, key),
+        choice,
+        key,
+        limit,
+        key,
     )
 
 
@@ -192,7 +197,8 @@ class _Variants:
             limit=work.config.max_drop,
             level=self.level,
         )
-        size, path = quantized.size_bytes, quantized.path
+        size = quantized.size_bytes
+        path = quantized.path
         return Trial(nodes, tried.value, tried.drop, size, path, tried.p, tried.samples)
 
     def rank(self) -> Groups:
@@ -205,16 +211,19 @@ class _Variants:
 
     def _by_noise(self) -> Groups:
         """Rank by the noise of each tensor in a QDQ file of ONNX Runtime, for any backend."""
-        config, decisions = self.work.config, self.prepared.decisions
+        config = self.work.config
+        decisions = self.prepared.decisions
         if config.backend.name != NOISE_FROM:
             calib = find_method(config.calib.name).choose and config.calib
             calib = calib or replace(config.calib, name="minmax")
             config = replace(config, backend=BackendConfig(NOISE_FROM), calib=calib)
         in_onnx = self.work.vary(config, format="qdq", slim=False)
         quantized = in_onnx.quantize(self.prepared, self._make_folder())
-        fp32, in_qdq = onnx.load(self.prepared.network.onnx_path), onnx.load(quantized.path)
+        fp32 = onnx.load(self.prepared.network.onnx_path)
+        in_qdq = onnx.load(quantized.path)
         in_float = find_float_nodes(fp32.graph, in_onnx.settings.quantizer.select(decisions))
-        threads, held_out = self.work.evaluator.runtime.threads, self.work.samples.held_out
+        threads = self.work.evaluator.runtime.threads
+        held_out = self.work.samples.held_out
         return [source.nodes for source in noise.rank(fp32, in_qdq, in_float, held_out, threads)]
 
     def _by_layer(self) -> Groups:

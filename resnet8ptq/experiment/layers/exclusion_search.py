@@ -121,7 +121,10 @@ def select(
     log.warning(
         "max_drop: got %g, but the smallest drop in the trials is %.5f on the held-out images, "
         "with %s in float; this choice is used; with all layers quantized the drop is %.5f",
-        *(max_drop, best.drop, words.as_list(best.nodes), first.drop),
+        max_drop,
+        best.drop,
+        words.as_list(best.nodes),
+        first.drop,
     )
     return list(best.nodes)
 

@@ -26,7 +26,14 @@ RUNS = 64  # of the network; each halving takes two
 LEAST = 0.01  # of the whole noise: a smaller group is not halved
 # Their output has the levels of their input, so leaving only one of the two in float gains nothing.
 _SAME_LEVELS = {
-    *("MaxPool", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Gather")
+    "MaxPool",
+    "Transpose",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Slice",
+    "Gather",
 }
 
 
@@ -74,7 +81,8 @@ def find_sources(
     makers = {name: node for node in fp32.node for name in node.output}
     sources: dict[str, Source] = {}
     for tensor in qdq.rounded_activations(fp32, quantized):
-        maker, key = makers.get(tensor.name), tensor.name
+        maker = makers.get(tensor.name)
+        key = tensor.name
         while maker is not None and maker.op_type in _SAME_LEVELS and maker.input[0] in sources:
             key = maker.input[0]
             maker = makers.get(key)
@@ -141,7 +149,8 @@ def _measurer(
     ]
 
     def measure(sources: Sequence[Source]) -> float:
-        joined, proto = _join(sources), fp32
+        joined = _join(sources)
+        proto = fp32
         if joined.weights:
             proto = qdq.with_weights_rounded(proto, joined.weights)
         if joined.activations:

@@ -91,7 +91,8 @@ def _try_plan(
     work: Workspace, prepared: Prepared, correct: Step, scratch: Path, level: float | None
 ) -> bits_search.TriedPlan:
     """Quantize by a plan; measure its drop on the tuning samples if `max_drop` is set."""
-    config, bits = work.config, prepared.decisions.bits or {}
+    config = work.config
+    bits = prepared.decisions.bits or {}
     bounded = config.precision.max_bytes is not None
     if not bounded:
         prepared = correct(work, prepared)

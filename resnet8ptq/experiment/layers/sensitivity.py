@@ -30,13 +30,15 @@ _NAMED = {"one_at_a_time": "nodes_to_quantize", "all_but_one": "nodes_to_exclude
 
 def analyse(settings: Settings, folder: Path, run: Recorder) -> SensitivityResult:
     """Quantize layer by layer, rank the layers, and print the table; see `running.run`."""
-    config, mode = settings.config, settings.config.analysis.mode
+    config = settings.config
+    mode = settings.config.analysis.mode
     # A layer that the settings name must be one that the framework takes.
     resolved = settings.vary(**{_NAMED[mode]: ["a layer"]}).quantizer.resolve()
     evaluator, samples = open_subject(settings, run)
     if config.method == "weight_only":  # takes some of the layers only
         settings = fit_settings(settings, evaluator.network)
-        evaluator, config = evaluator.with_quantizer(settings.quantizer), settings.config
+        evaluator = evaluator.with_quantizer(settings.quantizer)
+        config = settings.config
     with tempfile.TemporaryDirectory() as scratch:
         work = Workspace(settings, evaluator, samples, folder, Path(scratch), run)
         result = Layers(work, work.unprepared).analyse()
@@ -72,10 +74,12 @@ class Layers:
                 samples are measured.
         """
         fp32 = cut_softmax(work.fp32, work.scratch / "fp32_logits.onnx")
-        same, corrected = prepared.network is work.fp32, work.scratch / "logits.onnx"
+        same = prepared.network is work.fp32
+        corrected = work.scratch / "logits.onnx"
         self.network = fp32 if same else cut_softmax(prepared.network, corrected)
         self.evaluator = replace(work.evaluator, network=fp32, cut=True)
-        self.work, self.decisions = work, prepared.decisions
+        self.work = work
+        self.decisions = prepared.decisions
 
     @property
     def config(self) -> RunConfig:
@@ -89,11 +93,10 @@ class Layers:
         They include attention's products. `+analysis=sensitivity` also quantizes those that
         `attention=weights` leaves in float.
         """
-        graph, selection = (
-            onnx.load(self.network.onnx_path).graph,
-            self.work.settings.quantizer.select(self.decisions),
-        )
-        wider, analysis = selection, self.config.analysis
+        graph = onnx.load(self.network.onnx_path).graph
+        selection = self.work.settings.quantizer.select(self.decisions)
+        wider = selection
+        analysis = self.config.analysis
         if analysis.name and analysis.mode == "one_at_a_time" and selection.attention == "weights":
             wider = replace(selection, attention="products")
         layers = find_quantized_layers(graph, selection) | find_quantized_products(graph, wider)
@@ -132,7 +135,8 @@ class Layers:
 
     def _measure(self, name: str, node: str = "") -> LayerSensitivity:
         """Quantize with one layer alone, or left in float; without `node`, all of them."""
-        evaluator, decisions = self.evaluator, self.decisions
+        evaluator = self.evaluator
+        decisions = self.decisions
         if node and self.config.analysis.mode == "one_at_a_time":
             alone = self.work.settings.vary(nodes_to_quantize=[node])
             evaluator = evaluator.with_quantizer(alone.quantizer)

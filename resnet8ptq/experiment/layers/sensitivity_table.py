@@ -85,7 +85,9 @@ def describe(config: RunConfig) -> str:
 
 def draw(result: SensitivityResult, title: str) -> Figure:
     """Draw three bars for each layer, the first layer on top; all layers quantized as a line."""
-    layers, metric, whole_db = result.layers, result.metric, result.whole.sqnr_db
+    layers = result.layers
+    metric = result.metric
+    whole_db = result.whole.sqnr_db
     sqnr_db = [layer.sqnr_db for layer in layers]
     losses = [metric.scale * layer.lost for layer in layers]
     lost = f"{metric.title} lost{' (points)' if metric.percent else ''}"

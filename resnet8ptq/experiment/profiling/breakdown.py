@@ -67,7 +67,8 @@ class Breakdown:
             f"Batch {self.batch_size}: {self.ms:.3f} ms in 8 bits, {self.fp32_ms:.3f} ms in FP32: "
             f"{ratio:.2f} times FP32's speed."
         )
-        saved, cost = self.saved_ms, self.conversions_ms
+        saved = self.saved_ms
+        cost = self.conversions_ms
         if saved <= 0:
             second = (
                 f"Even without conversions the operators take {-saved:.3f} ms more, and "

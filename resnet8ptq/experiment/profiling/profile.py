@@ -39,7 +39,8 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
     with tempfile.TemporaryDirectory() as scratch:
         batch_size = latency.find_batch_size(timing, data.test)
         timed = data.test.take(np.arange(min(batch_size, len(data.test))))
-        loads, profiles = [], []
+        loads = []
+        profiles = []
         plain = settings.vary(baseline_config(config))
         for variant, home in ((settings, folder), (plain, Path(scratch))):
             framework = variant.quantizer

@@ -48,7 +48,8 @@ def print_tables(result: ProfileResult, title: str, console: Console | None = No
         say(console, breakdown.conclude())
     for breakdown in result.breakdowns:
         heads = ("operator", "FP32 ms", "nodes", "8-bit ms", "nodes", "share")
-        title, right = f"batch {breakdown.batch_size}", range(1, len(heads))
+        title = f"batch {breakdown.batch_size}"
+        right = range(1, len(heads))
         print_table(console, heads, _rows(breakdown), title=title, right=right, totals=2)
         for note in _notes(breakdown):
             say(console, note)

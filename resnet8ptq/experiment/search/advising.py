@@ -41,7 +41,8 @@ def main(words: list[str]) -> None:
         return print(invocation.adapt(__doc__ or ""))
     settings = _check(words)
     values = {o.key_or_group: o.value() for o in map(grammar.parse, settings)}
-    network, properties = None, None
+    network = None
+    properties = None
     if (path := values.get("model.path")) is not None:
         root = values.get("cache_dir")
         source = locate(ModelConfig(path=str(path)), "")
@@ -68,7 +69,8 @@ def _print_steps(properties: Sequence[str], settings: Sequence[str]) -> None:
 
 def _check(words: Sequence[str]) -> list[str]:
     """Return the settings for the printed commands, checked as by `resnet8ptq run`."""
-    conf, own = folders.find_conf(), folders.find_own_conf(Path.cwd())
+    conf = folders.find_conf()
+    own = folders.find_own_conf(Path.cwd())
     is_file = [
         "=" not in word and not word.startswith("-") and not Path(word).exists() for word in words
     ]

@@ -9,8 +9,12 @@ from resnet8ptq.corrections.equalization import find_imbalance
 from resnet8ptq.graph.attention import find_attention
 from resnet8ptq.graph.layers import is_grouped
 
-ATTENTION, DEPTHWISE, POOLS, SILU = "attention", "depthwise", "average pool", "SiLU"
-PRODUCTS, RECURRENT = "weights in matrix products", "recurrent"
+ATTENTION = "attention"
+DEPTHWISE = "depthwise"
+POOLS = "average pool"
+SILU = "SiLU"
+PRODUCTS = "weights in matrix products"
+RECURRENT = "recurrent"
 BESIDE = "matrix products or LSTMs beside convolutions"
 UNEQUAL = "channels of unequal scale"
 

@@ -19,11 +19,15 @@ from resnet8ptq.experiment.search.properties import BESIDE, PRODUCTS, RECURRENT
 from resnet8ptq.experiment.search.step_table import ANSWERS, FALLBACK, Proposal, Seen
 
 SKIPPED = "skipped"  # the status of a step that did not fit into the time
-DIAGNOSIS, FEWER_BITS, CONFIRM = "diagnosis", "fewer bits", "confirm"  # kinds of its own
+# kinds of its own
+DIAGNOSIS = "diagnosis"
+FEWER_BITS = "fewer bits"
+CONFIRM = "confirm"
 SAME_SIZE = 1.03  # sizes that differ by less are not told apart
 SAME_NOISE = 1.25
 FEWEST = 0.35  # of the bytes of 8 bits: 2 or 3 bits a weight
-_EXCLUDE, _MIXED = "nodes_to_exclude", "method=mixed"
+_EXCLUDE = "nodes_to_exclude"
+_MIXED = "method=mixed"
 
 
 @dataclass(frozen=True)
@@ -232,7 +236,8 @@ def _is_quieter(trial: Tried, tried: Sequence[Tried]) -> bool:
 
 
 def _by_closeness(tried: Sequence[Tried]) -> list[Tried]:
-    left, ordered = list(tried), []
+    left = list(tried)
+    ordered = []
     while left:
         ordered.append(closest(left))
         left.remove(ordered[-1])
@@ -324,7 +329,8 @@ def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
 
     A framework names the setting or the node that it does not support; an error may have any cause.
     """
-    step, kept = failed.step, {**failed.step.settings}
+    step = failed.step
+    kept = {**failed.step.settings}
     if node := _find_named(asked, failed):
         listed = [*_excluded(kept), node]
         kept[_EXCLUDE] = f"{_EXCLUDE}={words.as_list(listed)}"
@@ -422,7 +428,8 @@ def _read_findings(text: str) -> tuple[tuple[str, Change], ...]:
 
 
 def _costs_more(diagnosed: Tried) -> str:
-    weights, activations = diagnosed.weights_db, diagnosed.activations_db
+    weights = diagnosed.weights_db
+    activations = diagnosed.activations_db
     if weights is None or activations is None or abs(weights - activations) < 3:  # twice the noise
         return ""
     return step_table.WEIGHTS if weights < activations else step_table.ACTIVATIONS
@@ -494,7 +501,8 @@ def _base(asked: Asked, backend: str) -> dict[str, str]:
 
 def _step(asked: Asked, base: Mapping[str, str], kind: str, proposal: Proposal) -> Step:
     kept = _without_fixed(asked, proposal.change.settings)
-    backend, said = base["backend"].partition("=")[2], " ".join(kept.values())
+    backend = base["backend"].partition("=")[2]
+    said = " ".join(kept.values())
     return Step(backend, kind, {**base, **kept}, proposal.why, said, proposal.cost)
 
 

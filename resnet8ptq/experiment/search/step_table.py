@@ -30,8 +30,11 @@ from resnet8ptq.experiment.search.properties import (
 )
 
 GOALS = ("fastest", "smallest", "best")
-WEIGHTS, ACTIVATIONS = "weights cost more", "activations cost more"  # known after a diagnosis
-START, ANSWERS = "start", "answers"
+# known after a diagnosis
+WEIGHTS = "weights cost more"
+ACTIVATIONS = "activations cost more"
+START = "start"
+ANSWERS = "answers"
 FALLBACK = "weights_in_8_bits"  # the last resort before FP32
 
 

@@ -125,7 +125,8 @@ def _match_nearest(pairs: Pairs, similarity: Matrix, measure: Callable[[int, int
             nearness[row, column] = measure(row, column)
     if not nearness.size:
         return
-    nearest, back = nearness.argmax(axis=1), nearness.argmax(axis=0)
+    nearest = nearness.argmax(axis=1)
+    back = nearness.argmax(axis=0)
     for row, column in enumerate(nearest.tolist()):
         if nearness[row, column] >= NEAR and back[column] == row:
             pairs[row] = column
@@ -135,7 +136,8 @@ def _match_order(pairs: Pairs, similarity: Matrix) -> None:
     """Add pairs of the tensors without a match that keep their order, near their place."""
     rows, columns = (np.arange(size) for size in similarity.shape)
     known = sorted(pairs.items())
-    last_row, last_column = max(pairs, default=-1), max(pairs.values(), default=-1)
+    last_row = max(pairs, default=-1)
+    last_column = max(pairs.values(), default=-1)
     behind = (rows[:, np.newaxis] > last_row) & (columns > last_column)
     # The column where a row is expected, by those around it: (0, 0) and the ends without any.
     ends = [(-1, -1), *known, (len(rows), len(columns))]
@@ -163,7 +165,8 @@ def _align(scores: Matrix) -> list[tuple[int, int]]:
         elif best[rows, columns] == best[rows, columns - 1]:
             columns -= 1
         else:
-            rows, columns = rows - 1, columns - 1
+            rows = rows - 1
+            columns = columns - 1
             pairs.append((rows, columns))
     return pairs[::-1]
 

@@ -88,7 +88,8 @@ def compare(settings: Settings, network: Fp32Model, path: Path, split: Split) ->
     Raises:
         UnsupportedError: the format does not give its inner tensors, or none is matched.
     """
-    backend, runtime = settings.config.backend, settings.runtime
+    backend = settings.config.backend
+    runtime = settings.runtime
     if not reading.gives_tensors(path.suffix):
         raise UnsupportedError(
             f"backend={backend.name}: its {path.suffix} files do not give their inner tensors; "

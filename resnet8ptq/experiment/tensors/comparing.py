@@ -129,7 +129,9 @@ class Compared:
     @property
     def levels(self) -> Levels | None:
         """The range and the step in the file; None if the file does not round the tensor."""
-        low, high, step = self.inner.low, self.inner.high, self.inner.step
+        low = self.inner.low
+        high = self.inner.high
+        step = self.inner.step
         if low is None or high is None or not step:
             return None
         return Levels(low, high, step)
@@ -337,7 +339,8 @@ def _run_beside(
     exact: "_Fp32", run: Run, pairs: Sequence["_Pair"], batch: NDArray[Any]
 ) -> list[tuple[Array, Array, Array]]:
     """Return each tensor of a sample: in FP32, in the file, and of the layer alone."""
-    wanted, values = exact.run(batch), run(batch)
+    wanted = exact.run(batch)
+    values = run(batch)
     file = [
         alignment.arrange(values[pair.index], pair.axes, array.shape)
         for pair, array in zip(pairs, wanted, strict=True)
@@ -372,7 +375,8 @@ def _match(
     ours = [exact.run(batch) for batch in batches]
     fp32 = list(map(Fingerprint.of, exact.names, zip(*ours, strict=True)))
     file = list(map(Fingerprint.of, [tensor.name for tensor in inner], zip(*theirs, strict=True)))
-    of_fp32, of_file = ours[0], theirs[0]
+    of_fp32 = ours[0]
+    of_file = theirs[0]
 
     def measure(row: int, column: int) -> float:
         return alignment.find_nearness(of_fp32[row], of_file[column])
@@ -397,7 +401,8 @@ class _Fp32:
     """
 
     def __init__(self, proto: onnx.ModelProto, threads: int) -> None:
-        self._proto, self._threads = proto, threads
+        self._proto = proto
+        self._threads = threads
         self._links = Links(proto.graph)
         self._layers = {node.name: name for name, node in weight_layers(proto.graph).items()}
         self._inputs = [value.name for value in proto.graph.input]
@@ -428,7 +433,8 @@ class _Fp32:
 
     def describe(self, name: str, inner: Inner) -> Compared:
         """Return a tensor with its nodes and the weights of its layer, without measurements."""
-        producer, layer = self._links.producers.get(name), self._layer_of(name)
+        producer = self._links.producers.get(name)
+        layer = self._layer_of(name)
         readers = self._links.readers(name)
         around = [*filter(None, (producer, layer)), *readers]
         return Compared(
@@ -449,7 +455,8 @@ class _Fp32:
         if axes is None:
             return None
         rounded = alignment.arrange(inner.weights, axes, values.shape)
-        name, dtype = self._layers[node.name], inner.weight_dtype
+        name = self._layers[node.name]
+        dtype = inner.weight_dtype
         return Weight.of(name, node.name, values, rounded, dtype)
 
     def _layer_of(self, name: str) -> onnx.NodeProto | None:

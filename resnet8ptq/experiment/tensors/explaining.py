@@ -61,7 +61,8 @@ def explain(
     if levels is not None and (rounding := _find_rounding(exact, actual, levels)):
         return rounding
     for axis in dict.fromkeys((1, exact.ndim - 1)):  # channels: of a convolution, of a product
-        expected, got = _channels_first(exact, axis), _channels_first(actual, axis)
+        expected = _channels_first(exact, axis)
+        got = _channels_first(actual, axis)
         for find in (_find_factor, _find_shift, _find_order):
             if explanation := find(expected, got):
                 return explanation

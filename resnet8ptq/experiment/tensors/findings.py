@@ -236,7 +236,8 @@ def find_unused_range(compared: TensorComparison) -> list[Finding]:
 
 
 def _has_fixed_step(tensor: Compared) -> bool:
-    levels, step = tensor.levels, FIXED.get(tensor.operator)
+    levels = tensor.levels
+    step = FIXED.get(tensor.operator)
     return levels is not None and step is not None and abs(levels.step / step - 1) < NEAR
 
 

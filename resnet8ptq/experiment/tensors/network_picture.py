@@ -28,13 +28,20 @@ from resnet8ptq.graph.pruning import inputs_of
 MOST = 60  # boxes
 TIMED = 20  # runs
 RANKS = 14  # boxes below each other in a column
-WIDTH, HEIGHT = 190, 48  # of a box
-GAP_X, GAP_Y = 26, 22
+# of a box
+WIDTH = 190
+HEIGHT = 48
+GAP_X = 26
+GAP_Y = 22
 GUTTER = 46  # between two columns
 HEAD = 34  # above the boxes: the title
-GOOD_DB, BAD_DB = 40.0, 5.0  # no colour, and the full colour
+# no colour, and the full colour
+GOOD_DB = 40.0
+BAD_DB = 5.0
 DARKEST = 0.75
-TITLE, LINE = 21, 29  # characters of the lines in a box
+# characters of the lines in a box
+TITLE = 21
+LINE = 29
 _JOINS = (*FUSED, *MOVING, "Dropout")  # drawn with the layer before them
 
 
@@ -102,7 +109,8 @@ class Box:
         lines = [f"{self.name}: {', '.join(dict.fromkeys(node.op_type for node in self.nodes))}"]
         lines += [f"fault: {fault}" for fault in self.faults]
         for tensor in self.tensors:
-            own, so_far = _show(tensor.own_db), _show(tensor.sqnr_db)
+            own = _show(tensor.own_db)
+            so_far = _show(tensor.sqnr_db)
             weights = "" if tensor.weights_db is None else f", weights {_show(tensor.weights_db)}"
             lines.append(f"{tensor.name}: {own} dB alone, {so_far} so far{weights}")
         return "\n".join(lines)
@@ -174,7 +182,8 @@ def _join_blocks(boxes: Sequence[Box]) -> list[Box]:
     for number, block in enumerate(kept):
         nodes = [node for index in block for node in boxes[index].nodes]
         after = {block_of[source] for index in block for source in boxes[index].after}
-        first, end = boxes[block[0]].name, boxes[block[-1]].name
+        first = boxes[block[0]].name
+        end = boxes[block[-1]].name
         name = first if len(block) == 1 else f"{first} … {end.rpartition('/')[2]}"
         joined.append(Box(nodes, after=after - {number}, name=name))
     return joined
@@ -241,8 +250,10 @@ def _arrange(boxes: Sequence[Box]) -> tuple[float, float]:
 
 def _line(source: Box, target: Box) -> str:
     """Return the path from the bottom of a box to the top of another."""
-    x, y = source.x + WIDTH / 2, source.y + HEIGHT
-    to_x, to_y = target.x + WIDTH / 2, target.y
+    x = source.x + WIDTH / 2
+    y = source.y + HEIGHT
+    to_x = target.x + WIDTH / 2
+    to_y = target.y
     if to_y > y and (to_x != x or to_y - y <= GAP_Y):
         start = to_y - GAP_Y
         half = to_y - GAP_Y / 2

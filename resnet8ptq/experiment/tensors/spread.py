@@ -80,7 +80,8 @@ class Spread:
 
     def add(self, values: Array, rounded: Array) -> None:
         """Add exact values and their rounded values."""
-        values, rounded = values.ravel(), rounded.ravel()
+        values = values.ravel()
+        rounded = rounded.ravel()
         self.low = min(self.low, float(values.min(initial=math.inf)))
         self.high = max(self.high, float(values.max(initial=-math.inf)))
         octaves = np.asarray(values, np.float32).view(np.int32) >> 23 & 0xFF

@@ -23,7 +23,9 @@ PICTURE = "network.svg"
 ROWS = 12  # of the printed table: the layers that cost most
 LABELLED = 60  # tensors with a label in the figure
 SHORT = 30  # characters of a label: the end of a name tells tensors apart
-LOWEST_DB, HIGHEST_DB = -10.0, 60.0  # of the figure: what lies beyond is at its edge
+# of the figure: what lies beyond is at its edge
+LOWEST_DB = -10.0
+HIGHEST_DB = 60.0
 
 
 def _first_name(name: str) -> str:

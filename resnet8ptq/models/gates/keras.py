@@ -22,7 +22,8 @@ import h5py
 from resnet8ptq.core.errors import ModelError, errors_as
 from resnet8ptq.models.gates import torch_archive
 
-CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+CONFIG = "config.json"
+WEIGHTS = "model.weights.h5"
 LEGACY_CONFIG = "model_config"  # of a .h5 file, an attribute
 MAX_BYTES = 2**31 - 1  # of all weights, as for ONNX files
 MAX_CONFIG_BYTES = 2**24
@@ -90,11 +91,25 @@ CLASSES = LAYERS | {*_OPERATORS.split(), *_PARTS.split(), "DTypePolicy", "SeedGe
 WORDS = FUNCTIONS | DTYPES | {*_PARTS.split(), *_SETTINGS.split()}
 MODULES = (
     "keras.src.applications.convnext",  # LayerScale
-    *("builtins", "keras", "keras.activations", "keras.constraints", "keras.dtype_policies"),
-    *("keras.initializers", "keras.layers", "keras.models", "keras.random", "keras.regularizers"),
-    *("keras.src.models.functional", "keras.src.models.model", "keras.src.models.sequential"),
-    *("keras.src.ops.core", "keras.src.ops.image", "keras.src.ops.linalg", "keras.src.ops.math"),
-    *("keras.src.ops.nn", "keras.src.ops.numpy"),
+    "builtins",
+    "keras",
+    "keras.activations",
+    "keras.constraints",
+    "keras.dtype_policies",
+    "keras.initializers",
+    "keras.layers",
+    "keras.models",
+    "keras.random",
+    "keras.regularizers",
+    "keras.src.models.functional",
+    "keras.src.models.model",
+    "keras.src.models.sequential",
+    "keras.src.ops.core",
+    "keras.src.ops.image",
+    "keras.src.ops.linalg",
+    "keras.src.ops.math",
+    "keras.src.ops.nn",
+    "keras.src.ops.numpy",
 )
 # Keys of an object; a layer of a network also has `name` and `inbound_nodes`.
 _KEYS = frozenset(
@@ -219,7 +234,8 @@ def _is_one_of(value: Any, known: Collection[str]) -> bool:
 
 def _strange_object(value: dict[str, Any], where: str) -> Reasons:
     """Yield reasons to refuse an object: its class or function, its settings, or other keys."""
-    kind, config = value.get("class_name"), value.get("config")
+    kind = value.get("class_name")
+    config = value.get("config")
     if kind == "__tuple__" and value.keys() == {"class_name", "items"}:
         yield from _strange_value(value["items"], where)
         return
@@ -245,7 +261,8 @@ def _strange_origin(value: dict[str, Any], where: str) -> Reasons:
         yield _refusal(where, f"key {key}", "what Keras writes")
     if value.get("module") is not None and not _is_one_of(value["module"], MODULES):
         yield _refusal(where, f"module {value['module']}", "modules of Keras with layers")
-    named, own = value.get("registered_name"), (value["class_name"], value.get("config"))
+    named = value.get("registered_name")
+    own = (value["class_name"], value.get("config"))
     if named is not None and not (isinstance(named, str) and named in own):
         yield _refusal(where, f"registered name {named}", "layers of Keras alone")
     if "name" in value:

@@ -189,7 +189,8 @@ def _check_inlined_size(proto: onnx.ModelProto) -> None:
         for node in find_all(proto.graph if key is None else functions[key], onnx.NodeProto):
             called = (node.domain, node.op_type, node.overload)
             nodes, length = measure(called) if called in functions else (1, node.ByteSize())
-            count, size = count + nodes, size + length
+            count = count + nodes
+            size = size + length
         return count, size
 
     count, size = measure(None)

@@ -20,8 +20,20 @@ _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "NoOp", "Identity", "Ide
 _CHECKS = {"Assert"}  # changes no value
 _VARIABLES = {"VarHandleOp", "ReadVariableOp", "VariableV2", "Variable"}
 _RESTORE = {
-    *(*_CALLS, *_VARIABLES, "AssignVariableOp", "Assign", "RestoreV2", "Const", "Pack", "Cast"),
-    *("Placeholder", "PlaceholderWithDefault", "ExpandDims", "Reshape", "Shape", "StridedSlice"),
+    *_CALLS,
+    *_VARIABLES,
+    "AssignVariableOp",
+    "Assign",
+    "RestoreV2",
+    "Const",
+    "Pack",
+    "Cast",
+    "Placeholder",
+    "PlaceholderWithDefault",
+    "ExpandDims",
+    "Reshape",
+    "Shape",
+    "StridedSlice",
 }
 
 

@@ -59,7 +59,8 @@ def load_keras(source: Path) -> Any:
     """Load a Keras file; raise `ModelError` if it holds code, or Keras refuses it."""
     file = gate.read(source)
     for value in gate.find_objects(file.config):
-        layer, name = value.get("config"), str(value.get("class_name"))
+        layer = value.get("config")
+        name = str(value.get("class_name"))
         if _UNGROUPED.fullmatch(name) and isinstance(layer, dict) and layer.get("groups") == 1:
             del layer["groups"]
     import keras

@@ -74,7 +74,8 @@ def read_graph(
     proto = name_inner_tensors(gate.read(source))
     for name, values in inputs.items():
         _fix_input(proto.graph, name, values)
-    original, axes = proto.SerializeToString(), batch_first.find_inputs(proto.graph)
+    original = proto.SerializeToString()
+    axes = batch_first.find_inputs(proto.graph)
     normalization.cast_constants(proto.graph)
     widened = widening.has_float16_layers(proto)
     if widened:

@@ -39,7 +39,8 @@ def read(source: Path, sample: Sample) -> Network:
     with graph.as_default():
         tf.import_graph_def(frozen, name="")
     session = tf.compat.v1.Session(graph=graph)
-    inputs, outputs = program.inputs, list(program.outputs.values())
+    inputs = program.inputs
+    outputs = list(program.outputs.values())
 
     def predict(samples: SampleArray) -> Outputs:
         values = feed(samples, list(inputs))

@@ -133,12 +133,14 @@ def _empty(truth: Any) -> Any:
 def _matches(evaluation: Any) -> list[Matches]:
     """Return the matches of COCO's evaluation over all areas, by class."""
     settings = evaluation.params
-    pictures, areas = len(settings.imgIds), len(settings.areaRng)
+    pictures = len(settings.imgIds)
+    areas = len(settings.areaRng)
     thresholds = len(settings.iouThrs)
     classes = []
     for index in range(len(settings.catIds)):
         first = index * areas * pictures  # its lists run over classes, areas and pictures
-        picture, scores = [], []
+        picture = []
+        scores = []
         right, ignored = ([np.zeros((thresholds, 0), np.bool_)] for _ in range(2))
         objects = np.zeros(pictures, np.int64)
         for number, match in enumerate(evaluation.evalImgs[first : first + pictures]):

@@ -59,7 +59,8 @@ class Decoder:
         Rows without a detection have the class `NOTHING`.
         """
         config = self.frame.config
-        pictures, decoded = len(outputs[0]), HEADS[self.head].decode(outputs, self.frame)
+        pictures = len(outputs[0])
+        decoded = HEADS[self.head].decode(outputs, self.frame)
         if isinstance(decoded, Candidates):
             choose = _above_threshold if config.nms is False else suppress
             detections = choose(decoded, config)
@@ -107,7 +108,8 @@ def _keep_best(detections: Detections, pictures: int, config: DetectionConfig) -
     kept = detections.select(detections.scores > config.score_threshold)
     kept = kept.select(np.lexsort((-kept.scores, kept.picture)))  # stable: of equals the first
     row = _number(kept.picture)
-    kept, row = kept.select(row < most), row[row < most]
+    kept = kept.select(row < most)
+    row = row[row < most]
     best = np.zeros((pictures, most, 6), np.float32)
     best[..., 5] = NOTHING
     best[kept.picture, row] = np.column_stack([kept.boxes, kept.scores, kept.labels])

@@ -147,11 +147,14 @@ def corners(boxes: Array, written: str, frame: Frame) -> Floats:
         case "yxyx":
             one, two, three, four = two, one, four, three
         case "xywh":
-            three, four = one + three, two + four
+            three = one + three
+            four = two + four
         case "cxcywh":
             one, two, three, four = (
-                *(one - three / 2, two - four / 2),
-                *(one + three / 2, two + four / 2),
+                one - three / 2,
+                two - four / 2,
+                one + three / 2,
+                two + four / 2,
             )
     pixels = np.stack([one, two, three, four], axis=-1)
     if frame.config.normalized:
@@ -210,7 +213,8 @@ def _decode_yolov3(outputs: Sequence[Array], frame: Frame) -> Candidates:
     """Decode as Redmon and Farhadi, "YOLOv3: An Incremental Improvement", 2018."""
     anchors = frame.anchors
     assert anchors is not None  # it fits
-    boxes, scores = [], []
+    boxes = []
+    scores = []
     for output, stride, size, sizes in zip(
         outputs, frame.config.strides, frame.maps, anchors.astype(np.float32), strict=True
     ):
@@ -300,7 +304,8 @@ def _decode_selected(outputs: Sequence[Array], frame: Frame) -> Detections:
 
 def _find_detections(frame: Frame) -> list[int]:
     """Return the indices of boxes, scores, labels, optionally a count; empty for other outputs."""
-    names, shapes = list(frame.outputs), frame.shapes
+    names = list(frame.outputs)
+    shapes = frame.shapes
     boxes = [index for index, shape in enumerate(shapes) if _is_boxes(shape)]
     counts = [
         index
@@ -329,17 +334,21 @@ def _decode_detections(outputs: Sequence[Array], frame: Frame) -> Detections:
     counts: Sequence[Array] = ()
     if len(outputs) == 1:
         rows = outputs[0]
-        boxes, scores, labels = rows[..., :4], rows[..., 4], rows[..., 5]
+        boxes = rows[..., :4]
+        scores = rows[..., 4]
+        labels = rows[..., 5]
     else:
         boxes, scores, labels, *counts = (outputs[index] for index in _find_detections(frame))
     filled = np.ones(scores.shape, np.bool_)
     for count in counts:
         filled &= np.arange(scores.shape[1]) < count.reshape(-1, 1)
-    label, background = labels.round().astype(np.int64), frame.config.background
+    label = labels.round().astype(np.int64)
+    background = frame.config.background
     if background is not None:
         filled &= label != background
         label = label - (label > background)
-    pixels, kept = corners(boxes[filled], "xyxy", frame), scores[filled].astype(np.float32)
+    pixels = corners(boxes[filled], "xyxy", frame)
+    kept = scores[filled].astype(np.float32)
     return Detections(np.nonzero(filled)[0], pixels, kept, label[filled])
 
 

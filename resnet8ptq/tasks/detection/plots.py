@@ -160,7 +160,8 @@ def _unmatched(boxes: NDArray[np.float64], others: NDArray[np.float64]) -> NDArr
     """Return a mask of the boxes [D, 6] that overlap no box of the same class in `others`."""
     if not len(boxes) or not len(others):
         return np.ones(len(boxes), np.bool_)
-    first, second = boxes[:, np.newaxis], others[np.newaxis]
+    first = boxes[:, np.newaxis]
+    second = others[np.newaxis]
     corner = np.minimum(first[..., 2:4], second[..., 2:4]) - np.maximum(
         first[..., :2], second[..., :2]
     )

@@ -99,12 +99,14 @@ class DetectionScores(Scores):
 
     def sqnr_db(self, baseline: Self) -> float | None:
         """Return the SQNR of the network's outputs on the first pictures, in dB."""
-        ours, theirs = self.outputs.raw, baseline.outputs.raw
+        ours = self.outputs.raw
+        theirs = baseline.outputs.raw
         return distortion.sqnr_db(theirs, ours) if self.is_comparable(baseline) else None
 
     def is_comparable(self, baseline: Self) -> bool:
         """Return whether the network's outputs were kept, for the same pictures."""
-        ours, theirs = self.outputs.raw, baseline.outputs.raw
+        ours = self.outputs.raw
+        theirs = baseline.outputs.raw
         shapes = [values.shape for values in ours]
         return bool(ours) and shapes == [values.shape for values in theirs]
 

@@ -28,7 +28,9 @@ AP = Metric("ap", "AP")
 BESIDE = (Metric("ap50", "AP50"), Metric("ap75", "AP75"))
 NOTHING_FOUND = 0.01  # a smaller AP means that boxes are decoded wrongly
 RESULTS = "detections.json"
-CLASSES, CURVES, PICTURES = "classes.png", "precision_recall.png", "detections.png"
+CLASSES = "classes.png"
+CURVES = "precision_recall.png"
+PICTURES = "detections.png"
 
 
 def build(
@@ -75,7 +77,8 @@ def _score(
 
 
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
-    model, baseline = comparison.model, comparison.baseline
+    model = comparison.model
+    baseline = comparison.baseline
     lost = ClassChanges.of(model, baseline).lost
     metrics: Metrics = {"sqnr_db": comparison.sqnr_db, "paired/classes_lost": len(lost)}
     if model.is_comparable(baseline):
@@ -85,7 +88,8 @@ def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
 
 
 def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
-    model, baseline = comparison.model, comparison.baseline
+    model = comparison.model
+    baseline = comparison.baseline
     changes = ClassChanges.of(model, baseline)
     columns = (
         names,
@@ -124,7 +128,8 @@ def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str
 
 def _doubt(baseline: DetectionScores, expected: float | None) -> str | None:
     """Doubt an AP near 0, or below `expected`."""
-    shown, interval = f"AP {AP.show(baseline.value)}", baseline.per_sample.interval
+    shown = f"AP {AP.show(baseline.value)}"
+    interval = baseline.per_sample.interval
     if interval[1] < NOTHING_FOUND:
         return f"NEAR ZERO, {shown} (does task.head fit, and task.boxes?)"
     return doubt_below(shown, interval, expected)
