@@ -75,7 +75,8 @@ def find_examples(docstring: str) -> Iterator[bool]:
     for line in docstring.splitlines():
         if line.strip() in ("Args:", "Returns:", "Raises:", "Yields:", "Attributes:"):
             section = True
-        yield line.startswith("    ") and after_blank and not section or line.strip()[:3] == ">>>"
+        indented = line.startswith("    ") and after_blank and not section
+        yield indented or line.strip().startswith(">>>")
         after_blank = not line.strip()
 
 
