@@ -163,6 +163,12 @@ def test_openvinos_two_files_become_one(quantize, shapes_model, tmp_path, cache_
         (["method=dynamic", "dtype=uint8"], "uint8", "integer", True),
         (["format=qoperator"], "int8", "integer", False),
         (["method=weight_only", "dtype=w4"], "int4", "weights only, computed in float", False),
+        (
+            ["method=weight_only", "dtype=w8", "weight_only.block_size=null"],
+            "int8",
+            "weights only, computed in float",
+            False,
+        ),
     ],
 )
 def test_kinds_of_onnx_files(

@@ -255,10 +255,15 @@ class _Graph:
             node = self.producers.get(name)
             if node is not None and node.op_type == "QuantizeLinear":
                 return self._zero_dtype(node, 2)
-            if node is None or node.op_type not in (*_MOVES, "DequantizeLinear"):
+            if node is None or not self._keeps_levels(node):
                 return ""
             name = node.input[0]
         return _dtype(self.constants[name].data_type)
+
+    def _keeps_levels(self, node: onnx.NodeProto) -> bool:
+        """Return whether a node moves stored weights, or multiplies them by their scales."""
+        scaled = node.op_type == "Mul" and node.input[1] in self.constants
+        return scaled or node.op_type in (*_MOVES, "DequantizeLinear")
 
     def _computed(self, node: onnx.NodeProto, zero: int, stored: str) -> str:
         """Return the dtype of the data input of a layer."""
