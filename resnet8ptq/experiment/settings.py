@@ -11,9 +11,7 @@ from resnet8ptq.backends.registry import BACKENDS, complete, make_quantizer
 from resnet8ptq.calibration.methods import METHODS
 from resnet8ptq.config import limits
 from resnet8ptq.config.naming import name_network
-from resnet8ptq.config.schema import (
-    RunConfig,
-)
+from resnet8ptq.config.schema import RunConfig
 from resnet8ptq.core import cache, memory
 from resnet8ptq.core.errors import PtqError
 from resnet8ptq.core.machine import Runtime
