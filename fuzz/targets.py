@@ -172,14 +172,6 @@ def sweep() -> Target:
     return Target(json.dumps(record).encode(), lambda path: Sweep.load(path.parent), FILE)
 
 
-def reference() -> Target:
-    """Other tools' figures."""
-    from resnet8ptq.report import reference as figures
-
-    lines = f"{','.join(figures.COLUMNS)}\nONNX Runtime,int8,8700,8699.5,9980,93000\n"
-    return Target(lines.encode(), lambda path: figures.load(str(path)), "figures.csv")
-
-
 def program() -> Target:
     """An exported program, as far as it is read before torch sees it."""
     from resnet8ptq.models.gates import exported_program, torch_archive
@@ -193,5 +185,5 @@ def program() -> Target:
 
 TARGETS: dict[str, Callable[[], Target]] = {
     made.__name__: made
-    for made in (*(batch, meta, onnx, quantized, keras, table, entry, sweep, reference, program),)
+    for made in (batch, meta, onnx, quantized, keras, table, entry, sweep, program)
 }

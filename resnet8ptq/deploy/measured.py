@@ -10,7 +10,6 @@ run as metrics `target/...`. `experiment=`, `uri=` and `root=` name the MLflow s
 and `cache_dir=` are those of `resnet8ptq deploy`.
 """
 
-import shlex
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from resnet8ptq.core import command
+from resnet8ptq.core import command, invocation
 from resnet8ptq.core.console import say, silenced, stdout, waiting
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.deploy import reproducing, source
@@ -82,7 +81,7 @@ def write(run: Source, scored: Scored | str, folder: Path) -> str:
         raise ConfigError(f"measure: got true, but the run's samples are missing ({scored})")
     folder.mkdir()
     timeout_s = run.config.target.timeout_s
-    recorder = Recorder(folder, shlex.quote(sys.executable), run.record.run_id, timeout_s)
+    recorder = Recorder(folder, invocation.shell(sys.executable), run.record.run_id, timeout_s)
     with closing(recorder):
         _run(run, scored, replace(scored.evaluator, target=recorder))
     return f"To measure elsewhere, copy {FOLDER} there: python measure.py > result"

@@ -97,18 +97,6 @@ def test_the_tensors_of_a_file_are_those_of_the_network(quantize, shapes_model, 
     compared = compare_file(shapes_model, admitted, matched, cell.data.train, THREADS)
     assert compared is not None
     named = [tensor.operator for tensor in compared.tensors]
-    for t in compared.tensors:
-        print(
-            t.name[-40:],
-            t.operator,
-            t.inner.name[:60],
-            round(t.own_db, 1),
-            round(t.sqnr_db, 1),
-            t.inner.low,
-            t.inner.high,
-            t.low,
-            t.high,
-        )
     assert named.count("Conv") + named.count("Relu") >= 9
     assert compared.costliest.own_db > 10
     assert compared.first_lost is None

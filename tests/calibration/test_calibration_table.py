@@ -243,4 +243,7 @@ def test_a_table_is_what_onnxruntime_takes_as_its_calibration_cache(tmp_path, sh
         weight_type=weights,
         calibration_cache_path=tmp_path / "calibration.json",
     )
-    assert onnx.load(theirs).graph == onnx.load(ours.path).graph
+    graphs = [onnx.load(path).graph for path in (theirs, ours.path)]
+    for graph in graphs:
+        del graph.value_info[:]  # ONNX Runtime's file declares the types of constants twice
+    assert graphs[0] == graphs[1]

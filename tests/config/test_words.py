@@ -182,7 +182,7 @@ def test_a_wrong_input_leaves_no_run(tmp_path, typed):
     ("typed", "said"),
     [
         (["depoly"], "depoly: no such command; expected init | run | ship | ui | advise | deploy | "
-         "report | verdict | judge | sync | server (nearest: deploy)"),
+         "measured | report | verdict | judge | sync (nearest: deploy)"),
         (["report", "abc"], "run_id: got 'abc', expected the id of a run"),
         (["deploy", "uze=smallest"], "(nearest: use=)"),
         (["advise", "missing.onnx"], "model.path: got missing.onnx (not there)"),

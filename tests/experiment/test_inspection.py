@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from resnet8ptq.experiment.inspection import _compare, _compare_classes, _Samples
+from resnet8ptq.experiment.inspection import _compare, _compare_classes, _SampleFacts
 from resnet8ptq.models import summary
 from resnet8ptq.models.summary import print_summary, requirements, summarize
 from tests.helpers.calling import call
@@ -171,13 +171,13 @@ def test_no_network_is_refused_in_one_line(tmp_path, suffix, content):
     ],
 )
 def test_classes_are_compared_with_outputs(classes, named, values, says):
-    assert _compare_classes(_Samples(np.zeros((1, 5)), classes, named), values) == says
+    assert _compare_classes(_SampleFacts(np.zeros((1, 5)), classes, named), values) == says
 
 
 @pytest.mark.parametrize("pictures", [True, False])
 def test_no_size_is_advised_for_features(found, pictures):
     [told, *_] = _compare(
-        make_config(), found.contract, _Samples(np.zeros((1, 49, 10, 3)), 2, pictures=pictures)
+        make_config(), found.contract, _SampleFacts(np.zeros((1, 49, 10, 3)), 2, pictures=pictures)
     )
     assert "takes (32, 32, 3), the samples are (49, 10, 3)" in told
     assert ("preprocess.size=[32,32]" in told) == pictures

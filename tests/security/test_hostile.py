@@ -39,6 +39,7 @@ from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.hits import MCNEMAR
 from resnet8ptq.tasks.metric import TOTAL
 from resnet8ptq.tasks.registry import recall
+from resnet8ptq.tracking import history
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import FILE as SWEEP_FILE
@@ -366,9 +367,10 @@ def of_huge_arrays(path: Path) -> None:
 def test_hostile_predictions_are_one_error(tmp_path, write):
     path = tmp_path / "predictions.npz"
     write(path)
+    record = RunRecord.of("id", {}, {}, {}, artifact_uri=str(tmp_path), in_folder=True)
+    reader = partial(comparison._read_predictions, MCNEMAR, kept={})
     with pytest.raises(TrackingError, match=r"predictions\.npz is damaged") as caught:
-        reader = partial(comparison._read_predictions, MCNEMAR, kept={})
-        comparison._read(RunRecord.of("id", {}, {}, {}), path, reader)
+        history.read(Store("", "", ""), record, path.name, reader)
     line(caught.value)
 
 
