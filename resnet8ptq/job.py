@@ -94,7 +94,8 @@ def run_in_sweep(asked: RunConfig, folder: Path, settings: HydraConf) -> "RunRec
         loading.check_here(asked)
         resolved = resolve(asked, begun.jobs, threads)
     except (PtqError, OSError) as error:
-        resolved = Unresolved(replace(asked, threads=asked.threads or threads), error)
+        asked_threads = threads if asked.threads is None else asked.threads
+        resolved = Unresolved(replace(asked, threads=asked_threads), error)
     tags = {"job_number": str(number), "jobs_at_once": str(at_once)}
     tags |= {"job_overrides": invocation.shell(*settings.overrides.task), **identity.tag(resolved)}
     left_s = None if isinstance(begun, Sweep) else begun.seconds_left(number)

@@ -49,7 +49,7 @@ def _is_int32_moved(node: onnx.NodeProto, links: Links) -> bool:
 
 
 def _is_moved(node: onnx.NodeProto, links: Links, dtype: int) -> bool:
-    if node.op_type != "DequantizeLinear" or node.input[0] not in links.constants:
+    if node.op_type != "DequantizeLinear" or not links.constants.keys() >= {*node.input[:2]}:
         return False
     readers = [reader.op_type for reader in links.readers(node.output[0])]
     return links.constants[node.input[0]].data_type == dtype and not {*_MOVES}.isdisjoint(readers)

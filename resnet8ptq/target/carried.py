@@ -11,14 +11,53 @@ import uuid
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.target.connection import PROGRAM, Reply
 from resnet8ptq.target.measure import JOB
 from resnet8ptq.target.target import Target
 
-_NAMED = {"do", "run_id", "sha256"}  # of each request, in its answer
+Size = Annotated[int, Field(ge=0, lt=2**48)]
+
+
+class _Request(BaseModel):
+    """What an answer repeats of its request."""
+
+    do: Literal["describe", "load", "run", "time"]
+    run_id: str
+    sha256: str
+    key: str = ""
+
+
+class _Answer(BaseModel):
+    """The part that all answers have; anyone may have written the result."""
+
+    model_config = ConfigDict(strict=True)
+
+    request: _Request
+    bytes: NonNegativeInt
+    arrays: list[tuple[str, list[Size]]]
+
+
+class _About(_Answer):
+    machine: str
+    cpu: str
+    cores: PositiveInt
+    versions: dict[str, str]
+
+
+class _Loaded(_Answer):
+    names: list[str]
+
+
+class _Ran(_Answer):
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+_KINDS: dict[str, type[_Answer]] = {"describe": _About, "load": _Loaded, "run": _Ran, "time": _Ran}
 
 
 class Recorder(Target):
@@ -80,14 +119,13 @@ class Carried(Target):
         """
         super().__init__(str(path), 0.0)
         self._answers: dict[tuple[str, str, str], deque[Reply]] = {}
-        self.run_id = ""
         for reply in _read(path):
             asked = reply.fields["request"]
-            self.run_id = str(asked["run_id"])
+            self.run_id: str = asked["run_id"]  # the same in each
             self._answers.setdefault(_key(asked, asked["sha256"]), deque()).append(reply)
 
     def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Reply:
-        """Return the answer to a request; each time of a batch once.
+        """Return the answer to a request; each time of a batch only once.
 
         Raises:
             ConfigError: the result lacks it.
@@ -99,12 +137,12 @@ class Carried(Target):
                 f"result: got {self.command}, which lacks the answer to {key[0]!r}; expected the "
                 "complete output of measure.py, for this run's file and samples"
             )
-        return answers.popleft() if len(answers) > 1 else answers[0]
+        return answers.popleft() if request["do"] == "time" else answers[0]
 
 
 def _key(request: Mapping[str, Any], sha256: str) -> tuple[str, str, str]:
-    """Return the request, the file without its threads, and the content that it sends."""
-    return str(request["do"]), str(request.get("key", "")).split(" ")[0], sha256
+    """Return the request, file and runtime without the threads, and the content that it sends."""
+    return str(request["do"]), str(request.get("key", "")).rpartition(" ")[0], sha256
 
 
 def _read(path: Path) -> list[Reply]:
@@ -113,14 +151,16 @@ def _read(path: Path) -> list[Reply]:
     try:
         with path.open("rb") as file:
             while line := file.readline():
-                fields = json.loads(line)
-                content = file.read(fields["bytes"])
-                asked = dict(fields["request"])
-                if len(content) < fields["bytes"] or not asked.keys() >= _NAMED:
+                answer = _Answer.model_validate_json(line)
+                content = file.read(answer.bytes)
+                if len(content) < answer.bytes:
                     raise wrong
-                replies.append(Reply.of(fields, content))
-    except (OSError, ValueError, KeyError, TypeError):
+                replies.append(Reply.of(json.loads(line), content))  # raises what the target did
+                _KINDS[answer.request.do].model_validate_json(line)
+    except (OSError, ValueError, TypeError):
         raise wrong from None
-    if not replies:
+    runs = {reply.fields["request"]["run_id"] for reply in replies}
+    numbers = all(array.dtype.kind in "biuf" for reply in replies for array in reply.arrays)
+    if len(runs) != 1 or not numbers:
         raise wrong
     return replies

@@ -39,12 +39,13 @@ PARAMETERS = frozenset(
         "driver",
         "Encrypt",
         "TrustServerCertificate",
+        # SQLite's
         "mode",
         "cache",
         "uri",
         "timeout",
         "nolock",
-        "immutable",  # SQLite's
+        "immutable",
     )
 )
 _SERVERS = ("http", "https")

@@ -50,9 +50,8 @@ _WIDTHS = {
     **{column: max(90, 9 * len(column) - 60) for column in COLUMNS},
     COLUMNS[0]: 120,  # unsupported
 }
-# MLflow's name for metrics without a group
 _TRADE_OFFS = "Trade-offs"
-_LEADING = "Model metrics"
+_LEADING = "Model metrics"  # MLflow's name for metrics without a group
 # Of the chart view: open first, the groups of metrics folded below.
 _SECTIONS = (_TRADE_OFFS, _LEADING, "unquantized", "test", "timed_alone")
 

@@ -54,6 +54,14 @@ def test_a_table_of_texts_is_scored_as_its_tokens(files, tmp_path):
     example_reads_texts(tmp_path / "table", child.info.run_id)
 
 
+@pytest.mark.slow
+def test_the_tensors_of_texts_of_any_length_are_compared(tmp_path):
+    words = ("+analysis=compare", "dtype=u8s8", *phrases.settings(tmp_path))
+    done = call(tmp_path, *words, *FAST)
+    assert done.code == 0, done.err
+    assert re.search(r"costs most: \d+\.\d dB alone", done.out)
+
+
 def example_reads_texts(folder: Path, run_id: str) -> None:
     done = call_beside(folder, "deploy", f"run_id={run_id}", "folder=out", "verify=false")
     assert done.code == 0, done.err

@@ -295,6 +295,14 @@ def test_a_channel_that_is_constant_in_the_file_alone_is_dead():
     assert findings.find(compare_one("Conv", UNIT, dead)) == []
 
 
+def test_an_axis_of_tokens_holds_no_channels():
+    scores = comparing.Compared("scores", "Softmax", Inner("scores"))
+    for length in (5, 5, 3, 3):  # texts, the longest first
+        values = np.ones((1, length, length), np.float32)
+        scores.add(values, values, values)
+    assert scores.channels.shape == (4, 0) and scores.count == 2 * (25 + 9)
+
+
 @pytest.mark.parametrize("finding", [step_table.CLIPPED, step_table.UNLIKE_INPUTS, "unknown"])
 def test_answers_are_settings_that_apply(finding):
     config = make_config("data=shapes", "per_channel=false")

@@ -1,5 +1,6 @@
 """A target reached by hand answers as a connected one does: by the file of its answers."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -15,6 +16,13 @@ from tests.helpers import onnx_networks
 
 IMAGES = onnx_networks.IMAGES
 NAMELESS = b'{"bytes": 0, "arrays": [], "request": {"run_id": "a"}}\n'
+
+
+def timed(seconds, sha256="0", run_id="a"):
+    """Return the answer to a time, as the program writes it."""
+    request = {"do": "time", "run_id": run_id, "sha256": sha256, "key": "file onnxruntime 1"}
+    fields = {"seconds": seconds, "bytes": 0, "arrays": [], "request": request}
+    return json.dumps(fields).encode() + b"\n"
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +63,8 @@ def test_the_answers_are_those_of_a_connection(result, network):
         np.testing.assert_array_equal(file.run(batch)[0][0], expected)
     times = [file.time(IMAGES[:1]) for _ in range(2)]
     assert all(0 < seconds < 60 for seconds in times)
+    with pytest.raises(ConfigError, match=r"^result: got .*lacks the answer to 'time'"):
+        file.time(IMAGES[:1])  # each is one measurement
 
 
 def test_a_job_holds_equal_samples_once(result):
@@ -71,7 +81,11 @@ def test_other_samples_and_other_files_are_refused(result, network, tmp_path):
         carried.load(tmp_path / "other.onnx", "onnxruntime", threads=1)
 
 
-@pytest.mark.parametrize("content", [b"", b"text\n", b'{"bytes": 0}\n', b"[]\n", NAMELESS])
+OTHERS = (b"", b"text\n", b'{"bytes": 0}\n', b"[]\n", NAMELESS)
+WRONG = (timed(0), timed(-1.0), timed(float("nan")), timed("1"), timed(1.0, sha256=["0"]))
+
+
+@pytest.mark.parametrize("content", [*OTHERS, *WRONG, timed(1.0) + timed(1.0, run_id="b")])
 def test_other_content_is_no_result(content, tmp_path):
     path = tmp_path / "result"
     path.write_bytes(content)

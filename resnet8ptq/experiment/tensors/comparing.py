@@ -185,12 +185,14 @@ class Compared:
             return
         axis = 1 if alone.ndim == 4 or "Conv" in self.operator else -1
         others = tuple(other for other in range(alone.ndim) if other != axis % alone.ndim)
-        ends = [alone.min(others), alone.max(others), file.min(others), file.max(others)]
-        known = self.channels if self.channels.size else ends
-        joins = (np.minimum, np.maximum, np.minimum, np.maximum)
-        self.channels = np.stack(
-            [join(*both) for join, *both in zip(joins, known, ends, strict=True)]
-        )
+        ends = np.stack([alone.min(others), alone.max(others), file.min(others), file.max(others)])
+        if self.count == alone.size:  # the first sample
+            self.channels = ends
+        elif self.channels.shape == ends.shape:
+            self.channels[::2] = np.minimum(self.channels[::2], ends[::2])
+            self.channels[1::2] = np.maximum(self.channels[1::2], ends[1::2])
+        else:  # texts of other lengths: the axis holds their tokens
+            self.channels = ends[:, :0]
 
     def add_kernel(self, defined: Array, kernel: Array) -> None:
         """Add the values of a sample: as the file defines them, and as the kernels compute them."""
@@ -310,9 +312,11 @@ def _explain(
     for number in dict.fromkeys([worst, *faulty[: EXPLAINED - 1]]):
         compared = pairs[number].compared
         weight = compared.weight
+        shape = runs[0][number][2].shape
+        alike = [one[number] for one in runs if one[number][2].shape == shape]  # of one length
         compared.explanation = explain(
-            exact=np.concatenate([one[number][2] for one in runs]),
-            actual=np.concatenate([one[number][1] for one in runs]),
+            exact=np.concatenate([alone for _, _, alone in alike]),
+            actual=np.concatenate([file for _, file, _ in alike]),
             levels=compared.levels,
             weights=(weight.rounded.values, weight.rounded.rounded) if weight else None,
         )
