@@ -66,6 +66,15 @@ def test_a_layer_whose_weights_float16_lacks_keeps_them(tmp_path, cache_root):
     assert np.isfinite(outputs).all()
 
 
+def test_torch_refuses_a_network_without_weights_to_store(tmp_path, cache_root):
+    weights = np.full((40, 8), 2 * LARGEST_HALF, np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "large")]
+    source = write(tmp_path / "net.onnx", nodes, {"w": weights}, {"x": ["N", 40]}, {"y": ["N", 8]})
+    fp32, split = load(source, cache_root, RANDOM.normal(size=(20, 40)).astype(np.float32))
+    with pytest.raises(UnsupportedError, match="dtype=fp16: the module has no layer"):
+        quantize_network(quantizer_of(make_config(HALF, "backend=torch")), fp32, split, tmp_path)
+
+
 @pytest.mark.parametrize("backend", params(["onnx", "torch"]))
 def test_a_layer_that_a_step_leaves_in_float_keeps_its_weights(
     quantize, shapes, shapes_model, tmp_path, backend

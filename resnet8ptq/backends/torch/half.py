@@ -10,6 +10,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from resnet8ptq.backends.contract import LARGEST_HALF
+from resnet8ptq.core.errors import UnsupportedError
 
 
 class _Widened(torch.nn.Module):  # type: ignore[misc]
@@ -27,6 +28,9 @@ def store(module: Any, layers: Collection[str]) -> int:
     Args:
         module: result of `load_torch_module`.
         layers: names of its modules.
+
+    Raises:
+        UnsupportedError: no layer has constant float weights.
     """
     stored: dict[tuple[str, str], bool] = {}  # by owner and attribute
     count = 0
@@ -38,6 +42,8 @@ def store(module: Any, layers: Collection[str]) -> int:
                 key = name[1]
                 stored[name] = _halve(owner, key)
         count += any(stored[name] for name in names)
+    if count == 0:
+        raise UnsupportedError("dtype=fp16: the module has no layer with constant float32 weights")
     return count
 
 
