@@ -49,6 +49,8 @@ class Arguments(StoreArguments):
 def main(words: list[str]) -> None:
     """Read the result, find its run, judge it, and log its figures."""
     asked = command.parse_words(words, Arguments, __doc__, plain="result")
+    if not asked.result:
+        raise ConfigError("result: missing, expected the output of python measure.py > result")
     carried = Carried(Path(asked.result).expanduser())
     with waiting("Reading the run"):
         store = open_store(asked.tracking)

@@ -299,8 +299,9 @@ class SweepCallback(Callback):
     """Hydra calls this before a run, or before the first job of a multirun."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """End the command if the settings hold a password, which Hydra would write to a file."""
+        """End the command at joblib, or at a password, which Hydra would write to a file."""
         with command.aborting(*command.EXPECTED):
+            jobs.refuse_joblib(config.hydra.launcher)
             address.check(config.tracking.uri or "", written=True)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:

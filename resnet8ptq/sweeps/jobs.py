@@ -43,6 +43,12 @@ def enter(worker: Worker) -> None:
     console.speak_seldom()
 
 
+def refuse_joblib(launcher: DictConfig) -> None:
+    """Raise `ConfigError` for the launcher that `processes` has replaced."""
+    if launcher._target_.endswith(".JoblibLauncher"):
+        raise ConfigError("hydra/launcher: got 'joblib'; try hydra/launcher=processes")
+
+
 def plan(launcher: DictConfig) -> Worker | None:
     """Return the settings for the launcher's processes.
 
@@ -54,8 +60,6 @@ def plan(launcher: DictConfig) -> Worker | None:
         ConfigError: a setting leaves no cores for a job.
         JobError: the launcher's cluster does not answer.
     """
-    if launcher._target_.endswith(".JoblibLauncher"):
-        raise ConfigError("hydra/launcher: got 'joblib'; try hydra/launcher=processes")
     own: Callable[[DictConfig], Worker] | None = getattr(get_class(launcher._target_), "plan", None)
     return own(launcher) if own else None
 

@@ -73,6 +73,7 @@ CASES = [
     ("tflite", f"{W8A16} corrections.adaround=true", "try backend.flow=onnx2tf"),
     ("tflite", f"{W8A16} backend.flow=onnx2tf symmetric.activations=false", "are symmetric"),
     ("executorch", "dtype=uint8", "int8 activations"),
+    ("executorch", "dtype=fp16", "int8 weights; expected int8$"),
     ("executorch", "dtype=u8s8", "int8 activations"),
     ("executorch", "symmetric.weights=false", "symmetric int8 weights"),
     ("executorch", "reduce_range=true", "take 8 bits"),

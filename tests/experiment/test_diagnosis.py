@@ -20,6 +20,7 @@ from resnet8ptq.experiment import running
 from resnet8ptq.experiment.diagnosis import diagnosing
 from resnet8ptq.experiment.diagnosis.conclusion import ACTIVATIONS, WEIGHTS, DiagnosisResult
 from resnet8ptq.experiment.diagnosis.diagnosis_table import to_markdown
+from resnet8ptq.experiment.diagnosis.outcomes import Outcome
 from resnet8ptq.experiment.search import step_table
 from resnet8ptq.experiment.settings import resolve
 from tests.helpers.assembling import assemble
@@ -338,3 +339,9 @@ def test_the_files_of_other_backends_are_diagnosed(diagnose, backend):
 def test_wrong_settings_are_refused(override, message):
     with pytest.raises(ConfigError, match=message):
         make_config("+analysis=diagnose", override)
+
+
+def test_a_change_that_was_not_tried_is_named_once():
+    reason = "dtype=uint8: the kernels take int8"
+    assert Outcome("dtype=uint8", reason=reason).refusal == reason
+    assert Outcome("dtype=uint8", reason="no kernels").refusal == "dtype=uint8: no kernels"

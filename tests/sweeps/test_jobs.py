@@ -22,6 +22,7 @@ from hydra_plugins.resnet8ptq_launchers._base import Job, JobsLauncher
 from resnet8ptq.core import command, machine
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.sweeps import jobs
+from resnet8ptq.sweeps.callback import SweepCallback
 from resnet8ptq.tracking.sweep_file import Worker
 from tests.helpers import calling
 from tests.helpers.calling import REPO
@@ -61,10 +62,12 @@ def test_one_job_after_the_other_stays_in_this_process():
     assert plan() is None
 
 
-def test_joblib_is_answered_with_its_successor():
-    joblib = OmegaConf.create({"_target_": "hydra_plugins.hydra_joblib_launcher.JoblibLauncher"})
-    with pytest.raises(ConfigError, match=r"got 'joblib'.*try hydra/launcher=processes$"):
-        jobs.plan(joblib)
+def test_joblib_is_answered_with_its_successor_also_in_a_single_run():
+    joblib = {"_target_": "hydra_plugins.hydra_joblib_launcher.JoblibLauncher"}
+    config = OmegaConf.create({"hydra": {"launcher": joblib}, "tracking": {"uri": None}})
+    with pytest.raises(command.Abort) as caught:
+        SweepCallback().on_run_start(config)
+    assert re.search(r"got 'joblib'.*try hydra/launcher=processes$", str(caught.value.error))
 
 
 @pytest.mark.parametrize(

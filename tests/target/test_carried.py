@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.deploy import measured
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.target.carried import Carried, Recorder
 from tests.helpers import onnx_networks
@@ -99,3 +100,8 @@ def test_a_result_that_was_cut_off_is_refused(result, tmp_path):
     with pytest.raises(ConfigError, match=r"^result: "):
         carried = Carried(path)
         carried.load(result.parent / "network.onnx", "onnxruntime", threads=1).time(IMAGES[:1])
+
+
+def test_a_command_without_a_result_says_what_it_takes():
+    with pytest.raises(ConfigError, match=r"^result: missing, expected the output of"):
+        measured.main([])

@@ -44,7 +44,7 @@ MOST_AT_ONCE = 64  # samples; the runtime plans memory for so many, larger batch
 _KERNELS = "XNNPACK's int8 kernels take int8 activations and symmetric int8 weights"
 _TAKES: Takes = {
     "method": (["static", "qat"], f"static only; {WITH_ACTIVATIONS['method'][1]}"),
-    "dtype.name": (["int8"], _KERNELS),
+    "dtype.name": (["int8"], f"{_KERNELS}; expected int8"),
     "symmetric.weights": ([None, True], _KERNELS),
     "reduce_range": ([None, False], "XNNPACK's kernels take 8 bits"),
     "calib.name": (SHARED, f"the observer of backend=torch; expected {' | '.join(SHARED)}"),

@@ -104,7 +104,7 @@ def _of_changes(metric: Metric) -> list[Column[Outcome]]:
 
 
 def _notes(result: DiagnosisResult) -> list[str]:
-    refused = [f"{o.words}: {o.reason}" for o in result.outcomes if o.reason]
+    refused = [outcome.refusal for outcome in result.outcomes if outcome.reason]
     return [
         tensor_table.note(result.compared),
         *([f"Not tried: {'; '.join(refused)}"] if refused else []),

@@ -40,6 +40,12 @@ class Outcome:
     reason: str = ""
 
     @property
+    def refusal(self) -> str:
+        """The change and why it could not be tried; most reasons name the change themselves."""
+        key, _, _ = self.words.partition("=")
+        return self.reason if self.reason.startswith(f"{key}=") else f"{self.words}: {self.reason}"
+
+    @property
     def helps(self) -> bool:
         """Whether it gains `HELPS_DB` of SQNR, or significantly improves the metric."""
         significant = self.p_value is not None and self.p_value < SIGNIFICANCE
