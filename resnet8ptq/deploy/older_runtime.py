@@ -16,6 +16,7 @@ from resnet8ptq.core.errors import ConfigError, UnsupportedError
 from resnet8ptq.core.text import no_such_name
 from resnet8ptq.deploy import runtime_faults
 from resnet8ptq.graph import layers
+from resnet8ptq.graph.pruning import find_all
 
 # The first ONNX Runtime 1.x with a release of ONNX, whose opset and IR it reads; later ones to the
 # next entry have the same. 1.15 and 1.20 to 1.31 were tried with files of every opset and IR.
@@ -78,6 +79,7 @@ def lower(proto: onnx.ModelProto, version: int) -> str:
     opset, ir_version = find_formats(version)
     before = f"opset {_opset(proto)}, IR {proto.ir_version}"
     _check_blocks(proto.graph, version)
+    _drop_unused_opsets(proto)
     for entry in proto.opset_import:
         if entry.domain in ("", "ai.onnx") and entry.version > opset:
             for node in proto.graph.node:
@@ -117,6 +119,17 @@ def _check_node(node: onnx.NodeProto, opset: int, lower_opset: int, version: int
         raise UnsupportedError(f"{refused} has {part}, which opset {new.since_version} introduced")
     for attribute in added:
         node.attribute.remove(attribute)
+
+
+def _drop_unused_opsets(proto: onnx.ModelProto) -> None:
+    """Keep the opsets of the operators in the file.
+
+    ONNX Runtime adds all that it knows to a file that it writes, and an older version refuses a
+    newer one, such as ai.onnx.ml 5, also without an operator of it.
+    """
+    used = {"", "ai.onnx", *(node.domain for node in find_all(proto, onnx.NodeProto))}
+    for entry in [entry for entry in proto.opset_import if entry.domain not in used]:
+        proto.opset_import.remove(entry)
 
 
 def _check_blocks(graph: onnx.GraphProto, version: int) -> None:

@@ -384,6 +384,17 @@ def test_opset_and_ir_are_lowered_where_the_operators_allow():
     np.testing.assert_array_equal(found, expected)
 
 
+def test_opsets_without_an_operator_are_left_out():
+    proto = build(20, "a = com.microsoft.FastGelu(x)  y = Relu(a)")
+    for domain, version in {"com.microsoft": 1, "ai.onnx.ml": 5}.items():
+        proto.opset_import.append(onnx.helper.make_opsetid(domain, version))
+    older_runtime.lower(proto, 17)
+    assert {entry.domain: entry.version for entry in proto.opset_import} == {
+        "": 20,
+        "com.microsoft": 1,
+    }
+
+
 @pytest.mark.parametrize(
     ("body", "version", "reason"),
     [
