@@ -62,7 +62,8 @@ def check(
     if not len(data.train) or (near and within):
         return {}
     shown = "" if sqnr is None else f", SQNR {sqnr:.1f} dB"
-    what = f"the file is far from FP32 (loss {comparison.loss():.4g}{shown})"
+    loss = comparison.metric.say_loss(round(comparison.loss(), 4))
+    what = f"the file is far from FP32 (loss {loss}{shown})"
     cause = find_cause(evaluator, data.train.spaced(SAMPLES), path, sized)
     if not cause:
         log.warning("%s: no cause found in its preprocessing, class order and tensors", what)
