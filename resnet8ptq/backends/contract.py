@@ -95,7 +95,7 @@ class Artifact:
     Attributes:
         quantized_layers: number of convolutions and matrix products with quantized weights and
             activations, with method=weight_only of those with quantized weights, with dtype=fp16 of
-            those with float16 weights; 0 for FP32.
+            those and embeddings with float16 weights; 0 for FP32.
         ranges: activation ranges from calibration, by ONNX tensor name.
         details: further MLflow params from the framework.
     """

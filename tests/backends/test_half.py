@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from resnet8ptq.backends.contract import LARGEST_HALF
+from resnet8ptq.backends.onnx import weight_storage
 from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.graph.layers import weight_layers
 from resnet8ptq.precision.decisions import Decisions
@@ -64,6 +65,32 @@ def test_a_layer_whose_weights_float16_lacks_keeps_them(tmp_path, cache_root):
     assert artifact.quantized_layers == 1
     [outputs] = quantizer.load(artifact.path, 1).predict(next(iter(split.batches(20))))
     assert np.isfinite(outputs).all()
+
+
+@pytest.mark.parametrize("backend", params(["onnx", "torch"]))
+def test_a_file_whose_layers_all_stay_in_float_is_unsupported(
+    shapes, shapes_model, tmp_path, backend
+):
+    layers = weight_layers(onnx.load(shapes_model.onnx_path).graph).values()
+    decisions = Decisions(in_float=[node.name for node in layers])
+    quantizer = quantizer_of(make_config("data=shapes", f"backend={backend}", HALF))
+    with pytest.raises(UnsupportedError, match=r"dtype=fp16: .*no layer"):
+        quantizer.quantize(shapes_model, decisions, shapes.test.take(np.arange(5)), tmp_path)
+
+
+def test_an_embedding_counts_where_the_layer_stays_in_float(tmp_path):
+    constants = {
+        "table": RANDOM.normal(size=(50, 8)).astype(np.float32),
+        "w": RANDOM.normal(size=(8, 8)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"], "look"),
+        helper.make_node("MatMul", ["rows", "w"], ["y"], "product"),
+    ]
+    path = write(tmp_path / "net.onnx", nodes, constants, {"ids": ["N"]}, {"y": ["N", 8]})
+    proto = onnx.load(path)
+    weight_storage.quantize(proto, ["product"], half=True)
+    assert weight_storage.count_layers(proto.graph) == 1
 
 
 def test_torch_refuses_a_network_without_weights_to_store(tmp_path, cache_root):

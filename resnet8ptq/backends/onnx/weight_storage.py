@@ -128,7 +128,7 @@ def count_layers(graph: onnx.GraphProto) -> int:
     floats = {n.output[0] for n in graph.node if n.op_type == "Cast" and n.input[0] in integers}
     scaled = {n.output[0] for n in graph.node if n.op_type == "Mul" and n.input[0] in floats}
     scaled |= {n.output[0] for n in graph.node if n.op_type == "Cast" and n.input[0] in halves}
-    layers = [node for node in graph.node if node.op_type in OPERATORS]
+    layers = [node for node in graph.node if node.op_type in (*OPERATORS, _EMBEDDING)]
     return sum(not scaled.isdisjoint(node.input) for node in layers)
 
 

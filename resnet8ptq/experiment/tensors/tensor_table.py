@@ -36,6 +36,12 @@ def _say_range(ends: tuple[float, float]) -> str:
     return f"{ends[0]:.3g} to {ends[1]:.3g}"
 
 
+_SPREAD: Sequence[Column[Any]] = (  # of activations and of weights
+    Column("", lambda row: row.spread.low, key="low"),
+    Column("", lambda row: row.spread.high, key="high"),
+    Column("", lambda row: row.spread.reach, key="reach_99"),
+    Column("", lambda row: row.spread.bulk_db, key="bulk_sqnr_db"),
+)
 COLUMNS: Sequence[Column[Compared]] = (
     Column("", lambda tensor: "activation", key="kind"),
     Column("tensor", lambda tensor: tensor.name, _first_name, "tensor"),
@@ -50,10 +56,7 @@ COLUMNS: Sequence[Column[Compared]] = (
     Column("range in the file", lambda tensor: tensor.levels, str),
     Column("", lambda tensor: tensor.inner.low, key="range_low"),
     Column("", lambda tensor: tensor.inner.high, key="range_high"),
-    Column("", lambda tensor: tensor.spread.low, key="low"),
-    Column("", lambda tensor: tensor.spread.high, key="high"),
-    Column("", lambda tensor: tensor.spread.reach, key="reach_99"),
-    Column("", lambda tensor: tensor.spread.bulk_db, key="bulk_sqnr_db"),
+    *_SPREAD,
     number("beyond", lambda tensor: tensor.beyond_share, ".1%", "beyond_range"),
     Column("", lambda tensor: tensor.off_share, key="kernel_off"),
     Column("", lambda tensor: tensor.most_off, key="kernel_most_off"),
@@ -64,10 +67,7 @@ WEIGHTS: Sequence[Column[Weight]] = (
     Column("", lambda weight: weight.rounded.node, key="node"),
     Column("", lambda weight: weight.spread.sqnr_db, key="sqnr_db"),
     Column("", lambda weight: weight.spread.sqnr_db, key="rounding_sqnr_db"),
-    Column("", lambda weight: weight.spread.low, key="low"),
-    Column("", lambda weight: weight.spread.high, key="high"),
-    Column("", lambda weight: weight.spread.reach, key="reach_99"),
-    Column("", lambda weight: weight.spread.bulk_db, key="bulk_sqnr_db"),
+    *_SPREAD,
 )
 
 
