@@ -30,11 +30,11 @@ from resnet8ptq.report.recommend import RECOMMENDED
 from resnet8ptq.target.carried import Carried, Recorder
 from resnet8ptq.target.measure import RUNTIMES
 from resnet8ptq.tasks.metric import BASELINE, Metrics
+from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tracking import upload
 from resnet8ptq.tracking.store import StoreArguments, open_store
 
 FOLDER = "measure"
-_PASS = 0.05  # of the p-value of a verdict
 
 
 @dataclass
@@ -119,7 +119,7 @@ def _measure(
     p_within = test_limit(run.config, evaluator.task, comparison, scored.samples)
     if p_within is not None:
         limit = metric.say_loss(metric.limit(run.config.report))
-        shown = "shown" if p_within <= _PASS else "not shown"
+        shown = "shown" if p_within <= SIGNIFICANCE else "not shown"
         lines.append(f"at most {limit} worse than FP32 there: {shown} with 95% confidence")
     latency = metrics["target/latency_p50_ms"]
     speedup = metrics["target/speedup"]

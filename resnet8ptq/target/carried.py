@@ -15,6 +15,7 @@ from typing import IO, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
+from resnet8ptq.core import files
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.target.connection import PROGRAM, Reply
 from resnet8ptq.target.measure import JOB
@@ -123,6 +124,11 @@ class Carried(Target):
             asked = reply.fields["request"]
             self.run_id: str = asked["run_id"]  # the same in each
             self._answers.setdefault(_key(asked, asked["sha256"]), deque()).append(reply)
+        self._sha256 = files.sha256(path)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the machine with the hash of the result: the cache has outputs of this one."""
+        return {**super().describe(), "result": self._sha256}
 
     def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Reply:
         """Return the answer to a request; each time of a batch only once.

@@ -68,6 +68,13 @@ def test_the_answers_are_those_of_a_connection(result, network):
         file.time(IMAGES[:1])  # each is one measurement
 
 
+def test_the_cache_tells_two_results_of_a_machine_apart(result, tmp_path):
+    other = tmp_path / "result"
+    other.write_bytes(result.read_bytes() + timed(1.0, run_id="the run"))
+    assert Carried(result).describe() == Carried(result).describe()
+    assert Carried(other).describe() != Carried(result).describe()
+
+
 def test_a_job_holds_equal_samples_once(result):
     job = result.parent / "measure" / "measure.job"
     assert job.read_bytes().count(IMAGES.tobytes()) == 1

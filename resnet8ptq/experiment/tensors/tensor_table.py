@@ -143,7 +143,8 @@ def print_table(
 
 def describe(config: RunConfig, kind: str) -> str:
     """Return the title: the configuration, in one line."""
-    return " · ".join([config.data.name, *Combination.of_config(config).cells, kind])
+    cells = [cell for cell in Combination.of_config(config).cells if cell]
+    return " · ".join([config.data.name, *cells, kind])
 
 
 def draw(axes: Any, compared: TensorComparison, named: Collection[str]) -> None:
