@@ -89,6 +89,10 @@ class Combination:
             granularity = "in blocks" if self.in_blocks else "per channel"
         return [self.framework, self.dtype, calibration, granularity]
 
+    def describe(self, subject: str, kind: str) -> str:
+        """Return a title in one line: the subject, the parts of the combination, and the kind."""
+        return " · ".join(filter(None, (subject, *self.cells, kind)))
+
     @property
     def name(self) -> str:
         """The known parts, joined by hyphens, such as `onnx-int8-minmax-per_tensor`."""

@@ -80,7 +80,7 @@ def _notes(result: SensitivityResult) -> list[str]:
 def describe(config: RunConfig) -> str:
     """Return the title: the analysed configuration, in one line."""
     mode = config.analysis.mode.replace("_", " ")
-    return " · ".join([config.data.name, *Combination.of_config(config).cells, mode])
+    return Combination.of_config(config).describe(config.data.name, mode)
 
 
 def draw(result: SensitivityResult, title: str) -> Figure:

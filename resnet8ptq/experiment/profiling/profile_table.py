@@ -104,9 +104,7 @@ def _name(node: Node) -> str:
 def describe(config: RunConfig) -> str:
     """Return the title: the profiled configuration."""
     threads = f"{config.latency.threads} thread{'s' if config.latency.threads > 1 else ''}"
-    return " · ".join(
-        filter(None, [config.model.name, *Combination.of_config(config).cells, threads])
-    )
+    return Combination.of_config(config).describe(config.model.name or "", threads)
 
 
 def draw(breakdowns: Sequence[Breakdown], title: str) -> Figure:

@@ -143,8 +143,7 @@ def print_table(
 
 def describe(config: RunConfig, kind: str) -> str:
     """Return the title: the configuration, in one line."""
-    cells = [cell for cell in Combination.of_config(config).cells if cell]
-    return " · ".join([config.data.name, *cells, kind])
+    return Combination.of_config(config).describe(config.data.name, kind)
 
 
 def draw(axes: Any, compared: TensorComparison, named: Collection[str]) -> None:
