@@ -51,15 +51,24 @@ def quantize(
     if stacks:
         log.info("per_channel: left in float: %s", ", ".join(stacks)[:200])
     onnx.save(rewrite(proto, [transpose_weights, remove_unused]), onnx_path)
-    quantize_dynamic(
-        onnx_path,
-        path,
-        per_channel=config.per_channel,
-        reduce_range=bool(config.reduce_range),
-        weight_type=INTEGERS[DTYPES[config.dtype.name][1]],
-        nodes_to_exclude=[*skipped, *stacks],
-        extra_options={"WeightSymmetric": config.symmetric.weights},
-    )
+    logging.getLogger().addFilter(_is_of_use)  # the quantizer logs to the root
+    try:
+        quantize_dynamic(
+            onnx_path,
+            path,
+            per_channel=config.per_channel,
+            reduce_range=bool(config.reduce_range),
+            weight_type=INTEGERS[DTYPES[config.dtype.name][1]],
+            nodes_to_exclude=[*skipped, *stacks],
+            extra_options={"WeightSymmetric": config.symmetric.weights},
+        )
+    finally:
+        logging.getLogger().removeFilter(_is_of_use)
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """Drop a line for each tensor without a range, which no tensor has."""
+    return not record.getMessage().startswith("Quantization parameters for tensor")
 
 
 def transpose_weights(model: ir.Model) -> None:
