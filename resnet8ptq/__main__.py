@@ -27,7 +27,7 @@ COMMANDS = {
     "run": "resnet8ptq.run:start",
     "ship": "resnet8ptq.shipping:main",
     "ui": "resnet8ptq.server.ui:main",
-    "advise": "resnet8ptq.experiment.search.advising:main",
+    "advise": "resnet8ptq.exploration.search.advising:main",
     "deploy": "resnet8ptq.deploy.deploying:main",
     "measured": "resnet8ptq.deploy.measured:main",
     "report": "resnet8ptq.report.page:main",

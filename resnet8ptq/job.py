@@ -36,8 +36,8 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
     for line in words.find_idle(asked, [words.parse(word) for word in overrides]):
         log.warning("%s", line)
     with console.waiting("Loading libraries"):
-        from resnet8ptq.experiment import running
         from resnet8ptq.experiment.settings import Unresolved, resolve, resolve_to_inspect
+        from resnet8ptq.exploration import running
         from resnet8ptq.sweeps import identity
     if asked.analysis.name == "inspect":
         named = any(word.lstrip("+").startswith(("data=", "data.")) for word in overrides)
@@ -151,8 +151,8 @@ def run_recorded(
         varied: further settings in the run's name.
     """
     from resnet8ptq.evaluation.result import RunResult
-    from resnet8ptq.experiment import running
     from resnet8ptq.experiment.settings import Unresolved
+    from resnet8ptq.exploration import running
     from resnet8ptq.tracking.run import replace_runs, start_run
 
     name = name_run(settings.asked, varied)

@@ -26,8 +26,8 @@ from typing import Any
 from benchmarks.setting import REPO
 from benchmarks.tables import table
 from resnet8ptq.core import command, files
-from resnet8ptq.experiment.search import step_table
-from resnet8ptq.experiment.search.properties import ATTENTION, POOLS
+from resnet8ptq.experiment.network_properties import ATTENTION, POOLS
+from resnet8ptq.exploration.search import step_table
 from resnet8ptq.report.verdicts import PASS
 from resnet8ptq.results import load_run, load_sweep
 from resnet8ptq.sweeps.search import noise

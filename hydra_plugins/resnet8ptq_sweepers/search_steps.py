@@ -42,7 +42,7 @@ class SearchSweeper(Sweeper):
         from resnet8ptq.config.loading import parse_config
         from resnet8ptq.config.schema import RunConfig
         from resnet8ptq.core import machine
-        from resnet8ptq.experiment.search.searching import Asked, Step
+        from resnet8ptq.exploration.search.searching import Asked, Step
         from resnet8ptq.sweeps import callback, search
 
         OmegaConf.save(self.config, Path(self.config.hydra.sweep.dir) / "multirun.yaml")

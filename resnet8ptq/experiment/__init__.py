@@ -1,1 +1,1 @@
-"""One run from its config to its result, and the analyses."""
+"""One run, from its config to its result."""

@@ -3,7 +3,7 @@
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from resnet8ptq.evaluation.evaluator import Evaluator, Quantized
 from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.experiment import (
     attention_report,
-    file_check,
     outputs,
     preparation,
     preprocessing_check,
@@ -31,22 +30,34 @@ from resnet8ptq.experiment import (
 )
 from resnet8ptq.experiment.compatibility import fit_settings, load, make_task
 from resnet8ptq.experiment.measurement import measure
+from resnet8ptq.experiment.network_properties import find_properties
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.samples import Samples, draw, has_groups
-from resnet8ptq.experiment.search.properties import find_properties
 from resnet8ptq.experiment.settings import Settings
 from resnet8ptq.experiment.stopping import make_plan
 from resnet8ptq.experiment.workspace import Prepared, Workspace
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.plan import find_float_nodes
+from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.metric import BASELINE, GROUPED
 from resnet8ptq.tasks.task import Task
 
 log = logging.getLogger(__name__)
 
+FileCheck = Callable[[Evaluator, Dataset, Path, Comparison], dict[str, str]]
 
-def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult:
+
+def run_experiment(
+    settings: Settings, folder: Path, run: Recorder, check_file: FileCheck | None = None
+) -> RunResult:
     """Quantize, reload, evaluate, compare with the FP32 baseline, and record.
+
+    Args:
+        settings: the run's settings, with all files located.
+        folder: the run's existing folder.
+        run: the open run.
+        check_file: returns params with the cause of the loss of a file that another program
+            quantized.
 
     Raises:
         UnsupportedError: the framework does not support this combination.
@@ -95,7 +106,9 @@ def run_experiment(settings: Settings, folder: Path, run: Recorder) -> RunResult
     params |= _describe_measurement(config.latency, samples, measurement)
     if outliers:
         params["calibration_outliers"] = outliers[0].describe(calibrating)
-    params |= _check_result(work, quantized, measurement, saturates, outliers)
+    params |= _check_result(work, measurement, saturates, outliers)
+    if check_file is not None and "doubt" not in params:
+        params |= check_file(evaluator, samples.data, quantized.path, measurement.comparison)
     if cut_short := settings.runtime.deadline.cut_short:
         params["cut_short"] = "; ".join(cut_short)
     result = RunResult("ok", measurement=measurement, resolved=params)
@@ -125,20 +138,14 @@ def _draw(
 
 def _check_result(
     work: Workspace,
-    quantized: Quantized,
     measurement: Measurement,
     saturates: bool,
     outliers: Sequence[Outliers],
 ) -> dict[str, str]:
-    """Warn of a doubtful baseline or result; return the causes in a file of others, as params."""
+    """Warn of a doubtful baseline or result; return the doubt as a param."""
     config = work.config
     evaluator = work.evaluator
     samples = work.samples
-    fp32 = evaluator.reference(samples.reported)
-    expected = config.report.expected_accuracy
-    doubt = preprocessing_check.check(config.preprocess, evaluator, samples.data, fp32, expected)
-    if doubt is not None:
-        work.run.log_params({"doubt": doubt})
     if config.backend.quantizes:
         sqnr_db = measurement.comparison.sqnr_db
         calibrating = samples.calibrating.split
@@ -147,16 +154,10 @@ def _check_result(
         baseline_bytes = measurement.metrics[f"{BASELINE}size_bytes"] or 0
         size_bytes = measurement.size_bytes
         run_warnings.warn_of_size(graph, size_bytes, baseline_bytes, config.per_channel)
-    elif doubt is None:
-        return file_check.check(
-            evaluator=evaluator,
-            data=samples.data,
-            path=quantized.path,
-            comparison=measurement.comparison,
-            report=config.report,
-            sized=config.preprocess.size is not None,
-        )
-    return {}
+    fp32 = evaluator.reference(samples.reported)
+    expected = config.report.expected_accuracy
+    doubt = preprocessing_check.check(config.preprocess, evaluator, samples.data, fp32, expected)
+    return {} if doubt is None else {"doubt": doubt}
 
 
 def _describe_artifact(

@@ -1,6 +1,6 @@
 """The error by layer as heat maps, where a sweep has sensitivity analyses or diagnoses.
 
-Their runs have written the tables (`experiment.layers`, `experiment.diagnosis`). A store is
+Their runs have written the tables (`experiment.layers`, `exploration.diagnosis`). A store is
 untrusted: a damaged table is one warning, and is left out.
 """
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from resnet8ptq.backends.advice import TRY
 from resnet8ptq.core import invocation, machine
-from resnet8ptq.experiment.search import candidates
+from resnet8ptq.exploration.search import candidates
 from resnet8ptq.tracking import origin
 from resnet8ptq.tracking.record import RunRecord
 

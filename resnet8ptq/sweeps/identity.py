@@ -9,8 +9,8 @@ from pathlib import Path
 from resnet8ptq.backends.file import reading
 from resnet8ptq.core import code, files, machine
 from resnet8ptq.core.errors import PtqError
-from resnet8ptq.experiment import running
 from resnet8ptq.experiment.settings import Settings, Unresolved
+from resnet8ptq.exploration import running
 from resnet8ptq.tasks import registry as tasks
 
 # Settings of storage and of the report's form, which change no result. Paths of inputs do not count

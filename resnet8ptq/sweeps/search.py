@@ -1,6 +1,6 @@
 """Runs the search of `experiment=auto`: its steps within the time limit, then the confirmation.
 
-`experiment.search.searching` chooses the steps. This module runs them with Hydra's launcher, and
+`exploration.search.searching` chooses the steps. This module runs them with Hydra's launcher, and
 converts their records into the input of the next choice.
 """
 
@@ -20,9 +20,9 @@ from resnet8ptq.core import console
 from resnet8ptq.core.descriptor import FILE
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.core.text import printable, unescape_markdown
-from resnet8ptq.experiment.search import searching
-from resnet8ptq.experiment.search.searching import Asked, Step, Tried
-from resnet8ptq.experiment.search.step_table import FALLBACK, GOALS, START
+from resnet8ptq.exploration.search import searching
+from resnet8ptq.exploration.search.searching import Asked, Step, Tried
+from resnet8ptq.exploration.search.step_table import FALLBACK, GOALS, START
 from resnet8ptq.report.verdicts import find_fault
 from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.tasks.metric import BASELINE, Metric
@@ -310,8 +310,8 @@ def read_network(asked: Asked, config: RunConfig, running: "RunningSweep") -> As
     Raises:
         PtqError: network or data cannot be read, or do not fit each other.
     """
-    from resnet8ptq.experiment.search import network_facts
     from resnet8ptq.experiment.settings import resolve
+    from resnet8ptq.exploration.search import network_facts
 
     try:
         facts = network_facts.read(resolve(config))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from benchmarks.tables import table
 from resnet8ptq.evaluation.worth import saves
-from resnet8ptq.experiment.search import step_table
-from resnet8ptq.experiment.search.properties import BESIDE, PRODUCTS
+from resnet8ptq.experiment.network_properties import BESIDE, PRODUCTS
+from resnet8ptq.exploration.search import step_table
 from studies.kinds.measuring import RECIPE, Row
 
 # The recipes that are steps of `ship`, and the kinds of steps that they stand for.

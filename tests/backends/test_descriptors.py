@@ -21,7 +21,7 @@ from resnet8ptq.core import code, machine, templates
 from resnet8ptq.core.descriptor import Backend, Search, find_backends, find_readers
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.deploy import example
-from resnet8ptq.experiment.search import candidates
+from resnet8ptq.exploration.search import candidates
 from tests.helpers import toy_backend
 from tests.helpers.calling import QUICK, Called, call, call_beside
 from tests.helpers.configs import make_config

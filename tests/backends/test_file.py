@@ -22,7 +22,7 @@ from resnet8ptq.core import code, files
 from resnet8ptq.core.descriptor import find_readers
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.evaluator import baseline_config
-from resnet8ptq.experiment.tensors.comparing import compare_file
+from resnet8ptq.exploration.tensors.comparing import compare_file
 from resnet8ptq.graph.qdq import rounded_activations
 from resnet8ptq.models.contract import Tensor
 from resnet8ptq.models.gates.onnx import read_quantized

@@ -23,8 +23,8 @@ from sqlalchemy.exc import OperationalError
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, ModelError, PtqError, TrackingError
-from resnet8ptq.experiment import running
 from resnet8ptq.experiment.settings import resolve
+from resnet8ptq.exploration import running
 from resnet8ptq.tracking import sync, upload
 from resnet8ptq.tracking.journal import Journal
 from resnet8ptq.tracking.store import Store, open_store

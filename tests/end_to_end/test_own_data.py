@@ -14,8 +14,9 @@ from onnx import numpy_helper
 from PIL import Image
 
 from resnet8ptq.core.errors import PtqError
-from resnet8ptq.experiment import run_warnings, running
+from resnet8ptq.experiment import run_warnings
 from resnet8ptq.experiment.settings import resolve
+from resnet8ptq.exploration import running
 from resnet8ptq.sweeps import identity
 from resnet8ptq.tracking.run import start_run
 from tests.helpers.calling import REPO, call

@@ -21,9 +21,10 @@ from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation.inference import targets_of
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.experiment import preparation, running
+from resnet8ptq.experiment import preparation
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.experiment.workspace import Workspace
+from resnet8ptq.exploration import running
 from resnet8ptq.models import model
 from resnet8ptq.models.model import Fp32Model
 from resnet8ptq.precision.decisions import Decisions

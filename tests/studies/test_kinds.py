@@ -6,7 +6,7 @@ import pytest
 from hydra import initialize_config_dir
 
 from resnet8ptq.config import loading
-from resnet8ptq.experiment.search.properties import PRODUCTS
+from resnet8ptq.experiment.network_properties import PRODUCTS
 from studies.kinds import __main__ as command
 from studies.kinds import orders, records, tables
 from studies.kinds.measuring import ONE_LINER, RECIPE, SHIP, Row

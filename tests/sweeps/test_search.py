@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.alarm import TimeUpError
 from resnet8ptq.core.errors import ConfigError, DataError, QuantizationError, UnsupportedError
-from resnet8ptq.experiment.search import searching
-from resnet8ptq.experiment.search.searching import CONFIRM, DIAGNOSIS, Asked, Tried
+from resnet8ptq.exploration.search import searching
+from resnet8ptq.exploration.search.searching import CONFIRM, DIAGNOSIS, Asked, Tried
 from resnet8ptq.report import page
 from resnet8ptq.shipping import to_run
 from resnet8ptq.sweeps.delivery import Delivery

@@ -31,9 +31,9 @@ from resnet8ptq.core.errors import ConfigError, DataError, ModelError, TrackingE
 from resnet8ptq.data.boxes import Annotated, pack
 from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import read_pair, stop
-from resnet8ptq.experiment import file_check
-from resnet8ptq.experiment.search.searching import Step
 from resnet8ptq.experiment.stopping import try_choice
+from resnet8ptq.exploration import file_check
+from resnet8ptq.exploration.search.searching import Step
 from resnet8ptq.report import verdicts
 from resnet8ptq.report.comparison import Cell, Family
 from resnet8ptq.report.recommend import ModelSelection

@@ -11,8 +11,8 @@ import onnx
 from resnet8ptq.api.networks import find_network
 from resnet8ptq.api.samples import find_samples
 from resnet8ptq.core import cache
-from resnet8ptq.experiment import running
 from resnet8ptq.experiment.settings import resolve
+from resnet8ptq.exploration import running
 from resnet8ptq.tasks import deviation
 from tests.helpers.configs import make_config
 from tests.zoo import framework_networks, onnx_networks, variations  # noqa: F401  # they register structures

@@ -1,0 +1,62 @@
+"""Properties of a network that decide how it is best quantized."""
+
+import math
+from collections import Counter
+
+import onnx
+
+from resnet8ptq.corrections.equalization import find_imbalance
+from resnet8ptq.graph.attention import find_attention
+from resnet8ptq.graph.layers import is_grouped
+
+ATTENTION = "attention"
+DEPTHWISE = "depthwise"
+POOLS = "average pool"
+SILU = "SiLU"
+PRODUCTS = "weights in matrix products"
+RECURRENT = "recurrent"
+BESIDE = "matrix products or LSTMs beside convolutions"
+UNEQUAL = "channels of unequal scale"
+
+_IMBALANCE = 16.0  # of channels that share a scale: the small ones keep 4 of 8 bits
+_BESIDE = 0.05  # of the weights, in convolutions and elsewhere
+_RECURRENT = {"GRU", "LSTM", "RNN"}
+_POOLS = {"GlobalAveragePool", "AveragePool", "ReduceMean"}
+
+
+def find_properties(graph: onnx.GraphProto) -> list[str]:
+    """Return the properties of a converted network that the steps of the search ask for."""
+    operators = {node.op_type for node in graph.node}
+    attention = bool(find_attention(graph))
+    convolutions, products, recurrent = _find_weights(graph)
+    both = min(convolutions, products + recurrent)
+    is_dynamic = recurrent > 0 or products > convolutions
+    present = {
+        ATTENTION: attention,
+        PRODUCTS: products > convolutions,
+        BESIDE: is_dynamic and both > _BESIDE * (convolutions + products + recurrent),
+        RECURRENT: not operators.isdisjoint(_RECURRENT),
+        DEPTHWISE: any(map(is_grouped, graph.node)),
+        POOLS: not attention and not operators.isdisjoint(_POOLS),
+        SILU: "HardSwish" in operators or _has_silu(graph),
+        UNEQUAL: find_imbalance(graph) >= _IMBALANCE,
+    }
+    return [name for name, holds in present.items() if holds]
+
+
+def _find_weights(graph: onnx.GraphProto) -> tuple[int, int, int]:
+    """Return the number of weights in convolutions, in matrix products, and in LSTMs."""
+    sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
+    weights: Counter[str] = Counter()
+    for node in graph.node:
+        for name in node.input[:3]:
+            weights[node.op_type] += sizes.pop(name, 0)  # once, also if each step reads them
+    convolutions = weights["Conv"] + weights["ConvTranspose"]
+    return convolutions, weights["MatMul"] + weights["Gemm"], weights["LSTM"]
+
+
+def _has_silu(graph: onnx.GraphProto) -> bool:
+    """Whether a tensor is multiplied by its own sigmoid (Elfwing et al., 2018)."""
+    gates = {n.output[0]: n.input[0] for n in graph.node if n.op_type in ("Sigmoid", "HardSigmoid")}
+    products = [node.input for node in graph.node if node.op_type == "Mul"]
+    return any(gates.get(a) == b or gates.get(b) == a for a, b in products)

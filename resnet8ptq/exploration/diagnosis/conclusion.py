@@ -1,0 +1,160 @@
+"""The result of a diagnosis: the findings that reduce accuracy, and the best change."""
+
+import json
+import math
+from dataclasses import dataclass
+
+from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.exploration.diagnosis.outcomes import Outcome
+from resnet8ptq.exploration.tensors.comparing import TensorComparison
+from resnet8ptq.exploration.tensors.findings import Finding
+from resnet8ptq.tasks.metric import Metric
+
+WEIGHTS = "weights"
+ACTIVATIONS = "activations"
+MORE_DB = 3.0  # twice the noise
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The outcome of rounding only the weights, and of rounding only the activations."""
+
+    weights: Outcome
+    activations: Outcome
+    per_channel: bool  # the diagnosed setting
+
+    @property
+    def costs_more(self) -> str:
+        """`WEIGHTS` or `ACTIVATIONS`; empty if they cost about the same."""
+        apart = self.activations.sqnr_db - self.weights.sqnr_db
+        if abs(apart) >= MORE_DB:
+            return WEIGHTS if apart > 0 else ACTIVATIONS
+        return ""
+
+    def say(self) -> str:
+        """Return a sentence on the larger cost and its remedies."""
+        alone = (
+            f"rounding the weights alone leaves {self.weights.sqnr_db:.1f} dB, the activations "
+            f"alone {self.activations.sqnr_db:.1f} dB"
+        )
+        remedy = {
+            WEIGHTS: f"; {'' if self.per_channel else 'per_channel=true and '}corrections may win "
+            "that back",
+            ACTIVATIONS: "; learned rounding does not change that; calib=, equalization, layers in "
+            "float or method=qat may win it back",
+            "": "",
+        }[self.costs_more]
+        which = f"the {self.costs_more}" if self.costs_more else "none, both cost alike"
+        return f"larger cost: {which}: {alone}{remedy}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnosisResult(RunResult):
+    """Measurements, findings, and the tried changes, the best first.
+
+    Attributes:
+        compared: the tensors beside FP32's.
+        findings: all findings, including those without an effect on accuracy.
+        before: the outcome of the unchanged settings.
+        halves: the outcomes with only weights or only activations rounded; None if the file does
+            not give its weights.
+        metric: the task's metric; `fp32_value` is its value for FP32.
+        images: number of scored held-out samples.
+        notes: notes on the diagnosed form of the network.
+    """
+
+    compared: TensorComparison
+    findings: tuple[Finding, ...]
+    outcomes: tuple[Outcome, ...]
+    before: Outcome
+    halves: Halves | None
+    metric: Metric
+    fp32_value: float
+    images: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Outcome | None:
+        """The tried change that helps most; None if none helps."""
+        return next((outcome for outcome in self.outcomes if outcome.helps), None)
+
+    def answer(self, finding: Finding) -> Outcome | None:
+        """Return the tried change that helps most against a finding."""
+        words = [change.words for change in finding.changes]
+        return next((o for o in self.outcomes if o.words in words and not o.reason), None)
+
+    def costs(self, finding: Finding) -> bool:
+        """Return whether a finding is certain, or one of its changes helps."""
+        answer = self.answer(finding)
+        return finding.certain or (answer is not None and answer.helps)
+
+    @property
+    def reasons(self) -> list[Finding]:
+        """The findings that count, see `costs`: certain ones first, then by gain of the change."""
+
+        def rank(finding: Finding) -> float:
+            answer = self.answer(finding)
+            return -math.inf if finding.certain or answer is None else -answer.won_db
+
+        return sorted(filter(self.costs, self.findings), key=rank)
+
+    @property
+    def conclusion(self) -> list[str]:
+        """The faults and the best change, in lines."""
+        lines = [f"fault: {finding.say()}{self._say_answer(finding)}" for finding in self.reasons]
+        halves = [self.halves.say()] if self.halves else []
+        return [*(lines or [self._nothing()]), *halves, self._help()]
+
+    def _say_answer(self, finding: Finding) -> str:
+        answer = self.answer(finding)
+        if answer is None or not answer.helps:
+            return ""
+        return f"; {answer.words} fixes it ({answer.won_db:+.1f} dB)"
+
+    def _nothing(self) -> str:
+        metric = self.metric
+        before = self.before
+        return (
+            f"no single cause: no tensor stands out; {metric.title} {metric.show(before.value)}, "
+            f"FP32 {metric.show(self.fp32_value)}, SQNR {before.sqnr_db:.1f} dB"
+        )
+
+    def _help(self) -> str:
+        where = f"{self.images:,} held-out samples"
+        if self.best is None:
+            return f"best change: none of the {len(self.outcomes)} changes tried helps on {where}"
+        gain = self.best.say(self.before, self.metric)
+        return f"best change: {self.best.words} (measured: {gain}; {where})"
+
+    def to_json(self) -> str:
+        """Return the findings and the changes against them, for programs."""
+        return json.dumps([finding.to_entry() for finding in self.findings])
+
+    def summary(self) -> str:
+        """Return the outcome in one line."""
+        if not self.outcomes:
+            names = ", ".join(finding.name for finding in self.findings) or "no single cause"
+            return f"{names}; {self.halves.say()}" if self.halves else names
+        faults = ", ".join(f"{finding.name} in {finding.tensors[0]}" for finding in self.reasons)
+        helps = f"{self.best.words} helps most" if self.best else "no change that was tried helps"
+        return f"{faults or 'no single cause'}; {helps}"
+
+    def to_metrics(self) -> dict[str, float]:
+        """Return every metric under its MLflow name."""
+        name = self.metric.name
+        before = self.before
+        metrics: dict[str, float] = {
+            "images": self.images,
+            "findings": len(self.reasons),
+            name: before.value,
+            f"fp32_{name}": self.fp32_value,
+            "sqnr_db": before.sqnr_db,
+        }
+        if self.halves is not None:
+            metrics["weights_alone_sqnr_db"] = self.halves.weights.sqnr_db
+            metrics["activations_alone_sqnr_db"] = self.halves.activations.sqnr_db
+        for outcome in self.outcomes[:1]:
+            metrics |= {f"best_{name}": outcome.value, "best_sqnr_db": outcome.sqnr_db}
+        # The SQNR of an output that did not change is infinite, which no store can keep.
+        finite = {key: value for key, value in metrics.items() if math.isfinite(value)}
+        return {f"diagnosis/{key}": float(value) for key, value in finite.items()}

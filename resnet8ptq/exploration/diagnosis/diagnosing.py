@@ -1,0 +1,231 @@
+"""`+analysis=diagnose`: causes of a loss against FP32, and the changes that help.
+
+Measured on training samples that did not calibrate, never on test samples.
+"""
+
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import onnx
+
+from resnet8ptq.backends.contract import refuse_others
+from resnet8ptq.backends.registry import BACKENDS, make_quantizer
+from resnet8ptq.calibration.outliers import Outliers
+from resnet8ptq.config.schema import CalibConfig, RunConfig
+from resnet8ptq.core.descriptor import find_search
+from resnet8ptq.core.records import names_of, unpack
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.evaluation.evaluator import Quantized, baseline_config
+from resnet8ptq.experiment import preparation, preprocessing_check, sample_check
+from resnet8ptq.experiment.compatibility import fit_settings
+from resnet8ptq.experiment.recorder import Recorder
+from resnet8ptq.experiment.samples import Samples
+from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.experiment.subject import open_subject
+from resnet8ptq.experiment.workspace import Workspace
+from resnet8ptq.exploration.diagnosis import diagnosis_table, outcomes
+from resnet8ptq.exploration.diagnosis.conclusion import (
+    ACTIVATIONS,
+    WEIGHTS,
+    DiagnosisResult,
+    Halves,
+)
+from resnet8ptq.exploration.diagnosis.outcomes import Outcome
+from resnet8ptq.exploration.search import step_table
+from resnet8ptq.exploration.search.changes import change
+from resnet8ptq.exploration.tensors import analysing, findings
+from resnet8ptq.exploration.tensors.comparing import SAMPLES, TensorComparison
+from resnet8ptq.exploration.tensors.findings import Finding
+from resnet8ptq.exploration.tensors.spread import Spread
+from resnet8ptq.graph import qdq
+from resnet8ptq.models.model import Fp32Model
+from resnet8ptq.tasks.comparison import Comparison
+
+REMOVE = "remove the named calibration samples"
+OUTLIER_SAMPLE = "outlier among the calibration samples"
+WRONG_PREPROCESSING = "wrong preprocessing"
+OTHER_RANGE = 4  # times the range of the calibration samples
+_STATIC = "+analysis=diagnose takes calibrated ranges; +analysis=compare takes any method"
+
+
+def analyse(settings: Settings, folder: Path, run: Recorder) -> DiagnosisResult:
+    """Measure tensor by tensor, find faults, try changes, and print the result.
+
+    See `running.run`.
+
+    Raises:
+        UnsupportedError: the backend's files do not give their tensors, or hold no ranges.
+    """
+    config = settings.config
+    refuse_others(config, {"method": (["static"], _STATIC)})
+    resolved = settings.quantizer.resolve()
+    notes = []
+    if config.format in ("qoperator", "auto"):
+        notes.append("diagnosed in format=qdq: format=qoperator hides what is between its layers")
+    if find_search(config.backend.name).diagnoses:
+        # A slim file has lost the names of its tensors.
+        settings = settings.vary(format="qdq", slim=False)
+    evaluator, samples = open_subject(settings, run)
+    settings = fit_settings(settings, evaluator.network)
+    evaluator = evaluator.with_quantizer(settings.quantizer)
+    config = settings.config
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Workspace(settings, evaluator, samples, Path(scratch), Path(scratch), run)
+        result = _diagnose(work)
+    params = {**resolved.to_params(), **samples.digests, "findings": result.to_json()}
+    result = replace(result, notes=tuple(notes), resolved=params)
+    diagnosis_table.write(folder, config, result)
+    if config.analysis.try_changes:  # otherwise a search reads the findings
+        diagnosis_table.print_tables(result, config)
+    return result
+
+
+def _diagnose(work: Workspace) -> DiagnosisResult:
+    config = work.config
+    evaluator = work.evaluator
+    samples = work.samples
+    quantized, network = _quantize(work)
+    compared = _compare(work, quantized.path)
+    outliers = _find_outliers(work, network)
+    others = samples.without(sorted({index for one in outliers for index in one.samples}))
+    measured = analysing.compare(work.settings, network, quantized.path, samples.held_out)
+    calibrating = samples.calibrating.split
+    problems = [outlier_samples(one, calibrating, config.calib) for one in outliers]
+    fp32 = evaluator.reference(samples.held_out)
+    expected = config.report.expected_accuracy
+    doubt = preprocessing_check.check(config.preprocess, evaluator, samples.data, fp32, expected)
+    if doubt is not None:
+        problems.append(Finding(WRONG_PREPROCESSING, ("FP32",), doubt, certain=True))
+    # A finding names the outliers, not their range.
+    problems += other_preprocessing(others.calibrating.split, samples.held_out)
+    problems += analysing.find_faults(work.settings, measured)
+    halves = _halve(work, measured, network, compared)
+    answers = [change for problem in problems for change in problem.changes]
+    answers += step_table.usual(config, findings.worst_layer(measured))
+    if halves is not None and halves.costs_more == WEIGHTS:
+        answers += step_table.correct(config)
+    once = {change.words: change for change in answers if config.analysis.try_changes}
+    tried = outcomes.attempt(
+        config, list(once.values()), compared, evaluator.task, partial(_attempt, work)
+    )
+    if outliers and config.analysis.try_changes:
+        removal = _leave_out(work, others, compared)
+        tried.insert(0 if removal.helps else len(tried), removal)
+    return DiagnosisResult(
+        "ok",
+        compared=measured,
+        findings=tuple(problems),
+        outcomes=tuple(tried),
+        before=outcomes.unchanged(compared),
+        halves=halves,
+        metric=evaluator.task.metric,
+        fp32_value=fp32.value,
+        images=len(samples.held_out),
+    )
+
+
+def _attempt(work: Workspace, config: RunConfig) -> Comparison:
+    """Quantize with these settings, including their number of calibration samples; compare."""
+    drawn = work.samples.calibrated_with(config.calib.samples_per_class, config.seed)
+    return _compare(work, _quantize(replace(work.vary(config), samples=drawn))[0].path)
+
+
+def _quantize(work: Workspace) -> tuple[Quantized, Fp32Model]:
+    """Quantize by the run's own steps; return the artifact and the network before quantization."""
+    folder = Path(tempfile.mkdtemp(dir=work.scratch))
+    prepared = preparation.prepare(work)
+    return work.quantize(prepared, folder), prepared.network
+
+
+def _compare(work: Workspace, path: Path) -> Comparison:
+    """Compare an artifact with FP32 on the tuning samples."""
+    return work.evaluator.compare(path, work.samples.held_out).comparison
+
+
+def _find_outliers(work: Workspace, network: Fp32Model) -> list[Outliers]:
+    """Return the calibration samples that stand out in an input, else in another tensor."""
+    if not sample_check.calibrates(work.config):
+        return []
+    calib = work.config.calib
+    path = network.onnx_path
+    samples = work.samples.calibrating.split
+    runtime = work.evaluator.runtime
+    inputs = sample_check.check_inputs(calib, onnx.load(path).graph, samples)
+    return inputs or sample_check.find_inside(calib, path, samples, runtime)
+
+
+def _leave_out(work: Workspace, others: Samples, reference: Comparison) -> Outcome:
+    """Return the outcome of calibrating with the other samples."""
+    compared = _compare(work, _quantize(replace(work, samples=others))[0].path)
+    return outcomes.weigh(REMOVE, compared, reference, work.evaluator.task)
+
+
+def _halve(
+    work: Workspace, measured: TensorComparison, network: Fp32Model, reference: Comparison
+) -> Halves | None:
+    """Run the network with only weights rounded, and with only activations rounded.
+
+    None if the file does not give the weights of its layers.
+
+    Args:
+        measured: the tensors of the file.
+        network: the network before quantization, including corrections.
+        reference: the artifact, compared with FP32.
+    """
+    weights = [weight.rounded for weight in measured.weights]
+    activations = [tensor.rounded for tensor in measured.tensors if tensor.rounded is not None]
+    if not weights:
+        return None
+    fp32 = onnx.load(work.fp32.onnx_path)
+    exact = onnx.load(network.onnx_path)
+    protos = {
+        WEIGHTS: qdq.with_weights_rounded(exact, weights),
+        ACTIVATIONS: qdq.with_activations_rounded(fp32, activations),
+    }
+    in_onnx = replace(baseline_config(work.config), backend=BACKENDS["onnx"].schema("onnx"))
+    evaluator = work.evaluator.with_quantizer(make_quantizer(in_onnx, work.evaluator.runtime))
+    halves = {}
+    for name, proto in protos.items():
+        path = work.scratch / "half.onnx"
+        onnx.save(proto, path)
+        label = f"Rounding the {name} alone"
+        compared = evaluator.compare(path, work.samples.held_out, label).comparison
+        words = f"({name} alone)"
+        halves[name] = outcomes.weigh(words, compared, reference, work.evaluator.task)
+    return Halves(halves[WEIGHTS], halves[ACTIVATIONS], work.config.per_channel)
+
+
+def outlier_samples(outliers: Outliers, samples: Split, calib: CalibConfig) -> Finding:
+    """Return the finding of calibration samples that stand out."""
+    clip = outliers.clip(calib)
+    meaning = f"{outliers.describe(samples)}; {outliers.mend(calib)}"
+    changes = (change(clip),) if clip else ()
+    return Finding(OUTLIER_SAMPLE, (outliers.tensor,), meaning, changes=changes, certain=True)
+
+
+def other_preprocessing(calibrating: Split, held_out: Split) -> list[Finding]:
+    """Report calibration samples whose range differs from that of the held-out samples."""
+    drawn = _find_spread(calibrating)
+    fed = _find_spread(held_out)
+    least, most = sorted((drawn.reach, fed.reach))
+    if not least or most / least < OTHER_RANGE:
+        return []
+    meaning = (
+        f"their values lie within {drawn.low:.4g} to {drawn.high:.4g}, those of the held-out "
+        f"samples within {fed.low:.4g} to {fed.high:.4g}; take calibration samples (calib.images) "
+        "that are stored like the others, or a preprocess= that fits both"
+    )
+    return [Finding(WRONG_PREPROCESSING, ("the calibration samples",), meaning, certain=True)]
+
+
+def _find_spread(split: Split) -> Spread:
+    """Return the magnitudes of some samples; tokens in records have none."""
+    spread = Spread()
+    for batch in split.spaced(8 * SAMPLES).batches(SAMPLES):
+        is_record = bool(names_of(batch.dtype))
+        for values in unpack(batch).values() if is_record else [batch]:
+            if not is_record or values.dtype.kind == "f":
+                spread.add(values, values)
+    return spread

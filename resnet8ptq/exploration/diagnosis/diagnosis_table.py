@@ -1,0 +1,137 @@
+"""The tables, the files and the figure of a diagnosis."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
+from rich.console import Console
+
+from resnet8ptq.config.loading import CONFIG_FILE, save_config
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import figures, files
+from resnet8ptq.core.console import say, stdout
+from resnet8ptq.core.table import Column, Table, number
+from resnet8ptq.core.text import plain, printable, show
+from resnet8ptq.exploration.diagnosis.conclusion import DiagnosisResult
+from resnet8ptq.exploration.diagnosis.outcomes import Outcome
+from resnet8ptq.exploration.tensors import tensor_table
+from resnet8ptq.exploration.tensors.comparing import Compared
+from resnet8ptq.exploration.tensors.findings import Finding
+from resnet8ptq.tasks.metric import Metric
+
+
+def write(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:
+    """Write `config.yaml`, `network.svg` and `diagnosis.csv`, `.json`, `.md` and `.png`."""
+    title = tensor_table.describe(config, "diagnosis")
+    save_config(config, folder / CONFIG_FILE)
+    tensor_table.write(folder, "diagnosis", result.compared, result.findings, title)
+    files.write_text(folder / "diagnosis.md", to_markdown(result, title))
+    figures.save(draw(result, title), folder / "diagnosis.png")
+
+
+def to_markdown(result: DiagnosisResult, title: str) -> str:
+    """Return the whole diagnosis as a page: the conclusion first."""
+    parts = [f"# {printable(title)}", *map(_escape, (*result.conclusion, *result.notes))]
+    for shown in _tables(result, result.compared.tensors):
+        parts += [f"## {shown.title}", shown.to_markdown(_escape)]
+    parts += [f"![network]({tensor_table.PICTURE})", *_notes(result)]
+    return "\n\n".join(parts) + "\n"
+
+
+def print_tables(
+    result: DiagnosisResult, config: RunConfig, console: Console | None = None
+) -> None:
+    """Print the conclusion, then its measurements, to stdout."""
+    console = stdout(console, 130)
+    title = tensor_table.describe(config, "diagnosis")
+    console.print(show(title), style="bold", highlight=False, markup=False)
+    for line in (*result.conclusion, *result.notes):
+        say(console, line)
+    for shown in _tables(result, tensor_table.find_costliest(result.compared)):
+        replace(shown, title="").print(console, whole=False)
+    for line in _notes(result):
+        say(console, line)
+
+
+def _tables(result: DiagnosisResult, tensors: Sequence[Compared]) -> Iterator[Table[Any]]:
+    findings = sorted(result.findings, key=lambda finding: not result.costs(finding))
+    if findings:
+        yield Table(_of_findings(result), findings, "Findings")
+    halves = [result.halves.weights, result.halves.activations] if result.halves else []
+    yield Table(
+        _of_changes(result.metric), [result.before, *halves, *result.outcomes], "Changes tried"
+    )
+    yield Table(tensor_table.COLUMNS, tensors, "Tensors")
+
+
+def _of_findings(result: DiagnosisResult) -> list[Column[Finding]]:
+    def change(finding: Finding) -> str:
+        answer = result.answer(finding)
+        return answer.words if answer else ", ".join(change.words for change in finding.changes)
+
+    def won(finding: Finding) -> str:
+        answer = result.answer(finding)
+        gain = "" if answer is None else f"{answer.won_db:+.1f} dB"
+        if result.costs(finding):
+            return gain
+        return f"nothing alone ({gain})" if answer else "not tried"
+
+    return [
+        Column("finding", lambda finding: finding.name),
+        Column("in", lambda finding: finding.tensors[0]),
+        Column("change", change),
+        Column("won back", won),
+    ]
+
+
+def _of_changes(metric: Metric) -> list[Column[Outcome]]:
+    def value(one: Outcome) -> str:
+        return "not tried" if one.reason else metric.show(one.value)
+
+    def is_change(one: Outcome) -> bool:
+        return bool(one.words) and not one.reason
+
+    return [
+        Column("change", lambda one: one.words or "(unchanged)"),
+        number(metric.title, value),
+        number("won back", lambda one: one.won if is_change(one) else None, metric.show_loss),
+        number("SQNR dB", lambda one: None if one.reason else one.sqnr_db, ".1f"),
+        number("won back dB", lambda one: one.won_db if is_change(one) else None, "+.1f"),
+    ]
+
+
+def _notes(result: DiagnosisResult) -> list[str]:
+    refused = [outcome.refusal for outcome in result.outcomes if outcome.reason]
+    return [
+        tensor_table.note(result.compared),
+        *([f"Not tried: {'; '.join(refused)}"] if refused else []),
+        f"Changes on {result.images:,} held-out training samples, each alone, ranked by the SQNR "
+        f"of the output against FP32. FP32: {result.metric.title} "
+        f"{result.metric.show(result.fp32_value)}. A difference of a few samples is noise.",
+    ]
+
+
+def _escape(text: str) -> str:
+    return printable(text).replace("|", r"\|")
+
+
+def draw(result: DiagnosisResult, title: str) -> Figure:
+    """Draw the SQNR along the network, and the gain of each change."""
+    tried = [outcome for outcome in result.outcomes if math.isfinite(outcome.won_db)]
+    figure = Figure(figsize=(13, max(5.5, 1.6 + 0.4 * len(tried))), layout="constrained")
+    along, changes = figure.subplots(1, 2, width_ratios=(2.4, 1))
+    named = {name for finding in result.reasons for name in finding.tensors}
+    tensor_table.draw(along, result.compared, named)
+    bars = changes.barh(range(len(tried)), [outcome.won_db for outcome in tried], color="tab:green")
+    changes.bar_label(bars, fmt="%+.1f", padding=3, fontsize=9)
+    changes.set_yticks(range(len(tried)), [plain(outcome.words)[:34] for outcome in tried])
+    changes.invert_yaxis()
+    changes.axvline(0, color="black", linewidth=0.8)
+    changes.margins(x=0.3)  # room for the labels
+    changes.set_xlabel("SQNR of the output won back (dB)")
+    changes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(plain(title), x=0.01, ha="left")
+    return figure

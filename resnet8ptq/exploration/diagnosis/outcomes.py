@@ -1,0 +1,109 @@
+"""Outcomes of changed settings on held-out samples, compared with the unchanged settings."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import PtqError
+from resnet8ptq.core.text import printable
+from resnet8ptq.exploration.search.changes import Change
+from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.metric import DIGITS, Metric
+from resnet8ptq.tasks.statistics import SIGNIFICANCE
+from resnet8ptq.tasks.task import Task
+
+HELPS_DB = 1.0  # of the output's SQNR: less may be luck
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of one variant of the run on the held-out samples.
+
+    Attributes:
+        words: the change; empty for the unchanged settings.
+        won: the loss against FP32 that the change removes, see `Metric.loss`.
+        sqnr_db: SQNR of the output; infinite if it equals FP32's.
+        won_db: the gain in SQNR over the unchanged settings.
+        p_value: p-value of the task's paired test against the unchanged settings; None without such
+            a test.
+        reason: the reason if it could not be tried; else empty.
+    """
+
+    words: str
+    value: float = math.nan
+    won: float = 0.0
+    sqnr_db: float = math.nan
+    won_db: float = -math.inf
+    p_value: float | None = None
+    reason: str = ""
+
+    @property
+    def refusal(self) -> str:
+        """The change and why it could not be tried; most reasons name the change themselves."""
+        key, _, _ = self.words.partition("=")
+        return self.reason if self.reason.startswith(f"{key}=") else f"{self.words}: {self.reason}"
+
+    @property
+    def helps(self) -> bool:
+        """Whether it gains `HELPS_DB` of SQNR, or significantly improves the metric."""
+        significant = self.p_value is not None and self.p_value < SIGNIFICANCE
+        return self.won_db >= HELPS_DB or (significant and self.won > 0)
+
+    def say(self, before: "Outcome", metric: Metric) -> str:
+        """Return the metric and the SQNR before and after the change, as text."""
+        return (
+            f"{metric.title} {metric.show(before.value)} -> {metric.show(self.value)}, "
+            f"SQNR {before.sqnr_db:.1f} -> {self.sqnr_db:.1f} dB"
+        )
+
+
+def weigh(words: str, comparison: Comparison, reference: Comparison, task: Task) -> Outcome:
+    """Return the outcome of a variant; `reference` has the unchanged settings."""
+    before = unchanged(reference)
+    value = comparison.model.value
+    sqnr_db = _sqnr_db(comparison)
+    won = round(reference.loss() - comparison.loss(), DIGITS) + 0.0  # no -0.0
+    gain = sqnr_db - before.sqnr_db if sqnr_db != before.sqnr_db else 0.0  # both may be inf
+    p_value = task.compare(comparison.model, reference.model).p_value
+    return Outcome(words, value, won, sqnr_db, gain, p_value)
+
+
+Compare = Callable[[RunConfig], Comparison]
+
+
+def unchanged(comparison: Comparison) -> Outcome:
+    """Return the outcome of the unchanged settings."""
+    return Outcome("", comparison.model.value, 0.0, _sqnr_db(comparison), 0.0)
+
+
+def attempt(
+    config: RunConfig,
+    changes: Sequence[Change],
+    reference: Comparison,
+    task: Task,
+    compare: Compare,
+) -> list[Outcome]:
+    """Try each change alone; return the best first, those that could not be tried last.
+
+    The SQNR ranks them, because a metric would depend on a few samples.
+
+    Args:
+        reference: the unchanged settings, compared with FP32.
+        compare: quantizes with the settings, and compares with FP32 on the held-out samples.
+    """
+    outcomes = []
+    for change in track(changes, "Trying changes", "changes"):
+        try:
+            comparison = compare(change.apply(config))
+        except PtqError as error:
+            outcomes.append(Outcome(change.words, reason=printable(str(error))))
+            continue
+        outcomes.append(weigh(change.words, comparison, reference, task))
+    return sorted(outcomes, key=lambda outcome: (not outcome.helps, -outcome.won_db))
+
+
+def _sqnr_db(comparison: Comparison) -> float:
+    sqnr_db = comparison.sqnr_db  # None: the outputs are equal
+    return math.inf if sqnr_db is None else sqnr_db

@@ -1,0 +1,161 @@
+"""Names the cause of a loss of a file that another program has quantized.
+
+On training samples, never on reported ones, it tries two causes outside of the file's layers, which
+a comparison of tensors blames on its first or its last one: other pixels, and another order of the
+classes. Otherwise, that comparison names the layer that costs most.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.backends.contract import options_of
+from resnet8ptq.backends.file import reading
+from resnet8ptq.backends.file.options import FileConfig
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.core.errors import ModelError, UnsupportedError
+from resnet8ptq.data.dataset import Dataset, Split
+from resnet8ptq.data.preprocessing import Preprocessing
+from resnet8ptq.evaluation.evaluator import Evaluator
+from resnet8ptq.experiment.preprocessing_check import run_all, usual
+from resnet8ptq.exploration.tensors import findings
+from resnet8ptq.exploration.tensors.comparing import SOUND_DB, compare_file
+from resnet8ptq.graph.session import open_runner
+from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.distortion import sqnr_db
+
+log = logging.getLogger(__name__)
+
+SAMPLES = 100
+FAR_DB = 10.0  # the noise has a tenth of the signal's power
+BETTER_DB = 6.0  # a quarter of the noise
+
+Outputs = Sequence[NDArray[Any]]  # of all samples, each [N, ...]
+Run = Callable[[NDArray[Any]], Outputs]
+
+
+def check(
+    evaluator: Evaluator,
+    data: Dataset,
+    path: Path,
+    comparison: Comparison,
+    report: ReportConfig,
+    sized: bool,
+) -> dict[str, str]:
+    """Warn if a file is far from FP32; return the cause as a param.
+
+    Args:
+        data: the data set, arranged for the network.
+        report: the limit of the loss.
+        sized: whether the preprocessing resizes pictures.
+    """
+    sqnr = comparison.sqnr_db
+    near = sqnr is None or sqnr >= FAR_DB
+    within = comparison.loss() <= comparison.metric.limit(report)
+    if not len(data.train) or (near and within):
+        return {}
+    shown = "" if sqnr is None else f", SQNR {sqnr:.1f} dB"
+    loss = comparison.metric.say_loss(round(comparison.loss(), 4))
+    what = f"the file is far from FP32 (loss {loss}{shown})"
+    cause = find_cause(evaluator, data.train.spaced(SAMPLES), path, sized)
+    if not cause:
+        log.warning("%s: no cause found in its preprocessing, class order and tensors", what)
+        return {}
+    log.warning("%s: %s", what, cause)
+    return {"cause": cause}
+
+
+def find_cause(evaluator: Evaluator, samples: Split, path: Path, sized: bool) -> str:
+    """Return the preprocessing or the order of classes that fits, else the layer that costs most.
+
+    Empty if no cause is found.
+    """
+    threads = evaluator.runtime.threads
+    expected = run_all(open_runner(str(evaluator.network.onnx_path), threads), samples)
+    run = evaluator.quantizer.load(path, threads).predict
+    return (
+        _find_preprocessing(run, samples, expected, sized)
+        or _find_class_order(run_all(run, samples), expected)
+        or _find_layer(evaluator, samples, path)
+    )
+
+
+def _find_preprocessing(run: Run, samples: Split, expected: Outputs, sized: bool) -> str:
+    """Return a text if another usual preprocessing brings the file's outputs near FP32's."""
+
+    def measure(split: Split) -> float:
+        try:
+            return _sqnr_db(expected, run_all(run, split))
+        except ModelError:  # an input of integers without a scale takes whole numbers only
+            return -math.inf
+
+    now = measure(samples)
+    best = ""
+    best_db = max(FAR_DB, now + BETTER_DB)
+    for setting, steps in _other_steps(samples, sized):
+        value = measure(replace(samples, preprocessing=steps))
+        if value > best_db:
+            best = setting
+            best_db = value
+    if not best:
+        return ""
+    return (
+        f"the file fits with {best} instead (SQNR {best_db:.1f} dB on {len(samples)} training "
+        f"samples, {now:.1f} dB with the network's own)"
+    )
+
+
+def _other_steps(samples: Split, sized: bool) -> Iterator[tuple[str, Preprocessing]]:
+    yield from usual(samples, sized)
+    own = samples.preprocessing
+    if samples.has_pictures and samples.images.shape[-1] == 3:
+        order = "rgb" if own.bgr else "bgr"
+        yield f"preprocess.channels={order}", replace(own, bgr=not own.bgr)
+
+
+def _find_class_order(outputs: Outputs, expected: Outputs) -> str:
+    """Return a text if the file's classes are FP32's in another order."""
+    ours = expected[0]
+    theirs = outputs[0]
+    if len(outputs) != 1 or theirs.ndim != 2 or theirs.shape != ours.shape:
+        return ""
+    classes = theirs.shape[1]
+    if not 3 <= classes <= 1000:
+        return ""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        alike = np.nan_to_num(np.corrcoef(ours.T, theirs.T)[:classes, classes:])
+    order = alike.argmax(axis=1)  # the file's column for each of FP32's
+    if len({*order.tolist()}) < classes or (order == np.arange(classes)).all():
+        return ""
+    if _sqnr_db([ours], [theirs[:, order]]) <= FAR_DB:
+        return ""
+    return f"its classes are in another order: {order[:20].tolist()} of the network's"
+
+
+def _sqnr_db(expected: Outputs, outputs: Outputs) -> float:
+    value = sqnr_db(expected, outputs)
+    return -math.inf if value is None else value
+
+
+def _find_layer(evaluator: Evaluator, samples: Split, path: Path) -> str:
+    """Return the layer that costs most, and other findings in the file's tensors.
+
+    Empty if all layers are near, or the format gives no tensors.
+    """
+    runtime = evaluator.runtime
+    admitted = reading.admit(path, runtime.cache_root)
+    inputs = options_of(evaluator.quantizer.config, FileConfig).inputs or {}
+    with suppress(UnsupportedError):
+        compared = compare_file(evaluator.network, admitted, inputs, samples, runtime.threads)
+        if compared is not None and compared.costliest.own_db < SOUND_DB:
+            found = findings.find(compared)
+            others = [one.say() for one in found if compared.costliest.name not in one.tensors]
+            return "; ".join([compared.describe(), *others])
+    return ""

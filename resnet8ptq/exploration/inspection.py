@@ -1,0 +1,131 @@
+"""`+analysis=inspect`: summarizes a network and checks that the settings fit; quantizes nothing."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core.errors import ModelError, PtqError
+from resnet8ptq.core.records import names_of
+from resnet8ptq.data.preprocessing import RAW, Preprocessing
+from resnet8ptq.data.sources.cifar10 import CLASS_NAMES
+from resnet8ptq.experiment.settings import KNOWN_FORM, Settings
+from resnet8ptq.exploration import file_inspection
+from resnet8ptq.models.contract import IF_PICTURES, Contract, SampleArray, arranged, match
+from resnet8ptq.models.summary import print_summary, summarize
+
+NO_DATA = (
+    "data: not given; data=arrays | folder | table | huggingface | coco with data.root= (coco: "
+    "data.images= and data.annotations=) says whether your samples fit"
+)
+
+
+def inspect(settings: Settings, data_given: bool) -> None:
+    """Print the network's summary, its requirements, and the settings that do not meet them.
+
+    Args:
+        settings: see `settings.resolve_to_inspect`.
+        data_given: whether `data` was set; its default is not compared with the network.
+
+    Raises:
+        ModelError: the network is not a model, unsafe, or has nothing to quantize.
+    """
+    config = settings.config
+    cache_root = settings.runtime.cache_root
+    if not config.backend.quantizes:
+        return file_inspection.run_inspection(settings.network.path, cache_root)
+    samples = _find_samples(settings)
+    sample = None if isinstance(samples, str) else samples.one
+    summary = summarize(settings.network.path, cache_root, config.model, sample)
+    if not data_given:
+        lines = [NO_DATA]
+    elif isinstance(samples, str):
+        lines = [samples]
+    else:
+        lines = _compare(config, summary.contract, samples)
+    known = config.backend.descriptor.operators
+    if known and config.backend.name not in summary.quantized:
+        lines.append(f"backend={config.backend.name}: unsupported: it takes one input of float32")
+    print_summary(summary, lines)
+
+
+@dataclass(frozen=True)
+class _SampleFacts:
+    """The facts of a data set that must fit the network.
+
+    Attributes:
+        one: a stored sample, [1, ...].
+        classes: number of classes; 0 without labels.
+        named: see `Dataset`.
+        pictures: the samples are pictures, which can be resized.
+        steps: their preprocessing.
+    """
+
+    one: SampleArray
+    classes: int
+    named: bool = True
+    pictures: bool = True
+    steps: Preprocessing = RAW
+
+
+def _find_samples(settings: Settings) -> _SampleFacts | str:
+    """Return the facts of the samples, or the reason why they cannot be read."""
+    config = settings.config
+    if config.data.name in KNOWN_FORM and config.data.root is None:
+        size = config.preprocess.size or 32
+        height, width = size if isinstance(size, list) else (size, size)
+        channels = 1 if config.preprocess.channels == "grey" else 3
+        return _SampleFacts(np.zeros((1, height, width, channels), np.uint8), len(CLASS_NAMES))
+    if settings.no_data:
+        return f"data={config.data.name}: {settings.no_data}"
+    try:
+        data = settings.data
+    except PtqError as error:
+        return f"data={config.data.name}: {error}"
+    test = data.test
+    return _SampleFacts(
+        one=test.images[:1],
+        classes=len(data.class_names),
+        named=data.named,
+        pictures=test.has_pictures,
+        steps=test.preprocessing,
+    )
+
+
+def _compare(config: RunConfig, contract: Contract, samples: _SampleFacts) -> list[str]:
+    data = f"data={config.data.name}"
+    try:
+        matched = match(samples.one, samples.steps, contract)
+        shape = samples.one.shape[1:]
+        moved = f" as {list(arranged(shape, matched.layout))}" if matched.layout else ""
+        of = ", ".join(names_of(samples.one.dtype)) or list(shape)
+        lines = [f"{data}: samples {of} fit{moved}"]
+    except ModelError as error:
+        reason, _, advice = str(error).partition(IF_PICTURES)
+        advice = f"; {advice} makes pictures fit" if advice and samples.pictures else ""
+        lines = [f"{data}: does not fit: {reason}{advice}"]
+    shapes = [tensor.shape for tensor in contract.outputs]
+    copies = shapes == [tensor.shape for tensor in contract.inputs]  # for task=anomaly
+    if samples.classes and not copies and len(shapes) == 1 and len(shapes[0]) == 1:
+        lines.append(f"{data}: {_compare_classes(samples, shapes[0][0])}")
+    if all(tensor.is_integer for tensor in contract.inputs):
+        return lines  # integers are not preprocessed
+    lines.append(
+        f"preprocess={config.preprocess.name}: is it what the network was trained with? "
+        "raw: 0..255 | unit: 0..1 | symmetric: -1..1 | torchvision_imagenet | caffe"
+    )
+    return lines
+
+
+def _compare_classes(samples: _SampleFacts, values: int | None) -> str:
+    """Return a text that compares the number of output values with the number of classes."""
+    classes = samples.classes
+    if not samples.named:
+        fits = values is None or values >= classes
+        labels = f"labels from 0 to {classes - 1}"
+    else:
+        fits = values in (None, classes)
+        labels = f"{classes} classes"
+    single = " (task=binary takes one)" if (classes, values) == (2, 1) else ""
+    returned = "any number of" if values is None else values
+    return f"{labels} {'fit' if fits else 'do not fit'}: it returns {returned} values{single}"

@@ -1,0 +1,69 @@
+"""`+analysis=profile`: the time of each operator, in FP32 and in 8 bits."""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from resnet8ptq.core.console import track
+from resnet8ptq.evaluation import latency
+from resnet8ptq.evaluation.evaluator import baseline_config
+from resnet8ptq.evaluation.latency import Latency
+from resnet8ptq.experiment.compatibility import fit_settings, load
+from resnet8ptq.experiment.recorder import Recorder
+from resnet8ptq.experiment.samples import draw_to_calibrate
+from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.exploration.profiling import profile_table
+from resnet8ptq.exploration.profiling.breakdown import Breakdown, ProfileResult
+
+
+def analyse(settings: Settings, folder: Path, run: Recorder) -> ProfileResult:
+    """Quantize and reload; time whole runs, then every node, of the model and of FP32.
+
+    Args:
+        settings: the run's settings; `latency` sets repeats and threads.
+
+    Raises:
+        UnsupportedError: the framework does not report times.
+    """
+    timing = settings.config.latency
+    settings.quantizer.resolve()
+    # Unsupported before any work; loads nothing yet.
+    settings.quantizer.profile(folder, timing.threads)
+    data, fp32 = load(settings)
+    settings = fit_settings(settings, fp32)
+    config = settings.config
+    resolved = settings.quantizer.resolve()
+    calibration = draw_to_calibrate(config, data)
+    with tempfile.TemporaryDirectory() as scratch:
+        batch_size = latency.find_batch_size(timing, data.test)
+        timed = data.test.take(np.arange(min(batch_size, len(data.test))))
+        loads = []
+        profiles = []
+        plain = settings.vary(baseline_config(config))
+        for variant, home in ((settings, folder), (plain, Path(scratch))):
+            framework = variant.quantizer
+            path = framework.quantize(fp32, framework.asked, calibration.split, home).path
+            loads.append(partial(framework.load, path))
+            profiles.append(partial(framework.profile, path))
+        times = latency.measure(loads, timed, timing)
+        sizes = [1] if timed.at_once is not None else [1, batch_size]
+        nodes = [
+            latency.measure_operators(
+                [profile(timing.threads) for profile in profiles], timed, size, timing
+            )
+            for size in track(sizes, "Profiling", "batch sizes")
+        ]
+    breakdowns = tuple(
+        Breakdown(size, *both, *medians)
+        for size, both, *medians in zip(
+            sizes, nodes, *(model.medians() for model in times), strict=True
+        )
+    )
+    params = {**resolved.to_params(), "calibration_digest": calibration.digest}
+    result = ProfileResult("ok", resolved=params, breakdowns=breakdowns, latency=Latency(*times))
+
+    profile_table.write(folder, config, result)
+    profile_table.print_tables(result, profile_table.describe(config))
+    return result

@@ -1,0 +1,138 @@
+"""The tables, the files and the figure of a profile."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
+from rich.console import Console
+
+from resnet8ptq.backends.contract import Node
+from resnet8ptq.config.loading import CONFIG_FILE, save_config
+from resnet8ptq.config.naming import Combination
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import figures, files
+from resnet8ptq.core.console import print_table, say, stdout
+from resnet8ptq.core.text import plain
+from resnet8ptq.exploration.profiling.breakdown import Breakdown, ProfileResult
+
+_LISTED = 8  # nodes in float, by name; the others are counted
+_COLOURED = 9  # operators with a colour of their own
+
+
+def write(folder: Path, config: RunConfig, result: ProfileResult) -> None:
+    """Write `config.yaml`, `profile.csv` and `profile.png`, each atomically."""
+    save_config(config, folder / CONFIG_FILE)
+    files.write_text(folder / "profile.csv", to_csv(result.breakdowns))
+    figures.save(draw(result.breakdowns, describe(config)), folder / "profile.png")
+
+
+def to_csv(breakdowns: Sequence[Breakdown]) -> str:
+    """Return one line for each node, in order of execution; times in ms for a batch."""
+    rows: list[list[object]] = [
+        ["batch_size", "model", "place", "node", "operator", "kind", "ms", "share"]
+    ]
+    for breakdown in breakdowns:
+        for model, nodes in (("fp32", breakdown.fp32), ("quantized", breakdown.model)):
+            whole = sum(node.ms for node in nodes) or 1
+            for number, node in enumerate(nodes):
+                first = [breakdown.batch_size, model, number, node.name, node.operator, node.kind]
+                rows.append([*first, f"{node.ms:.5f}", f"{node.ms / whole:.4f}"])
+    return files.to_csv(rows)
+
+
+def print_tables(result: ProfileResult, title: str, console: Console | None = None) -> None:
+    """Print the conclusions, then a table for each batch size, to stdout."""
+    console = stdout(console, 130)
+    say(console, title)
+    for breakdown in result.breakdowns:
+        say(console, breakdown.conclude())
+    for breakdown in result.breakdowns:
+        heads = ("operator", "FP32 ms", "nodes", "8-bit ms", "nodes", "share")
+        title = f"batch {breakdown.batch_size}"
+        right = range(1, len(heads))
+        print_table(console, heads, _rows(breakdown), title=title, right=right, totals=2)
+        for note in _notes(breakdown):
+            say(console, note)
+
+
+def _rows(breakdown: Breakdown) -> list[list[object]]:
+    """Return a row for each operator, then one for all nodes and one for the run."""
+    rows: list[list[object]] = []
+    whole = breakdown.total_ms() or 1
+    for kind in breakdown.operators():
+        fp32 = (f"{kind.fp32_ms:.3f}", kind.fp32_count) if kind.fp32_count else ("", "")
+        model = (f"{kind.ms:.3f}", kind.count, f"{kind.ms / whole:.0%}") if kind.count else [""] * 3
+        rows.append([kind.name, *fp32, *model])
+    fp32_ms = f"{sum(node.ms for node in breakdown.fp32):.3f}"
+    rows.append(
+        ["all nodes", fp32_ms, len(breakdown.fp32), f"{whole:.3f}", len(breakdown.model), "100%"]
+    )
+    times = f"{breakdown.fp32_ms:.3f}", "", f"{breakdown.ms:.3f}"
+    return [*rows, ["the run, without a profiler", *times, "", ""]]
+
+
+def _notes(breakdown: Breakdown) -> list[str]:
+    converting = sum(node.kind == "conversion" for node in breakdown.model)
+    notes = [f"conversions: {breakdown.conversions_ms:.3f} ms in {converting} nodes"]
+    for kind in ("unfused", "float"):
+        left = sorted((n for n in breakdown.model if n.kind == kind), key=lambda node: -node.ms)
+        named = [f"{_name(node)} {node.ms:.3f} ms" for node in left[:_LISTED]]
+        if len(left) > _LISTED:
+            named.append(f"{len(left) - _LISTED} more")
+        if named:
+            notes.append(f"{_KINDS[kind]}: {'; '.join(named)}")
+    added = breakdown.total_ms() / breakdown.ms - 1
+    if added > _MUCH:
+        notes.append(
+            f"timing every node adds {added:.0%} to the run in 8 bits, most where nodes are many "
+            "and small: compare times with each other, not with a run's"
+        )
+    return notes
+
+
+_MUCH = 0.1
+_KINDS = {
+    "unfused": "in float between conversions, where integer kernels were expected",
+    "float": "in float",
+}
+
+
+def _name(node: Node) -> str:
+    return node.name if node.operator in node.name else f"{node.name} ({node.operator})"
+
+
+def describe(config: RunConfig) -> str:
+    """Return the title: the profiled configuration."""
+    threads = f"{config.latency.threads} thread{'s' if config.latency.threads > 1 else ''}"
+    return Combination.of_config(config).describe(config.model.name or "", threads)
+
+
+def draw(breakdowns: Sequence[Breakdown], title: str) -> Figure:
+    """Draw two bars for each batch size, FP32 and 8 bits, stacked by operator, longest first."""
+    longest = {operator.name: 0.0 for breakdown in breakdowns for operator in breakdown.operators()}
+    for breakdown in breakdowns:
+        for operator in breakdown.operators():
+            share = max(operator.ms, operator.fp32_ms) / (breakdown.total_ms() or 1)
+            longest[operator.name] = max(longest[operator.name], share)
+    shown = sorted(longest, key=lambda name: -longest[name])[:_COLOURED]
+    figure = Figure(figsize=(4.2 * len(breakdowns) + 2.6, 4.8), layout="constrained")
+    panels = figure.subplots(1, len(breakdowns), squeeze=False)[0]
+    for axes, breakdown in zip(panels, breakdowns, strict=True):
+        bottoms = [0.0, 0.0]
+        rows = {
+            operator.name: (operator.fp32_ms, operator.ms) for operator in breakdown.operators()
+        }
+        others = [sum(v[side] for name, v in rows.items() if name not in shown) for side in (0, 1)]
+        for number, name in enumerate([*shown, "others"]):
+            heights = others if name == "others" else rows.get(name, (0.0, 0.0))
+            colour = "lightgrey" if name == "others" else f"C{number}"
+            axes.bar((0, 1), heights, bottom=bottoms, color=colour, width=0.6, label=plain(name))
+            bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
+        axes.set_xticks((0, 1), ("FP32", "8 bits"))
+        axes.set_ylabel("ms for a batch")
+        axes.set_title(f"batch {breakdown.batch_size}")
+        axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=8)
+    figure.suptitle(plain(title), x=0.01, ha="left")
+    return figure

@@ -1,0 +1,107 @@
+"""Configurations worth trying on this CPU, before any sweep; nothing is run or quantized.
+
+    resnet8ptq advise                       for any network
+    resnet8ptq advise FILE                  for this network (or model.path=FILE)
+    resnet8ptq advise FILE pictures preprocess=unit preprocess.size=96
+
+Lists the configurations to try, and those that are slow, possibly wrong or impossible here, each
+with its reason and source. The commands of sweeps follow, with the network, the data and the other
+settings of the command line: all settings of `resnet8ptq run` but those that the sweeps vary.
+`model.path` takes the same files as in `resnet8ptq run`; `cache_dir=` is the folder of converted
+networks.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from resnet8ptq.config import folders
+from resnet8ptq.config import words as grammar
+from resnet8ptq.config.schema import ModelConfig
+from resnet8ptq.core import cache, invocation, machine
+from resnet8ptq.core.console import print_table, say, stdout
+from resnet8ptq.core.errors import ConfigError
+from resnet8ptq.experiment import inputs
+from resnet8ptq.experiment.network_properties import find_properties
+from resnet8ptq.exploration.search import candidates
+from resnet8ptq.models.network_path import locate
+from resnet8ptq.models.summary import Summary, load_graph, summarize
+
+_PATH = "data.root=PATH"  # in a command for a network whose data are not set
+_VARIED = ("backend", "dtype", "per_channel", "reduce_range", "method")
+
+
+def main(words: list[str]) -> None:
+    """Read the network, if one is named, and print the advice.
+
+    Raises:
+        ConfigError: a setting is wrong.
+        ModelError: the network is missing, not a model, unsafe, or has nothing to quantize.
+    """
+    if {"-h", "--help"} & {*words}:
+        return print(invocation.adapt(__doc__ or ""))
+    settings = _check(words)
+    values = {o.key_or_group: o.value() for o in map(grammar.parse, settings)}
+    network = None
+    properties = None
+    if (path := values.get("model.path")) is not None:
+        root = values.get("cache_dir")
+        source = locate(ModelConfig(path=str(path)), "")
+        cache_root = cache.folder(None if root is None else str(root))
+        network = summarize(source, cache_root)
+        properties = find_properties(load_graph(source, cache_root))
+    kept = [word for word in settings if not word.startswith("model.path=")]
+    has_data = any(key == "data" or key.startswith("data.") for key in values)
+    if network is not None and not has_data:
+        kept.append(_PATH)
+    print_advice(*machine.cpu(), network, kept)
+    if properties is not None:
+        _print_steps(properties, [f"model.path={values['model.path']}", *kept])
+
+
+def _print_steps(properties: Sequence[str], settings: Sequence[str]) -> None:
+    """Print the steps of `ship` for a network as a table, and its command."""
+    console = stdout(None, 130)
+    say(console, f"Properties of the network: {', '.join(properties) or 'none that adds a step'}")
+    command = invocation.command("ship", *settings)
+    say(console, f"The steps of this command, in order, until a model passes:\n  {command}")
+    print_table(console, ("step", "why"), candidates.steps(properties))
+
+
+def _check(words: Sequence[str]) -> list[str]:
+    """Return the settings for the printed commands, checked as by `resnet8ptq run`."""
+    conf = folders.find_conf()
+    own = folders.find_own_conf(Path.cwd())
+    is_file = [
+        "=" not in word and not word.startswith("-") and not Path(word).exists() for word in words
+    ]
+    named = [
+        grammar.assign("model.path", word) if missing else word
+        for word, missing in zip(words, is_file, strict=True)
+    ]
+    settings = grammar.arrange(inputs.complete(named, conf, own), conf, own)
+    for override in map(grammar.parse, settings):
+        if override.key_or_group in _VARIED:
+            raise ConfigError(
+                f"{override.key_or_group}: got {override.value()}, which the advice is about; try "
+                "without it"
+            )
+    return settings
+
+
+def print_advice(
+    cpu: str, flags: tuple[str, ...], network: Summary | None, settings: Sequence[str] = ()
+) -> None:
+    """Print the advice as a table on stdout, and the commands, which have the `settings`."""
+    console = stdout(None, 130)
+    say(console, candidates.describe_cpu(cpu, flags))
+    if network is not None:
+        layers = f"{network.layers} layers with weights, {network.depthwise} of them depthwise"
+        say(console, f"{network.path}: {network.format}, {layers}")
+    advices = candidates.advise(flags, network)
+    rows = [(entry.settings, entry.verdict, entry.why, entry.source) for entry in advices]
+    print_table(console, ("configuration", "verdict", "why", "known from"), rows)
+    say(console, "Nothing was run. These commands measure the configurations to try:")
+    if _PATH in settings:
+        say(console, f"(data: not set; {_PATH} stands for your samples, see docs/data.md)")
+    for line in candidates.sweeps(flags, network, settings):
+        say(console, f"  {line}")

@@ -1,0 +1,110 @@
+"""Configurations worth trying for a network on a CPU, from its flags and operators alone.
+
+The backends give the advice (`backends.advice`).
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from importlib import import_module
+
+from resnet8ptq.backends.advice import (
+    CANNOT,
+    SLOW,
+    TRY,
+    WRONG,
+    Candidate,
+    advise_start,
+)
+from resnet8ptq.backends.kernels import is_arm
+from resnet8ptq.backends.registry import BACKENDS
+from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.config.words import assign
+from resnet8ptq.core import invocation, machine
+from resnet8ptq.core.descriptor import Backend
+from resnet8ptq.core.machine import VNNI, is_x86
+from resnet8ptq.exploration.search import step_table
+from resnet8ptq.exploration.search.step_table import Seen
+from resnet8ptq.models.summary import Summary
+
+
+def advise(flags: Collection[str], network: Summary | None = None) -> list[Candidate]:
+    """Return the known configurations, sorted: first those to try.
+
+    Args:
+        flags: the CPU's flags, see `machine.cpu`.
+        network: None: any network.
+    """
+    order = (TRY, SLOW, WRONG, CANNOT)
+    listed = [
+        candidate for backend in BACKENDS.values() for candidate in _advise(backend, flags, network)
+    ]
+    listed += _per_tensor(network)
+    return sorted(listed, key=lambda candidate: order.index(candidate.verdict))
+
+
+def sweeps(
+    flags: Collection[str], network: Summary | None = None, settings: Sequence[str] = ()
+) -> list[str]:
+    """Return commands that measure the candidates to try; equal settings share one.
+
+    Args:
+        settings: the user's own words, such as the data.
+    """
+    chosen: dict[str, list[str]] = {}
+    for backend in BACKENDS.values():
+        advice = import_module(backend.advice) if backend.advice else None
+        if advice and (tried := advice.sweep(flags, network)):
+            chosen.setdefault(tried, []).append(backend.name)
+    path = [assign("model.path", str(network.path))] if network else []
+    own = [*path, *settings]
+    lines = [f"backend={','.join(names)} {tried}" for tried, names in chosen.items()]
+    return [invocation.command("run", "-m", *own, *line.split()) for line in lines]
+
+
+def steps(properties: Sequence[str], backend: str = "onnx") -> list[tuple[str, str]]:
+    """Return the steps that `ship` takes for a network with these properties: settings, reason.
+
+    A step changes the best model before it, unless it is a first step. The answers to the findings
+    of a diagnosis are known later.
+    """
+    seen = Seen(backend, machine.sums_exactly(), ReportConfig().max_drop, tuple(properties))
+    first = {word.partition("=")[0]: word for word in step_table.start(seen).settings}
+    seen = replace(seen, settings=first)
+    proposals = [
+        proposal
+        for name in step_table.order(properties, "fastest")
+        for proposal in step_table.propose(name, seen)
+    ]
+    return [(proposal.change.words, proposal.why) for proposal in proposals]
+
+
+def _advise(
+    backend: Backend, flags: Collection[str], network: Summary | None
+) -> Iterator[Candidate]:
+    if backend.advice:
+        candidates: Iterator[Candidate] = import_module(backend.advice).advise(flags, network)
+        return candidates
+    return advise_start(backend, network)
+
+
+def _per_tensor(network: Summary | None) -> Iterator[Candidate]:
+    if network is not None and network.depthwise:
+        why = (
+            f"{network.depthwise} convolutions in groups (depthwise): channels of very different "
+            "ranges share a scale; per_channel=true gives each its own"
+        )
+        yield Candidate("per_channel=false", WRONG, why, "Krishnamoorthi 2018, arXiv:1806.08342")
+
+
+def describe_cpu(name: str, flags: Collection[str]) -> str:
+    """Return the CPU and its relevant features in one line."""
+    if is_arm(flags):
+        return f"{name}: ARM, {'dot product' if 'asimddp' in flags else 'no dot product'}"
+    if not is_x86(flags):
+        return f"{name}: no flags that say what it can"
+    wide = [kind for flag, kind in _WIDTHS.items() if flag in flags] or ["SSE2"]
+    vnni = "VNNI" if not VNNI.isdisjoint(flags) else "no VNNI"
+    return f"{name}: {', '.join([*wide, vnni, *(['AMX'] if 'amx_int8' in flags else [])])}"
+
+
+_WIDTHS = {"avx2": "AVX2", "avx512bw": "AVX512"}

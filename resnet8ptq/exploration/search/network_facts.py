@@ -1,0 +1,37 @@
+"""Facts about the network and its data that decide the first steps, before any of them runs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from resnet8ptq.experiment.compatibility import load
+from resnet8ptq.experiment.network_properties import find_properties
+from resnet8ptq.experiment.settings import Settings
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """The converted network.
+
+    Attributes:
+        properties: see `properties`.
+        nodes: names of the nodes, which an error may name.
+        onnx_path: its file, FP32.
+    """
+
+    properties: tuple[str, ...]
+    nodes: tuple[str, ...]
+    onnx_path: Path
+
+
+def read(settings: Settings) -> NetworkFacts:
+    """Convert the network and read the data; the jobs take both from the cache.
+
+    Raises:
+        PtqError: network or data cannot be read, or do not fit each other.
+    """
+    _, network = load(settings)
+    graph = onnx.load(network.onnx_path).graph
+    nodes = tuple(node.name for node in graph.node if node.name)
+    return NetworkFacts(tuple(find_properties(graph)), nodes, network.onnx_path)

@@ -1,0 +1,525 @@
+"""The search: chooses the next steps from the results of earlier ones; runs nothing itself.
+
+`next_steps` depends only on its arguments, so an interrupted search continues from its finished
+runs.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from resnet8ptq.config import words
+from resnet8ptq.core.descriptor import find_search
+from resnet8ptq.evaluation.worth import saves
+from resnet8ptq.experiment.network_properties import BESIDE, PRODUCTS, RECURRENT
+from resnet8ptq.exploration.search import step_table
+from resnet8ptq.exploration.search.changes import Change, change
+from resnet8ptq.exploration.search.step_table import ANSWERS, FALLBACK, Proposal, Seen
+
+SKIPPED = "skipped"  # the status of a step that did not fit into the time
+# kinds of its own
+DIAGNOSIS = "diagnosis"
+FEWER_BITS = "fewer bits"
+CONFIRM = "confirm"
+SAME_SIZE = 1.03  # sizes that differ by less are not told apart
+SAME_NOISE = 1.25
+FEWEST = 0.35  # of the bytes of 8 bits: 2 or 3 bits a weight
+_EXCLUDE = "nodes_to_exclude"
+_MIXED = "method=mixed"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The request to the search.
+
+    Attributes:
+        goal: `fastest`: the first models that pass, by latency; `smallest`: by bytes, with fewer
+            than 8 bits; `best`: the least loss.
+        backends: the values of `backend=`.
+        limit: the largest loss that passes, in the unit of the loss.
+        fixed: the user's settings by key, as typed; no step changes them.
+        exact_sums: whether this CPU sums 8-bit products exactly.
+        properties: properties of the network, see `properties`; empty if they are not known yet.
+        nodes: names of the network's nodes, which an error may name.
+    """
+
+    goal: str
+    backends: tuple[str, ...]
+    limit: float
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    exact_sums: bool = True
+    properties: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A configuration to try.
+
+    Attributes:
+        kind: the kind of step.
+        settings: the step's settings by key, as typed, without the user's settings.
+        why: the reason for the step, in one line.
+        words: the change to the best configuration so far, to print.
+        cost: expected time, relative to the plain run.
+    """
+
+    backend: str
+    kind: str
+    settings: Mapping[str, str]
+    why: str
+    words: str
+    cost: float = 1.0
+
+    @property
+    def part(self) -> float:
+        """The part of the expected time that must fit; below 1 if it ends in time."""
+        return min((row.part for row in step_table.rows_of(self.kind)), default=1.0)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether its model has activation ranges from calibration, which other steps change."""
+        return self.settings.get("method") in (None, "method=static", _MIXED, "method=qat")
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some of its layers are dynamic; no diagnosis and no bits by layer take it."""
+        return self.settings.get("method") == _MIXED
+
+    @property
+    def overrides(self) -> list[str]:
+        """The settings of the step's job, in addition to the user's."""
+        return list(self.settings.values())
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A step that has run, measured on the selection samples.
+
+    Attributes:
+        status: ok, unsupported, failed or skipped, with `reason`.
+        doubt: the reason if FP32 itself is broken, so that every verdict is void; else empty.
+        loss: loss against FP32, in the unit of the limit.
+        error: half of the loss's 95% interval; 0 if unknown.
+        within: whether the samples prove that the loss is within the limit.
+        refuted: whether the reported samples do not prove it.
+        noise: distance of the outputs from FP32's, the criterion between models of equal loss.
+        properties, findings: those that the job reported, see `step_table.Seen`; findings as JSON.
+        classifies: see `step_table.Seen`.
+        named: nodes that `nodes_to_exclude=auto` left in float.
+        run_id: the id of the run.
+        fp32_bytes: size of the FP32 file; 0 if unknown.
+        speedup: speed relative to FP32; None if it was not measured.
+        seconds: seconds of the job.
+        own_seconds: seconds of its quantization and evaluation.
+        weights_db, activations_db: SQNR with only weights or only activations rounded.
+        cut_short: the work that the time limit cut short, to print.
+        show_loss: returns a loss as text, in the unit of the metric.
+    """
+
+    step: Step
+    status: str = "ok"
+    reason: str = ""
+    doubt: str = ""
+    loss: float = math.nan
+    error: float = 0.0
+    within: bool = False
+    refuted: bool = False
+    noise: float = math.inf
+    run_id: str = ""
+    size_bytes: float = math.inf
+    fp32_bytes: float = 0.0
+    speedup: float | None = None
+    latency_ms: float | None = None
+    seconds: float = 0.0
+    own_seconds: float = 0.0
+    properties: tuple[str, ...] = ()
+    findings: str = "[]"
+    classifies: bool = True
+    weights_db: float | None = None
+    activations_db: float | None = None
+    named: str = ""
+    cut_short: str = ""
+    show_loss: Callable[[float], str] = str
+
+    @property
+    def measured(self) -> bool:
+        """Whether the step has a model to compare."""
+        return self.status == "ok" and not math.isnan(self.loss)
+
+    @property
+    def searches(self) -> bool:
+        """Whether the step searches for layers to leave in float."""
+        return self.step.settings.get(_EXCLUDE) == f"{_EXCLUDE}=auto"
+
+    @property
+    def found(self) -> Step:
+        """The step with the layers that its search found, so that the search does not run again."""
+        if not self.searches:
+            return self.step
+        settings = {**self.step.settings, _EXCLUDE: f"{_EXCLUDE}={self.named or '[]'}"}
+        settings.pop("max_drop", None)  # not the step's if the user has set it
+        return replace(self.step, settings=settings)
+
+    @property
+    def distance(self) -> float:
+        """The noise, increased for layers in float because they cost speed."""
+        in_float = self.found.settings.get(_EXCLUDE, f"{_EXCLUDE}=[]") != f"{_EXCLUDE}=[]"
+        return SAME_NOISE * self.noise if in_float else self.noise
+
+    @property
+    def passes(self) -> bool:
+        """Whether the step has a model that is proven to be within the limit."""
+        return self.measured and self.within and not self.refuted
+
+    @property
+    def saves(self) -> bool:
+        """Whether the model is clearly smaller or faster than FP32."""
+        return saves(self.size_bytes, self.fp32_bytes, self.speedup)
+
+
+def closest(tried: Sequence[Tried]) -> Tried:
+    """Return the model with the lowest noise among those with the smallest loss.
+
+    The error of a loss is half of its interval. Among models whose loss is within the error of the
+    smallest loss, the noise decides, because it varies far less from sample to sample. Among models
+    of about equal noise, the smaller file wins. Layers in float must lower the noise clearly.
+    """
+    least = min(tried, key=lambda trial: trial.loss)
+    near = [trial for trial in tried if trial.loss <= least.loss + least.error]
+    quietest = min(trial.distance for trial in near)
+    quiet = [trial for trial in near if trial.distance <= SAME_NOISE * quietest]
+    smallest = min(trial.size_bytes for trial in quiet)
+    small = [trial for trial in quiet if trial.size_bytes <= SAME_SIZE * smallest]
+    return min(small, key=lambda trial: (trial.distance, trial.loss))
+
+
+def passing(tried: Sequence[Tried]) -> list[Tried]:
+    """Return the models that pass and are clearly smaller or faster than FP32.
+
+    Without those about as noisy as a model that was refuted, because chance on the selection
+    samples lets several models pass that lose about the same.
+    """
+    return [trial for trial in tried if trial.passes and trial.saves and _is_quieter(trial, tried)]
+
+
+def rank(asked: Asked, tried: Sequence[Tried]) -> list[Tried]:
+    """Return the models in the order of confirmation.
+
+    Models that pass on the selection samples come first, ordered by the goal. If none passes,
+    because the samples are too few or all models lose too much, the closest to FP32 come first;
+    those that save nothing come last. A refuted model is left out, and a noisier one that does not
+    pass either.
+    """
+    left = [trial for trial in tried if trial.measured and not trial.refuted]
+    left = [trial for trial in left if trial.passes or _is_quieter(trial, tried)]
+    first = passing(tried)
+    if not first or asked.goal == "best":
+        return _by_closeness(first) if first else _by_saving(left)
+    if asked.goal == "smallest":
+        return sorted(first, key=lambda trial: (trial.size_bytes, trial.noise))
+    return sorted(first, key=lambda trial: (trial.latency_ms or math.inf, trial.noise))
+
+
+def _by_saving(tried: Sequence[Tried]) -> list[Tried]:
+    """Return the models by closeness to FP32, those that save nothing last."""
+    saving = [trial for trial in tried if trial.saves]
+    others = [trial for trial in tried if not trial.saves]
+    return _by_closeness(saving) + _by_closeness(others)
+
+
+def _is_quieter(trial: Tried, tried: Sequence[Tried]) -> bool:
+    refuted = [other.noise for other in tried if other.refuted]
+    return not refuted or SAME_NOISE * trial.noise < min(refuted)
+
+
+def _by_closeness(tried: Sequence[Tried]) -> list[Tried]:
+    left = list(tried)
+    ordered = []
+    while left:
+        ordered.append(closest(left))
+        left.remove(ordered[-1])
+    return ordered
+
+
+def next_steps(asked: Asked, tried: Sequence[Tried]) -> list[Step]:
+    """Return the steps to run next, of each backend; empty at the end of the search.
+
+    No step fixes a broken FP32 network.
+    """
+    steps: list[Step] = []
+    if any(trial.doubt for trial in tried):
+        return steps
+    for backend in asked.backends:
+        own = [trial for trial in tried if trial.step.backend == backend]
+        steps += _next_of_backend(asked, backend, own)
+    return steps
+
+
+def confirm(asked: Asked, step: Step) -> Step:
+    """Return the step that measures a model on the reported samples."""
+    settings = {**step.settings, "evaluate.split": "evaluate.split=test"}
+    if "latency.enabled" not in asked.fixed:
+        settings["latency.enabled"] = "latency.enabled=true"
+    why = "confirmation: the best so far, on the reported samples"
+    return replace(step, kind=CONFIRM, settings=settings, why=why, words=say(step.settings))
+
+
+def say(settings: Mapping[str, str]) -> str:
+    """Return settings in one line, without the search's own settings."""
+    hidden = ("backend", "evaluate.split", "latency.enabled")
+    return " ".join(word for key, word in settings.items() if key not in hidden)
+
+
+def _next_of_backend(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
+    names = step_table.order(_find_properties(asked, own), asked.goal)
+    starts = [name for name in names if all(row.is_start for row in step_table.rows_of(name))]
+    for name in starts:
+        if left := _propose(asked, backend, own, name, before=()):
+            return left
+    if plainer := _find_plainer(asked, own, starts):
+        return plainer
+    if asked.goal != "best" and passing(own):
+        return _find_smaller(asked, backend, own) if asked.goal == "smallest" else []
+    for position, name in enumerate(names):
+        before = [trial for trial in own if trial.step.kind not in names[position:]]
+        if name not in starts and (left := _propose(asked, backend, own, name, before)):
+            return left
+    return []
+
+
+def _propose(
+    asked: Asked, backend: str, own: Sequence[Tried], name: str, before: Sequence[Tried]
+) -> list[Step]:
+    """Return the untried steps of a kind; `before` are those that it may change."""
+    rows = step_table.rows_of(name)
+    measured = [trial for trial in before if trial.measured]
+    costs_nothing = all(row.free for row in rows)
+    may_end = measured and asked.goal != "best" and not costs_nothing
+    if may_end and loses_nothing(asked, _closest_that_saves(measured)):
+        return []
+    static = [trial for trial in measured if trial.step.is_static]
+    is_plain = all(row.plain for row in rows)
+    if not (is_plain or static):
+        return []
+    changed = None if is_plain else closest(static).found
+    seen = _see(asked, backend, own, changed)
+    base = _base(asked, backend) if changed is None else changed.settings
+    proposals = [one for one in step_table.propose(name, seen) if not _is_fixed(asked, one)]
+    steps = [_step(asked, base, name, proposal) for proposal in proposals]
+    if name == ANSWERS and changed is not None:
+        steps = _diagnose(asked, own, changed) or steps
+    return [step for step in steps if not _is_tried(step, own)]
+
+
+def _find_plainer(asked: Asked, own: Sequence[Tried], starts: Sequence[str]) -> list[Step]:
+    """Return a plainer step of the same idea for each kind of start that only failed."""
+    steps = []
+    for name in starts:
+        trials = [trial for trial in own if trial.step.kind == name]
+        if trials and not any(trial.measured for trial in trials):
+            steps += _make_plainer(asked, trials[-1])
+    return [step for step in steps if not _is_tried(step, own)]
+
+
+def _make_plainer(asked: Asked, failed: Tried) -> list[Step]:
+    """Return the step with the next plainer setting; empty if there is none.
+
+    A framework names the setting or the node that it does not support; an error may have any cause.
+    """
+    step = failed.step
+    kept = {**failed.step.settings}
+    if node := _find_named(asked, failed):
+        listed = [*_excluded(kept), node]
+        kept[_EXCLUDE] = f"{_EXCLUDE}={words.as_list(listed)}"
+        return [replace(step, settings=kept, words=say(kept), why=f"{node} in float")]
+    for setting, plainer, why in step_table.PLAINER:
+        key = _key(setting)
+        is_set = kept.get(key, f"{key}=null") == setting
+        to_blame = failed.status == "failed" or key in failed.reason
+        if is_set and to_blame and key not in asked.fixed:
+            kept[key] = plainer
+            return [replace(step, settings=kept, words=say(kept), why=f"it failed: {why}")]
+    return []
+
+
+def _find_named(asked: Asked, failed: Tried) -> str:
+    """Return the node that an error names, unless it is in float already; else empty."""
+    if failed.status != "failed" or _EXCLUDE in asked.fixed or not failed.step.is_static:
+        return ""
+    named = set(re.findall(r"[^\s'\"(),;:]+", failed.reason))
+    named |= {name.removesuffix("_quant") for name in named}
+    left = named.difference(_excluded(failed.step.settings))
+    return next((name for name in asked.nodes if name in left), "")
+
+
+def _excluded(settings: Mapping[str, str]) -> list[str]:
+    if _EXCLUDE not in settings:
+        return []
+    value = words.parse(settings[_EXCLUDE]).value()
+    return [str(name) for name in value] if isinstance(value, list) else []
+
+
+def find_fallback(asked: Asked, tried: Sequence[Tried], backend: str) -> list[Step]:
+    """Return the step that loses next to nothing, while no model passes; else empty."""
+    own = [trial for trial in tried if trial.step.backend == backend]
+    measured = [trial for trial in own if trial.measured]
+    if passing(own) or (measured and loses_nothing(asked, _closest_that_saves(measured))):
+        return []
+    return _propose(asked, backend, own, FALLBACK, before=())
+
+
+def _find_smaller(asked: Asked, backend: str, own: Sequence[Tried]) -> list[Step]:
+    """Return steps with fewer bits, after a model of 8 bits passes."""
+    four = _propose(asked, backend, own, "weights_in_4_bits", before=())
+    return four or _narrow(asked, own)
+
+
+def _closest_that_saves(measured: Sequence[Tried]) -> Tried:
+    return closest([trial for trial in measured if trial.saves] or measured)
+
+
+def loses_nothing(asked: Asked, best: Tried) -> bool:
+    """Whether no loss was measured, or at most half of the limit on too few samples.
+
+    No change of settings can decide with too few samples; the confirmation uses other samples. Then
+    the search tries only steps that cost neither bytes nor speed, and compares them by noise. Noise
+    above the limit is not an effect of few samples (a rule of thumb: 100 samples showed no loss for
+    a KL divergence of 0.02, 800 others a loss of 1.1 points).
+    """
+    kept = best.loss <= 0 or (best.error >= asked.limit and best.loss <= asked.limit / 2)
+    return kept and best.noise <= asked.limit and not best.refuted
+
+
+def _find_properties(asked: Asked, own: Sequence[Tried]) -> tuple[str, ...]:
+    """Return the properties of the network and of its loss, as far as they are known."""
+    first = next((trial for trial in own if trial.measured), None)
+    known = asked.properties or (first.properties if first else ())
+    diagnosed = next((trial for trial in own if trial.step.kind == DIAGNOSIS), None)
+    costs_more = _costs_more(diagnosed) if diagnosed else ""
+    return (*known, costs_more) if costs_more else known
+
+
+def _see(asked: Asked, backend: str, own: Sequence[Tried], changed: Step | None) -> Seen:
+    """Return the state of the search before a step that changes `changed`, or starts afresh."""
+    first = next((trial for trial in own if trial.measured), None)
+    diagnosed = next((trial for trial in own if trial.step.kind == DIAGNOSIS), None)
+    return Seen(
+        backend=backend,
+        exact_sums=asked.exact_sums,
+        limit=asked.limit,
+        properties=_find_properties(asked, own),
+        settings={**(changed.settings if changed else {}), **asked.fixed},
+        findings=() if diagnosed is None else _read_findings(diagnosed.findings),
+        classifies=first is None or first.classifies,
+    )
+
+
+def _read_findings(text: str) -> tuple[tuple[str, Change], ...]:
+    """Return the first change for each finding, except other ranges, which are tried anyway."""
+    pairs = []
+    for finding in json.loads(text):
+        for settings in finding["changes"][:1]:
+            if not settings[0].startswith("calib="):
+                pairs.append((f"{finding['name']} in {finding['tensor']}", Change(tuple(settings))))
+    return tuple(pairs[:3])
+
+
+def _costs_more(diagnosed: Tried) -> str:
+    weights = diagnosed.weights_db
+    activations = diagnosed.activations_db
+    if weights is None or activations is None or abs(weights - activations) < 3:  # twice the noise
+        return ""
+    return step_table.WEIGHTS if weights < activations else step_table.ACTIVATIONS
+
+
+def _diagnose(asked: Asked, own: Sequence[Tried], best: Step) -> list[Step]:
+    """Return the diagnosis of the best so far; empty if one has run, or where none is possible."""
+    tried = any(trial.step.kind == DIAGNOSIS for trial in own)
+    if tried or best.is_mixed or not find_search(best.backend).diagnoses:
+        return []
+    files = _without_fixed(asked, ("format=qdq", "slim=false"))  # which the analysis needs anyway
+    settings = {**best.settings, **files}
+    settings.pop("evaluate.split")  # it measures on training samples
+    for word in ("+analysis=diagnose", "analysis.try_changes=false"):
+        settings[_key(word)] = word
+    why = "which tensors lose most, and whether by weights or by activations"
+    return [Step(best.backend, DIAGNOSIS, settings, why, "+analysis=diagnose", 3)]
+
+
+def _narrow(asked: Asked, own: Sequence[Tried]) -> list[Step]:
+    """Return a budget of bytes between the smallest model that passes and the largest that fails.
+
+    The budget determines the bits of each layer; rounding is learned. Empty if the user has set the
+    bits or the budget.
+    """
+    if {"precision.plan", "precision.max_bytes"} & {*asked.fixed}:
+        return []
+    static = [trial for trial in own if trial.step.is_static and not trial.step.is_mixed]
+    eight = [trial for trial in static if trial.passes and trial.step.kind != FEWER_BITS]
+    backend = own[0].step.backend
+    more = find_search(backend).fewer_bits
+    if more is None or not eight:
+        return []
+    best = min(eight, key=lambda trial: trial.size_bytes)
+    below = [trial for trial in own if trial.step.kind == FEWER_BITS]
+    high = min(e.size_bytes for e in own if e.passes)
+    failed = [_budget(trial.step) for trial in below if not trial.passes]
+    low = max([FEWEST * best.size_bytes, *failed])
+    if high <= low * SAME_SIZE or any(trial.status == SKIPPED for trial in below):
+        return []
+    budget = round(math.sqrt(low * high), -2)
+    typed = (
+        f"dtype=w4a8 precision.plan=auto precision.max_bytes={budget:.0f} "
+        f"{step_table.LEARN.words} corrections.reconstruction=false"
+    )
+    if best.found.settings.get("dtype", asked.fixed.get("dtype")) != "dtype=w8a16":
+        typed = " ".join([typed, *more])
+    why = f"8 bits pass: fewer bits, {budget / best.size_bytes:.0%} of the bytes"
+    proposal = Proposal(change(typed), why, 30)
+    step = _step(asked, best.found.settings, FEWER_BITS, proposal)
+    return [] if _is_tried(step, own) else [step]
+
+
+def _budget(step: Step) -> float:
+    return float(step.settings["precision.max_bytes"].partition("=")[2])
+
+
+def _base(asked: Asked, backend: str) -> dict[str, str]:
+    """Return the settings of every trial, which runs on the selection samples only."""
+    settings = {"backend": f"backend={backend}", "evaluate.split": "evaluate.split=choice"}
+    several = len(asked.backends) > 1 or not {PRODUCTS, RECURRENT, BESIDE}.isdisjoint(
+        asked.properties
+    )
+    compares = asked.goal == "fastest" and several  # latencies
+    if not compares and "latency.enabled" not in asked.fixed:
+        settings["latency.enabled"] = "latency.enabled=false"
+    return settings
+
+
+def _step(asked: Asked, base: Mapping[str, str], kind: str, proposal: Proposal) -> Step:
+    kept = _without_fixed(asked, proposal.change.settings)
+    backend = base["backend"].partition("=")[2]
+    said = " ".join(kept.values())
+    return Step(backend, kind, {**base, **kept}, proposal.why, said, proposal.cost)
+
+
+def _is_fixed(asked: Asked, proposal: Proposal) -> bool:
+    """Whether the user has set the first setting of a proposal, its main one."""
+    return _key(proposal.change.settings[0]) in asked.fixed
+
+
+def _without_fixed(asked: Asked, settings: Sequence[str]) -> dict[str, str]:
+    """Return settings by key, without those that the user has set."""
+    return {_key(word): word for word in settings if _key(word) not in asked.fixed}
+
+
+def _key(word: str) -> str:
+    """Return the key of a setting as the search writes it, without Hydra's slow parser."""
+    return word.partition("=")[0]
+
+
+def _is_tried(step: Step, own: Sequence[Tried]) -> bool:
+    return any(dict(step.settings) == dict(trial.step.settings) for trial in own)

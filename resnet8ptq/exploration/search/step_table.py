@@ -1,0 +1,486 @@
+"""The steps in one table: settings, reason, cost and rules of each. Nothing else knows a step.
+
+The search (`searching`) tries them in this order, the diagnosis names some of them as answers to
+its findings, and `advise` lists those for a network. Costs are first guesses of the time, relative
+to the plain run: studies/ship.md.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from resnet8ptq.config.schema import DTYPES, RunConfig
+from resnet8ptq.core import machine
+from resnet8ptq.core.descriptor import Search, find_search
+from resnet8ptq.experiment.network_properties import (
+    ATTENTION,
+    BESIDE,
+    DEPTHWISE,
+    POOLS,
+    PRODUCTS,
+    RECURRENT,
+    SILU,
+    UNEQUAL,
+)
+from resnet8ptq.exploration.search.changes import (
+    Change,
+    calibrate,
+    calibrate_with,
+    change,
+    leave_in_float,
+)
+
+GOALS = ("fastest", "smallest", "best")
+# known after a diagnosis
+WEIGHTS = "weights cost more"
+ACTIVATIONS = "activations cost more"
+START = "start"
+ANSWERS = "answers"
+FALLBACK = "weights_in_8_bits"  # the last resort before FP32
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """A row of the table.
+
+    Attributes:
+        name: rows of one name are tried together, and the best of them is changed further.
+        rank: position in the order; 0 to 9: tried before the search may end, because nobody can say
+            which of them is best.
+        settings: the settings in one line; `{max_drop}` is half of the limit, `{exact}` a dtype
+            whose products this CPU sums exactly, `{start}` the settings of the plain run.
+        why: the reason to try it, in one line.
+        cost: expected time, relative to the plain run.
+        needs: properties of the network, one of which must hold; empty: any network.
+        capability: an attribute of the backend's `Search` that must hold; empty: any backend.
+        goals: the goals for which it is tried.
+        moved: other positions, by the property that moves it.
+        reasons: other reasons, by the property that gives them.
+        plain: whether it starts afresh; others change the best static model.
+        only_8_bits: whether it has no meaning with 16-bit activations.
+        free: whether its models have the bytes and the speed of the one that it changes.
+        part: the part of its time that must fit, because it ends in time with the best so far.
+        drops_corrections: whether it switches off the corrections of the model that it changes.
+        needs_classes: whether the labels must be classes.
+    """
+
+    name: str
+    rank: int
+    settings: str
+    why: str
+    cost: float = 1.0
+    needs: tuple[str, ...] = ()
+    capability: str = ""
+    goals: tuple[str, ...] = GOALS
+    moved: Mapping[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    plain: bool = False
+    only_8_bits: bool = False
+    free: bool = False
+    part: float = 1.0
+    drops_corrections: bool = False
+    needs_classes: bool = False
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it is tried before the search may end."""
+        return self.rank < 10
+
+    def find_rank(self, properties: Sequence[str]) -> int:
+        """Return the position for a network with these properties."""
+        return min([self.rank, *(self.moved[name] for name in properties if name in self.moved)])
+
+    def find_reason(self, properties: Sequence[str]) -> str:
+        """Return the reason for a network with these properties."""
+        return next((self.reasons[name] for name in properties if name in self.reasons), self.why)
+
+    @property
+    def change(self) -> Change:
+        """The settings as a change."""
+        return change(self.settings)
+
+
+_CALIBRATION = "another calibration method on the collected statistics"
+_NOT_FASTEST = ("smallest", "best")
+
+STEPS = (
+    StepKind(
+        name=START,
+        rank=0,
+        settings="",  # of the backend, see `start`
+        why="plain 8 bits",
+        plain=True,
+    ),
+    StepKind(
+        name="dynamic",
+        rank=1,
+        settings="method=dynamic dtype={exact} per_channel=true slim=true",
+        why="weights lie in matrix products: ranges of activations sample by sample",
+        needs=(PRODUCTS, RECURRENT),
+        capability="dynamic",
+        reasons={RECURRENT: "recurrent layers: only ranges of activations sample by sample fit"},
+        plain=True,
+        only_8_bits=True,
+    ),
+    StepKind(
+        name="mixed",
+        rank=2,
+        settings="method=mixed {start}",
+        why="both kinds of layers: dynamic products and LSTMs beside static convolutions",
+        needs=(BESIDE,),
+        capability="mixed",
+        plain=True,
+        only_8_bits=True,
+    ),
+    StepKind(
+        name="equalization",
+        rank=20,
+        settings="corrections.equalization=true",
+        why="channels of very different ranges share a scale: layers can be equalized",
+        needs=(UNEQUAL,),  # elsewhere it gains nothing beside a scale per channel, and may harm
+        free=True,
+    ),
+    *(
+        StepKind(
+            name="calibrations",
+            rank=21,
+            settings=f"calib={method}",
+            why=_CALIBRATION,
+            cost=0.8,
+            only_8_bits=method == "mse",  # it chooses ranges for 8 bits
+            free=True,
+        )
+        for method in ("minmax", "percentile", "mse")
+    ),
+    StepKind(
+        name="operators",
+        rank=30,
+        settings="op_types=[Conv,Gemm,MatMul,Add,Relu,Clip,Softmax,MaxPool]",
+        why="an average pool takes the range of its input, which is too large for its output",
+        needs=(POOLS,),
+        capability="chooses_operators",
+        only_8_bits=True,
+    ),
+    StepKind(
+        name=ANSWERS,
+        rank=40,
+        settings="",  # of the findings
+        why="the diagnosis found: {finding}",
+    ),
+    StepKind(
+        name="smooth_quant",
+        rank=50,
+        settings="corrections.smooth_quant=true",
+        why="outliers in few channels before matrix products",
+        cost=2,
+        needs=(ATTENTION, PRODUCTS),
+        free=True,
+    ),
+    StepKind(
+        name="bias_correction",
+        rank=51,
+        settings="corrections.bias_correction=true",
+        why="rounding shifts the mean of the channels",
+        cost=2,
+        reasons={DEPTHWISE: "rounding shifts the mean of the channels, most in depthwise layers"},
+        free=True,
+    ),
+    StepKind(  # before layers in float, because it costs no speed
+        name="learned_rounding",
+        rank=60,
+        settings=(
+            "corrections.adaround=true corrections.adaround_iterations=500 "
+            "corrections.bias_correction=true"
+        ),
+        why="the rounding of the weights can be learned",
+        cost=30,
+        reasons={WEIGHTS: "rounding the weights costs more than the activations: learn it"},
+        free=True,
+        part=0.25,
+    ),
+    StepKind(  # earlier where activations cost more, which rounding of weights cannot win back
+        name="float_layers",
+        rank=61,
+        settings="nodes_to_exclude=auto max_drop={max_drop}",
+        why="the layers that add most noise may suffice: as few as possible in float",
+        cost=8,
+        moved={SILU: 31, ACTIVATIONS: 52},
+        reasons={ACTIVATIONS: "rounding the activations costs more: some layers in float"},
+        part=0.25,
+    ),
+    StepKind(
+        name=FALLBACK,
+        rank=70,
+        settings="method=weight_only dtype=w8 weight_only.block_size=null slim=true",
+        why="weights alone in 8 bits lose next to nothing; activations stay in float",
+        capability="weights_alone",
+        moved={PRODUCTS: 10, RECURRENT: 10},
+        plain=True,
+        only_8_bits=True,
+    ),
+    StepKind(
+        name="weights_in_4_bits",
+        rank=71,
+        settings="method=weight_only dtype=w4",
+        why="weights of matrix products in blocks of 4 bits, activations in float",
+        needs=(ATTENTION, PRODUCTS),
+        capability="weights_alone",
+        goals=_NOT_FASTEST,
+        plain=True,
+        only_8_bits=True,
+    ),
+    StepKind(
+        name="learned_blocks",
+        rank=72,
+        settings=(
+            "corrections.reconstruction=true corrections.reconstruction_iterations=500 "
+            "corrections.bias_correction=true corrections.adaround=false method=static"
+        ),
+        why="rounding and ranges can be learned block by block",
+        cost=90,
+        goals=("best",),
+        part=0.25,
+    ),
+    StepKind(  # in ONNX files this CPU computes them in float
+        name="wide_activations",
+        rank=73,
+        settings="dtype=w8a16 calib=minmax",
+        why="8 bits do not suffice for the activations: 16, which are slow on a CPU",
+        cost=100,
+        capability="wide_activations",
+        goals=_NOT_FASTEST,
+        only_8_bits=True,
+        drops_corrections=True,  # the converter takes none
+    ),
+    StepKind(
+        name="weights_in_16_bits",
+        rank=79,
+        settings="dtype=fp16 method=weight_only",
+        why="weights in 16-bit floats: half of the bytes, and next to nothing is lost",
+        capability="float16_weights",
+        goals=("fastest", "smallest"),  # with goal=best it would always win
+        plain=True,
+        only_8_bits=True,
+    ),
+    StepKind(
+        name="fine_tuning",
+        rank=80,
+        settings="method=qat",
+        why="nothing without training suffices: three epochs on the training samples",
+        cost=150,
+        only_8_bits=True,
+        part=0.5,  # whole epochs
+        drops_corrections=True,
+        needs_classes=True,
+    ),
+)
+
+# Plainer settings for a first step that fails, in the order of trying: value that is replaced, its
+# replacement, and why. A setting that a measured model has is not at fault.
+PLAINER = (
+    ("slim=true", "slim=false", "the file with all its parts"),
+    ("format=auto", "format=qdq", "the plainer file format"),
+    ("float_output=true", "float_output=false", "the output in 8 bits"),
+    ("per_channel=true", "per_channel=false", "one scale per tensor"),
+    ("op_types=null", "op_types=[Conv,Gemm,MatMul]", "only the operators with weights"),
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The state of the search before a kind of step.
+
+    Attributes:
+        backend: the value of `backend=`.
+        exact_sums: whether this CPU sums 8-bit products exactly.
+        limit: the largest loss.
+        properties: properties of the network, see `properties`, and of its loss: `WEIGHTS` or
+            `ACTIVATIONS` cost more.
+        settings: settings of the user and of the model to change, by key.
+        findings: the changes against the findings of a diagnosis, by the finding's name.
+        classifies: whether the labels are classes.
+    """
+
+    backend: str
+    exact_sums: bool
+    limit: float
+    properties: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[tuple[str, Change], ...] = ()
+    classifies: bool = True
+
+    @property
+    def search(self) -> Search:
+        """The steps that the backend can take."""
+        return find_search(self.backend)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether activations have 16 bits."""
+        return self.is_set("dtype", "w8a16")
+
+    def is_set(self, key: str, value: str) -> bool:
+        """Whether the model to change, or the user, has a setting."""
+        return self.settings.get(key) == f"{key}={value}"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A change to try, and the reason."""
+
+    change: Change
+    why: str
+    cost: float = 1.0
+
+
+def order(properties: Sequence[str], goal: str) -> list[str]:
+    """Return the names of the kinds of steps in the order of trying them."""
+    rows = [row for row in STEPS if goal in row.goals]
+    rows.sort(key=lambda row: row.find_rank(properties))
+    return list(dict.fromkeys(row.name for row in rows))
+
+
+def rows_of(name: str) -> list[StepKind]:
+    """Return the rows of a kind of step; empty for the search's own kinds, such as a diagnosis."""
+    return [row for row in STEPS if row.name == name]
+
+
+def propose(name: str, seen: Seen) -> list[Proposal]:
+    """Return the changes of a kind of step that apply."""
+    proposals = []
+    for row in rows_of(name):
+        if _applies(row, seen):
+            proposals += _propose(row, seen)
+    return proposals
+
+
+def _applies(row: StepKind, seen: Seen) -> bool:
+    if row.needs and set(row.needs).isdisjoint(seen.properties):
+        return False
+    if row.capability and not getattr(seen.search, row.capability):
+        return False
+    if row.only_8_bits and seen.is_wide:
+        return False
+    return seen.classifies or not row.needs_classes
+
+
+def _propose(row: StepKind, seen: Seen) -> list[Proposal]:
+    why = row.find_reason(seen.properties)
+    if row.name == START:
+        why = "8-bit weights, 16-bit activations" if seen.is_wide else why
+        return [Proposal(start(seen), why, row.cost)]
+    if row.name == ANSWERS:
+        return [
+            Proposal(answer, why.format(finding=name), row.cost) for name, answer in seen.findings
+        ]
+    exact = "u8s8" if seen.exact_sums else "uint8"
+    named = {"max_drop": f"{seen.limit / 2:g}", "exact": exact, "start": start(seen).words}
+    words = row.settings.format(**named).split()
+    if row.drops_corrections:
+        on = [key for key in seen.settings if seen.is_set(key, "true")]
+        words += [f"{key}=false" for key in on if key.startswith("corrections.")]
+    if not row.plain and all(seen.is_set(*word.split("=", 1)) for word in words):
+        return []
+    return [Proposal(Change(tuple(words)), why, row.cost)]
+
+
+def start(seen: Seen) -> Change:
+    """Return the plain 8-bit configuration of a backend on this CPU, per channel.
+
+    It is `experiment=flagship_quick`, with 8-bit weights if their sums do not saturate; with
+    `dtype=w8a16`, `experiment=npu`.
+    """
+    if seen.is_wide:
+        return Change(("calib=minmax", "per_channel=true"))
+    saturates = seen.search.sums_in_16_bits and not seen.exact_sums
+    return Change((*seen.search.start, *(REDUCE_RANGE.settings if saturates else ())))
+
+
+# The faults that `exploration.tensors.findings` names; `answer` has the settings against them.
+CLIPPED = "clipped activation"
+SATURATED = "saturated sum"
+INEXACT_KERNEL = "inexact kernel"
+UNLIKE_CHANNELS = "channels of very different scale"
+OUTLIER_WEIGHT = "outlier weight"
+OUTLIER_ACTIVATION = "outlier in an activation"
+OUTLIER_CHANNEL = "outlier channel"
+UNLIKE_INPUTS = "joined inputs of very different scale"
+FIXED_SCALE = "fixed scale"
+UNUSED_RANGE = "unused range"
+DEAD_CHANNEL = "dead channel"
+WRONG_WEIGHTS = "wrong weights"
+WRONG_SCALE = "wrong scale"
+WRONG_BIAS = "wrong bias"
+CHANNEL_ORDER = "wrong order of channels"
+UNEXPLAINED = "unexplained error"
+
+# The answers that a diagnosis may name, besides the rows above.
+PER_CHANNEL = change("per_channel=true")
+REDUCE_RANGE = change("reduce_range=true")
+UINT8 = change("dtype=uint8")
+FLOAT_OUTPUT = change("float_output=true")
+
+
+def _change_of(name: str) -> Change:
+    [row] = rows_of(name)
+    return row.change
+
+
+BIAS = _change_of("bias_correction")
+LEARN = _change_of("learned_rounding")
+EQUALIZE = _change_of("equalization")
+SMOOTH = _change_of("smooth_quant")
+POOLS_IN_FLOAT = _change_of("operators")
+
+
+def answer(config: RunConfig, finding: str, nodes: Sequence[str]) -> list[Change]:
+    """Return the changes of our settings against a fault; empty if none answers it.
+
+    Args:
+        nodes: nodes that avoid the fault if they stay in float.
+    """
+    more = calibrate_with(4 * (config.calib.samples_per_class or 100))
+    widest = more if config.calib.name == "minmax" else calibrate("minmax")
+    narrower = [] if config.calib.name == "percentile" else [calibrate("percentile")]
+    per_channel = [] if config.per_channel else [PER_CHANNEL]
+    in_float = [leave_in_float(config, nodes)] if nodes else []
+    changes = {
+        CLIPPED: [widest],
+        SATURATED: [REDUCE_RANGE, UINT8],
+        INEXACT_KERNEL: [REDUCE_RANGE, UINT8],
+        UNLIKE_CHANNELS: [PER_CHANNEL],
+        OUTLIER_WEIGHT: [*per_channel, *in_float],
+        OUTLIER_ACTIVATION: [*narrower, *in_float],
+        OUTLIER_CHANNEL: [*narrower, EQUALIZE, *in_float],
+        UNLIKE_INPUTS: in_float,
+        FIXED_SCALE: in_float,
+        UNUSED_RANGE: [*narrower, *in_float],
+        DEAD_CHANNEL: [*per_channel, *in_float],
+        UNEXPLAINED: in_float,
+    }
+    return changes.get(finding, [])
+
+
+def usual(config: RunConfig, worst: Sequence[str]) -> list[Change]:
+    """Return the changes that a diagnosis tries with any finding.
+
+    Args:
+        worst: nodes of the layer that loses most by itself; empty if unknown.
+    """
+    changes = [] if config.per_channel else [PER_CHANNEL]
+    changes += [calibrate(name) for name in ("percentile", "minmax") if name != config.calib.name]
+    if DTYPES[config.dtype.name][1] == "int8":
+        changes.append(UINT8)
+        if not (config.reduce_range or machine.sums_exactly()):
+            changes.append(REDUCE_RANGE)
+    if worst:
+        changes.append(leave_in_float(config, worst))
+    return changes if config.float_output else [*changes, FLOAT_OUTPUT]
+
+
+def correct(config: RunConfig) -> list[Change]:
+    """Return the corrections to try if weights cost more than activations.
+
+    Empty with per-tensor scales, or if rounding is already learned.
+    """
+    learned = config.corrections.adaround or config.corrections.reconstruction
+    return [BIAS, LEARN] if config.per_channel and not learned else []

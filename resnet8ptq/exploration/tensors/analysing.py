@@ -1,0 +1,116 @@
+"""`+analysis=compare`: where a quantized file loses the signal, tensor by tensor.
+
+Measured on training samples that did not calibrate, never on test samples.
+"""
+
+import json
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from resnet8ptq.backends.file import reading
+from resnet8ptq.backends.file.matching import match_inputs
+from resnet8ptq.backends.file.options import FileConfig
+from resnet8ptq.config.loading import CONFIG_FILE, save_config
+from resnet8ptq.core.descriptor import FILE
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.evaluation.result import RunResult
+from resnet8ptq.experiment import preparation
+from resnet8ptq.experiment.compatibility import fit_settings
+from resnet8ptq.experiment.recorder import Recorder
+from resnet8ptq.experiment.settings import Settings
+from resnet8ptq.experiment.subject import open_subject
+from resnet8ptq.experiment.workspace import Workspace
+from resnet8ptq.exploration.search import step_table
+from resnet8ptq.exploration.tensors import findings
+from resnet8ptq.exploration.tensors.comparing import TensorComparison, compare_file
+from resnet8ptq.exploration.tensors.findings import Finding
+from resnet8ptq.exploration.tensors.network_picture import time_nodes
+from resnet8ptq.models.model import Fp32Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonResult(RunResult):
+    """The tensors of the quantized file beside FP32's."""
+
+    compared: TensorComparison
+
+    def summary(self) -> str:
+        """Return the finding in one line."""
+        return self.compared.describe()
+
+    def to_metrics(self) -> dict[str, float]:
+        """Return every metric under its MLflow name."""
+        worst = self.compared.costliest
+        return {"tensors/matched": len(self.compared.tensors), "tensors/worst_db": worst.own_db}
+
+
+def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult:
+    """Quantize, or take the file of `backend.path`; compare, and print the table.
+
+    See `running.run`.
+
+    Raises:
+        UnsupportedError: the format does not give its inner tensors, or none is matched.
+    """
+    resolved = settings.quantizer.resolve()
+    evaluator, samples = open_subject(settings, run)
+    settings = fit_settings(settings, evaluator.network)
+    evaluator = evaluator.with_quantizer(settings.quantizer)
+    config = settings.config
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Workspace(settings, evaluator, samples, Path(scratch), Path(scratch), run)
+        prepared = preparation.prepare(work)
+        path = work.quantize(prepared, Path(scratch)).path
+        network = prepared.network  # with corrections, which change what is between the layers
+        compared = compare(settings, network, path, samples.held_out)
+    found = find_faults(settings, compared)
+    entries = json.dumps([finding.to_entry() for finding in found])
+    params = {**resolved.to_params(), **samples.digests, "findings": entries}
+    params["finding"] = compared.describe()
+    result = ComparisonResult("ok", compared=compared, resolved=params)
+
+    # It draws, which a run that only judges a file does not.
+    from resnet8ptq.exploration.tensors import tensor_table
+
+    title = tensor_table.describe(config, "tensors")
+    save_config(config, folder / CONFIG_FILE)
+    tensor_table.write(folder, "tensors", compared, found, title)
+    tensor_table.save_figure(folder / "tensors.png", compared, found, title)
+    tensor_table.print_table(compared, found, title)
+    return result
+
+
+def compare(settings: Settings, network: Fp32Model, path: Path, split: Split) -> TensorComparison:
+    """Compare the tensors of a file with those of the network.
+
+    Raises:
+        UnsupportedError: the format does not give its inner tensors, or none is matched.
+    """
+    backend = settings.config.backend
+    runtime = settings.runtime
+    if not reading.gives_tensors(path.suffix):
+        raise UnsupportedError(
+            f"backend={backend.name}: its {path.suffix} files do not give their inner tensors; "
+            "expected .onnx, .tflite, .pt2 (backend=torch_pt2e) or OpenVINO's files"
+        )
+    admitted = reading.admit(path, runtime.cache_root)
+    given = backend.inputs if isinstance(backend, FileConfig) else None
+    inputs = match_inputs(network.contract.inputs, admitted.contents.inputs, given, path)
+    compared = compare_file(network, admitted, inputs, split, runtime.threads)
+    if compared is None:
+        raise UnsupportedError("no tensor of the file is one of the FP32 network's")
+    return replace(compared, times=time_nodes(settings.quantizer, path, split))
+
+
+def find_faults(settings: Settings, compared: TensorComparison) -> list[Finding]:
+    """Return the faults of a file; of our own, with the settings that answer them."""
+    found = findings.find(compared)
+    config = settings.config
+    if config.backend.name == FILE:
+        return found
+    answers = [step_table.answer(config, one.name, one.nodes) for one in found]
+    return [
+        replace(one, changes=tuple(changes)) for one, changes in zip(found, answers, strict=True)
+    ]

@@ -1,0 +1,509 @@
+"""Measures each tensor of a quantized file beside FP32's, and finds the layer that costs most.
+
+Both networks run on the same samples, one by one. For each matched tensor there are two numbers:
+the SQNR of the file against FP32, with all errors so far, and the SQNR of the layer alone, which
+FP32 computes from the file's own values of the tensors before it. `findings` are drawn from these
+measurements.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from resnet8ptq.backends.file.contents import Inner
+from resnet8ptq.backends.file.matching import Match
+from resnet8ptq.backends.file.predictor import MatchedNetwork
+from resnet8ptq.backends.file.reading import Admitted
+from resnet8ptq.core.console import track
+from resnet8ptq.core.records import feed
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.exploration.tensors import alignment
+from resnet8ptq.exploration.tensors.alignment import Fingerprint
+from resnet8ptq.exploration.tensors.explaining import Explanation, explain
+from resnet8ptq.exploration.tensors.spread import Array, Levels, Noise, Spread
+from resnet8ptq.graph.layers import FUSED, weight_layers
+from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.qdq import JOINING, RoundedActivation, RoundedWeight
+from resnet8ptq.graph.session import cut_at, expose, open_session
+from resnet8ptq.graph.weights import read_weights
+from resnet8ptq.models.model import Fp32Model
+
+Run = Callable[[NDArray[Any]], Sequence[Array]]  # from one sample to the values of tensors
+
+SAMPLES = 16
+MATCHED = 4  # samples of the fingerprints, and of the explanation
+LOST_DB = 10.0  # the noise has a tenth of the signal's power
+SOUND_DB = 20.0  # of a layer alone: 8 bits leave about 30 dB
+EXPLAINED = 4  # layers below `SOUND_DB` whose error is explained
+OFF_LEVELS = 2  # rounding alone puts an integer kernel one level beside float arithmetic
+
+
+@dataclass(frozen=True)
+class Weight:
+    """The weights of a layer in the file: all, and by output channel."""
+
+    rounded: RoundedWeight
+    spread: Spread
+    channels: tuple[Spread, ...]
+
+    @classmethod
+    def of(cls, name: str, node: str, values: Array, rounded: Array, dtype: str) -> "Weight":
+        """Measure weights [channels, ...] of FP32 and of the file."""
+        scales = 1 if _has_one_step(rounded) else len(rounded)
+        channels = tuple(map(Spread.of, values, rounded))
+        weight = RoundedWeight(name, node, values, rounded, scales, dtype)
+        return cls(weight, Spread.of(values, rounded), channels)
+
+
+def _has_one_step(rounded: Array) -> bool:
+    """Return whether all values are multiples of the smallest difference of two."""
+    levels = np.unique(rounded.astype(np.float64))
+    gaps = np.diff(levels)
+    gaps = gaps[gaps > 1e-6 * np.abs(levels).max(initial=0)]  # others are of float's rounding
+    steps = levels / gaps.min(initial=np.inf)
+    return bool(np.abs(steps - np.rint(steps)).max() < 0.02)
+
+
+@dataclass
+class Compared:
+    """A tensor in FP32 and in the file.
+
+    Attributes:
+        name, operator: its name in FP32, and the operator that computes it; an input has none.
+        inner: the tensor in the file.
+        layer: name of its node; of a fused activation, the layer's name; empty for an input.
+        nodes: names of its node and of its readers: if all are in float, it is not rounded.
+        weight: of its layer; None if they are not known.
+        so_far: noise of the file's values against FP32's.
+        own: noise of the file's values against those that FP32 computes from the file's tensors
+            before it.
+        kernels: noise of the runtime's kernels against the file's definition, with all so far.
+        off: the number of values, of `count`, where both differ by more than `OFF_LEVELS` levels.
+        most_off: the largest difference in levels.
+        spread: FP32's values, with the noise of rounding them to the file's levels.
+        clipped: the part of that noise from values beyond the range; `beyond` counts such values.
+        parts: of a Concat or Add, by input: its values, rounded with this tensor's step.
+        channels: the ends of each channel [4, channels]: lowest and highest that FP32 computes from
+            the file's tensors before it, lowest and highest in the file; empty without channels.
+        explanation: of its own error; None where it was not looked for.
+    """
+
+    name: str
+    operator: str
+    inner: Inner
+    layer: str = ""
+    nodes: tuple[str, ...] = ()
+    weight: Weight | None = None
+    so_far: Noise = field(default_factory=Noise)
+    own: Noise = field(default_factory=Noise)
+    kernels: Noise = field(default_factory=Noise)
+    off: int = 0
+    most_off: float = 0.0
+    spread: Spread = field(default_factory=Spread)
+    clipped: float = 0.0
+    beyond: int = 0
+    count: int = 0
+    parts: dict[str, Spread] = field(default_factory=dict)
+    channels: Array = field(default_factory=lambda: np.empty((4, 0), np.float32))
+    explanation: Explanation | None = None
+
+    @property
+    def sqnr_db(self) -> float:
+        """SQNR of the file against FP32 in dB, with all errors so far."""
+        return self.so_far.sqnr_db
+
+    @property
+    def own_db(self) -> float:
+        """SQNR of this layer alone in dB."""
+        return self.own.sqnr_db
+
+    @property
+    def weights_db(self) -> float | None:
+        """SQNR of the layer's weights in dB; None if they are not known."""
+        return None if self.weight is None else self.weight.spread.sqnr_db
+
+    @property
+    def levels(self) -> Levels | None:
+        """The range and the step in the file; None if the file does not round the tensor."""
+        low = self.inner.low
+        high = self.inner.high
+        step = self.inner.step
+        if low is None or high is None or not step:
+            return None
+        return Levels(low, high, step)
+
+    @property
+    def limit(self) -> float:
+        """The largest magnitude in the file's range; 0 if the file does not round it."""
+        levels = self.levels
+        return 0.0 if levels is None else max(-levels.low, levels.high)
+
+    @property
+    def rounded(self) -> RoundedActivation | None:
+        """The tensor, to be rounded in the FP32 network; None if the file does not round it."""
+        levels = self.levels
+        if levels is None:
+            return None
+        ends = levels.step, levels.low, levels.high
+        return RoundedActivation(self.name, self.inner.name, self.layer, self.nodes, *ends)
+
+    @property
+    def beyond_share(self) -> float:
+        """The fraction of FP32's values beyond the range."""
+        return self.beyond / max(self.count, 1)
+
+    @property
+    def off_share(self) -> float:
+        """The fraction of the values that `off` counts."""
+        return self.off / max(self.count, 1)
+
+    def describe(self) -> str:
+        """Return the operator and the name."""
+        return f"{self.operator} {self.name}" if self.operator else f"input {self.name}"
+
+    def add(self, fp32: Array, file: Array, alone: Array) -> None:
+        """Add the values of a sample; `alone`: what FP32 computes from the file's tensors."""
+        self.so_far.add(fp32, file)
+        self.own.add(alone, file)
+        self.count += fp32.size
+        levels = self.levels
+        rounded = fp32 if levels is None else levels.round(fp32)
+        self.spread.add(fp32, rounded)
+        if levels is not None:
+            half = levels.step / 2
+            outside = (fp32 < levels.low - half) | (fp32 > levels.high + half)
+            self.beyond += int(np.count_nonzero(outside))
+            self.clipped += float(np.square((rounded - fp32)[outside], dtype=np.float64).sum())
+        self._add_channels(alone, file)
+
+    def _add_channels(self, alone: Array, file: Array) -> None:
+        if alone.ndim < 2 or not alone.size:
+            return
+        axis = 1 if alone.ndim == 4 or "Conv" in self.operator else -1
+        others = tuple(other for other in range(alone.ndim) if other != axis % alone.ndim)
+        ends = np.stack([alone.min(others), alone.max(others), file.min(others), file.max(others)])
+        if self.count == alone.size:  # the first sample
+            self.channels = ends
+        elif self.channels.shape == ends.shape:
+            self.channels[::2] = np.minimum(self.channels[::2], ends[::2])
+            self.channels[1::2] = np.maximum(self.channels[1::2], ends[1::2])
+        else:  # texts of other lengths: the axis holds their tokens
+            self.channels = ends[:, :0]
+
+    def add_kernel(self, defined: Array, kernel: Array) -> None:
+        """Add the values of a sample: as the file defines them, and as the kernels compute them."""
+        self.kernels.add(defined, kernel)
+        if levels := self.levels:
+            differences = np.abs(kernel - defined) / levels.step
+            self.off += int(np.count_nonzero(differences > OFF_LEVELS + 0.5))
+            self.most_off = max(self.most_off, float(differences.max(initial=0)))
+
+    def add_part(self, name: str, fp32: Array) -> None:
+        """Add the values of one input of the Concat or Add that makes this tensor."""
+        if levels := self.levels:
+            rounded = np.rint(fp32 / levels.step) * np.float32(levels.step)
+            self.parts.setdefault(name, Spread()).add(fp32, rounded)
+
+
+@dataclass(frozen=True)
+class TensorComparison:
+    """The matched tensors, in the order of execution.
+
+    Attributes:
+        network: of FP32.
+        times: the time of each node of the network in ms, of those that the file keeps; empty: it
+            was not measured.
+        operators: the operator of each float tensor that FP32 computes.
+    """
+
+    network: onnx.ModelProto
+    tensors: tuple[Compared, ...]
+    costliest: Compared
+    operators: Mapping[str, str]
+    samples: int
+    times: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def unmatched(self) -> int:
+        """The number of FP32's tensors without a match in the file."""
+        return len(self.operators) - sum(bool(tensor.operator) for tensor in self.tensors)
+
+    @property
+    def first_lost(self) -> Compared | None:
+        """The first tensor below `LOST_DB`; None if there is none."""
+        return next((tensor for tensor in self.tensors if tensor.sqnr_db < LOST_DB), None)
+
+    @property
+    def weights(self) -> list[Weight]:
+        """The weights of the layers, as far as they are known."""
+        return [tensor.weight for tensor in self.tensors if tensor.weight is not None]
+
+    def describe(self) -> str:
+        """Return the layer that costs most in one sentence."""
+        worst = self.costliest
+        measured = f"{worst.own_db:.1f} dB alone, {worst.sqnr_db:.1f} dB with what came before"
+        if worst.own_db >= SOUND_DB:
+            return f"no layer is faulty; {worst.describe()} costs most: {measured}"
+        lost = self.first_lost
+        where = "" if lost in (None, worst) else f"; {lost.name} is the first below {LOST_DB:g} dB"
+        words = f"; {worst.explanation.words}" if worst.explanation else ""
+        return f"{worst.describe()} costs most: {measured}{words}{where}"
+
+
+def compare(
+    fp32: onnx.ModelProto,
+    inner: Sequence[Inner],
+    run: Run,
+    split: Split,
+    threads: int,
+    run_kernels: Run | None = None,
+) -> TensorComparison | None:
+    """Compare a file's tensors with FP32's; None if no tensor is matched.
+
+    Args:
+        inner: the tensors that `run` returns.
+        run: from network inputs of one sample to the file's tensors, as the file defines them.
+        split: samples that both run.
+        run_kernels: the same as the runtime's kernels compute them; None: not known.
+    """
+    exact = _Fp32(fp32, threads)
+    split = split.spaced(SAMPLES)
+    first = split.take(np.arange(min(MATCHED, len(split))))
+    matched = _match(exact, inner, run, list(first.batches(1)))
+    if not matched:
+        return None
+    pairs = [
+        _Pair(exact.describe(name, inner[index]), index, axes) for name, index, axes in matched
+    ]
+    exact.keep([pair.compared.name for pair in pairs])
+    joins = exact.find_joins()
+    for batch in track(split.batches(1, padded=False), "Comparing tensors"):
+        beside = _run_beside(exact, run, pairs, batch)
+        kernels = None if run_kernels is None else run_kernels(batch)
+        for pair, arrays in zip(pairs, beside, strict=True):
+            pair.compared.add(*arrays)
+            if kernels is not None:
+                kernel = alignment.arrange(kernels[pair.index], pair.axes, arrays[0].shape)
+                pair.compared.add_kernel(arrays[1], kernel)
+        for number, parts in joins.items():
+            for part in parts:
+                pairs[number].compared.add_part(pairs[part].compared.name, beside[part][0])
+    worst = _find_costliest(pairs)
+    _explain(exact, run, pairs, worst, list(first.batches(1)))
+    compared = tuple(pair.compared for pair in pairs)
+    return TensorComparison(fp32, compared, compared[worst], exact.operators, len(split))
+
+
+def _explain(
+    exact: "_Fp32",
+    run: Run,
+    pairs: Sequence["_Pair"],
+    worst: int,
+    batches: Sequence[NDArray[Any]],
+) -> None:
+    """Explain the error of the costliest layer, and of a few others below `SOUND_DB`."""
+    order = sorted(range(len(pairs)), key=lambda number: pairs[number].compared.own_db)
+    faulty = [number for number in order if pairs[number].compared.own_db < SOUND_DB]
+    runs = [_run_beside(exact, run, pairs, batch) for batch in batches]
+    for number in dict.fromkeys([worst, *faulty[: EXPLAINED - 1]]):
+        compared = pairs[number].compared
+        weight = compared.weight
+        shape = runs[0][number][2].shape
+        alike = [one[number] for one in runs if one[number][2].shape == shape]  # of one length
+        compared.explanation = explain(
+            exact=np.concatenate([alone for _, _, alone in alike]),
+            actual=np.concatenate([file for _, file, _ in alike]),
+            levels=compared.levels,
+            weights=(weight.rounded.values, weight.rounded.rounded) if weight else None,
+        )
+
+
+def compare_file(
+    network: Fp32Model, admitted: Admitted, inputs: Match, split: Split, threads: int
+) -> TensorComparison | None:
+    """Compare the tensors of an admitted file with those of the FP32 network; see `compare`.
+
+    Args:
+        inputs: matches the file's inputs to the network's, see `matching`.
+
+    Raises:
+        UnsupportedError: the format does not give its inner tensors.
+    """
+    tensors = admitted.open_tensors(threads)
+    run = MatchedNetwork(tensors.run, admitted.contents, inputs, {})
+    kernels = None if tensors.run_kernels is None else replace(run, run=tensors.run_kernels)
+    return compare(onnx.load(network.onnx_path), tensors.inner, run, split, threads, kernels)
+
+
+def _run_beside(
+    exact: "_Fp32", run: Run, pairs: Sequence["_Pair"], batch: NDArray[Any]
+) -> list[tuple[Array, Array, Array]]:
+    """Return each tensor of a sample: in FP32, in the file, and of the layer alone."""
+    wanted = exact.run(batch)
+    values = run(batch)
+    file = [
+        alignment.arrange(values[pair.index], pair.axes, array.shape)
+        for pair, array in zip(pairs, wanted, strict=True)
+    ]
+    return list(zip(wanted, file, exact.run_alone(batch, file), strict=True))
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A matched tensor: its measurements, its index in the file, and its axes there."""
+
+    compared: Compared
+    index: int
+    axes: tuple[int, ...]
+
+
+def _find_costliest(pairs: Sequence[_Pair]) -> int:
+    """Return the index of the layer with the lowest SQNR alone, up to the first lost tensor.
+
+    Behind that tensor, values are so far from FP32's that a match by values may be wrong.
+    """
+    lost = [number for number, pair in enumerate(pairs) if pair.compared.sqnr_db < LOST_DB]
+    candidates = range(lost[0] + 1) if lost else range(len(pairs))
+    return min(candidates, key=lambda number: pairs[number].compared.own_db)
+
+
+def _match(
+    exact: "_Fp32", inner: Sequence[Inner], run: Run, batches: Sequence[NDArray[Any]]
+) -> list[tuple[str, int, tuple[int, ...]]]:
+    """Return the names of FP32's matched tensors, their index in the file, and their axes there."""
+    theirs = [run(batch) for batch in batches]
+    ours = [exact.run(batch) for batch in batches]
+    fp32 = list(map(Fingerprint.of, exact.names, zip(*ours, strict=True)))
+    file = list(map(Fingerprint.of, [tensor.name for tensor in inner], zip(*theirs, strict=True)))
+    of_fp32 = ours[0]
+    of_file = theirs[0]
+
+    def measure(row: int, column: int) -> float:
+        return alignment.find_nearness(of_fp32[row], of_file[column])
+
+    matched = []
+    pairs = alignment.match(fp32, file, measure)
+    rows = {row for row, _ in pairs}
+    for row, column in pairs:
+        row = exact.behind_activation(row, rows, inner[column])
+        axes = alignment.find_axes(of_fp32[row], of_file[column])
+        if axes is not None:
+            matched.append((exact.names[row], column, axes))
+    return matched
+
+
+class _Fp32:
+    """The FP32 network: its tensors, and each layer alone.
+
+    Attributes:
+        names: the tensors that `run` returns, the inputs first.
+        operators: the operator of each tensor that a node computes.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, threads: int) -> None:
+        self._proto = proto
+        self._threads = threads
+        self._links = Links(proto.graph)
+        self._layers = {node.name: name for name, node in weight_layers(proto.graph).items()}
+        self._inputs = [value.name for value in proto.graph.input]
+        made = self._links.producers
+        session = self._open(expose(proto, [*made]))
+        floats = [value.name for value in session.get_outputs() if value.type == "tensor(float)"]
+        inputs = [value.name for value in session.get_inputs() if value.type == "tensor(float)"]
+        self.operators = {name: made[name].op_type for name in floats}
+        self.names = [*inputs, *floats]
+        self._index = {name: index for index, name in enumerate(self.names)}
+        self._made = floats
+        self._session = session
+        self._alone = session  # until `keep` cuts the graph
+
+    def behind_activation(self, row: int, taken: Collection[int], inner: Inner) -> int:
+        """Return the index of a tensor, or of its activation if the file's values end at 0.
+
+        A quantizer leaves out a ReLU whose zeros its range makes, and keeps the layer's name.
+
+        Args:
+            taken: indices of the tensors that have a match.
+        """
+        reader = self._links.only_reader(self.names[row])
+        if inner.low is None or inner.low < 0 or reader is None or reader.op_type not in FUSED:
+            return row
+        index = self._index.get(reader.output[0], row)
+        return row if index in taken else index
+
+    def describe(self, name: str, inner: Inner) -> Compared:
+        """Return a tensor with its nodes and the weights of its layer, without measurements."""
+        producer = self._links.producers.get(name)
+        layer = self._layer_of(name)
+        readers = self._links.readers(name)
+        around = [*filter(None, (producer, layer)), *readers]
+        return Compared(
+            name=name,
+            operator=self.operators.get(name, ""),
+            inner=inner,
+            layer=layer.name if layer is not None else "",
+            nodes=tuple(dict.fromkeys(node.name for node in around)),
+            weight=self._weight_of(layer, inner),
+        )
+
+    def _weight_of(self, node: onnx.NodeProto | None, inner: Inner) -> Weight | None:
+        """Return the weights of a layer; None if it has none, or the file does not give them."""
+        if node is None or node.name not in self._layers or inner.weights is None:
+            return None
+        values = read_weights(self._links, node)
+        axes = alignment.find_axes(values, inner.weights)
+        if axes is None:
+            return None
+        rounded = alignment.arrange(inner.weights, axes, values.shape)
+        name = self._layers[node.name]
+        dtype = inner.weight_dtype
+        return Weight.of(name, node.name, values, rounded, dtype)
+
+    def _layer_of(self, name: str) -> onnx.NodeProto | None:
+        """Return the node that computes a tensor, also through a fused activation."""
+        node = self._links.producers.get(name)
+        if node is not None and node.op_type in FUSED:
+            return self._links.producers.get(node.input[0], node)
+        return node
+
+    def find_joins(self) -> dict[int, list[int]]:
+        """Return the outputs of Concat and Add with their inputs, as indices into `names`."""
+        indices = {name: index for index, name in enumerate(self.names)}
+        joins = {}
+        for name, index in indices.items():
+            node = self._layer_of(name)
+            if node is not None and node.op_type in JOINING:
+                joins[index] = [
+                    indices[part] for part in dict.fromkeys(node.input) if part in indices
+                ]
+        return {index: parts for index, parts in joins.items() if len(parts) > 1}
+
+    def keep(self, names: Sequence[str]) -> None:
+        """Return only these tensors from now on, and open the layers between them."""
+        self.names = [*names]
+        self._made = [name for name in names if name not in self._inputs]
+        self._alone = self._open(cut_at(self._proto, self._made))
+
+    def run(self, batch: NDArray[Any]) -> list[Array]:
+        """Return the tensors for a sample."""
+        feeds: dict[str, Array] = feed(batch, self._inputs)
+        made = dict(zip(self._made, self._session.run(self._made, feeds), strict=True))
+        values = {**feeds, **made}
+        return [values[name] for name in self.names]
+
+    def run_alone(self, batch: NDArray[Any], values: Sequence[Array]) -> list[Array]:
+        """Return what each layer computes from other values of the tensors before it."""
+        feeds: dict[str, Array] = feed(batch, self._inputs)
+        given = {**feeds, **dict(zip(self.names, values, strict=True))}
+        taken = {value.name: given[value.name] for value in self._alone.get_inputs()}
+        made = dict(zip(self._made, self._alone.run(None, taken), strict=True))
+        alone = {**feeds, **made}
+        return [alone[name] for name in self.names]
+
+    def _open(self, proto: onnx.ModelProto) -> Any:
+        content = proto.SerializeToString()
+        return open_session(content, self._threads, optimized=False, arena=False)

@@ -1,0 +1,154 @@
+"""Explains the error of one layer: a cut range, a bias, a scale, an order of channels, or rounding.
+
+Each explanation is a simple change of the exact values. It holds if it leaves at most a tenth of
+the noise.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.exploration.search import step_table
+from resnet8ptq.exploration.tensors.spread import Levels, power, to_db
+
+Array = NDArray[np.float32]
+Matrix = NDArray[np.float64]  # [channels, rest]
+
+LEFT = 0.1  # of the noise: what an explanation may leave
+WEIGHTS_DB = 15.0  # weights of 4 bits have about 20 dB
+FEW = 10  # values of a channel: with fewer, nothing is explained
+NAMED = 5  # channels that an explanation lists
+OFF = 0.05  # from 1: a factor nearer than this is none
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The kind of a layer's fault, see `step_table`, and the measurement in words.
+
+    The kind is empty where the error is that of rounding.
+    """
+
+    kind: str
+    words: str
+
+
+def explain(
+    exact: Array,
+    actual: Array,
+    levels: Levels | None,
+    weights: tuple[Array, Array] | None = None,
+) -> Explanation:
+    """Return the explanation of a layer's error.
+
+    Args:
+        exact, actual: the layer's output [samples, channels, ...] in FP32 and in the file, both for
+            the file's inputs.
+        levels: of this tensor in the file; None if they are not known.
+        weights: the layer's weights [channels, ...] in FP32 and in the file; None: not known.
+    """
+    if not power(actual - exact):
+        return Explanation("", "equal")
+    weights_db = np.inf
+    if weights is not None:
+        ours, theirs = (array.reshape(len(array), -1).astype(np.float64) for array in weights)
+        weights_db = to_db(power(ours), power(theirs - ours))
+        if weights_db < WEIGHTS_DB:
+            found = _find_factor(ours, theirs) or _find_order(ours, theirs)
+            kind = found.kind if found else step_table.WRONG_WEIGHTS
+            words = f": {found.words}" if found else ""
+            return Explanation(kind, f"its weights are wrong (SQNR {weights_db:.1f} dB){words}")
+    if levels is not None and (rounding := _find_rounding(exact, actual, levels)):
+        return rounding
+    for axis in dict.fromkeys((1, exact.ndim - 1)):  # channels: of a convolution, of a product
+        expected = _channels_first(exact, axis)
+        got = _channels_first(actual, axis)
+        for find in (_find_factor, _find_shift, _find_order):
+            if explanation := find(expected, got):
+                return explanation
+    if weights is not None:
+        words = (
+            f"its weights are right (SQNR {weights_db:.1f} dB), and no single change explains it"
+        )
+    else:
+        words = "its weights, or its operator: no single scale, bias or range explains it"
+    return Explanation(step_table.UNEXPLAINED, words)
+
+
+def _find_rounding(exact: Array, actual: Array, levels: Levels) -> Explanation | None:
+    """Return an explanation if the levels, by ends or step, explain most of the error."""
+    rounded = levels.round(exact)
+    if power(actual - rounded) >= power(actual - exact) / 2:
+        return None
+    cut = power(np.clip(exact, levels.low, levels.high) - exact)
+    if cut > power(rounded - exact) / 2:
+        words = f"its range in the file, {levels}, cuts values of {exact.min():.4g} to "
+        return Explanation(step_table.CLIPPED, f"{words}{exact.max():.4g}")
+    return Explanation("", f"rounding to its levels, {levels.step:.3g} apart")
+
+
+def _channels_first(values: Array, axis: int) -> Matrix:
+    """Return values as a matrix [channels, rest]; of a vector or less, one channel."""
+    if values.ndim < 2:
+        return values.reshape(1, -1).astype(np.float64)
+    return np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1).astype(np.float64)
+
+
+def _find_factor(exact: Matrix, actual: Matrix) -> Explanation | None:
+    """Return an explanation if the values are a multiple of FP32's, or those of a channel are."""
+    noise = np.square(actual - exact).sum()
+    whole = (exact * actual).sum() / max(np.square(exact).sum(), np.finfo(float).tiny)
+    if abs(whole - 1) > OFF and np.square(actual - whole * exact).sum() < LEFT * noise:
+        words = f"its values are {whole:.3g} times those of FP32: a scale"
+        return Explanation(step_table.WRONG_SCALE, words)
+    squares = np.maximum(np.square(exact).sum(axis=1), np.finfo(float).tiny)
+    factors = (exact * actual).sum(axis=1) / squares
+    left = np.square(actual - factors[:, np.newaxis] * exact).sum()
+    if exact.shape[1] < FEW or left >= LEFT * noise:
+        return None
+    wrong = _worst_channels(exact, actual)
+    listed = ", ".join(f"{channel} ({factors[channel]:.3g} times)" for channel in wrong)
+    return Explanation(step_table.WRONG_SCALE, f"a scale of its channels is wrong: {listed}")
+
+
+def _find_shift(exact: Matrix, actual: Matrix) -> Explanation | None:
+    """Return an explanation if the values differ by one constant in each channel.
+
+    A ReLU behind the layer hides the constant where both are zero.
+    """
+    seen = (exact != 0) & (actual != 0)
+    counts = np.maximum(seen.sum(axis=1), 1)
+    shifts = np.where(seen, actual - exact, 0).sum(axis=1) / counts
+    rest = np.where(seen, actual - exact - shifts[:, np.newaxis], 0)
+    noise = np.where(seen, actual - exact, 0)
+    if seen.sum() < FEW * len(exact) or np.square(rest).sum() >= LEFT * np.square(noise).sum():
+        return None
+    wrong = _worst_channels(exact, actual)
+    listed = ", ".join(f"{channel} ({shifts[channel]:+.3g})" for channel in wrong)
+    words = f"its channels differ by a constant, as of a wrong bias: {listed}"
+    return Explanation(step_table.WRONG_BIAS, words)
+
+
+def _find_order(exact: Matrix, actual: Matrix) -> Explanation | None:
+    """Return an explanation if the channels are those of FP32 in another order."""
+    channels = len(exact)
+    if not 2 <= channels <= 4096 or exact.shape[1] < FEW:
+        return None
+    with np.errstate(invalid="ignore", divide="ignore"):
+        alike = np.nan_to_num(np.corrcoef(exact, actual)[:channels, channels:])
+    order = alike.argmax(axis=1)  # the file's channel for each of FP32's
+    if len({*order.tolist()}) < channels or (order == np.arange(channels)).all():
+        return None
+    noise = np.square(actual - exact).sum()
+    if np.square(actual[order] - exact).sum() >= LEFT * noise:
+        return None
+    words = f"its channels are in another order: {order[:NAMED].tolist()} ..."
+    return Explanation(step_table.CHANNEL_ORDER, words)
+
+
+def _worst_channels(exact: Matrix, actual: Matrix) -> list[int]:
+    """Return the channels with nearly all of the noise, at most `NAMED`, the worst first."""
+    noise = np.square(actual - exact).sum(axis=1)
+    order = np.argsort(-noise, kind="stable")
+    count = int(np.searchsorted(np.cumsum(noise[order]), (1 - LEFT) * noise.sum())) + 1
+    return [int(channel) for channel in order[: min(count, NAMED)]]

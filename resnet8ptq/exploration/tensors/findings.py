@@ -1,0 +1,318 @@
+"""The faults of a quantized file: one function finds each in the comparison of its tensors.
+
+They hold for a file of anybody. `step_table.answer` has the settings that answer a fault of our own
+files.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.core import machine
+from resnet8ptq.exploration.search import step_table
+from resnet8ptq.exploration.search.changes import Change
+from resnet8ptq.exploration.tensors.comparing import SOUND_DB, Compared, TensorComparison
+from resnet8ptq.tasks.distortion import KERNELS_DB
+
+LOW_DB = 20.0  # the noise has a hundredth of the signal's power; 8 bits usually have 30 dB or more
+UNLIKE = 64  # ranges that differ by 100 times, measured in octaves on both sides
+OUTLIER = 8  # the largest value against the octave below which 99% of the values lie
+FEW_CHANNELS = 0.05  # of the channels: more are no outliers
+JOINED_UNLIKE = 16
+UNUSED = 4  # times the largest value: a range that is larger is mostly unused
+NAMED = 5  # channels that a finding lists
+LOST_LEVELS = 4  # a channel over so many levels is visible in the file
+LOST_PART = 0.02  # of the tensor's largest value, where its levels are not known
+WRONG_DB = 10.0  # of weights: their noise has a tenth of their power
+MOST = 0.7  # of the layers
+OFF_SHARE = 1e-4  # of the values of a tensor
+FIXED = {"Softmax": 1 / 256, "Sigmoid": 1 / 256, "Tanh": 1 / 128}  # TFLite's steps
+NEAR = 0.02
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A fault and the changes against it.
+
+    Attributes:
+        tensors: the affected tensors, the worst first.
+        meaning: the measurement and its meaning.
+        nodes: nodes that avoid the fault if they stay in float.
+        changes: changes of settings, each of which may fix the fault.
+        certain: whether it is a fault even if no change helps.
+    """
+
+    name: str
+    tensors: tuple[str, ...]
+    meaning: str
+    nodes: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    certain: bool = False
+
+    def say(self) -> str:
+        """Return the finding in one sentence."""
+        where = self.tensors[0] if self.tensors else "the network"
+        more = f" and {len(self.tensors) - 1} more" if len(self.tensors) > 1 else ""
+        return f"{self.name} in {where}{more}: {self.meaning}"
+
+    def to_entry(self) -> dict[str, object]:
+        """Return the finding for programs."""
+        return {
+            "name": self.name,
+            "tensor": self.tensors[0] if self.tensors else "",
+            "meaning": self.meaning,
+            "changes": [change.settings for change in self.changes],
+        }
+
+
+def find_inexact_kernels(compared: TensorComparison) -> list[Finding]:
+    """Report kernels that return other values than the file defines.
+
+    On x86 CPUs without VNNI, ONNX Runtime adds two products of uint8 and int8 into 16 bits, where
+    255 * 127 * 2 does not fit (Intel, Intrinsics Guide, _mm256_maddubs_epi16).
+    """
+    off = [tensor for tensor in compared.tensors if tensor.off_share > OFF_SHARE]
+    if not any(t.kernels.sqnr_db < min(KERNELS_DB, t.sqnr_db) for t in off):
+        return []
+    signed = any(weight.rounded.dtype == "int8" for weight in compared.weights)
+    saturates = signed and not machine.sums_exactly()
+    cause = "; this CPU lacks VNNI, and adds products of int8 weights in 16 bits"
+    return _report(
+        step_table.SATURATED if saturates else step_table.INEXACT_KERNEL,
+        off,
+        lambda first: (
+            f"{first.off_share:.2%} of its values differ from float arithmetic on the same "
+            f"integers, by up to {first.most_off:.0f} levels, where rounding makes 1"
+            f"{cause if saturates else ''}"
+        ),
+    )
+
+
+def find_clipped(compared: TensorComparison) -> list[Finding]:
+    """Report ranges that are far narrower than FP32's values."""
+    low = [tensor for tensor in _by_rounding(compared) if tensor.spread.sqnr_db < LOW_DB]
+    return _report(
+        step_table.CLIPPED,
+        [tensor for tensor in low if tensor.clipped > tensor.spread.noise.sum() / 2],
+        lambda worst: (
+            f"its values lie within {_ends(worst)}, {worst.beyond_share:.2%} of them beyond the "
+            f"range in the file, {worst.levels}, which leaves {worst.spread.sqnr_db:.1f} dB"
+        ),
+    )
+
+
+def find_explained(compared: TensorComparison) -> list[Finding]:
+    """Report the layers whose own error has a single cause, or none that is known."""
+    kinds: dict[str, list[Compared]] = {}
+    words: dict[str, str] = {}
+    for tensor in sorted(compared.tensors, key=lambda tensor: tensor.own_db):
+        explanation = tensor.explanation
+        if explanation and explanation.kind and tensor.own_db < SOUND_DB:
+            kinds.setdefault(explanation.kind, []).append(tensor)
+            words[tensor.name] = f"{tensor.own_db:.1f} dB alone; {explanation.words}"
+    wrong = [weight for weight in compared.weights if weight.spread.sqnr_db < WRONG_DB]
+    more = ""
+    if len(wrong) > max(2, MOST * len(compared.weights)):
+        more = f"; {len(wrong)} layers have other weights: the file may be of another training"
+    reports = [_report(kind, kinds[kind], lambda worst: words[worst.name] + more) for kind in kinds]
+    return [finding for report in reports for finding in report]
+
+
+def find_unlike_channels(compared: TensorComparison) -> list[Finding]:
+    """Report weights with one scale for channels whose ranges differ 100 times."""
+    hit = []
+    for weight in compared.weights:
+        reaches = [channel.reach for channel in weight.channels if channel.reach]
+        ratio = max(reaches, default=0.0) / min(reaches, default=1.0)
+        lost = sum(channel.sqnr_db < LOW_DB for channel in weight.channels)
+        if weight.rounded.scales == 1 and ratio >= UNLIKE and lost:
+            hit.append((lost / len(weight.channels), lost, ratio, weight))
+    if not hit:
+        return []
+    hit.sort(key=lambda row: -row[0])
+    _, lost, ratio, worst = hit[0]
+    meaning = (
+        f"one scale serves channels whose weights differ by up to about {ratio:.0f} times: {lost} "
+        f"of {len(worst.channels)} channels keep less than {LOW_DB:.0f} dB"
+    )
+    names = tuple(weight.rounded.name for *_, weight in hit)
+    return [Finding(step_table.UNLIKE_CHANNELS, names, meaning)]
+
+
+def find_outlier_weight(compared: TensorComparison) -> list[Finding]:
+    """Report weights with values much larger than nearly all others of their channel."""
+    hit = []
+    for weight in sorted(compared.weights, key=lambda weight: weight.spread.bulk_db):
+        is_peaked = weight.spread.peaks >= OUTLIER and weight.spread.bulk_db < LOW_DB
+        largest = max(weight.channels, key=lambda channel: channel.peak)
+        if is_peaked and (largest.peaks >= OUTLIER or not largest.reach):
+            hit.append(weight)
+    if not hit:
+        return []
+    worst = hit[0]
+    meaning = (
+        f"its largest is {worst.spread.peak:.4g}, where 99% lie below {worst.spread.reach:.4g}: "
+        f"these keep {worst.spread.bulk_db:.1f} dB"
+    )
+    names = tuple(weight.rounded.name for weight in hit)
+    return [Finding(step_table.OUTLIER_WEIGHT, names, meaning, (worst.rounded.node,))]
+
+
+def find_outlier_activations(compared: TensorComparison) -> list[Finding]:
+    """Report ranges that are much larger than nearly all values: by a few channels, or in any."""
+    by_db = sorted(compared.tensors, key=lambda tensor: tensor.spread.bulk_db)
+    low = [tensor for tensor in by_db if tensor.spread.bulk_db < LOW_DB]
+    used = [tensor for tensor in low if tensor.limit < UNUSED * tensor.spread.peak]
+    hit = [tensor for tensor in used if tensor.limit >= OUTLIER * tensor.spread.reach > 0]
+
+    def say(worst: Compared) -> str:
+        few = ", ".join(map(str, _outlier_channels(worst)[:NAMED]))
+        return (
+            f"its range is {worst.levels}{few and f' because of channel {few}'}, where 99% of the "
+            f"values lie within {worst.spread.reach:.4g} of zero: these keep "
+            f"{worst.spread.bulk_db:.1f} dB"
+        )
+
+    others = [tensor for tensor in hit if not _outlier_channels(tensor)]
+    channels = [tensor for tensor in hit if _outlier_channels(tensor)]
+    return [
+        *_report(step_table.OUTLIER_CHANNEL, channels, say),
+        *_report(step_table.OUTLIER_ACTIVATION, others, say),
+    ]
+
+
+def _outlier_channels(tensor: Compared) -> list[int]:
+    """Return the few channels that reach far beyond all others, the largest first."""
+    peaks = np.abs(tensor.channels[:2]).max(axis=0)
+    most = int(FEW_CHANNELS * len(peaks))
+    if not most:
+        return []
+    order = np.argsort(-peaks)
+    is_far = peaks[order[:most]] >= OUTLIER / 2 * peaks[order[most]]
+    far: list[int] = order[:most][is_far].tolist()
+    return far
+
+
+def find_unlike_inputs(compared: TensorComparison) -> list[Finding]:
+    """Report each Concat or Add with one scale for inputs of very different ranges."""
+    hit = []
+    for tensor in compared.tensors:
+        largest = max((part.reach for part in tensor.parts.values()), default=0.0)
+        for name, part in tensor.parts.items():
+            if part.sqnr_db < LOW_DB and largest >= JOINED_UNLIKE * part.reach:
+                hit.append((part.sqnr_db, name, largest, part.reach, tensor))
+    hit.sort(key=lambda row: row[0])
+    return _report(
+        step_table.UNLIKE_INPUTS,
+        list({tensor.name: tensor for *_, tensor in hit}.values()),
+        lambda worst: (
+            f"one scale serves {hit[0][1]}, whose values lie within {hit[0][3]:.4g} of zero, and "
+            f"another input that reaches {hit[0][2]:.4g}: the smaller keeps {hit[0][0]:.1f} dB"
+        ),
+    )
+
+
+def find_unused_range(compared: TensorComparison) -> list[Finding]:
+    """Report ranges of which the values use a small part: fixed by the format, or of an input."""
+    wide = [
+        tensor
+        for tensor in _by_rounding(compared)
+        if tensor.limit >= UNUSED * tensor.spread.peak > 0
+        and (tensor.spread.sqnr_db < LOW_DB or tensor is compared.costliest)
+    ]
+
+    def say(worst: Compared) -> str:
+        return (
+            f"the range of this {worst.operator} is {worst.levels}"
+            f"{', by the format' if _has_fixed_step(worst) else ''}, its values lie within "
+            f"{_ends(worst)}, which leaves {worst.spread.sqnr_db:.1f} dB"
+        )
+
+    fixed = _report(step_table.FIXED_SCALE, [t for t in wide if _has_fixed_step(t)], say)
+    others = _report(step_table.UNUSED_RANGE, [t for t in wide if not _has_fixed_step(t)], say)
+    return fixed + others
+
+
+def _has_fixed_step(tensor: Compared) -> bool:
+    levels = tensor.levels
+    step = FIXED.get(tensor.operator)
+    return levels is not None and step is not None and abs(levels.step / step - 1) < NEAR
+
+
+def find_dead_channel(compared: TensorComparison) -> list[Finding]:
+    """Report channels that are constant in the file, and not if FP32 computes the layer."""
+    dead = [tensor for tensor in compared.tensors if _find_dead(tensor).any()]
+
+    def say(first: Compared) -> str:
+        constant = _find_dead(first)
+        low, high = first.channels[:2, constant][:, 0]
+        return (
+            f"{constant.sum()} of {len(constant)} channels are constant in the file; channel "
+            f"{constant.argmax()} reaches {low:.4g} to {high:.4g} in float"
+        )
+
+    return _report(step_table.DEAD_CHANNEL, dead, say)
+
+
+def _find_dead(tensor: Compared) -> NDArray[np.bool_]:
+    """Return a mask of the channels that are constant in the file alone; none, if all are."""
+    low, high, file_low, file_high = tensor.channels
+    levels = tensor.levels
+    seen = LOST_LEVELS * levels.step if levels else LOST_PART * tensor.spread.peak
+    dead = (file_high == file_low) & (high - low > seen)
+    if levels:  # at the end of the range it is clipped, see `find_clipped`
+        dead &= file_high < levels.high - levels.step / 2
+        dead &= (file_low > levels.low + levels.step / 2) | (levels.low >= 0)
+    return dead & (not dead.all()) & bool(tensor.operator)
+
+
+FINDERS: Sequence[Callable[[TensorComparison], list[Finding]]] = (
+    find_inexact_kernels,
+    find_clipped,
+    find_explained,
+    find_unlike_channels,
+    find_outlier_weight,
+    find_outlier_activations,
+    find_unlike_inputs,
+    find_unused_range,
+    find_dead_channel,
+)
+
+
+def find(compared: TensorComparison) -> list[Finding]:
+    """Return all findings, each kind once; an error is unexplained only if none explains it."""
+    findings: dict[str, Finding] = {}
+    for finder in FINDERS:
+        for finding in finder(compared):
+            findings.setdefault(finding.name, finding)
+    unexplained = findings.pop(step_table.UNEXPLAINED, None)
+    named = {name for finding in findings.values() for name in finding.tensors}
+    named |= {t.name for t in compared.tensors if t.weight and t.weight.rounded.name in named}
+    if unexplained is None or unexplained.tensors[0] in named:
+        return [*findings.values()]
+    return [*findings.values(), unexplained]
+
+
+def _report(
+    name: str, tensors: Sequence[Compared], say: Callable[[Compared], str]
+) -> list[Finding]:
+    """Return the finding of some tensors, described by the first; empty without tensors."""
+    names = tuple(tensor.name for tensor in tensors)
+    return [Finding(name, names, say(tensors[0]), tensors[0].nodes)] if tensors else []
+
+
+def worst_layer(compared: TensorComparison) -> tuple[str, ...]:
+    """Return the node of the layer that loses most alone, if any."""
+    layers = [tensor for tensor in compared.tensors if tensor.layer]
+    worst = min(layers, key=lambda tensor: tensor.own_db, default=None)
+    return () if worst is None else (worst.layer,)
+
+
+def _by_rounding(compared: TensorComparison) -> list[Compared]:
+    return sorted(compared.tensors, key=lambda tensor: tensor.spread.sqnr_db)
+
+
+def _ends(tensor: Compared) -> str:
+    return f"{tensor.spread.low:.4g} to {tensor.spread.high:.4g}"

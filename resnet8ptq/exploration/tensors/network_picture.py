@@ -1,0 +1,281 @@
+"""`network.svg`: the layers as boxes along the graph, with dtypes, SQNR and faults.
+
+One file without scripts, in the colours of the reader's theme. Networks of more than `MOST` layers
+are drawn block by block: parts of the graph between tensors through which all later layers pass.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from resnet8ptq.backends.contract import Quantizer
+from resnet8ptq.core import templates
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.exploration.tensors.comparing import Compared, TensorComparison
+from resnet8ptq.exploration.tensors.findings import Finding
+from resnet8ptq.graph.layers import FUSED, MOVING, short_names
+from resnet8ptq.graph.links import Links
+from resnet8ptq.graph.pruning import inputs_of
+
+MOST = 60  # boxes
+TIMED = 20  # runs
+RANKS = 14  # boxes below each other in a column
+# of a box
+WIDTH = 190
+HEIGHT = 48
+GAP_X = 26
+GAP_Y = 22
+GUTTER = 46  # between two columns
+HEAD = 34  # above the boxes: the title
+# no colour, and the full colour
+GOOD_DB = 40.0
+BAD_DB = 5.0
+DARKEST = 0.75
+# characters of the lines in a box
+TITLE = 21
+LINE = 29
+_JOINS = (*FUSED, *MOVING, "Dropout")  # drawn with the layer before them
+
+
+@dataclass
+class Box:
+    """A layer, or a block of them, with its measurements.
+
+    Attributes:
+        nodes: the nodes of the graph, in order.
+        tensors: the matched tensors that they compute.
+        after: indices of the boxes that it reads.
+        faults: names of the findings in it.
+        share: of the time of the network; None: not measured.
+        x, y: of its upper left corner.
+    """
+
+    nodes: list[onnx.NodeProto]
+    tensors: list[Compared] = field(default_factory=list)
+    after: set[int] = field(default_factory=set)
+    faults: list[str] = field(default_factory=list)
+    share: float | None = None
+    name: str = ""
+    x: float = 0.0
+    y: float = 0.0
+
+    @property
+    def own_db(self) -> float | None:
+        """The lowest SQNR of its layers alone; None if no tensor is matched."""
+        return min((tensor.own_db for tensor in self.tensors), default=None)
+
+    @property
+    def opacity(self) -> float:
+        """The opacity of its colour: the lower the SQNR, the darker."""
+        if self.own_db is None:
+            return 0.0
+        part = (GOOD_DB - self.own_db) / (GOOD_DB - BAD_DB)
+        return round(DARKEST * min(max(part, 0.0), 1.0), 2)
+
+    @property
+    def title(self) -> str:
+        """Its name, shortened at the front."""
+        return self.name if len(self.name) <= TITLE else f"…{self.name[1 - TITLE :]}"
+
+    @property
+    def line(self) -> str:
+        """Its faults; without any its operators, the most frequent first."""
+        counts = Counter(node.op_type for node in self.nodes)
+        listed = [f"{n} {kind}" if n > 1 else kind for kind, n in counts.most_common()]
+        text = ", ".join(self.faults or listed)
+        return text if len(text) <= LINE else f"{text[: LINE - 1]}…"
+
+    @property
+    def numbers(self) -> str:
+        """Dtypes of weights and output, the SQNR alone, and the share of time."""
+        weights = [t.inner.weight_dtype for t in self.tensors if t.inner.weight_dtype]
+        outputs = [t.inner.dtype or "float32" for t in self.tensors]
+        dtypes = [" ".join(dict.fromkeys(kinds)) for kinds in (weights, outputs) if kinds]
+        measured = "" if self.own_db is None else f"{_show(self.own_db)} dB"
+        share = "" if self.share is None else f"{self.share:.0%} time"
+        return " · ".join(filter(None, ("/".join(dtypes) or "not matched", measured, share)))
+
+    @property
+    def details(self) -> str:
+        """All its tensors and faults, to be shown on hovering."""
+        lines = [f"{self.name}: {', '.join(dict.fromkeys(node.op_type for node in self.nodes))}"]
+        lines += [f"fault: {fault}" for fault in self.faults]
+        for tensor in self.tensors:
+            own = _show(tensor.own_db)
+            so_far = _show(tensor.sqnr_db)
+            weights = "" if tensor.weights_db is None else f", weights {_show(tensor.weights_db)}"
+            lines.append(f"{tensor.name}: {own} dB alone, {so_far} so far{weights}")
+        return "\n".join(lines)
+
+
+def _show(ratio: float) -> str:
+    return f"{ratio:.1f}" if math.isfinite(ratio) else "∞" if ratio > 0 else "-∞"
+
+
+def draw(
+    compared: TensorComparison,
+    found: Sequence[Finding],
+    title: str,
+) -> str:
+    """Return the picture of a network as SVG."""
+    boxes = find_boxes(compared.network, compared.operators)
+    if len(boxes) > MOST:
+        boxes = _join_blocks(boxes)
+    _measure(boxes, compared, found)
+    width, height = _arrange(boxes)
+    lines = [_line(boxes[source], box) for box in boxes for source in sorted(box.after)]
+    template = templates.load("resnet8ptq.exploration.tensors", "network.svg.j2")
+    sizes = {"width": width, "height": height, "box_width": WIDTH, "box_height": HEIGHT}
+    return template.render(
+        title=title, boxes=boxes, lines=lines, timed=bool(compared.times), **sizes
+    )
+
+
+def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box]:
+    """Return the layers in the order of execution, each with the boxes that it reads.
+
+    Nodes that compute no float tensor are left out; activations and moves are part of the layer
+    before them.
+    """
+    boxes: list[Box] = []
+    made: dict[str, set[int]] = {}  # by tensor: the boxes that it depends on directly
+    links = Links(proto.graph)
+    for node in proto.graph.node:
+        sources: set[int] = set().union(*(made.get(name, set()) for name in inputs_of(node)))
+        if not any(name in operators for name in node.output):
+            made |= dict.fromkeys(node.output, sources)
+            continue
+        before = next(iter(sources)) if len(sources) == 1 else None
+        alone = bool(node.input) and links.only_reader(node.input[0]) is not None
+        if before is not None and alone and node.op_type in _JOINS:
+            boxes[before].nodes.append(node)
+            made |= {name: {before} for name in node.output}
+        else:
+            boxes.append(Box([node], after=sources))
+            made |= {name: {len(boxes) - 1} for name in node.output}
+    for box, name in zip(boxes, short_names([box.nodes[0] for box in boxes]), strict=True):
+        box.name = name or box.nodes[0].output[0]
+    return boxes
+
+
+def _join_blocks(boxes: Sequence[Box]) -> list[Box]:
+    """Return at most `MOST` blocks: runs of boxes, which end where all later ones pass."""
+    last = list(range(len(boxes)))  # by box: the last box that reads it
+    for index, box in enumerate(boxes):
+        for source in box.after:
+            last[source] = index
+    kept: list[list[int]] = []
+    for size in range(1, len(boxes) + 1):
+        kept = _split(last, size)
+        if len(kept) <= MOST:
+            break
+    block_of = {index: number for number, block in enumerate(kept) for index in block}
+    joined = []
+    for number, block in enumerate(kept):
+        nodes = [node for index in block for node in boxes[index].nodes]
+        after = {block_of[source] for index in block for source in boxes[index].after}
+        first = boxes[block[0]].name
+        end = boxes[block[-1]].name
+        name = first if len(block) == 1 else f"{first} … {end.rpartition('/')[2]}"
+        joined.append(Box(nodes, after=after - {number}, name=name))
+    return joined
+
+
+def _split(last: Sequence[int], size: int) -> list[list[int]]:
+    """Return runs of at least `size` boxes, up to twice that where no end is near."""
+    blocks: list[list[int]] = [[]]
+    open_until = 0  # the last box that reads one before
+    for index, end in enumerate(last):
+        blocks[-1].append(index)
+        is_passed = open_until <= index
+        open_until = max(open_until, end)
+        if len(blocks[-1]) >= (size if is_passed else 2 * size):
+            blocks.append([])
+    return [block for block in blocks if block]
+
+
+def _measure(
+    boxes: Sequence[Box],
+    compared: TensorComparison,
+    found: Sequence[Finding],
+) -> None:
+    """Add tensors, faults and times to the boxes."""
+    by_name = {tensor.name: tensor for tensor in compared.tensors}
+    times = compared.times
+    total = sum(times.values())
+    for box in boxes:
+        outputs = [name for node in box.nodes for name in node.output]
+        box.tensors = [by_name[name] for name in outputs if name in by_name]
+        weights = {t.weight.rounded.name for t in box.tensors if t.weight is not None}
+        named = {*outputs, *weights}
+        box.faults = [one.name for one in found if not named.isdisjoint(one.tensors)]
+        if total:
+            box.share = sum(times.get(node.name, 0.0) for node in box.nodes) / total
+
+
+def _arrange(boxes: Sequence[Box]) -> tuple[float, float]:
+    """Place the boxes below those that they read, in columns; return width and height."""
+    ranks: list[int] = []
+    for box in boxes:
+        ranks.append(max((ranks[source] + 1 for source in box.after), default=0))
+    rows: dict[int, list[Box]] = {}
+    for box, rank in zip(boxes, ranks, strict=True):
+        rows.setdefault(rank, []).append(box)
+    for rank in range(max(ranks, default=0) + 1):  # near the boxes that they read
+        rows[rank].sort(key=lambda box: min((boxes[s].x for s in box.after), default=0.0))
+        for place, box in enumerate(rows[rank]):
+            box.x = float(place)
+    left = 16.0
+    for first in range(0, len(rows), RANKS):
+        column = [rows[rank] for rank in range(first, min(first + RANKS, len(rows)))]
+        most = max(map(len, column))
+        span = most * WIDTH + (most - 1) * GAP_X
+        for depth, row in enumerate(column):
+            start = left + (span - len(row) * WIDTH - (len(row) - 1) * GAP_X) / 2
+            for place, box in enumerate(row):
+                box.x = start + place * (WIDTH + GAP_X)
+                box.y = HEAD + 12 + depth * (HEIGHT + GAP_Y)
+        left += span + GUTTER
+    depth = min(len(rows), RANKS)
+    return max(left, 620.0), HEAD + 12 + depth * (HEIGHT + GAP_Y) + 28
+
+
+def _line(source: Box, target: Box) -> str:
+    """Return the path from the bottom of a box to the top of another."""
+    x = source.x + WIDTH / 2
+    y = source.y + HEIGHT
+    to_x = target.x + WIDTH / 2
+    to_y = target.y
+    if to_y > y and (to_x != x or to_y - y <= GAP_Y):
+        start = to_y - GAP_Y
+        half = to_y - GAP_Y / 2
+        return f"M{x:g} {y:g}V{start:g}C{x:g} {half:g} {to_x:g} {half:g} {to_x:g} {to_y:g}"
+    if to_y > y:  # past the boxes between them
+        side = x + (WIDTH + GAP_X) / 2
+        return f"M{x:g} {y:g}v6H{side:g}V{to_y - 6:g}H{to_x:g}V{to_y:g}"
+    gutter = target.x - GUTTER / 2  # to another column
+    return f"M{x:g} {y:g}v8H{gutter:g}V{to_y - 10:g}H{to_x:g}V{to_y:g}"
+
+
+def time_nodes(quantizer: Quantizer, path: Path, split: Split) -> dict[str, float]:
+    """Return the time of the file's nodes by the name of the network's node, in ms for a sample.
+
+    Empty if the framework does not time nodes. ONNX Runtime numbers those that it has moved.
+    """
+    times: dict[str, float] = {}
+    sample = split.inputs(np.arange(1))
+    with suppress(UnsupportedError), quantizer.profile(path, 1) as profiler:
+        for _ in range(TIMED):
+            profiler.predict(sample)
+        for node in profiler.nodes(TIMED):
+            name = re.sub(r"_token_\d+$", "", node.name)
+            times[name] = times.get(name, 0.0) + node.ms
+    return times

@@ -1,0 +1,199 @@
+"""Table, files and figure of a comparison of tensors."""
+
+import json
+import math
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure  # no pyplot: nothing here needs a screen or global state
+from rich.console import Console
+
+from resnet8ptq.config.naming import Combination
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import console as consoles
+from resnet8ptq.core import figures, files, table
+from resnet8ptq.core.table import Column, Table, number
+from resnet8ptq.core.text import plain
+from resnet8ptq.exploration.tensors import network_picture
+from resnet8ptq.exploration.tensors.comparing import LOST_DB, Compared, TensorComparison, Weight
+from resnet8ptq.exploration.tensors.findings import Finding
+
+PICTURE = "network.svg"
+ROWS = 12  # of the printed table: the layers that cost most
+LABELLED = 60  # tensors with a label in the figure
+SHORT = 30  # characters of a label: the end of a name tells tensors apart
+# of the figure: what lies beyond is at its edge
+LOWEST_DB = -10.0
+HIGHEST_DB = 60.0
+
+
+def _first_name(name: str) -> str:
+    return name.partition(";")[0]  # TFLite joins the names of fused operators
+
+
+def _say_range(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.3g} to {ends[1]:.3g}"
+
+
+_SPREAD: Sequence[Column[Any]] = (  # of activations and of weights
+    Column("", lambda row: row.spread.low, key="low"),
+    Column("", lambda row: row.spread.high, key="high"),
+    Column("", lambda row: row.spread.reach, key="reach_99"),
+    Column("", lambda row: row.spread.bulk_db, key="bulk_sqnr_db"),
+)
+COLUMNS: Sequence[Column[Compared]] = (
+    Column("", lambda tensor: "activation", key="kind"),
+    Column("tensor", lambda tensor: tensor.name, _first_name, "tensor"),
+    Column("", lambda tensor: tensor.layer, key="node"),
+    Column("operator", lambda tensor: tensor.operator, lambda name: name or "input", "operator"),
+    Column("", lambda tensor: tensor.inner.name, key="file_tensor"),
+    number("alone dB", lambda tensor: tensor.own_db, ".1f", "layer_sqnr_db"),
+    number("so far dB", lambda tensor: tensor.sqnr_db, ".1f", "sqnr_db"),
+    number("weights dB", lambda tensor: tensor.weights_db, ".1f"),
+    Column("", lambda tensor: tensor.spread.sqnr_db, key="rounding_sqnr_db"),
+    Column("FP32's values", lambda tensor: (tensor.spread.low, tensor.spread.high), _say_range),
+    Column("range in the file", lambda tensor: tensor.levels, str),
+    Column("", lambda tensor: tensor.inner.low, key="range_low"),
+    Column("", lambda tensor: tensor.inner.high, key="range_high"),
+    *_SPREAD,
+    number("beyond", lambda tensor: tensor.beyond_share, ".1%", "beyond_range"),
+    Column("", lambda tensor: tensor.off_share, key="kernel_off"),
+    Column("", lambda tensor: tensor.most_off, key="kernel_most_off"),
+)
+WEIGHTS: Sequence[Column[Weight]] = (
+    Column("", lambda weight: "weight", key="kind"),
+    Column("", lambda weight: weight.rounded.name, key="tensor"),
+    Column("", lambda weight: weight.rounded.node, key="node"),
+    Column("", lambda weight: weight.spread.sqnr_db, key="sqnr_db"),
+    Column("", lambda weight: weight.spread.sqnr_db, key="rounding_sqnr_db"),
+    *_SPREAD,
+)
+
+
+def write(
+    folder: Path, name: str, compared: TensorComparison, found: Sequence[Finding], title: str
+) -> None:
+    """Write `name` as .csv and .json, and the picture of the network, each atomically."""
+    files.write_text(folder / f"{name}.csv", to_csv(compared))
+    document = json.dumps(to_document(compared, found), indent=2)
+    files.write_text(folder / f"{name}.json", document)
+    files.write_text(folder / PICTURE, network_picture.draw(compared, found, title))
+
+
+def to_csv(compared: TensorComparison) -> str:
+    """Return a line for each tensor and each layer's weights, in execution order.
+
+    `layer_sqnr_db` is that of the layer alone; shares are fractions of the tensor's values.
+    """
+    return table.to_csv(Table(COLUMNS, compared.tensors), Table(WEIGHTS, compared.weights))
+
+
+def to_document(compared: TensorComparison, found: Sequence[Finding]) -> dict[str, Any]:
+    """Return the comparison as a JSON document; numbers that are not finite are null."""
+    lost = compared.first_lost
+    return {
+        "finding": compared.describe(),
+        "findings": [finding.to_entry() for finding in found],
+        "costliest": compared.costliest.name,
+        "first_below_10_db": None if lost is None else lost.name,
+        "samples": compared.samples,
+        "unmatched": compared.unmatched,
+        "tensors": [
+            {column.key: _finite(column.value(tensor)) for column in COLUMNS if column.key}
+            for tensor in compared.tensors
+        ],
+    }
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def find_costliest(compared: TensorComparison) -> list[Compared]:
+    """Return the tensors with the lowest SQNR alone, in the order of execution."""
+    worst = sorted(compared.tensors, key=lambda tensor: tensor.own_db)[:ROWS]
+    return [tensor for tensor in compared.tensors if tensor in worst]
+
+
+def note(compared: TensorComparison) -> str:
+    """Return the meaning of the columns, and the samples, in words."""
+    return (
+        "alone: the layer's own error, computed from the file's tensors before it; so far: with "
+        f"theirs. {len(compared.tensors)} tensors matched, {compared.unmatched} of FP32 not; "
+        f"{compared.samples} held-out training samples."
+    )
+
+
+def print_table(
+    compared: TensorComparison,
+    found: Sequence[Finding],
+    title: str,
+    console: Console | None = None,
+) -> None:
+    """Print the findings, then the layers that cost most."""
+    console = consoles.stdout(console, 130)
+    Table(COLUMNS, find_costliest(compared), title).print(console)
+    consoles.say(console, note(compared))
+    for finding in found:
+        answers = " or ".join(change.words for change in finding.changes)
+        consoles.say(console, f"finding: {finding.say()}{answers and f'; try {answers}'}")
+    consoles.say(console, compared.describe())
+
+
+def describe(config: RunConfig, kind: str) -> str:
+    """Return the title: the configuration, in one line."""
+    return Combination.of_config(config).describe(config.data.name, kind)
+
+
+def draw(axes: Any, compared: TensorComparison, named: Collection[str]) -> None:
+    """Draw the SQNR of each tensor along the graph, alone and with all errors so far.
+
+    Args:
+        named: the tensors of findings, which are marked.
+    """
+    tensors = compared.tensors
+    places = range(len(tensors))
+    for label, colour, values in (
+        ("layer alone", "tab:blue", [tensor.own_db for tensor in tensors]),
+        ("with what came before", "tab:red", [tensor.sqnr_db for tensor in tensors]),
+    ):
+        axes.plot(places, list(map(_height, values)), color=colour, marker=".", label=label)
+    marked = [place for place, tensor in enumerate(tensors) if tensor.name in named]
+    if marked:
+        heights = [_height(tensors[place].own_db) for place in marked]
+        axes.plot(
+            marked, heights, "o", color="black", fillstyle="none", markersize=10, label="fault"
+        )
+    axes.axhline(LOST_DB, color="grey", linestyle="--", linewidth=0.8)
+    worst = compared.costliest
+    axes.annotate(
+        plain(worst.name),
+        (tensors.index(worst), _height(worst.own_db)),
+        xytext=(0, -24),
+        textcoords="offset points",
+        ha="center",
+        arrowprops={"arrowstyle": "->"},
+    )
+    axes.set_xlabel("tensors in the order of execution")
+    axes.set_ylabel(f"SQNR (dB), drawn up to {HIGHEST_DB:g}")
+    if len(tensors) <= LABELLED:
+        names = [plain(tensor.name[-SHORT:]) for tensor in tensors]
+        axes.set_xticks(places, names, rotation=90, fontsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+
+
+def save_figure(
+    path: Path, compared: TensorComparison, found: Sequence[Finding], title: str
+) -> None:
+    """Write the figure of a comparison as PNG."""
+    figure = Figure(figsize=(11, 5.5), layout="constrained")
+    axes = figure.subplots()
+    draw(axes, compared, {name for finding in found for name in finding.tensors})
+    axes.set_title(plain(title), fontsize=11, loc="left")
+    figures.save(figure, path)
+
+
+def _height(ratio: float) -> float:
+    return min(max(ratio, LOWEST_DB), HIGHEST_DB)

@@ -1,0 +1,183 @@
+"""What a network's file is said to be, without running it."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from resnet8ptq.exploration.inspection import _compare, _compare_classes, _SampleFacts
+from resnet8ptq.models import summary
+from resnet8ptq.models.summary import print_summary, requirements, summarize
+from tests.helpers.calling import call
+from tests.helpers.configs import make_config
+from tests.helpers.onnx_networks import build
+
+
+@pytest.fixture
+def found(tmp_path):
+    nodes = [
+        helper.make_node("Shape", ["relu"], ["shape"]),
+        helper.make_node("Reshape", ["relu", "shape"], ["same"]),
+        helper.make_node("Erf", ["same"], ["middle"]),
+    ]
+    path = tmp_path / "[bold]network.onnx"
+    onnx.save(build(13, takes=[1, 32, 32, 3], gives=[1, 10], middle=nodes), path)
+    return summarize(path, tmp_path)
+
+
+def test_an_onnx_file_is_parsed_in_a_process_of_its_own_without_a_conversion(tmp_path, monkeypatch):
+    path = tmp_path / "network.onnx"
+    onnx.save(build(13, takes=[1, 32, 32, 3], gives=[1, 10]), path)
+    monkeypatch.setattr(summary.gate, "read", None)  # of this process
+    monkeypatch.setattr(summary.onnx, "shape_inference", None)
+    assert str(summarize(path, tmp_path).contract.outputs[0]) == "given [10] float32"
+
+
+def test_the_content_of_an_onnx_file_is_summarized(found):
+    assert [str(each) for each in found.contract.inputs] == ["pixels:0 [32, 32, 3] float32"]
+    assert [str(each) for each in found.contract.outputs] == ["given [10] float32"]
+    assert (found.contract.batch, found.opset, found.format) == (1, 13, ".onnx file")
+    assert found.layers == 2
+    assert found.parameters == 8 * 3 * 3 * 3 + 8 * 10 + 10
+    assert sum(found.operators.values()) == 9  # without Shape
+    assert found.operators["Conv"] == 1
+
+
+def test_it_is_told_what_stays_in_float(found):
+    for backend in ("onnx", "torch", "tflite"):
+        assert found.treatment("Conv", backend) == "8 bits"
+        assert found.treatment("Erf", backend) == "float"
+        assert found.treatment("BatchNormalization", backend) == "folded"
+
+
+def test_what_it_takes_to_run_it_is_told(found):
+    taken = "\n".join(requirements(found))
+    assert "as pictures of 32 x 32 in RGB or BGR are (NHWC)" in taken
+    assert "labels of 10 classes, if these are classes: probabilities" in taken
+    assert "batches of 1" in taken
+
+
+@pytest.mark.parametrize(("batch", "said"), [("N", False), (4, True)])
+def test_the_batch_is_that_of_the_samples_alone(tmp_path, batch, said):
+    """A recurrent state has its layers on the first axis."""
+    proto = build(takes=[batch, 32, 32, 3])
+    state = helper.make_tensor_value_info("state", TensorProto.FLOAT, [2, "N", 64])
+    proto.graph.input.append(state)
+    onnx.save(proto, tmp_path / "network.onnx")
+    taken = "\n".join(requirements(summarize(tmp_path / "network.onnx", tmp_path)))
+    assert "model.inputs={state: ...}" in taken
+    assert ("batches of 4" in taken) == said
+    assert "batches of 2" not in taken
+
+
+def test_a_network_that_returns_what_it_takes_needs_no_classes(tmp_path):
+    proto = build(takes=["B", 32, 32, 3])
+    proto.graph.node.append(helper.make_node("Identity", ["pixels:0"], ["copy"]))
+    del proto.graph.output[:]
+    proto.graph.output.append(
+        helper.make_tensor_value_info("copy", TensorProto.FLOAT, ["B", 32, 32, 3])
+    )
+    onnx.save(proto, tmp_path / "network.onnx")
+    assert any(
+        "of anomalies" in need
+        for need in requirements(summarize(tmp_path / "network.onnx", tmp_path))
+    )
+
+
+def test_the_tables_are_printed_as_text(found, capsys):
+    print_summary(found)
+    shown = capsys.readouterr().out
+    for part in ("[bold]network.onnx", "pixels:0", "[32, 32, 3]", "Erf", "float", "8 bits"):
+        assert part in shown
+    assert "  - samples that are [32, 32, 3] float32, as pictures of" in shown
+
+
+# On the command line
+
+
+def test_it_is_told_what_the_settings_lack(tmp_path):
+    network = tmp_path / "own.onnx"
+    onnx.save(build(13, takes=["N", 3, 28, 28], gives=["N", 5]), network)
+    words = ("+analysis=inspect", f"model.path={network}", "backend=tflite")
+    done = call(tmp_path, *words, "data=cifar10")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    said = [line for line in lines if line.startswith("  - data=cifar10: ")]
+    assert "does not fit: takes (3, 28, 28), the samples are (32, 32, 3)" in said[0]
+    assert "; preprocess.size=[28,28] makes pictures fit" in said[0]
+    assert said[1] == "  - data=cifar10: 10 classes do not fit: it returns 5 values"
+    assert not any("backend=tflite" in line for line in lines)  # onnx2tf converts it
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own.onnx"]  # no run was recorded
+    done = call(tmp_path, *words)
+    [told] = [line for line in done.out.splitlines() if "data" in line]
+    assert told.startswith("  - data: not given; data=arrays | ")
+
+
+def test_settings_that_fit(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(4 * 28 * 28 * 3).reshape(4, 28, 28, 3), y=[0, 0, 1, 1])
+    onnx.save(build(13, takes=["N", 3, 28, 28], gives=["N", 2]), tmp_path / "own.onnx")
+    files = (f"model.path={tmp_path / 'own.onnx'}", f"data.root={tmp_path / 'a.npz'}")
+    done = call(tmp_path, "+analysis=inspect", "data=arrays", *files)
+    assert "data=arrays: samples [28, 28, 3] fit as [3, 28, 28]" in done.out
+    assert "data=arrays: labels from 0 to 1 fit: it returns 2 values" in done.out
+    (tmp_path / "b.npz").write_bytes(b"no archive")
+    words = (*files, f"data.root={tmp_path / 'b.npz'}")
+    done = call(tmp_path, "+analysis=inspect", "data=arrays", *words)
+    assert done.code == 0
+    assert "data=arrays: " in done.out and "b.npz" in done.out
+    (tmp_path / "a.npz").unlink()
+    done = call(tmp_path, "+analysis=inspect", "data=arrays", *files)
+    assert (done.code, len(done.errors)) == (2, 1)
+    assert "(not there)" in done.errors[0]
+
+
+def test_a_sweep_of_inspections_is_refused(tmp_path):
+    done = call(tmp_path, "-m", "+analysis=inspect", "seed=1,2")
+    assert (done.code, done.errors) == (
+        2,
+        ["error: analysis.name: got 'inspect', expected one run: leave out -m"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [
+        (".onnx", None),
+        (".onnx", b""),
+        (".h5", b"x = 1"),
+        (".tflite", b"\0\0\0\0TFL3"),
+        (".pt2", b"PK\x03\x04"),
+    ],
+)
+def test_no_network_is_refused_in_one_line(tmp_path, suffix, content):
+    path = tmp_path / f"network{suffix}"
+    if content is not None:
+        path.write_bytes(content)
+    done = call(tmp_path, "+analysis=inspect", f"model.path={path}", "data=shapes")
+    assert done.code == 2
+    *_, error = done.err.strip().splitlines()  # a slow machine says first what it reads
+    assert error.startswith("error: ") and str(path) in error
+
+
+@pytest.mark.parametrize(
+    ("classes", "named", "values", "says"),
+    [
+        (3, True, 3, "3 classes fit: it returns 3 values"),
+        (3, True, 4, "3 classes do not fit: it returns 4 values"),
+        (3, True, None, "3 classes fit: it returns any number of values"),
+        (3, False, 4, "labels from 0 to 2 fit: it returns 4 values"),
+        (3, False, 2, "labels from 0 to 2 do not fit: it returns 2 values"),
+        (2, True, 1, "2 classes do not fit: it returns 1 values (task=binary takes one)"),
+    ],
+)
+def test_classes_are_compared_with_outputs(classes, named, values, says):
+    assert _compare_classes(_SampleFacts(np.zeros((1, 5)), classes, named), values) == says
+
+
+@pytest.mark.parametrize("pictures", [True, False])
+def test_no_size_is_advised_for_features(found, pictures):
+    [told, *_] = _compare(
+        make_config(), found.contract, _SampleFacts(np.zeros((1, 49, 10, 3)), 2, pictures=pictures)
+    )
+    assert "takes (32, 32, 3), the samples are (49, 10, 3)" in told
+    assert ("preprocess.size=[32,32]" in told) == pictures

@@ -1,0 +1,310 @@
+"""A comparison of tensors names the layer that was broken, and the kind of its fault."""
+
+import copy
+from xml.etree import ElementTree
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+from resnet8ptq.backends.file import onnx_file
+from resnet8ptq.backends.file.contents import Inner
+from resnet8ptq.data.dataset import Split
+from resnet8ptq.exploration.search import step_table
+from resnet8ptq.exploration.tensors import (
+    alignment,
+    comparing,
+    findings,
+    network_picture,
+    tensor_table,
+)
+from resnet8ptq.exploration.tensors.alignment import Fingerprint
+from resnet8ptq.exploration.tensors.spread import Levels, Noise, Spread
+from resnet8ptq.graph.session import open_runner
+from tests.helpers.configs import make_config
+
+# Two parallel branches, which are equal in size, and a sum.
+NETWORK = """
+<ir_version: 8, opset_import: ["": 17]>
+residual (float[n, 3, 12, 12] x) => (float[n, 5] y) {
+    stem = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(x, w0, b0)
+    first = Relu(stem)
+    left = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(first, w1, b1)
+    right = Conv<kernel_shape = [1, 1]>(first, w2, b2)
+    total = Add(left, right)
+    second = Relu(total)
+    mean = GlobalAveragePool(second)
+    flat = Flatten(mean)
+    y = Gemm(flat, w3, b3)
+}
+"""
+SHAPES = {"w0": (8, 3, 3, 3), "w1": (8, 8, 3, 3), "w2": (8, 8, 1, 1), "w3": (8, 5)}
+SAMPLES = np.random.default_rng(1).normal(size=(24, 3, 12, 12)).astype(np.float32)
+
+
+def build() -> onnx.ModelProto:
+    random = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(NETWORK)
+    for name, shape in SHAPES.items():
+        channels = shape[-1] if name == "w3" else shape[0]
+        weights = random.normal(size=shape) / np.sqrt(np.prod(shape[1:]))
+        biases = random.normal(size=channels)
+        for key, values in ((name, weights), (f"b{name[1:]}", biases)):
+            proto.graph.initializer.append(numpy_helper.from_array(np.float32(values), key))
+    for node in proto.graph.node:
+        node.name = f"node_{node.output[0]}"
+    return proto
+
+
+class _Reader(CalibrationDataReader):
+    def __init__(self):
+        self.batches = iter([{"x": SAMPLES[:16]}])
+
+    def get_next(self):
+        return next(self.batches, None)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The network, and its quantized file."""
+    folder = tmp_path_factory.mktemp("tensors")
+    fp32, quantized = folder / "fp32.onnx", folder / "int8.onnx"
+    onnx.save(build(), fp32)
+    quantize_static(
+        *(fp32, quantized, _Reader()),
+        quant_format=QuantFormat.QDQ,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        per_channel=True,
+    )
+    return onnx.load(fp32), onnx.load(quantized)
+
+
+def compare(fp32, quantized):
+    tensors = onnx_file.open_tensors(quantized.SerializeToString(), 1)
+    return comparing.compare(
+        fp32, tensors.inner, lambda batch: tensors.run([batch]), Split(SAMPLES, None, "made"), 1
+    )
+
+
+def change(proto, name, function):
+    """Change a constant of a file."""
+    for tensor in proto.graph.initializer:
+        if tensor.name == name:
+            values = np.ascontiguousarray(function(numpy_helper.to_array(tensor)))
+            tensor.CopyFrom(numpy_helper.from_array(values, name))
+            return
+    raise KeyError(name)
+
+
+def input_of(proto, output, index):
+    """Return the name of the constant behind the DequantizeLinear at an input of a layer."""
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    dequantize = makers[makers[output].input[index]]
+    return dequantize.input
+
+
+def test_a_right_file_has_no_lost_tensor(files):
+    compared = compare(*files)
+    assert compared.first_lost is None
+    assert {tensor.name for tensor in compared.tensors} >= {"x", "first", "left", "right", "second"}
+    assert compared.costliest.own_db > 25
+    assert findings.find(compared) == []
+
+
+def clip(proto):
+    scale = next(n.input[1] for n in proto.graph.node
+                 if n.op_type == "QuantizeLinear" and n.input[0] == "first")  # fmt: skip
+    change(proto, scale, lambda values: values / np.float32(10))
+
+
+def double_scale(proto):
+    change(proto, input_of(proto, "left", 1)[1], lambda values: values * np.float32(2))
+
+
+def zero_bias(proto):
+    change(proto, input_of(proto, "right", 2)[0], np.zeros_like)
+
+
+def swap_channels(proto):
+    for name in input_of(proto, "left", 1):
+        change(proto, name, lambda values: values[::-1])
+
+
+FAULTS = [
+    (clip, "first", step_table.CLIPPED),
+    (double_scale, "left", step_table.WRONG_SCALE),
+    (zero_bias, "right", step_table.WRONG_BIAS),
+    (swap_channels, "left", step_table.CHANNEL_ORDER),
+]
+
+
+@pytest.mark.parametrize(("fault", "tensor", "name"), FAULTS)
+@pytest.mark.parametrize("names", ["kept", "others"])
+def test_a_fault_is_found_where_it_is(files, fault, tensor, name, names):
+    fp32, quantized = files[0], copy.deepcopy(files[1])
+    fault(quantized)
+    if names == "others":
+        rename(quantized)
+    compared = compare(fp32, quantized)
+    assert compared.costliest.name == tensor
+    assert tensor in compared.describe()
+    found = findings.find(compared)
+    assert [(one.name, one.tensors[0]) for one in found if tensor in one.tensors] == [
+        (name, tensor)
+    ]
+
+
+def rename(proto):
+    """Give every tensor but the input another name."""
+    for node in proto.graph.node:
+        node.input[:] = [name if name in ("x", "") else f"t_{name}" for name in node.input]
+        node.output[:] = [f"t_{name}" for name in node.output]
+    for value in (*proto.graph.initializer, *proto.graph.output):
+        value.name = f"t_{value.name}"
+    del proto.graph.value_info[:]
+
+
+def test_the_results_are_written(files, tmp_path):
+    compared = compare(*files)
+    weights = len(compared.weights)
+    assert weights == 4
+    assert len(tensor_table.to_csv(compared).splitlines()) == len(compared.tensors) + weights + 1
+    document = tensor_table.to_document(compared, findings.find(compared))
+    assert document["costliest"] == compared.costliest.name
+    tensor_table.save_figure(tmp_path / "tensors.png", compared, [], "title")
+
+
+def test_an_outlier_is_no_part_of_the_reach():
+    values = np.array([0, *np.linspace(0.5, 0.9, 200), -100], np.float32)
+    spread = Spread.of(values, np.round(values))
+    assert (spread.low, spread.high, spread.peak, spread.reach) == (-100, values.max(), 100, 1)
+    assert spread.peaks == 100
+    assert spread.bulk_db < 20 < Noise(*(100**2, 1.0)).sqnr_db
+    alone = Spread.of(np.ones(1, np.float32), np.ones(1, np.float32))
+    assert (alone.reach, alone.peaks) == (0, 0)
+
+
+@given(order=st.permutations(range(3)), seed=st.integers(0, 99))
+def test_any_layout_is_undone(order, seed):
+    values = np.random.default_rng(seed).normal(size=(1, 2, 3, 3)).astype(np.float32)
+    other = values[0].transpose(order)[np.newaxis]
+    axes = alignment.find_axes(values, other)
+    assert np.array_equal(alignment.arrange(other, axes, values.shape), values)
+
+
+@given(
+    count=st.integers(1, 12),
+    dropped=st.sets(st.integers(0, 11)),
+    fault=st.integers(0, 12),
+    seed=st.integers(0, 99),
+)
+def test_tensors_behind_a_fault_keep_their_order(count, dropped, fault, seed):
+    """Pairs never cross, and tensors before the fault are matched to themselves."""
+    random = np.random.default_rng(seed)
+    made = [[random.normal(n, 1 + n, size=(1, 4, 5)).astype(np.float32)] for n in range(count)]
+    fp32 = [Fingerprint.of(str(n), values) for n, values in enumerate(made)]
+    kept = [n for n in range(count) if n not in dropped]
+    noisy = [[v * (1 if n < fault else -3) for v in made[n]] for n in kept]
+    other = [Fingerprint.of(f"t{n}", values) for n, values in zip(kept, noisy, strict=True)]
+    nearness = lambda row, column: alignment.find_nearness(made[row][0], noisy[column][0])  # noqa: E731
+    pairs = alignment.match(fp32, other, nearness)
+    assert {(n, kept.index(n)) for n in kept if n < fault} <= {*pairs}
+    assert len({column for _, column in pairs}) == len(pairs)
+
+
+def test_the_file_runs_as_its_tensors_say(files):
+    """The last tensor is the output of the file."""
+    tensors = onnx_file.open_tensors(files[1].SerializeToString(), 1)
+    output = open_runner(files[1], optimized=False)(SAMPLES[:2])[0]
+    assert np.allclose(tensors.run([SAMPLES[:2]])[-1], output)
+
+
+def test_the_picture_has_every_layer_and_frames_the_fault(files):
+    quantized = copy.deepcopy(files[1])
+    double_scale(quantized)
+    compared = compare(files[0], quantized)
+    picture = network_picture.draw(compared, findings.find(compared), "<title>")
+    root = ElementTree.fromstring(picture)
+    groups = [group for group in root if group.tag.endswith("}g")]
+    boxes = network_picture.find_boxes(compared.network, compared.operators)
+    kinds = [[node.op_type for node in box.nodes] for box in boxes]
+    assert kinds == [
+        *(["Conv", "Relu"], ["Conv"], ["Conv"], ["Add", "Relu"]),
+        *(["GlobalAveragePool", "Flatten"], ["Gemm"]),
+    ]
+    assert [box.after for box in boxes] == [set(), {0}, {0}, {1, 2}, {3}, {4}]
+    assert len(groups) == len(boxes)
+    [framed] = [group for group in groups if group.get("class") == "fault"]
+    assert step_table.WRONG_SCALE in "".join(framed.itertext())
+    assert "script" not in picture and "&lt;title&gt;" in picture
+
+
+@given(ends=st.lists(st.integers(0, 40), min_size=1, max_size=200), size=st.integers(1, 9))
+def test_blocks_hold_every_box_once_in_order(ends, size):
+    last = [min(index + end, len(ends) - 1) for index, end in enumerate(ends)]
+    blocks = network_picture._split(last, size)
+    assert [index for block in blocks for index in block] == list(range(len(ends)))
+    assert all(len(block) <= 2 * size for block in blocks)
+
+
+def compare_one(operator, levels, values, file=None):
+    """One tensor of a file whose layer is exact but for its levels."""
+    inner = Inner("t", levels.low, levels.high, levels.step)
+    tensor = comparing.Compared("t", operator, inner)
+    tensor.add(values, levels.round(values) if file is None else file, values)
+    return comparing.TensorComparison(onnx.ModelProto(), (tensor,), tensor, {"t": operator}, 1)
+
+
+UNIT = Levels(0, 1, 1 / 256)
+WIDE = Levels(0, 68, 68 / 255)
+UNIFORM = np.random.default_rng(0).uniform(0, 1, (1, 200, 12, 12)).astype(np.float32)
+
+
+def test_a_range_of_which_a_part_is_used_is_named():
+    def names(operator, levels, values):
+        return [one.name for one in findings.find(compare_one(operator, levels, values))]
+
+    assert names("Softmax", UNIT, UNIFORM / 50) == [step_table.FIXED_SCALE]
+    assert names("AveragePool", WIDE, UNIFORM) == [step_table.UNUSED_RANGE]
+    assert names("AveragePool", UNIT, UNIFORM) == []
+
+
+def test_an_outlier_channel_is_told_from_outliers_in_any():
+    one, any_ = UNIFORM.copy(), UNIFORM.copy()
+    one[:, 7] *= 68
+    any_[:, ::2, 0, 0] = 68
+    any_[:, 1::2, 1, 1] = 68
+    [channel] = findings.find(compare_one("Conv", WIDE, one))
+    [others] = findings.find(compare_one("Conv", WIDE, any_))
+    assert channel.name == step_table.OUTLIER_CHANNEL and "channel 7," in channel.meaning
+    assert others.name == step_table.OUTLIER_ACTIVATION
+
+
+def test_a_channel_that_is_constant_in_the_file_alone_is_dead():
+    file = UNIT.round(UNIFORM)
+    file[:, 5] = 0.25
+    named = [one.name for one in findings.find(compare_one("Conv", UNIT, UNIFORM, file))]
+    assert named[-1] == step_table.DEAD_CHANNEL
+    dead = UNIFORM.copy()
+    dead[:, 5] = 0.25
+    assert findings.find(compare_one("Conv", UNIT, dead)) == []
+
+
+def test_an_axis_of_tokens_holds_no_channels():
+    scores = comparing.Compared("scores", "Softmax", Inner("scores"))
+    for length in (5, 5, 3, 3):  # texts, the longest first
+        values = np.ones((1, length, length), np.float32)
+        scores.add(values, values, values)
+    assert scores.channels.shape == (4, 0) and scores.count == 2 * (25 + 9)
+
+
+@pytest.mark.parametrize("finding", [step_table.CLIPPED, step_table.UNLIKE_INPUTS, "unknown"])
+def test_answers_are_settings_that_apply(finding):
+    config = make_config("data=shapes", "per_channel=false")
+    for change in step_table.answer(config, finding, ["node"]):
+        assert change.apply(config) != config
