@@ -30,10 +30,10 @@ COMMANDS = {
     "advise": "resnet8ptq.exploration.search.advising:main",
     "deploy": "resnet8ptq.deploy.deploying:main",
     "measured": "resnet8ptq.deploy.measured:main",
-    "report": "resnet8ptq.report.page:main",
+    "report": "resnet8ptq.report.pages.page:main",
     "verdict": "resnet8ptq.results.continuous_integration:main",
     "judge": "resnet8ptq.judging:main",
-    "sync": "resnet8ptq.tracking.sync:main",
+    "sync": "resnet8ptq.tracking.mlflow_store.sync:main",
 }
 
 

@@ -19,8 +19,8 @@ from resnet8ptq.core.errors import ConfigError, PtqError, UnsupportedError
 if TYPE_CHECKING:  # --help and --cfg answer without them
     from resnet8ptq.experiment.settings import Settings, Unresolved
     from resnet8ptq.report.single_run import SingleRun
+    from resnet8ptq.tracking.mlflow_store.store import Store
     from resnet8ptq.tracking.record import RunRecord
-    from resnet8ptq.tracking.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ def run_alone(asked: RunConfig, folder: Path, overrides: Sequence[str]) -> "Sing
         return None
     if asked.sweep.resume:
         raise ConfigError("sweep.resume: got true, expected a sweep: -m, or an experiment")
-    from resnet8ptq.tracking import sender
-    from resnet8ptq.tracking.store import find_store, open_store
+    from resnet8ptq.tracking.mlflow_store import sender
+    from resnet8ptq.tracking.mlflow_store.store import find_store, open_store
 
     log.info("run: %s", folder)
     settings: Settings | Unresolved

@@ -18,7 +18,7 @@ from resnet8ptq.config import folders, help_page, loading, words
 from resnet8ptq.core import background, command, importing, invocation
 from resnet8ptq.experiment import inputs
 from resnet8ptq.sweeps import callback, ongoing
-from resnet8ptq.tracking import address, store
+from resnet8ptq.tracking.mlflow_store import address, store
 
 if TYPE_CHECKING:
     from resnet8ptq.tracking.record import RunRecord

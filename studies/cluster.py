@@ -49,7 +49,7 @@ def finished(folder: Path) -> list[Any]:
     """Return the finished runs of the one sweep in the store below `folder`; none without one."""
     from resnet8ptq.config.schema import TrackingConfig
     from resnet8ptq.tracking import history
-    from resnet8ptq.tracking.store import open_store
+    from resnet8ptq.tracking.mlflow_store.store import open_store
 
     if not any((folder / "runs" / "sweeps").glob("*/*/sweep.json")):
         return []

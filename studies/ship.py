@@ -31,7 +31,7 @@ from resnet8ptq.exploration.search import step_table
 from resnet8ptq.report.verdicts import PASS
 from resnet8ptq.results import load_run, load_sweep
 from resnet8ptq.sweeps.search import noise
-from resnet8ptq.tracking import sync
+from resnet8ptq.tracking.mlflow_store import sync
 from resnet8ptq.tracking.record import RunRecord
 from studies.recipes import NETWORKS as RECIPES_ON
 

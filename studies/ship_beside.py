@@ -28,8 +28,8 @@ from resnet8ptq.evaluation.stopped_hits import read_pair
 from resnet8ptq.report import verdicts
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
 from resnet8ptq.tasks.values import Paired
-from resnet8ptq.tracking import sync
 from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.mlflow_store import sync
 from resnet8ptq.tracking.record import RunRecord
 from studies import ship
 

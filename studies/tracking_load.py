@@ -33,8 +33,8 @@ from resnet8ptq.evaluation.result import Measurement, RunResult
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
 from resnet8ptq.tasks.metric import Metrics
+from resnet8ptq.tracking.mlflow_store.store import Store, open_store
 from resnet8ptq.tracking.run import start_parent, start_run
-from resnet8ptq.tracking.store import Store, open_store
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FILES = {  # name -> bytes, as large as those of a run on CIFAR-10

@@ -41,7 +41,7 @@ from tests.helpers.sharing import call_once, shared_folder
 from tests.helpers.stores import new_store, without_waiting_for_the_disk
 
 if TYPE_CHECKING:  # most tests do without MLflow
-    from resnet8ptq.tracking.store import Store
+    from resnet8ptq.tracking.mlflow_store.store import Store
 
 # Nothing here depends on how busy the machine is.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -69,7 +69,7 @@ class Backend:
         reads: suffixes of the files of other programs that `reader` reads.
         reader: a module as `backends.file.reading` needs it.
         example: the package whose `templates/runner.py.j2` loads and runs a deployed file.
-        serving: a flavor of MLflow, or a module for `tracking.served_model`; empty: `not_served`.
+        serving: a flavor of MLflow, or a module for `served_model.py`; empty: `not_served`.
         not_served: the reason why its files are not served.
     """
 

@@ -46,7 +46,7 @@ from resnet8ptq.deploy.source import Source
 from resnet8ptq.experiment.outputs import TOKENIZER
 from resnet8ptq.report.recommend import RECOMMENDED
 from resnet8ptq.tracking import origin
-from resnet8ptq.tracking.store import Store, StoreArguments, open_store
+from resnet8ptq.tracking.mlflow_store.store import Store, StoreArguments, open_store
 
 
 @dataclass

@@ -31,8 +31,8 @@ from resnet8ptq.target.carried import Carried, Recorder
 from resnet8ptq.target.measure import RUNTIMES
 from resnet8ptq.tasks.metric import BASELINE, Metrics
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
-from resnet8ptq.tracking import upload
-from resnet8ptq.tracking.store import StoreArguments, open_store
+from resnet8ptq.tracking.mlflow_store import upload
+from resnet8ptq.tracking.mlflow_store.store import StoreArguments, open_store
 
 FOLDER = "measure"
 

@@ -4,8 +4,8 @@ from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.core.text import escape_markdown
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.report.answer import say_facts
-from resnet8ptq.tracking import mlflow_model
-from resnet8ptq.tracking.store import Store
+from resnet8ptq.tracking.mlflow_store import mlflow_model
+from resnet8ptq.tracking.mlflow_store.store import Store
 
 ALIAS = "recommended"
 

@@ -26,7 +26,7 @@ from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.tasks.comparison import Comparison
 from resnet8ptq.tasks.outputs import Array
 from resnet8ptq.tasks.task import Task
-from resnet8ptq.tracking.mlflow_model import EXAMPLE
+from resnet8ptq.tracking.mlflow_store.mlflow_model import EXAMPLE
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from resnet8ptq.report.verdicts import PASS
 from resnet8ptq.results import lookup
 from resnet8ptq.results.lookup import Asked
 from resnet8ptq.tracking import history, origin
-from resnet8ptq.tracking.mlflow_model import EXAMPLE
+from resnet8ptq.tracking.mlflow_store.mlflow_model import EXAMPLE
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store
 
 # Suffixes of files that can run code when they are loaded.
 RUN_CODE = {end for backend in BACKENDS.values() if backend.runs_code for end in backend.suffixes}

@@ -32,8 +32,8 @@ from resnet8ptq.tasks.task import Task
 from resnet8ptq.tasks.values import Paired, PairedTest
 from resnet8ptq.tracking import history, ledger, metrics
 from resnet8ptq.tracking.ledger import NO_EARLIER_RUNS, EarlierRuns
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import background, console, invocation
-from resnet8ptq.report import comparison, run_pages, terminal, verdicts
+from resnet8ptq.report import comparison, terminal, verdicts
+from resnet8ptq.report.pages import run_pages
 from resnet8ptq.report.recommend import ModelSelection
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store
 
 
 @dataclass(frozen=True)

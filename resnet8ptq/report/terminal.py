@@ -12,7 +12,7 @@ from resnet8ptq.report.answer import explain
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.facts import headings
 from resnet8ptq.report.recommend import ModelSelection, why_none
-from resnet8ptq.tracking.store import Store
+from resnet8ptq.tracking.mlflow_store.store import Store
 
 PIPE_WIDTH = 240  # of the widest table
 REPORT = "report.html"

@@ -30,8 +30,8 @@ from resnet8ptq.results import lookup
 from resnet8ptq.results.document import Answer, to_json, to_markdown
 from resnet8ptq.results.summaries import SweepSummary
 from resnet8ptq.tracking import history
+from resnet8ptq.tracking.mlflow_store.store import StoreArguments, open_store
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import StoreArguments, open_store
 
 FORMATS = {"json": to_json, "markdown": to_markdown}
 # Recommended among the models within the limit, so that a sweep may have none.

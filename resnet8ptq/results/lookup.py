@@ -11,13 +11,15 @@ from pathlib import Path
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import no_such_name, printable, redact
-from resnet8ptq.report import comparison, facts, page, terminal
+from resnet8ptq.report import comparison, facts, terminal
+from resnet8ptq.report.pages import page
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.results.summaries import SweepSummary, judge_runs, summarize_sweep
-from resnet8ptq.tracking import history, origin, sync
+from resnet8ptq.tracking import history, origin
 from resnet8ptq.tracking.journal import FILE, Journal
+from resnet8ptq.tracking.mlflow_store import sync
+from resnet8ptq.tracking.mlflow_store.store import Store, open_store
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 
 _MODEL = re.compile(r"model\.(onnx|tflite|pt|pt2|pte|zip)")  # the quantized file of a run

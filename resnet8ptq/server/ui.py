@@ -28,7 +28,7 @@ from resnet8ptq.core import command, invocation
 from resnet8ptq.core.console import never_silent, waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import redact
-from resnet8ptq.tracking import address, store, view
+from resnet8ptq.tracking.mlflow_store import address, store, view
 
 HOST = "127.0.0.1"
 STOP_S = 15  # after which a server that was asked to end is killed

@@ -26,15 +26,16 @@ from resnet8ptq.core import background, clock, command, console, invocation
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import one_line
 from resnet8ptq.sweeps import jobs, ongoing
-from resnet8ptq.tracking import address, journal
+from resnet8ptq.tracking import journal
+from resnet8ptq.tracking.mlflow_store import address
 
 if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make no report
     from filelock import FileLock
 
     from resnet8ptq.report.recommend import ModelSelection
     from resnet8ptq.sweeps.delivery import Delivery
+    from resnet8ptq.tracking.mlflow_store.store import Store
     from resnet8ptq.tracking.record import RunRecord
-    from resnet8ptq.tracking.store import Store
     from resnet8ptq.tracking.sweep_file import Sweep, Worker
 
 
@@ -102,7 +103,7 @@ class RunningSweep:
         """
         # matplotlib is imported here, while the last runs are uploaded.
         from resnet8ptq.report import comparison, terminal
-        from resnet8ptq.tracking import sync
+        from resnet8ptq.tracking.mlflow_store import sync
 
         store = self.sweep.store
         parent_id = self.sweep.parent_id
@@ -177,7 +178,8 @@ class RunningSweep:
 
         If `timed`, time the best models against each other first.
         """
-        from resnet8ptq.report import comparison, mlperf_tiny, page, terminal
+        from resnet8ptq.report import comparison, mlperf_tiny, terminal
+        from resnet8ptq.report.pages import page
         from resnet8ptq.sweeps import final_timing
 
         store = self.sweep.store
@@ -216,8 +218,8 @@ class RunningSweep:
     def _draw(self, records: "list[RunRecord]", chosen: "list[ModelSelection]") -> None:
         """Write the report to the folder and the parent run, unless a search is late."""
         from resnet8ptq.evaluation import paired_latency
-        from resnet8ptq.report import page
-        from resnet8ptq.tracking import upload
+        from resnet8ptq.report.pages import page
+        from resnet8ptq.tracking.mlflow_store import upload
 
         store = self.sweep.store
         parent_id = self.sweep.parent_id
@@ -249,8 +251,9 @@ def _how_far(records: "Sequence[RunRecord]", jobs: int | None, typed: Sequence[s
 
 def _collect(sweep: "Sweep") -> "list[RunRecord]":
     """Log the runs that are missing in the store; return the runs to compare."""
-    from resnet8ptq.tracking import history, sync
-    from resnet8ptq.tracking.store import check_answers
+    from resnet8ptq.tracking import history
+    from resnet8ptq.tracking.mlflow_store import sync
+    from resnet8ptq.tracking.mlflow_store.store import check_answers
 
     check_answers(sweep.store.uri)
     # Also those whose processes ended with the sweep.
@@ -262,8 +265,8 @@ def _collect(sweep: "Sweep") -> "list[RunRecord]":
 
 def _end_parent(store: "Store", parent_id: str, status: str, folder: Path) -> str:
     """Close the sweep's run; return the error of an unavailable store, or an empty text."""
+    from resnet8ptq.tracking.mlflow_store.store import is_away
     from resnet8ptq.tracking.run import end_parent
-    from resnet8ptq.tracking.store import is_away
 
     try:
         end_parent(store, parent_id, status, folder)
@@ -322,7 +325,7 @@ def _start(
 ) -> RunningSweep:
     """Check the settings before the first job, and start opening the store."""
     from resnet8ptq.sweeps import delivery, identity, search
-    from resnet8ptq.tracking import sender
+    from resnet8ptq.tracking.mlflow_store import sender
     from resnet8ptq.tracking.sweep_file import Sweep
 
     if config.analysis.name == "inspect":
@@ -422,8 +425,8 @@ def _count_jobs(sweeper: DictConfig, overrides: Sequence[Override]) -> int | Non
 
 def _begin(settings: TrackingConfig, folder: Path, tags: Mapping[str, str]) -> "tuple[Store, str]":
     """Open the store and create the sweep's run; return the store and the run's id."""
+    from resnet8ptq.tracking.mlflow_store.store import in_one_line, open_store
     from resnet8ptq.tracking.run import start_parent
-    from resnet8ptq.tracking.store import in_one_line, open_store
 
     store = open_store(settings)
     name = f"sweep {folder.parent.name} {folder.name}"
@@ -436,9 +439,9 @@ def _continue(
 ) -> "Future[tuple[Store, str]]":
     """Reopen the newest sweep with the same overrides, or start a new sweep."""
     from resnet8ptq.sweeps import resume
-    from resnet8ptq.tracking import sync
+    from resnet8ptq.tracking.mlflow_store import sync
+    from resnet8ptq.tracking.mlflow_store.store import in_one_line, open_store
     from resnet8ptq.tracking.run import restart_parent
-    from resnet8ptq.tracking.store import in_one_line, open_store
 
     store = background.ask(open_store, settings)
     with in_one_line(store):

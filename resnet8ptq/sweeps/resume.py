@@ -10,8 +10,8 @@ from pathlib import Path
 from resnet8ptq.core import background
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tracking import history, journal
+from resnet8ptq.tracking.mlflow_store.store import Store, is_away
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store, is_away
 from resnet8ptq.tracking.sweep_file import Sweep
 
 log = logging.getLogger(__name__)

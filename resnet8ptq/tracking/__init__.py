@@ -1,1 +1,1 @@
-"""A run's journal in its folder, and its run in MLflow."""
+"""The record of a run, and its journal in its folder; `mlflow_store`: its run in MLflow."""

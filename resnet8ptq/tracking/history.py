@@ -11,9 +11,10 @@ from resnet8ptq.core import interrupts, invocation
 from resnet8ptq.core.console import say, stderr
 from resnet8ptq.core.errors import ConfigError, TrackingError, errors_as
 from resnet8ptq.core.text import one_line
-from resnet8ptq.tracking import artifacts, details, journal
+from resnet8ptq.tracking import details, journal
+from resnet8ptq.tracking.mlflow_store import artifacts
+from resnet8ptq.tracking.mlflow_store.store import ID, Store, check_id, in_one_line
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import ID, Store, check_id, in_one_line
 
 log = logging.getLogger(__name__)
 

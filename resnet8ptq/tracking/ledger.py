@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from resnet8ptq.core.text import one_line
 from resnet8ptq.tracking import history
+from resnet8ptq.tracking.mlflow_store.store import Store, check_answers, is_away
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store, check_answers, is_away
 
 log = logging.getLogger(__name__)
 

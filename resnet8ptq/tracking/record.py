@@ -32,8 +32,8 @@ from resnet8ptq.tasks import registry
 from resnet8ptq.tasks.metric import BASELINE, GROUPED, TOTAL, Metric
 from resnet8ptq.tasks.task import Task
 from resnet8ptq.tracking.journal import ENDED, PARENT_TAG, Journal
+from resnet8ptq.tracking.mlflow_store.store import check_id
 from resnet8ptq.tracking.params import complete
-from resnet8ptq.tracking.store import check_id
 
 if TYPE_CHECKING:  # half a second to import
     import pandas

@@ -20,10 +20,11 @@ from resnet8ptq.core.records import names_of
 from resnet8ptq.core.text import escape_markdown, redact, show
 from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.tracking import details, journal, ledger, mlflow_model, params, sender, upload
+from resnet8ptq.tracking import details, journal, ledger, params
 from resnet8ptq.tracking.journal import DataSet, Journal, Kind, LoggedModel
+from resnet8ptq.tracking.mlflow_store import mlflow_model, sender, upload
+from resnet8ptq.tracking.mlflow_store.store import Store, check_answers
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store, check_answers
 from resnet8ptq.tracking.sweep_file import is_sweep_folder
 
 log = logging.getLogger(__name__)

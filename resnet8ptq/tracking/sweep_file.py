@@ -15,7 +15,7 @@ from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import one_line
 
 if TYPE_CHECKING:  # Hydra imports this module at every start, --help too
-    from resnet8ptq.tracking.store import Store
+    from resnet8ptq.tracking.mlflow_store.store import Store
 
 FILE = "sweep.json"
 MAX_BYTES = 2**20
@@ -59,7 +59,7 @@ class Sweep:
             ConfigError: this machine does not see the file.
             TrackingError: the file is damaged.
         """
-        from resnet8ptq.tracking.store import Store
+        from resnet8ptq.tracking.mlflow_store.store import Store
 
         path = folder / FILE
         try:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resnet8ptq.tracking import view
+from resnet8ptq.tracking.mlflow_store import view
 from tests.helpers.calling import Called
 from tests.helpers.mlflow_server import Server
 

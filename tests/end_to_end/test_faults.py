@@ -25,9 +25,9 @@ from resnet8ptq.core import cache
 from resnet8ptq.core.errors import ConfigError, ModelError, PtqError, TrackingError
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.exploration import running
-from resnet8ptq.tracking import sync, upload
 from resnet8ptq.tracking.journal import Journal
-from resnet8ptq.tracking.store import Store, open_store
+from resnet8ptq.tracking.mlflow_store import sync, upload
+from resnet8ptq.tracking.mlflow_store.store import Store, open_store
 from tests.helpers.calling import NO_REAL_FILES, QUICK, call
 from tests.helpers.configs import make_config
 from tests.helpers.logged_runs import log_everything, only_run

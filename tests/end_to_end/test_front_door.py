@@ -86,7 +86,7 @@ def test_the_wheel_has_each_file_of_the_packages_and_of_conf(unpacked):
     assert {name for name in files if ".dist-info/" not in name} == expected
     assert {
         *("resnet8ptq/conf/config.yaml", "resnet8ptq/data/shapes/resnet8.h5"),
-        *("resnet8ptq/report/templates/report.md.j2", "resnet8ptq/starter/files/mine.yaml"),
+        *("resnet8ptq/report/pages/templates/report.md.j2", "resnet8ptq/starter/files/mine.yaml"),
         "hydra_plugins/resnet8ptq_launchers/search_path.py",
     } <= files
     (points,) = unpacked.glob("*.dist-info/entry_points.txt")

@@ -24,12 +24,13 @@ from sqlalchemy.engine import Engine
 
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import background, figures
-from resnet8ptq.report import page
 from resnet8ptq.report.facts import limits_of
+from resnet8ptq.report.pages import page
 from resnet8ptq.sweeps import resume
-from resnet8ptq.tracking import history, sync
+from resnet8ptq.tracking import history
+from resnet8ptq.tracking.mlflow_store import sync
+from resnet8ptq.tracking.mlflow_store.store import open_store
 from resnet8ptq.tracking.run import end_parent, replace_runs, restart_parent, start_parent
-from resnet8ptq.tracking.store import open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 from tests.helpers import forked
 from tests.helpers.calling import EMPTY

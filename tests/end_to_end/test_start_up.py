@@ -13,7 +13,7 @@ from tests.helpers.stores import new_store
 FRAMEWORKS = {"tensorflow", "keras", "torch", "torchvision", "torchao", "ai_edge_litert"}
 # MLflow imports pandas and scipy.sparse by itself.
 YARDSTICKS = {"scipy.stats", "sklearn", "statsmodels", "cpuinfo"}
-REPORT = {"jinja2", "markdown_it", "resnet8ptq.report.page", "resnet8ptq.report.plots"}
+REPORT = {"jinja2", "markdown_it", "resnet8ptq.report.pages.page", "resnet8ptq.report.pages.plots"}
 LIBRARIES = {"mlflow", "numpy", "scipy", "pandas", "matplotlib", "onnx", "onnxruntime"}
 
 
@@ -76,8 +76,8 @@ def test_mlflow_and_matplotlib_are_left_to_the_process_that_uploads_and_draws():
 def test_a_sweep_with_its_report_leaves_mlflow_to_the_background_process(tmp_path, shapes_model):
     new_store(tmp_path / "mlruns")
     sweep = f"from resnet8ptq import run; assert run.start({['-m', 'backend=onnx', *QUICK]}) == 0"
-    assert loaded(sweep, {"mlflow", "resnet8ptq.report.page"}, tmp_path) == {
-        "resnet8ptq.report.page"
+    assert loaded(sweep, {"mlflow", "resnet8ptq.report.pages.page"}, tmp_path) == {
+        "resnet8ptq.report.pages.page"
     }
 
 

@@ -23,7 +23,7 @@ from resnet8ptq.evaluation.paired_latency import (
     run,
     typical,
 )
-from resnet8ptq.report import page
+from resnet8ptq.report.pages import page
 from tests.helpers.calling import Called, call
 
 QUICK = (

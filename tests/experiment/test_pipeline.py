@@ -32,9 +32,9 @@ from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
 from resnet8ptq.tasks.outputs import Outputs
 from resnet8ptq.tracking import history, journal
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_run
-from resnet8ptq.tracking.store import Store
 from tests.helpers.configs import make_config
 from tests.helpers.factories import evaluator_of
 from tests.helpers.stores import new_store

@@ -155,7 +155,7 @@ def call_beside(folder: Path, *args: str, **env: str) -> Called:
 
 
 def _call(run: Callable[[], object], folder: Path, argv: list[str], env: dict[str, str]) -> Called:
-    from resnet8ptq.tracking import store
+    from resnet8ptq.tracking.mlflow_store import store
 
     out, err = io.StringIO(), io.StringIO()
     with (

@@ -27,7 +27,7 @@ from resnet8ptq.core import figures
 from tests.helpers.calling import EMPTY, QUICK, RUN, Called, clean_environment
 from tests.helpers.stores import new_store, without_waiting_for_the_disk
 
-IMPORTED = [*process_jobs.IMPORTED, "resnet8ptq.report.page", "mlflow.cli", __name__]
+IMPORTED = [*process_jobs.IMPORTED, "resnet8ptq.report.pages.page", "mlflow.cli", __name__]
 PATIENCE_S = 240
 
 

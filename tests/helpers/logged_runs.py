@@ -12,8 +12,8 @@ from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.run import Run, start_run
-from resnet8ptq.tracking.store import Store
 from tests.helpers import cells
 from tests.helpers.calling import EMPTY
 from tests.helpers.configs import make_config

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report import page, trade_off
 from resnet8ptq.report.comparison import Family
+from resnet8ptq.report.pages import page, trade_off
 
 
 def to_page(

@@ -11,7 +11,7 @@ from unittest import mock
 from resnet8ptq.core import cache
 
 if TYPE_CHECKING:  # most tests do without MLflow
-    from resnet8ptq.tracking.store import Store
+    from resnet8ptq.tracking.mlflow_store.store import Store
 
 
 def without_waiting_for_the_disk() -> Any:
@@ -32,7 +32,7 @@ def without_waiting_for_the_disk() -> Any:
 def new_store(root: Path) -> "Store":
     """Make an empty store in `root`, faster than MLflow does."""
     from resnet8ptq.config.schema import TrackingConfig
-    from resnet8ptq.tracking import store
+    from resnet8ptq.tracking.mlflow_store import store
 
     root.mkdir(parents=True, exist_ok=True)
     copy_database(store._make_database, root / "mlflow.db")

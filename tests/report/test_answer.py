@@ -7,7 +7,8 @@ import pytest
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.paired_latency import PairedLatency
-from resnet8ptq.report import answer, comparison, page
+from resnet8ptq.report import answer, comparison
+from resnet8ptq.report.pages import page
 from resnet8ptq.results import summaries
 from resnet8ptq.sweeps import winner
 from resnet8ptq.sweeps.delivery import Delivery

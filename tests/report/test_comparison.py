@@ -14,8 +14,8 @@ from resnet8ptq.tasks.classification import metric_names
 from resnet8ptq.tasks.hits import MCNEMAR, Hits
 from resnet8ptq.tasks.statistics import flips, mcnemar
 from resnet8ptq.tracking import history, ledger
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store
 from tests.helpers.cells import (
     BASELINE,
     LABELS,

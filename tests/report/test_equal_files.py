@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report import equal_files, page, table, trade_off
+from resnet8ptq.report import equal_files, table
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.facts import count_models
+from resnet8ptq.report.pages import page, trade_off
 from resnet8ptq.results.summaries import judge_runs
 from tests.helpers.cells import predictions, record, sweep, unmeasured
 from tests.helpers.pages import to_page

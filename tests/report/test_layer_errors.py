@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.report import layer_errors, page
-from resnet8ptq.report.layer_errors import DARKEST
+from resnet8ptq.report.pages import layer_errors, page
+from resnet8ptq.report.pages.layer_errors import DARKEST
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.run import start_parent, start_run
-from resnet8ptq.tracking.store import Store
 
 RANKED = "rank,layer,node,logits_sqnr_db,accuracy_lost\n1,<b>first</b>,a,20.0,0.1\n2,last,b,inf,0\n"
 DIAGNOSED = (

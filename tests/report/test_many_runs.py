@@ -17,23 +17,16 @@ from sqlalchemy.engine import Engine
 from resnet8ptq.config.schema import ReportConfig, TrackingConfig
 from resnet8ptq.core import figures
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.report import (
-    comparison,
-    methodology,
-    notes,
-    page,
-    table,
-    terminal,
-    trade_off,
-    web_page,
-)
+from resnet8ptq.report import comparison, notes, table, terminal
 from resnet8ptq.report.comparison import Family, compare
-from resnet8ptq.report.plots import class_impact
+from resnet8ptq.report.pages import methodology, page, trade_off, web_page
+from resnet8ptq.report.pages.plots import class_impact
 from resnet8ptq.sweeps import resume
-from resnet8ptq.tracking import history, journal, sync
+from resnet8ptq.tracking import history, journal
+from resnet8ptq.tracking.mlflow_store import sync
+from resnet8ptq.tracking.mlflow_store.store import Store, open_store
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import end_parent, start_parent, start_run
-from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 from tests.helpers.cells import (
     BASELINE,

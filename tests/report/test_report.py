@@ -12,14 +12,15 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.evaluation.paired_latency import FILE
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment import wrong_examples
-from resnet8ptq.report import page, spread, table, trade_off
+from resnet8ptq.report import table
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.facts import group
-from resnet8ptq.report.plots import activation_ranges, class_impact, weight_ranges
+from resnet8ptq.report.pages import page, spread, trade_off
+from resnet8ptq.report.pages.plots import activation_ranges, class_impact, weight_ranges
 from resnet8ptq.report.verdicts import PASS, UNDECIDED
 from resnet8ptq.tracking import history
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.run import start_parent, start_run
-from resnet8ptq.tracking.store import Store
 from resnet8ptq.tracking.sweep_file import Sweep
 from tests.helpers.cells import amend, predictions, sweep, unmeasured
 from tests.helpers.configs import make_config

@@ -8,8 +8,9 @@ import pytest
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.evaluation.sequential import StoppingPlan
 from resnet8ptq.evaluation.stopped_hits import StoppedHits
-from resnet8ptq.report import facts, notes, page, table, verdicts
+from resnet8ptq.report import facts, notes, table, verdicts
 from resnet8ptq.report.comparison import Cell, Family, compare
+from resnet8ptq.report.pages import page
 from resnet8ptq.tasks.hits import Hits
 from resnet8ptq.tasks.values import Paired
 from resnet8ptq.tracking.ledger import EarlierRuns

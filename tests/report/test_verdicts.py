@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from resnet8ptq.config.schema import ReportConfig
-from resnet8ptq.report import facts, notes, page, table, verdicts
+from resnet8ptq.report import facts, notes, table, verdicts
 from resnet8ptq.report.comparison import Cell
+from resnet8ptq.report.pages import page
 from resnet8ptq.report.verdicts import FAIL, PASS, UNDECIDED, VOID, Verdict
 from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.hits import Hits

@@ -17,8 +17,9 @@ from pydantic import ValidationError
 
 from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core.errors import ConfigError, TrackingError
-from resnet8ptq.report import facts, page
+from resnet8ptq.report import facts
 from resnet8ptq.report.comparison import Family, compare
+from resnet8ptq.report.pages import page
 from resnet8ptq.results import continuous_integration, document, summaries, to_frame
 from resnet8ptq.results.continuous_integration import judge_run, judge_sweep
 from resnet8ptq.results.document import Answer

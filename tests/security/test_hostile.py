@@ -40,8 +40,8 @@ from resnet8ptq.tasks.hits import MCNEMAR
 from resnet8ptq.tasks.metric import TOTAL
 from resnet8ptq.tasks.registry import recall
 from resnet8ptq.tracking import history
+from resnet8ptq.tracking.mlflow_store.store import Store, open_store
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store, open_store
 from resnet8ptq.tracking.sweep_file import FILE as SWEEP_FILE
 from resnet8ptq.tracking.sweep_file import Sweep, Worker
 from tests.helpers.cifar_files import read_test

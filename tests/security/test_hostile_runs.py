@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from hydra_plugins.resnet8ptq_launchers.slurm_jobs import SlurmJobs
 from resnet8ptq.core.errors import JobError, TrackingError
-from resnet8ptq.tracking import journal, mlflow_model, params, sync
+from resnet8ptq.tracking import journal, params
 from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.mlflow_store import mlflow_model, sync
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store
 from tests.helpers.logged_runs import log_everything, only_run
 
 AWAY = Store("http://127.0.0.1:9", "0", "resnet8ptq")  # nobody listens there

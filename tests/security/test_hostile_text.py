@@ -19,9 +19,10 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import figures, files
 from resnet8ptq.experiment.layers import sensitivity_table
 from resnet8ptq.experiment.layers.sensitivity import LayerSensitivity, SensitivityResult
-from resnet8ptq.report import page, table, terminal, trade_off
-from resnet8ptq.report import plots as sweep_plots
+from resnet8ptq.report import table, terminal
 from resnet8ptq.report.comparison import Family, compare
+from resnet8ptq.report.pages import page, trade_off
+from resnet8ptq.report.pages import plots as sweep_plots
 from resnet8ptq.tasks import class_plots
 from resnet8ptq.tasks.classification import ACCURACY
 from resnet8ptq.tasks.metric import Metric

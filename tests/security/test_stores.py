@@ -23,10 +23,11 @@ from resnet8ptq.config.loading import find_paths, without_paths
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.server import ui
-from resnet8ptq.tracking import artifacts, history, upload, view
+from resnet8ptq.tracking import history
 from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.mlflow_store import artifacts, upload, view
+from resnet8ptq.tracking.mlflow_store.store import Store, is_away, open_store
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store, is_away, open_store
 from tests.helpers.calling import QUICK, Called, call, call_beside
 from tests.helpers.configs import make_config
 from tests.helpers.foreign_store import Foreign

@@ -14,9 +14,9 @@ import pytest
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.server import ui
 from resnet8ptq.tracking import history
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_parent
-from resnet8ptq.tracking.store import Store
 from studies import tracking_load
 from tests.helpers.calling import NO_SERVER_JOBS, clean_environment
 from tests.helpers.stores import new_store

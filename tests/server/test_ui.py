@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from resnet8ptq.server import ui
-from resnet8ptq.tracking import view
+from resnet8ptq.tracking.mlflow_store import view
 from tests.helpers.calling import REPO, call_beside, clean_environment
 from tests.helpers.stores import new_store
 

@@ -14,12 +14,12 @@ from resnet8ptq.config.schema import ReportConfig
 from resnet8ptq.core import command
 from resnet8ptq.core.errors import DataError
 from resnet8ptq.evaluation.result import RunResult
-from resnet8ptq.report import page
+from resnet8ptq.report.pages import page
 from resnet8ptq.sweeps import callback
 from resnet8ptq.sweeps.callback import RunningSweep
 from resnet8ptq.tracking import history, journal
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.run import start_parent, start_run
-from resnet8ptq.tracking.store import Store
 from resnet8ptq.tracking.sweep_file import Sweep
 from tests.helpers.calling import NO_REAL_FILES, call
 from tests.helpers.configs import make_config

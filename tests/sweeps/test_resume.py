@@ -13,8 +13,10 @@ from resnet8ptq.data import locate, shapes
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.settings import resolve
 from resnet8ptq.sweeps import identity, resume
-from resnet8ptq.tracking import history, journal, sync, upload
+from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.mlflow_store import sync, upload
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.run import (
     end_parent,
     replace_runs,
@@ -22,7 +24,6 @@ from resnet8ptq.tracking.run import (
     start_parent,
     start_run,
 )
-from resnet8ptq.tracking.store import Store
 from resnet8ptq.tracking.sweep_file import Sweep
 from tests.helpers.calling import NO_REAL_FILES, QUICK, Called, call
 from tests.helpers.cifar_files import write_folder

@@ -15,7 +15,7 @@ from resnet8ptq.core.alarm import TimeUpError
 from resnet8ptq.core.errors import ConfigError, DataError, QuantizationError, UnsupportedError
 from resnet8ptq.exploration.search import searching
 from resnet8ptq.exploration.search.searching import CONFIRM, DIAGNOSIS, Asked, Tried
-from resnet8ptq.report import page
+from resnet8ptq.report.pages import page
 from resnet8ptq.shipping import to_run
 from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.sweeps.search import RecipeSearch, TimeLimits, measure, noise

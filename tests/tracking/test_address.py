@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.core.text import redact
-from resnet8ptq.tracking import address
+from resnet8ptq.tracking.mlflow_store import address
 from tests.helpers.calling import QUICK, call
 
 KNOWN = ["http", "https", "postgresql", "mysql+pymysql"]

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from resnet8ptq.core.errors import TrackingError
 from resnet8ptq.tasks import registry
-from resnet8ptq.tracking import details, history, metrics, upload
+from resnet8ptq.tracking import details, history, metrics
 from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.mlflow_store import upload
 from resnet8ptq.tracking.run import start_run
 from tests.helpers import cells
 from tests.helpers.logged_runs import log_measured, only_run

@@ -12,9 +12,9 @@ from resnet8ptq.deploy import registering
 from resnet8ptq.deploy.source import Source
 from resnet8ptq.tasks import classification
 from resnet8ptq.tasks.classification import ClassScores
-from resnet8ptq.tracking import mlflow_model, upload
+from resnet8ptq.tracking.mlflow_store import mlflow_model, upload
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.run import Run, start_run
-from resnet8ptq.tracking.store import Store
 from tests.helpers.configs import make_config
 from tests.helpers.results import make_result
 
@@ -100,5 +100,5 @@ def test_a_registered_version_says_what_it_is(own_store, logged):
 
 
 def test_a_served_model_does_without_this_package():
-    alone = "resnet8ptq.tracking.served_model"
+    alone = "resnet8ptq.tracking.mlflow_store.served_model"
     assert code.closure(alone) == {alone}

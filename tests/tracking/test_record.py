@@ -12,7 +12,8 @@ from resnet8ptq.deploy.source import Source
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.evaluation.stopped_hits import PLANNED
 from resnet8ptq.tasks.metric import BASELINE, CHOICE, TOTAL
-from resnet8ptq.tracking import history, sync
+from resnet8ptq.tracking import history
+from resnet8ptq.tracking.mlflow_store import sync
 from resnet8ptq.tracking.record import RunRecord
 from resnet8ptq.tracking.run import start_parent, start_run
 from tests.helpers.configs import make_config

@@ -19,10 +19,11 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import background
 from resnet8ptq.core.errors import TrackingError
-from resnet8ptq.tracking import history, journal, sender, sync, upload
+from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.mlflow_store import sender, sync, upload
+from resnet8ptq.tracking.mlflow_store.store import Store, _make_database, open_store
 from resnet8ptq.tracking.run import Run, _start_journal, end_parent, start_parent, start_run
-from resnet8ptq.tracking.store import Store, _make_database, open_store
 from tests.helpers.calling import NO_REAL_FILES, QUICK, call_beside
 from tests.helpers.forked import call_process
 from tests.helpers.logged_runs import log_everything, only_run
@@ -307,7 +308,7 @@ def test_a_server_that_never_answers_is_asked_for_its_health_and_nothing_else(
     silent, store, tmp_path, monkeypatch, caplog
 ):
     """MLflow's own calls would wait for their timeout several times each."""
-    monkeypatch.setattr("resnet8ptq.tracking.store.HEALTH_S", 0.2)
+    monkeypatch.setattr("resnet8ptq.tracking.mlflow_store.store.HEALTH_S", 0.2)
     hung, asked = silent
     assert log_everything(hung, tmp_path / "run") == ""
     assert "TRACKING STORE UNAVAILABLE" in caplog.text
@@ -321,7 +322,10 @@ def test_a_server_that_never_answers_is_asked_for_its_health_and_nothing_else(
 
 @pytest.mark.parametrize("own", [None, "7"])
 def test_a_call_of_mlflow_waits_for_20_seconds_unless_the_user_says_otherwise(own):
-    code = "import os, resnet8ptq.tracking.store; print(os.environ['MLFLOW_HTTP_REQUEST_TIMEOUT'])"
+    code = (
+        "import os, resnet8ptq.tracking.mlflow_store.store; "
+        "print(os.environ['MLFLOW_HTTP_REQUEST_TIMEOUT'])"
+    )
     env = {k: v for k, v in os.environ.items() if k != "MLFLOW_HTTP_REQUEST_TIMEOUT"}
     env |= {} if own is None else {"MLFLOW_HTTP_REQUEST_TIMEOUT": own}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)

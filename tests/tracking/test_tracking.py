@@ -24,10 +24,11 @@ from resnet8ptq.data.dataset import CalibrationSet, Dataset, Split
 from resnet8ptq.data.sampling import draw_calibration
 from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.sweeps import callback, ongoing
-from resnet8ptq.tracking import history, journal, upload
+from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.mlflow_store import upload
+from resnet8ptq.tracking.mlflow_store.store import Store, find_store, open_store
 from resnet8ptq.tracking.run import end_parent, start_parent, start_run
-from resnet8ptq.tracking.store import Store, find_store, open_store
 from resnet8ptq.tracking.sweep_file import Sweep
 from tests.helpers import forked
 from tests.helpers.configs import compose_whole, make_config
@@ -411,7 +412,7 @@ def test_password_of_the_environment_stays_in_the_sweeps_private_file(store, tmp
     reached = Store(URI_WITH_PASSWORD, store.experiment_id, store.experiment_name)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", URI_WITH_PASSWORD)
     # No server to log in to.
-    monkeypatch.setattr("resnet8ptq.tracking.store.open_store", lambda config: reached)
+    monkeypatch.setattr("resnet8ptq.tracking.mlflow_store.store.open_store", lambda config: reached)
     make = start_parent
     monkeypatch.setattr("resnet8ptq.tracking.run.start_parent", lambda _, *args: make(store, *args))
     with ongoing.begin([]):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from resnet8ptq.config.schema import TrackingConfig
-from resnet8ptq.tracking import store, view
+from resnet8ptq.tracking.mlflow_store import store, view
 
 
 def stored(**changes: object) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from resnet8ptq.core import files
 from resnet8ptq.tracking import history
+from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store
 
 SHOWN = 40  # rows of a map, the worst
 MAX_BYTES = 2**24  # of a table

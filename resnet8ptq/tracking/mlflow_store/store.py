@@ -29,7 +29,7 @@ from resnet8ptq.config.schema import TrackingConfig
 from resnet8ptq.core import files, invocation
 from resnet8ptq.core.errors import ConfigError, PtqError, TrackingError
 from resnet8ptq.core.text import redact, safe_name
-from resnet8ptq.tracking import address, artifacts, view
+from resnet8ptq.tracking.mlflow_store import address, artifacts, view
 
 if TYPE_CHECKING:  # a second to import: only the process that uploads does
     import mlflow

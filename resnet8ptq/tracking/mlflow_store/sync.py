@@ -17,10 +17,11 @@ from resnet8ptq.core import command, invocation
 from resnet8ptq.core.console import track, waiting
 from resnet8ptq.core.errors import ConfigError, TrackingError
 from resnet8ptq.core.text import printable
-from resnet8ptq.tracking import history, journal, upload
+from resnet8ptq.tracking import history, journal
 from resnet8ptq.tracking.journal import Journal
+from resnet8ptq.tracking.mlflow_store import upload
+from resnet8ptq.tracking.mlflow_store.store import Store, StoreArguments, open_store
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store, StoreArguments, open_store
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from resnet8ptq.core.records import feed, names_of
 from resnet8ptq.data.fields import find_masked
 from resnet8ptq.tracking import params
 from resnet8ptq.tracking.journal import Journal
-from resnet8ptq.tracking.store import Store, in_one_line
+from resnet8ptq.tracking.mlflow_store.store import Store, in_one_line
 
 if TYPE_CHECKING:  # most commands do without MLflow
     from mlflow.entities import LoggedModel

@@ -11,9 +11,10 @@ from resnet8ptq.report.answer import say_facts, say_verdict
 from resnet8ptq.report.comparison import Cell
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.report.table import VOID
-from resnet8ptq.tracking import metrics, upload
+from resnet8ptq.tracking import metrics
 from resnet8ptq.tracking.journal import NOTE_TAG, Point
-from resnet8ptq.tracking.store import Store, is_away
+from resnet8ptq.tracking.mlflow_store import upload
+from resnet8ptq.tracking.mlflow_store.store import Store, is_away
 
 log = logging.getLogger(__name__)
 

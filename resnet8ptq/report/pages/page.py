@@ -25,24 +25,22 @@ from resnet8ptq.core.console import waiting
 from resnet8ptq.core.table import Table
 from resnet8ptq.core.text import escape_markdown, safe_name
 from resnet8ptq.evaluation.paired_latency import FILE, PairedLatency
-from resnet8ptq.report import (
-    answer,
+from resnet8ptq.report import answer, notes, table, timing, verdicts
+from resnet8ptq.report.comparison import MAX_BYTES, Family, add_earlier_runs, class_power, load
+from resnet8ptq.report.facts import LIMITS, best_first, count_models, headings, limits_of
+from resnet8ptq.report.pages import (
     layer_errors,
     methodology,
-    notes,
     plots,
     run_pages,
     spread,
-    table,
-    timing,
     trade_off,
-    verdicts,
     web_page,
     wrong_answers,
 )
-from resnet8ptq.report.comparison import MAX_BYTES, Family, add_earlier_runs, class_power, load
-from resnet8ptq.report.facts import LIMITS, best_first, count_models, headings, limits_of
-from resnet8ptq.report.layer_errors import HeatMap
+from resnet8ptq.report.pages.layer_errors import HeatMap
+from resnet8ptq.report.pages.trade_off import Panel
+from resnet8ptq.report.pages.wrong_answers import WrongAnswers
 from resnet8ptq.report.recommend import (
     ModelSelection,
     other_choice,
@@ -51,13 +49,12 @@ from resnet8ptq.report.recommend import (
 )
 from resnet8ptq.report.table import Row
 from resnet8ptq.report.terminal import REPORT
-from resnet8ptq.report.trade_off import Panel
 from resnet8ptq.report.verdicts import OUTCOMES
-from resnet8ptq.report.wrong_answers import WrongAnswers
 from resnet8ptq.tasks.metric import Metric
-from resnet8ptq.tracking import history, origin, upload
+from resnet8ptq.tracking import history, origin
+from resnet8ptq.tracking.mlflow_store import upload
+from resnet8ptq.tracking.mlflow_store.store import Store, StoreArguments, open_store
 from resnet8ptq.tracking.record import RunRecord
-from resnet8ptq.tracking.store import Store, StoreArguments, open_store
 from resnet8ptq.tracking.sweep_file import is_sweep_folder
 
 log = logging.getLogger(__name__)
@@ -146,7 +143,7 @@ def to_markdown(chosen: Sequence[ModelSelection], figures: Collection[str]) -> s
     families = [selected.family for selected in chosen]
     titles = _headings(families)
     parts = zip(titles, chosen, _prefixes(families), strict=True)
-    text = templates.load("resnet8ptq.report", "report.md.j2").render(
+    text = templates.load("resnet8ptq.report.pages", "report.md.j2").render(
         title="; ".join(titles),
         note=notes.FAMILIES_NOTE.format(count=len(families)),
         sections=[(heading, _render(part, figures, prefix)) for heading, part, prefix in parts],
@@ -205,7 +202,7 @@ def _render(
     shown, cut = table.shorten(family.records, whole)
     above = notes.collect_warnings(family) if page else ()
     losses = [(cell.label, cell.worse_classes) for cell in family.models if cell.worse_classes]
-    return templates.load("resnet8ptq.report", "family.md.j2").render(
+    return templates.load("resnet8ptq.report.pages", "family.md.j2").render(
         level="###" if prefix else "##",
         page=page,
         summary=summarize(selected),

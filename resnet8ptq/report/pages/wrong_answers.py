@@ -11,7 +11,7 @@ from resnet8ptq.core import figures, files
 from resnet8ptq.experiment.wrong_examples import COUNT, FILE
 from resnet8ptq.report.recommend import ModelSelection
 from resnet8ptq.tracking import history
-from resnet8ptq.tracking.store import Store
+from resnet8ptq.tracking.mlflow_store.store import Store
 
 MAX_BYTES = 2**22  # of the file
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from resnet8ptq.core import interrupts
 from resnet8ptq.core.text import one_line
-from resnet8ptq.tracking import details, history, metrics, mlflow_model, params
+from resnet8ptq.tracking import details, history, metrics, params
 from resnet8ptq.tracking.journal import FILE, NOTE_TAG, DataSet, Journal, Kind, Point
-from resnet8ptq.tracking.store import Store, is_away
+from resnet8ptq.tracking.mlflow_store import mlflow_model
+from resnet8ptq.tracking.mlflow_store.store import Store, is_away
 from resnet8ptq.tracking.sweep_file import FILE as SWEEP_FILE
 
 log = logging.getLogger(__name__)

@@ -18,13 +18,14 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from resnet8ptq.core import templates
-from resnet8ptq.report import notes, table, trade_off
+from resnet8ptq.report import notes, table
 from resnet8ptq.report.answer import explain
 from resnet8ptq.report.facts import best_first
-from resnet8ptq.report.layer_errors import HeatMap
+from resnet8ptq.report.pages import trade_off
+from resnet8ptq.report.pages.layer_errors import HeatMap
+from resnet8ptq.report.pages.trade_off import Panel
+from resnet8ptq.report.pages.wrong_answers import WrongAnswers
 from resnet8ptq.report.recommend import ModelSelection, why_none
-from resnet8ptq.report.trade_off import Panel
-from resnet8ptq.report.wrong_answers import WrongAnswers
 
 SHORT = ("speedup",)  # beside the columns of the terminal
 FOLD = re.compile(r"<details><summary>[^<>\n]*</summary>|</details>")
@@ -53,7 +54,7 @@ def to_html(
         sections.append({**section, "details": render(text, images), "wrong": answers})
     script = _script()
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return templates.load("resnet8ptq.report", "report.html.j2").render(
+    return templates.load("resnet8ptq.report.pages", "report.html.j2").render(
         title="; ".join(headings),
         sections=sections,
         heat_maps=heat_maps,
@@ -66,7 +67,7 @@ def to_html(
 
 @cache
 def _script() -> str:
-    return resources("resnet8ptq.report").joinpath("templates/report.js").read_text("utf-8")
+    return resources("resnet8ptq.report.pages").joinpath("templates/report.js").read_text("utf-8")
 
 
 def _section(heading: str, selected: ModelSelection, panels: list[Panel]) -> dict[str, Any]:

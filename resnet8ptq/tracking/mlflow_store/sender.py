@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from resnet8ptq.core.text import one_line
-from resnet8ptq.tracking import upload
 from resnet8ptq.tracking.journal import Journal
-from resnet8ptq.tracking.store import Store, check_answers, is_away
+from resnet8ptq.tracking.mlflow_store import upload
+from resnet8ptq.tracking.mlflow_store.store import Store, check_answers, is_away
 
 log = logging.getLogger(__name__)
 

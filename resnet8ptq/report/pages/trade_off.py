@@ -159,7 +159,7 @@ def panels(selected: ModelSelection) -> list[Panel]:
 
 def to_svg(drawn: Sequence[Panel]) -> str:
     """Return the drawings as one SVG file, side by side."""
-    template = templates.load("resnet8ptq.report", "trade_offs.svg.j2")
+    template = templates.load("resnet8ptq.report.pages", "trade_offs.svg.j2")
     return template.render(panels=drawn, width=WIDTH, height=HEIGHT)
 
 

@@ -1,0 +1,1 @@
+"""The MLflow store: its address, its runs and models, and the upload to it."""
