@@ -32,7 +32,7 @@ from resnet8ptq.core.text import no_such_name
 from resnet8ptq.report.facts import LIMITS
 from resnet8ptq.report.verdicts import EXIT_CODES, UNSUPPORTED
 from resnet8ptq.results import RunRecord, load_sweep
-from resnet8ptq.results.continuous_integration import judge_run
+from resnet8ptq.results.continuous_integration import assess_run
 from resnet8ptq.results.document import Answer, describe, to_json, to_markdown
 
 _FORMATS = ("text", "json", "markdown")
@@ -128,7 +128,7 @@ def _is_file(word: str) -> bool:
 def _answer(judged: RunRecord) -> Answer:
     """Return the verdict on a run; an unmeasured run is unsupported or failed."""
     try:
-        return judge_run(judged)
+        return assess_run(judged)
     except TrackingError:
         return Answer(UNSUPPORTED, judged, because=f"{judged.status}: {judged.why_none}")
 

@@ -5,9 +5,9 @@
     resnet8ptq measured result                    here
 
 The job holds the run's file, FP32's and the scored samples, and the program needs Python 3.9, numpy
-and the file's runtime. The result is judged here, by the run's metric and limit, and logged to the
-run as metrics `target/...`. `experiment=`, `uri=` and `root=` name the MLflow store, `trust=true`
-and `cache_dir=` are those of `resnet8ptq deploy`.
+and the file's runtime. The result gets its verdict here, by the run's metric and limit,
+and is logged to the run as metrics `target/...`. `experiment=`, `uri=` and `root=` name the MLflow
+store, `trust=true` and `cache_dir=` are those of `resnet8ptq deploy`.
 """
 
 import math

@@ -97,7 +97,7 @@ def find(
                 f"use: got {use!r}, but the newest is a single run, {runs.run.run_id}; try "
                 "without use=, or sweep=ID"
             )
-        return _judge(runs.run, runs, asked), ""
+        return _assess(runs.run, runs, asked), ""
     assert runs.parent is not None
     parent = runs.parent
     selections = runs.select(asked)
@@ -110,7 +110,7 @@ def find(
     return find_use(use, recommended, parent.run_id, nothing)[0], use
 
 
-def _judge(run: RunRecord, runs: lookup.Runs, asked: Asked) -> RunRecord:
+def _assess(run: RunRecord, runs: lookup.Runs, asked: Asked) -> RunRecord:
     """Return a run with its verdict among the others of its sweep, as a recommendation if it is."""
     try:
         selections = runs.select(asked)

@@ -23,7 +23,7 @@ def make_plan(
 ) -> StoppingPlan | None:
     """Return the plan; None for a run that scores all samples.
 
-    FP32 scores all samples, because it is not judged. Each of several models gets an equal part of
+    FP32 scores all samples, because it has no verdict. Each of several models gets an equal part of
     the level (Bonferroni), because a run does not know the p-values of the others.
 
     Args:

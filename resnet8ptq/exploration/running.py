@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 from resnet8ptq.core import cache
 from resnet8ptq.core.errors import UnsupportedError
@@ -10,6 +11,10 @@ from resnet8ptq.evaluation.result import RunResult
 from resnet8ptq.experiment.recorder import Recorder
 from resnet8ptq.experiment.settings import Settings
 
+if TYPE_CHECKING:  # a run imports what it calls
+    from resnet8ptq.experiment.pipeline import FileCheck
+
+EXPERIMENT = "resnet8ptq.experiment.pipeline:run_experiment"
 ANALYSES = {
     "inspect": "resnet8ptq.exploration.inspection:inspect",  # called by `inspect` below
     "sensitivity": "resnet8ptq.experiment.layers.sensitivity:analyse",
@@ -33,11 +38,11 @@ def run(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
     """
     recorder.log_config(settings.config)
     name = settings.config.analysis.name
+    experiment = resolve_name(EXPERIMENT if name is None else ANALYSES[name])
+    if name is None and not settings.config.backend.quantizes:
+        experiment = partial(experiment, check_file=_file_check(settings))
     try:
-        if name is None:
-            result = _quantize(settings, folder, recorder)
-        else:
-            result = resolve_name(ANALYSES[name])(settings, folder, recorder)
+        result: RunResult = experiment(settings, folder, recorder)
     except UnsupportedError as reason:
         result = RunResult("unsupported", str(reason))
     except FileNotFoundError as error:
@@ -47,18 +52,12 @@ def run(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
     return result
 
 
-def _quantize(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
-    """Run the recipe; a file of another program is checked for the cause of its loss."""
-    from resnet8ptq.experiment.pipeline import run_experiment
-
-    config = settings.config
-    if config.backend.quantizes:
-        return run_experiment(settings, folder, recorder)
+def _file_check(settings: Settings) -> "FileCheck":
+    """Return the search for the cause of the loss of a file that another program quantized."""
     from resnet8ptq.exploration import file_check
 
-    sized = config.preprocess.size is not None
-    check_file = partial(file_check.check, report=config.report, sized=sized)
-    return run_experiment(settings, folder, recorder, check_file)
+    sized = settings.config.preprocess.size is not None
+    return partial(file_check.check, report=settings.config.report, sized=sized)
 
 
 def inspect(settings: Settings, data_given: bool) -> None:

@@ -128,8 +128,8 @@ def to_markdown(answers: Sequence[Explanation]) -> str:
 
 
 def say_verdict(record: RunRecord) -> str:
-    """Return the verdict on a judged run as a sentence, with the number of scored samples."""
-    assert record.metric is not None and record.limit is not None  # of every judged run
+    """Return the verdict on an assessed run as a sentence, with the number of scored samples."""
+    assert record.metric is not None and record.limit is not None  # of every assessed run
     limit = record.metric.say_limit(record.limit)
     total = f"{record.samples or 0:,} samples"
     if record.samples_planned is not None:

@@ -70,7 +70,7 @@ class Family:
     """The cells of one family, scored on the same images and tested together."""
 
     cells: tuple[Cell, ...]
-    limits: ReportConfig = field(default_factory=ReportConfig)  # see `verdicts.judge`
+    limits: ReportConfig = field(default_factory=ReportConfig)  # see `verdicts.assess`
     earlier_runs: EarlierRuns = NO_EARLIER_RUNS  # on the same samples
     added: NDArray[np.bool_] | None = (
         None  # samples that no earlier run was scored on, if only some

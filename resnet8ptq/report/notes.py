@@ -174,14 +174,14 @@ def _on_tests(task: Task, records: Sequence[RunRecord]) -> list[str]:
 def _on_limits(family: Family) -> list[str]:
     records = family.records
     metric = family.metric
-    judged = [record for record in records if record.verdict_text]
-    if not judged:
+    assessed = [record for record in records if record.verdict_text]
+    if not assessed:
         return []
     planned = max(record.confirmations for record in records)
-    tested = [record for record in judged if record.verdict != VOID]
+    tested = [record for record in assessed if record.verdict != VOID]
     together = max(count_models(tested), planned)
     several = f", corrected for {together} models (Holm)" if together > 1 else ""
-    found = {record.verdict for record in judged}
+    found = {record.verdict for record in assessed}
     occurring = [outcome for outcome in OUTCOME_NOTES if outcome in found]
     outcomes = "".join(OUTCOME_NOTES[outcome] for outcome in occurring)
     limit = metric.say_limit(metric.limit(family.limits))

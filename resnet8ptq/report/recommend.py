@@ -1,8 +1,8 @@
 """Recommends a sweep's models by use, each with its verdict; `rule` chooses the first of them.
 
 Models are chosen on samples that the reported figures do not use (`experiment.samples`), because
-the best of many models looks too good on the samples that chose it. The chosen models are judged as
-a separate family, without a correction for the other models. For speed, FP32 is a candidate too.
+the best of many models looks too good on the samples that chose it. The chosen models are assessed
+as a separate family, without a correction for the other models. For speed, FP32 is a candidate too.
 """
 
 import math
@@ -45,7 +45,7 @@ class Recommendation:
     Attributes:
         title: the use in words, such as `best accuracy`.
         because: the reason in words.
-        choice: the model, with its verdict on the reported samples, see `_judge`; None for FP32,
+        choice: the model, with its verdict on the reported samples, see `_assess`; None for FP32,
             which only the uses for speed recommend.
         equals: the alternatives; `equals_mean` names the property in which they are equal.
         unknown: models that may be as good; the samples do not decide.
@@ -82,12 +82,12 @@ class Recommendation:
 class ModelSelection:
     """The deployable models of a family, and the criteria of the choice."""
 
-    family: Family  # judged
+    family: Family  # assessed
     timing: PairedLatency | None = None  # of the finalists, if they were timed
 
     @property
     def limits(self) -> ReportConfig:
-        """The limits by which the models are judged."""
+        """The limits by which the models are assessed."""
         return self.family.limits
 
     @cached_property
@@ -141,7 +141,7 @@ class ModelSelection:
 
         Of the models that keep the limit on the selection samples, it chooses among those that pass
         on the reported ones, where verdicts are corrected for all models. If none passes, the rule
-        chooses by the selection samples alone, and the chosen model is judged by itself.
+        chooses by the selection samples alone, and the chosen model is assessed by itself.
         """
         passing = [cell for cell in self.within if cell.record.verdict == PASS]
         if passing:
@@ -150,7 +150,7 @@ class ModelSelection:
         chosen = self._choose(undecided)
         if chosen is None or not self.apart:
             return chosen
-        alone = verdicts.judge_losses(Family((chosen.cell,), self.limits)).cells
+        alone = verdicts.assess_losses(Family((chosen.cell,), self.limits)).cells
         if alone[0].record.verdict != PASS:
             return chosen
         return self._choose(alone, alone=True)
@@ -178,7 +178,7 @@ class ModelSelection:
         elif ms is not None:  # of separate runs, whose latencies differ by chance
             value = fp32_ms / ms
             speed = Ratio(value, value * (1 - SAME_SPEED), value * (1 + SAME_SPEED))
-        # The reported loss may not choose a model that is then judged by itself.
+        # The reported loss may not choose a model that is then assessed by itself.
         by_selection = self.apart and not passes
         return rule.Candidate(
             key=record.run_id,
@@ -330,7 +330,7 @@ def recommend(selected: ModelSelection) -> list[Recommendation]:
     for backend in backends if len(backends) > 1 else []:
         members = [cell for cell in candidates if cell.record.backend == backend]
         uses[f"best_{backend}"] = _best(selected, f"best {title} in {backend}", members)
-    return _judge(selected, [replace(chosen, use=use) for use, chosen in uses.items()])
+    return _assess(selected, [replace(chosen, use=use) for use, chosen in uses.items()])
 
 
 def find_use(
@@ -372,20 +372,20 @@ def own_family(selected: ModelSelection, chosen: Sequence[Recommendation]) -> Fa
     return Family(tuple(cells.values()), selected.limits)
 
 
-def _judge(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[Recommendation]:
+def _assess(selected: ModelSelection, chosen: Sequence[Recommendation]) -> list[Recommendation]:
     """Return the recommendations with their verdicts on the reported samples.
 
-    Models of `own_family` are judged together. The balanced model is chosen on the reported
+    Models of `own_family` are assessed together. The balanced model is chosen on the reported
     samples, so its verdict is corrected for all models, unless it is another use's model too. The
     headline has its verdict already.
     """
-    own = verdicts.judge_losses(own_family(selected, chosen))
-    judged = {cell.record.run_id: cell for cell in own.cells}
+    own = verdicts.assess_losses(own_family(selected, chosen))
+    assessed = {cell.record.run_id: cell for cell in own.cells}
     result = []
     for recommended in chosen:
         cell = recommended.choice
         if cell is not None and recommended.use != RECOMMENDED:
-            recommended = replace(recommended, choice=judged.get(cell.record.run_id, cell))
+            recommended = replace(recommended, choice=assessed.get(cell.record.run_id, cell))
         result.append(recommended)
     return result
 

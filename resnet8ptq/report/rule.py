@@ -78,7 +78,7 @@ class Headline:
         candidate: the chosen model; with `keep`, the one that FP32 is kept instead of.
         reason: the reason in about ten words.
         nothing_faster: whether no candidate is shown to be faster than FP32, although timed.
-        alone: whether the model was judged by itself, and not corrected for all models.
+        alone: whether the model was assessed by itself, and not corrected for all models.
     """
 
     advice: Advice

@@ -30,9 +30,9 @@ class SingleRun:
         store = self.store
         if not record.is_analysis:  # an analysis has printed its own table
             families = comparison.add_earlier_runs(store, comparison.load(store, [record]))
-            judged = [verdicts.judge(family, self.limits) for family in families]
-            terminal.print_runs(judged)
-            run_pages.write(store, [ModelSelection(family) for family in judged])
+            assessed = [verdicts.assess(family, self.limits) for family in families]
+            terminal.print_runs(assessed)
+            run_pages.write(store, [ModelSelection(family) for family in assessed])
         terminal.print_paths(Path(record.folder), store)
         print(f"Run:    {record.run_id}")
         is_model = not record.is_analysis and bool(record.deploy_words)

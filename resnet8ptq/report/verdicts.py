@@ -79,10 +79,10 @@ class Verdict:
         return round_size(self.needed)
 
 
-def judge(family: Family, limits: ReportConfig) -> Family:
-    """Return the family with the verdict on each run in its record, and all that it is judged by.
+def assess(family: Family, limits: ReportConfig) -> Family:
+    """Return the family with the verdict on each run in its record, and all that it is assessed by.
 
-    This is the only function that judges runs by their limits: tables, pages, recommendations,
+    This is the only function that assesses runs by their limits: tables, pages, recommendations,
     programs and deployments read its result.
     """
     metric = family.metric
@@ -105,11 +105,11 @@ def judge(family: Family, limits: ReportConfig) -> Family:
             verdict=UNSUPPORTED if record.status == UNSUPPORTED else None,
         )
         cells.append(replace(cell, record=known))
-    return judge_losses(replace(family, cells=tuple(cells), limits=limits))
+    return assess_losses(replace(family, cells=tuple(cells), limits=limits))
 
 
-def judge_losses(family: Family) -> Family:
-    """Return a family of judged runs with their verdicts as a family of their own.
+def assess_losses(family: Family) -> Family:
+    """Return a family of assessed runs with their verdicts as a family of their own.
 
     Models that other samples chose are not corrected for the models that were not chosen.
     """
@@ -121,8 +121,8 @@ def judge_losses(family: Family) -> Family:
     decided = _decide_by_model(family, cells, margins, totals)
     losses = {cell.record.run_id: loss for cell, loss in zip(cells, decided, strict=True)}
     void = {cell.record.run_id: Verdict(VOID) for cell in family.measured if cell.record.doubt}
-    judged = [_with_verdict(cell, metric, limits, losses | void) for cell in family.cells]
-    return replace(family, cells=tuple(judged))
+    assessed = [_with_verdict(cell, metric, limits, losses | void) for cell in family.cells]
+    return replace(family, cells=tuple(assessed))
 
 
 def _with_verdict(
@@ -187,7 +187,7 @@ def margin_at(metric: Metric, cell: Cell, limit: float) -> Margin:
     return cell.paired.margin(metric, limit, int(cell.metric(TOTAL)))
 
 
-def judge_added(family: Family) -> list[tuple[Cell, Verdict]]:
+def assess_added(family: Family) -> list[tuple[Cell, Verdict]]:
     """Return the verdicts on the added samples only, for runs with values kept by sample.
 
     Samples added after an undecided verdict form an independent test. Their results influence
@@ -217,16 +217,16 @@ def say_added(family: Family) -> str:
     assert family.added is not None
     added = int(family.added.sum())
     total = len(family.added)
-    judged = judge_added(family)
-    verdicts = "; ".join(f"{cell.label}: {verdict}" for cell, verdict in judged[:NAMED])
-    if len(judged) > NAMED:
-        verdicts += f"; and {len(judged) - NAMED} more"
+    assessed = assess_added(family)
+    verdicts = "; ".join(f"{cell.label}: {verdict}" for cell, verdict in assessed[:NAMED])
+    if len(assessed) > NAMED:
+        verdicts += f"; and {len(assessed) - NAMED} more"
     alone = verdicts or "score them in a run of their own"
     return ADDED_NOTE.format(seen=total - added, total=total, added=added, alone=alone)
 
 
 def decide(margins: Sequence[tuple[Margin, int]], planned: int = 1) -> list[Verdict]:
-    """Return the verdicts on models that are judged together.
+    """Return the verdicts on models that are assessed together.
 
     Args:
         margins: for each model, how far its loss lies above the limit, and its number of samples.
@@ -241,7 +241,7 @@ def decide(margins: Sequence[tuple[Margin, int]], planned: int = 1) -> list[Verd
 
 
 def outcomes(p_values: Sequence[tuple[float, float]], planned: int = 1) -> list[str]:
-    """Return the outcomes of models that are judged together (Holm).
+    """Return the outcomes of models that are assessed together (Holm).
 
     Args:
         p_values: for each model, the p-values of a loss at the limit or above, and at the limit or

@@ -23,7 +23,7 @@ STEPS = 50  # halvings of an interval
 
 
 def measure(family: Family) -> Family:
-    """Return a judged family with the bounds of each model in its record.
+    """Return an assessed family with the bounds of each model in its record.
 
     There is no bound without spread, if samples of groups were scored one by one, or with a broken
     FP32. The unit is that of `RunRecord.loss`.

@@ -75,17 +75,17 @@ def find(asked: Arguments) -> Answer:
     else:
         source = lookup.read(Path(asked.folder), asked.tracking)
     if source.run is None:
-        answer = judge_sweep(source.judge_sweep(limits), asked.use)
+        answer = assess_sweep(source.assess_sweep(limits), asked.use)
     elif asked.use != Arguments.use:
         raise ConfigError("use: has no effect with a run; expected sweep= or a sweep's folder")
     else:
-        answer = judge_run(source.judge_run(limits))
+        answer = assess_run(source.assess_run(limits))
     if not named and (newest := source.run or source.parent):
         history.say_newest(newest)
     return answer
 
 
-def judge_run(run: RunRecord) -> Answer:
+def assess_run(run: RunRecord) -> Answer:
     """Return the verdict on a run.
 
     Raises:
@@ -99,7 +99,7 @@ def judge_run(run: RunRecord) -> Answer:
     raise TrackingError(f"run {run.run_id} is {run.status} and has no verdict ({run.why_none})")
 
 
-def judge_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
+def assess_sweep(sweep: SweepSummary, use: str = RECOMMENDED) -> Answer:
     """Return the verdict on the run that a sweep recommends for a use.
 
     Raises:

@@ -14,7 +14,7 @@ from resnet8ptq.core.text import no_such_name, printable, redact
 from resnet8ptq.report import comparison, facts, terminal
 from resnet8ptq.report.pages import page
 from resnet8ptq.report.recommend import ModelSelection
-from resnet8ptq.results.summaries import SweepSummary, judge_runs, summarize_sweep
+from resnet8ptq.results.summaries import SweepSummary, assess_runs, summarize_sweep
 from resnet8ptq.tracking import history, origin
 from resnet8ptq.tracking.journal import FILE, Journal
 from resnet8ptq.tracking.mlflow_store import sync
@@ -48,7 +48,7 @@ class Runs:
     run: RunRecord | None = None
 
     def select(self, asked: Asked) -> list[ModelSelection]:
-        """Judge the runs as in the report, by the requested limits or else the sweep's."""
+        """Assess the runs as in the report, by the requested limits or else the sweep's."""
         if unknown := asked.keys() - {*facts.LIMITS}:
             raise ConfigError(no_such_name("limits", min(unknown), facts.LIMITS))
         limits = facts.limits_of(self.records, asked)
@@ -56,19 +56,19 @@ class Runs:
             return page.load_selections(self.store, self.parent, self.records, limits)
         return page.select(comparison.load(self.store, self.records), limits)
 
-    def judge_run(self, asked: Asked) -> RunRecord:
-        """Return the requested run, judged among the runs of its sweep."""
+    def assess_run(self, asked: Asked) -> RunRecord:
+        """Return the requested run, assessed among the runs of its sweep."""
         assert self.run is not None
         artifacts = {self.run.run_id: _find_artifact(self.store, self.run)}
         for selected in self.select(asked):
-            for judged in judge_runs(selected, artifacts):
-                if judged.run_id == self.run.run_id:
-                    return judged
+            for assessed in assess_runs(selected, artifacts):
+                if assessed.run_id == self.run.run_id:
+                    return assessed
         raise ConfigError(
             f"run_id: run {self.run.run_id} is an analysis, expected a run that quantized a network"
         )
 
-    def judge_sweep(self, asked: Asked) -> SweepSummary:
+    def assess_sweep(self, asked: Asked) -> SweepSummary:
         """Return the sweep with its runs, verdicts and recommendations."""
         assert self.parent is not None
         selections = self.select(asked)
@@ -102,7 +102,7 @@ def load_sweep(
         TrackingError: the store does not answer, or its texts are damaged.
     """
     source = _find(SWEEP, run_id, folder, tags, tracking or TrackingConfig())
-    return source.judge_sweep(limits or {})
+    return source.assess_sweep(limits or {})
 
 
 def load_run(
@@ -113,7 +113,7 @@ def load_run(
     limits: Asked | None = None,
     tracking: TrackingConfig | None = None,
 ) -> RunRecord:
-    """Return a run, judged among the runs of its sweep; see `load_sweep` for arguments and errors.
+    """Return a run, assessed among those of its sweep; see `load_sweep` for arguments and errors.
 
         load_run("0123...").verdict
         load_run(folder="runs/2026-01-31/12-00-00_onnx-int8-minmax-per_tensor")
@@ -121,7 +121,7 @@ def load_run(
     Without arguments: the newest run.
     """
     source = _find(RUN, run_id, folder, tags, tracking or TrackingConfig())
-    return source.judge_run(limits or {})
+    return source.assess_run(limits or {})
 
 
 def find(store: Store, run_id: str | None, sweep: str | None) -> Runs:

@@ -113,7 +113,7 @@ def summarize_sweep(
 def _choose(selected: ModelSelection) -> list[Recommendation]:
     """Return the recommendations of a selection, with the bounds that belong to their verdicts.
 
-    Those of `own_family`, or of a headline that was judged by itself, differ from the table's.
+    Those of `own_family`, or of a headline that was assessed by itself, differ from the table's.
     """
     own = bounds.measure(own_family(selected, selected.recommendations))
     cells = {cell.record.run_id: cell for cell in own.cells}
@@ -135,7 +135,7 @@ def _why_none(selected: ModelSelection) -> list[str]:
     return [f"No quantized run was measured ({', '.join(f'{n} {s}' for s, n in counts.items())})."]
 
 
-def judge_runs(selected: ModelSelection, artifacts: Mapping[str, str | None]) -> list[RunRecord]:
+def assess_runs(selected: ModelSelection, artifacts: Mapping[str, str | None]) -> list[RunRecord]:
     """Return runs that were scored on the same samples, with bounds, file and command."""
     return _complete(selected, artifacts).family.records
 

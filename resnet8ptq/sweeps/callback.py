@@ -197,10 +197,10 @@ class RunningSweep:
                 timings = final_timing.run(chosen, folder)
                 chosen = page.select(families, self.limits, timings)
                 families = [selected.family for selected in chosen]
-            judged = [selected.family for selected in chosen]
+            assessed = [selected.family for selected in chosen]
             if self.is_search:  # it has said what each step came to
-                judged = [family.without_held_out() for family in judged]
-            shown = [family for family in judged if family.cells]
+                assessed = [family.without_held_out() for family in assessed]
+            shown = [family for family in assessed if family.cells]
             if shown:
                 terminal.print_runs(shown)
             runs = [record for family in shown for record in family.records]

@@ -1,8 +1,8 @@
 """The run: one typed record, which every table, page, command and program reads.
 
 Only this module names the params, metrics and tags of a run. `RunRecord.of` reads them, from MLflow
-(`of_mlflow`) or from the run's folder (`of_journal`). `report.verdicts` judges a run among the runs
-of its sweep, and fills the attributes below "judged".
+(`of_mlflow`) or from the run's folder (`of_journal`). `report.verdicts` assesses a run among those
+of its sweep, and fills the attributes below "assessed".
 """
 
 import json
@@ -78,7 +78,7 @@ def _tag(key: str, about: str = "", default: str = "") -> Any:
     return Field(default, validation_alias=AliasPath("tags", key), description=about)
 
 
-def _judged(about: str, default: Any = None) -> Any:
+def _assessed(about: str, default: Any = None) -> Any:
     return Field(default, description=about)
 
 
@@ -87,7 +87,7 @@ class RunRecord(BaseModel):
 
     A store is untrusted. So texts are printable, and numbers are finite and typed. A missing text
     is empty, or `?` if it is shown; a number that was not measured is None, in old runs too.
-    `load_run` and `load_sweep` return judged runs.
+    `load_run` and `load_sweep` return assessed runs.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -179,40 +179,42 @@ class RunRecord(BaseModel):
     )
     speedup: Number = _metric("speedup", "fp32_latency_ms divided by latency_ms")
 
-    # Judged among the runs of its sweep.
-    label: Text = _judged("the combination in words, as in the report", "")
-    settings: dict[str, str] = _judged("other settings that vary in the sweep, by key", {})
-    metric: Metric | None = _judged("the primary metric of the task")
-    value: Number = _judged("the metric of the quantized network; accuracies are fractions")
-    fp32_value: Number = _judged("the metric of FP32 in the same framework on the same samples")
-    least: Number = _judged(
+    # Assessd among the runs of its sweep.
+    label: Text = _assessed("the combination in words, as in the report", "")
+    settings: dict[str, str] = _assessed("other settings that vary in the sweep, by key", {})
+    metric: Metric | None = _assessed("the primary metric of the task")
+    value: Number = _assessed("the metric of the quantized network; accuracies are fractions")
+    fp32_value: Number = _assessed("the metric of FP32 in the same framework on the same samples")
+    least: Number = _assessed(
         "smallest accepted value (report.min_accuracy); null without this limit"
     )
-    limit: Number = _judged("largest loss that passes, such as report.max_drop")
-    verdict: str | None = _judged(
+    limit: Number = _assessed("largest loss that passes, such as report.max_drop")
+    verdict: str | None = _assessed(
         "pass, fail, undecided, void or unsupported; fail also below the metric's own limit; null "
         "for FP32 and for failed runs"
     )
-    loss_verdict: str | None = _judged("verdict on the loss alone; null without a measurement")
-    verdict_text: Text = _judged("the verdict as in the report's table", "")
-    fault: Text = _judged("why the model fails whatever its loss", "")
-    loss_upper_bound: Number = _judged(
+    loss_verdict: str | None = _assessed("verdict on the loss alone; null without a measurement")
+    verdict_text: Text = _assessed("the verdict as in the report's table", "")
+    fault: Text = _assessed("why the model fails whatever its loss", "")
+    loss_upper_bound: Number = _assessed(
         "the loss is at most this: one-sided 95% bound, corrected (Holm): with `use=` for the "
         "recommended models, with `run_id=` for all of the sweep"
     )
-    loss_lower_bound: Number = _judged(
+    loss_lower_bound: Number = _assessed(
         "the loss is at least this: one-sided 95% bound, corrected in the same way"
     )
-    p_value: Number = _judged("of the difference from FP32, two-sided, corrected (Holm)")
-    samples_needed: Count = _judged(
+    p_value: Number = _assessed("of the difference from FP32, two-sided, corrected (Holm)")
+    samples_needed: Count = _assessed(
         "where undecided, about the sample size for 80% power at the measured loss; null beyond a "
         "million or without spread"
     )
-    artifact: Text | None = _judged("path of the quantized file, or its address in a remote store")
-    equal_runs: tuple[str, ...] = _judged(
+    artifact: Text | None = _assessed(
+        "path of the quantized file, or its address in a remote store"
+    )
+    equal_runs: tuple[str, ...] = _assessed(
         "ids of the other runs of the sweep with an equal file; the report has one row for them", ()
     )
-    reproduce_command: str | None = _judged(
+    reproduce_command: str | None = _assessed(
         "the command that repeats a sweep's run; null for other runs"
     )
 

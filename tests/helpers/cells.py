@@ -94,7 +94,7 @@ def sweep(
 
 def judged_of(family: Family, limits: ReportConfig | None = None) -> dict[str, str]:
     """Return the verdicts on the models of a family as texts, by run id."""
-    records = verdicts.judge(family, limits or ReportConfig()).records
+    records = verdicts.assess(family, limits or ReportConfig()).records
     return {record.run_id: record.verdict_text for record in records if record.verdict_text}
 
 

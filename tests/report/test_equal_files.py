@@ -9,7 +9,7 @@ from resnet8ptq.report import equal_files, table
 from resnet8ptq.report.comparison import Family
 from resnet8ptq.report.facts import count_models
 from resnet8ptq.report.pages import page, trade_off
-from resnet8ptq.results.summaries import judge_runs
+from resnet8ptq.results.summaries import assess_runs
 from tests.helpers.cells import predictions, record, sweep, unmeasured
 from tests.helpers.pages import to_page
 
@@ -74,7 +74,7 @@ def test_the_row_has_both_names_and_the_json_every_run():
         ["onnx", "int8", "minmax"],
     ]
     [selected] = page.select([made], ReportConfig())
-    runs = judge_runs(selected, {})
+    runs = assess_runs(selected, {})
     assert [run.equal_runs for run in runs] == [("b",), ("a",), ()]
     assert [run.dtype for run in runs] == ["int8", "u8s8", "int8"]
     assert runs[0].verdict == runs[1].verdict is not None

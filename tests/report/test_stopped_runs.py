@@ -55,7 +55,7 @@ def _stop(cell: Cell, seen: int) -> Cell:
 
 
 def test_the_place_of_the_stop_and_the_corrected_loss_are_shown(stopped):
-    judged = verdicts.judge(stopped, ReportConfig())
+    judged = verdicts.assess(stopped, ReportConfig())
     for seen, record in zip(STOPS, judged.records, strict=True):
         assert record.verdict_text.endswith(f" after {seen} of 1,000")
     lines = notes.collect(judged)
@@ -82,7 +82,7 @@ def test_the_verdicts_are_those_of_the_corrected_p_values(stopped):
             for cell, seen in zip(stopped.cells, STOPS, strict=True)
         ]
         expected = verdicts.decide(list(zip(margins, STOPS, strict=True)))
-        judged = verdicts.judge(stopped, ReportConfig(max_drop=max_drop)).records
+        judged = verdicts.assess(stopped, ReportConfig(max_drop=max_drop)).records
         found = [(record.verdict, record.samples_needed) for record in judged]
         assert found == [(verdict.outcome, verdict.samples) for verdict in expected]
 
@@ -108,9 +108,9 @@ def test_added_samples_are_judged_alone():
         family, cells=(replace(cell, paired=pair),), added=added, earlier_runs=EarlierRuns(1)
     )
     limits = ReportConfig(max_drop=0.05)
-    judged = verdicts.judge(family, limits)
+    judged = verdicts.assess(family, limits)
     assert [record.verdict_text for record in judged.records] == ["pass"]
-    [(_, alone)] = verdicts.judge_added(judged)
+    [(_, alone)] = verdicts.assess_added(judged)
     assert alone.outcome == "fail"
     lines = notes.collect(judged)
     [line] = [line for line in lines if line.startswith("900 of these 1,000 samples")]
@@ -118,7 +118,7 @@ def test_added_samples_are_judged_alone():
     stopped = Paired(StoppedHits(pair.model, StoppingPlan(1000, 0.05, 0.05)), pair.baseline)
     family = replace(family, cells=(replace(cell, paired=stopped),))
     assert (
-        verdicts.judge_added(verdicts.judge(family, limits)) == []
+        verdicts.assess_added(verdicts.assess(family, limits)) == []
     )  # the plan has looked at all of them
 
 
@@ -132,7 +132,7 @@ def test_added_samples_are_judged_alone():
 )
 def test_earlier_runs_are_told(earlier, begin):
     family = amend_family(sweep(("a", predictions(), {})), tags=DIGEST)
-    judged = verdicts.judge(family, ReportConfig())
+    judged = verdicts.assess(family, ReportConfig())
     assert any(
         line.startswith(begin) for line in notes.collect(replace(judged, earlier_runs=earlier))
     )

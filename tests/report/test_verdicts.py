@@ -17,7 +17,7 @@ from tests.helpers.cells import judged_of, predictions, record, sweep
 
 
 def judged(*cells: object, max_drop: float = 0.01) -> dict[str, str]:
-    found = verdicts.judge(sweep(*cells), ReportConfig(max_drop=max_drop))
+    found = verdicts.assess(sweep(*cells), ReportConfig(max_drop=max_drop))
     return {record.run_id: record.verdict for record in found.records}
 
 
@@ -50,13 +50,13 @@ def test_runs_with_equal_files_are_corrected_as_one_model():
     judged = judged_of(many)
     assert {*judged.values()} == {PASS} and len(judged) == 100
     assert set(facts.adjusted_p(many.records).values()) == {many.records[0].p_alone}
-    told = notes.collect(verdicts.judge(many, ReportConfig()))
+    told = notes.collect(verdicts.assess(many, ReportConfig()))
     assert not any("corrected for 100" in line for line in told)
     other = ("other", near, {"artifact_sha256": "f" * 64})  # on the same samples, another file
     engine = ("engine", near, {"engine": "qnnpack", **digest})  # the same file, other kernels
     three = sweep(("a", near, digest), ("b", near, {"seed": "7", **digest}), other, engine)
     assert set(facts.adjusted_p(three.records).values()) == {3 * three.records[0].p_alone}
-    told = notes.collect(verdicts.judge(three, ReportConfig()))
+    told = notes.collect(verdicts.assess(three, ReportConfig()))
     assert any("corrected for 3 models (Holm)" in line for line in told)
 
 
@@ -76,16 +76,16 @@ def test_a_model_that_was_confirmed_alone_is_corrected_for_the_one_that_could_fo
     for text, outcome in (("2", UNDECIDED), ("1", PASS), ("x", PASS), ("9" * 99, PASS)):
         assert judged(("a", near, {"report.confirmations": text})) == {"a": outcome}
     confirmed = sweep(("a", near, {"report.confirmations": "2"}))
-    note = notes.collect(verdicts.judge(confirmed, ReportConfig()))
+    note = notes.collect(verdicts.assess(confirmed, ReportConfig()))
     assert any("corrected for 2 models (Holm)" in line for line in note)
 
 
 def test_undecided_says_how_many_samples_would_tell():
-    (few,) = verdicts.judge(sweep(("a", predictions(lost=8, won=4), {})), ReportConfig()).records
+    (few,) = verdicts.assess(sweep(("a", predictions(lost=8, won=4), {})), ReportConfig()).records
     assert few.verdict == UNDECIDED
     assert few.verdict_text == f"undecided ({few.samples_needed:,} samples)"
     assert 1000 < few.samples_needed < 3000
-    (verge,) = verdicts.judge(sweep(("a", predictions(lost=10), {})), ReportConfig()).records
+    (verge,) = verdicts.assess(sweep(("a", predictions(lost=10), {})), ReportConfig()).records
     assert (verge.samples_needed, verge.verdict_text) == (None, "undecided")  # at the limit
     assert str(Verdict(UNDECIDED, 1234)) == "undecided (1,200 samples)"
     assert str(Verdict(UNDECIDED, 3e7)) == "undecided"  # beyond reason
@@ -101,7 +101,7 @@ def test_the_wanted_accuracy_is_told_beside():
 def test_grouped_samples_decide_nothing():
     found = sweep(("a", predictions(), {"grouped": "true"}))
     assert judged_of(found) == {"a": "undecided"}
-    texts = notes.collect(verdicts.judge(found, ReportConfig()))
+    texts = notes.collect(verdicts.assess(found, ReportConfig()))
     assert notes.GROUPED_NOTE in texts
 
 
@@ -127,7 +127,7 @@ def test_beside_a_broken_fp32_all_is_void():
 
 def test_the_column_says_void():
     found = sweep(("a", predictions(), {"doubt": DOUBT}))
-    rows = table.make(verdicts.judge(found, ReportConfig(min_accuracy=0.99)).records).lines
+    rows = table.make(verdicts.assess(found, ReportConfig(min_accuracy=0.99)).records).lines
     assert VOID in rows[-1]
 
 

@@ -34,7 +34,7 @@ def ends(run: RunRecord) -> tuple[float | None, float | None]:
 def agree(family: Family, limits: ReportConfig) -> set[str]:
     """Check that verdicts follow from the bounds; return the outcomes."""
     limit = family.metric.limit(limits)
-    judged = verdicts.judge(family, limits)
+    judged = verdicts.assess(family, limits)
     for record in measure(judged).records:
         upper, lower = record.loss_upper_bound, record.loss_lower_bound
         assert (record.verdict == PASS) == (upper is not None and upper <= limit)

@@ -21,7 +21,7 @@ from resnet8ptq.report import facts
 from resnet8ptq.report.comparison import Family, compare
 from resnet8ptq.report.pages import page
 from resnet8ptq.results import continuous_integration, document, summaries, to_frame
-from resnet8ptq.results.continuous_integration import judge_run, judge_sweep
+from resnet8ptq.results.continuous_integration import assess_run, assess_sweep
 from resnet8ptq.results.document import Answer
 from resnet8ptq.results.summaries import SweepSummary
 from resnet8ptq.tracking.record import RunRecord
@@ -69,7 +69,7 @@ def read(answer: Answer) -> dict[str, Any]:
 
 
 def judged(*cells: Any, limits: ReportConfig | None = None, use: str = "best") -> dict[str, Any]:
-    return read(judge_sweep(summarize(sweep(*cells), limits=limits), use))
+    return read(assess_sweep(summarize(sweep(*cells), limits=limits), use))
 
 
 @pytest.mark.parametrize("split", ["test", "held_out", "choice"])
@@ -109,14 +109,14 @@ def test_the_page_has_every_key_and_every_field():
 )
 def test_verdict_and_exit_code(model, changes, verdict, code):
     summary = summarize(sweep(("a", model, changes)))
-    answered = read(judge_sweep(summary))
+    answered = read(assess_sweep(summary))
     assert (answered["schema"], answered["verdict"], answered["exit_code"]) == (1, verdict, code)
     if verdict in ("pass", "undecided"):
         assert answered["choice"]["run_id"] == "a"
     else:  # nothing is recommended
         assert answered["choice"] is answered["loss"] is answered["size"] is None
         assert answered["because"]
-    named = read(judge_run(summary.run("a")))
+    named = read(assess_run(summary.run("a")))
     assert named["choice"]["run_id"] == "a"
     assert named["verdict"] == (verdict if verdict != "unsupported" else "pass")
     assert named["sweep"] is named["use"] is None
@@ -139,7 +139,7 @@ def test_figures_are_those_of_the_report():
         assert (run.label, run.p_value) == (cell.label, adjusted[run.run_id])
     assert [c.use for c in summary.choices] == [r.use for r in selected.recommendations]
     for recommended in selected.recommendations:
-        answered = read(judge_sweep(summary, recommended.use))
+        answered = read(assess_sweep(summary, recommended.use))
         assert recommended.choice is not None
         record = recommended.choice.record
         assert answered["choice"]["run_id"] == record.run_id
@@ -151,7 +151,7 @@ def test_figures_are_those_of_the_report():
         assert answered["loss"]["limit"] == 0.02
         assert answered["size"] == {"bytes": record.size_bytes, "fp32_bytes": 300_000}
         assert answered["samples"]["scored"] == record.samples
-    fastest = read(judge_run(summary.run("a")))
+    fastest = read(assess_run(summary.run("a")))
     assert (fastest["latency"]["ms"], fastest["latency"]["speedup"]) == (0.5, 2.0)
 
 
@@ -162,7 +162,7 @@ def test_numbers_that_were_not_measured_are_null():
     )
     assert answered["latency"] == {**dict.fromkeys(("ms", "fp32_ms", "speedup", "batch_ms", "cpu"))}
     assert answered["loss"]["p_value"] is None
-    failed = read(judge_run(summarize(sweep(("a", LOSES, {}))).run("a")))
+    failed = read(assess_run(summarize(sweep(("a", LOSES, {}))).run("a")))
     assert failed["samples"]["needed"] is None
     verge = judged(("a", predictions(lost=10), {}))  # more than a million would decide
     assert (verge["verdict"], verge["samples"]["needed"]) == ("undecided", None)
@@ -171,22 +171,22 @@ def test_numbers_that_were_not_measured_are_null():
 def test_below_the_least_accuracy_is_a_fail():
     limits = ReportConfig(min_accuracy=0.95)
     summary = summarize(sweep(("a", PASSES, {})), limits=limits)
-    answered = read(judge_run(summary.run("a")))
+    answered = read(assess_run(summary.run("a")))
     assert (answered["verdict"], answered["exit_code"], answered["loss"]["verdict"]) == (
         "fail",
         3,
         "pass",
     )
     assert answered["metric"]["least"] == 0.95
-    text = document.to_markdown(judge_run(summary.run("a")))
+    text = document.to_markdown(assess_run(summary.run("a")))
     assert r"Fails: accuracy \< 95.00%." in text
-    assert read(judge_sweep(summary))["verdict"] == "fail"
+    assert read(assess_sweep(summary))["verdict"] == "fail"
 
 
 def test_an_unsupported_run_and_one_that_failed():
     cells = [unmeasured("a", "unsupported", "no such kernels"), unmeasured("b", "failed", "boom")]
     summary = summarize(compare(cells))
-    answered = read(judge_run(summary.run("a")))
+    answered = read(assess_run(summary.run("a")))
     assert (answered["verdict"], answered["exit_code"]) == ("unsupported", 4)
     assert answered["because"] == "no such kernels"
     assert (
@@ -195,12 +195,12 @@ def test_an_unsupported_run_and_one_that_failed():
         is answered["loss"]["value"]
         is None
     )
-    assert "no such kernels" in document.to_markdown(judge_run(summary.run("a")))
+    assert "no such kernels" in document.to_markdown(assess_run(summary.run("a")))
     with pytest.raises(TrackingError, match=r"run b is failed and has no verdict \(boom\)"):
-        judge_run(summary.run("b"))
+        assess_run(summary.run("b"))
     with pytest.raises(TrackingError, match="no run was measured, and 1 did not end"):
-        judge_sweep(summary)
-    alone = read(judge_sweep(summarize(compare(cells[:1]))))
+        assess_sweep(summary)
+    alone = read(assess_sweep(summarize(compare(cells[:1]))))
     assert alone["verdict"] == "unsupported"
     assert alone["because"] == "No quantized run was measured (1 unsupported)."
     assert alone["sweep"]["runs"] == {"unsupported": 1}
@@ -209,7 +209,7 @@ def test_an_unsupported_run_and_one_that_failed():
 def test_fp32_itself_has_no_verdict():
     summary = summarize(sweep(("a", PASSES, {"dtype": "fp32"})))
     with pytest.raises(ConfigError, match="run a is FP32 itself, expected a quantized run"):
-        judge_run(summary.run("a"))
+        assess_run(summary.run("a"))
 
 
 def test_a_use_without_a_recommendation():
@@ -217,15 +217,15 @@ def test_a_use_without_a_recommendation():
     with pytest.raises(
         ConfigError, match=r"use: got 'bset', .* try recommended \| best \| balanced \| smallest"
     ):
-        judge_sweep(summary, "bset")
+        assess_sweep(summary, "bset")
     with pytest.raises(ConfigError, match="use: got 'fastest'"):  # nothing was timed
-        judge_sweep(summary, "fastest")
+        assess_sweep(summary, "fastest")
     slow = {"latency_p50_ms": 2.0, "baseline/latency_p50_ms": 1.0}
     with pytest.raises(ConfigError, match="recommends onnx fp32, the network itself"):
-        judge_sweep(summarize(sweep(("a", PASSES, slow))), "fastest")
+        assess_sweep(summarize(sweep(("a", PASSES, slow))), "fastest")
     two = summarize(sweep(("a", PASSES, {})), sweep(("b", PASSES, {})))
     with pytest.raises(ConfigError, match="a run for each of 2 sets of samples; try run_id="):
-        judge_sweep(two)
+        assess_sweep(two)
 
 
 def test_none_within_the_limit_is_no_wrong_input():
@@ -271,7 +271,7 @@ def hostile() -> Family:
 @pytest.mark.parametrize("run_id", ["a", "b", "c"])
 def test_a_hostile_store_breaks_nothing(hostile, run_id):
     summary = summarize(hostile)
-    for answer in (judge_run(summary.run(run_id)), judge_sweep(summary)):
+    for answer in (assess_run(summary.run(run_id)), assess_sweep(summary)):
         read(answer)
         texts = document.to_json(answer), document.to_markdown(answer)
         for sign in SIGNS:
@@ -290,7 +290,7 @@ def test_a_hostile_store_breaks_nothing(hostile, run_id):
 def test_markdown_is_a_sentence_and_a_table():
     times = {"latency_p50_ms": 0.5, "baseline/latency_p50_ms": 0.7}
     summary = summarize(sweep(("a", predictions(lost=8, won=4), times)))
-    lines = document.to_markdown(judge_sweep(summary)).splitlines()
+    lines = document.to_markdown(assess_sweep(summary)).splitlines()
     assert lines[0].startswith(
         "**Quantization: undecided.** onnx int8 minmax per tensor: Undecided: 1,000 samples "
     )
@@ -304,7 +304,7 @@ def test_markdown_is_a_sentence_and_a_table():
         "| latency of one sample, ms | 0.700 | 0.500 |",
     ]
     assert lines[8] == "    python -m resnet8ptq deploy run_id=a"
-    none = document.to_markdown(judge_sweep(summarize(sweep(("a", LOSES, {})))))
+    none = document.to_markdown(assess_sweep(summarize(sweep(("a", LOSES, {})))))
     assert none.startswith(
         "**Quantization: fail.** No model is recommended for `use=recommended`. No deployable model"
     )

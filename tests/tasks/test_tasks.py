@@ -326,7 +326,7 @@ def judges(case: Case, comparison: Comparison, limits: ReportConfig) -> bool:
 
 def recommends(case: Case, comparison: Comparison, limits: ReportConfig) -> bool:
     family = family_of(case, comparison)
-    return bool(ModelSelection(verdicts.judge(family, limits)).within)
+    return bool(ModelSelection(verdicts.assess(family, limits)).within)
 
 
 def searches_steps(case: Case, comparison: Comparison, limits: ReportConfig) -> bool:
@@ -385,7 +385,7 @@ def test_few_samples_with_most_of_the_signal_do_not_hide_a_network_that_answers_
     case = Case(deviation.build(("scores",)), Targets(), lambda noise: zero if noise else exact)
     comparison = compare(case, 1.0)
     [cell] = family_of(case, comparison).cells
-    [run] = verdicts.judge(Family((cell,)), ReportConfig()).records
+    [run] = verdicts.assess(Family((cell,)), ReportConfig()).records
     assert (run.verdict, comparison.loss()) == (UNDECIDED, 1.0)
     cell = amend(cell, params={"silent": case.task.scope.find_silent(("scores",), zero, exact)})
     judged = judged_of(Family((cell,)))

@@ -71,7 +71,7 @@ def analyse(settings: Settings, folder: Path, run: Recorder) -> ComparisonResult
     params["finding"] = compared.describe()
     result = ComparisonResult("ok", compared=compared, resolved=params)
 
-    # It draws, which a run that only judges a file does not.
+    # It draws, which a run that only assesses a file does not.
     from resnet8ptq.exploration.tensors import tensor_table
 
     title = tensor_table.describe(config, "tensors")

@@ -119,11 +119,11 @@ def select(
     limits: ReportConfig,
     timings: Sequence[PairedLatency | None] | None = None,
 ) -> list[ModelSelection]:
-    """Judge the models of each family, whose latencies become those of its timing."""
+    """Assess the models of each family, whose latencies become those of its timing."""
     result = []
     for family, timed in zip(families, timings or [None] * len(families), strict=True):
-        judged = verdicts.judge(timing.put_in(family, timed), limits)
-        result.append(ModelSelection(judged, timed))
+        assessed = verdicts.assess(timing.put_in(family, timed), limits)
+        result.append(ModelSelection(assessed, timed))
     return result
 
 
@@ -210,7 +210,7 @@ def _render(
         selected=selected,
         recommendations=recommended,
         own=len(own.cells),
-        judged_all=count_models([cell.record for cell in family.measured]),
+        assessed_all=count_models([cell.record for cell in family.measured]),
         metric=family.metric,
         table=_to_markdown(shown),
         cut=cut,

@@ -18,7 +18,7 @@ from resnet8ptq.tracking.mlflow_store.store import Store, is_away
 
 log = logging.getLogger(__name__)
 
-# verdicts of runs that are not judged
+# verdicts of runs that are not assessed
 BASELINE = "baseline"
 SELECTION = "selection samples"
 
