@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from resnet8ptq.backends.contract import options_of
 from resnet8ptq.backends.file import reading
 from resnet8ptq.backends.file.options import FileConfig
-from resnet8ptq.config.schema import ReportConfig
+from resnet8ptq.config.naming import Combination
+from resnet8ptq.config.schema import RunConfig
+from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, UnsupportedError
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.preprocessing import Preprocessing
 from resnet8ptq.evaluation.evaluator import Evaluator
 from resnet8ptq.experiment.preprocessing_check import run_all, usual
-from resnet8ptq.exploration.tensors import findings
+from resnet8ptq.exploration.tensors import findings, network_picture
 from resnet8ptq.exploration.tensors.comparing import SOUND_DB, compare_file
 from resnet8ptq.graph.session import open_runner
 from resnet8ptq.tasks.comparison import Comparison
@@ -46,25 +48,25 @@ def check(
     data: Dataset,
     path: Path,
     comparison: Comparison,
-    report: ReportConfig,
-    sized: bool,
+    config: RunConfig,
+    folder: Path,
 ) -> dict[str, str]:
     """Warn if a file is far from FP32; return the cause as a param.
 
     Args:
         data: the data set, arranged for the network.
-        report: the limit of the loss.
-        sized: whether the preprocessing resizes pictures.
+        config: of the run, with the limit of the loss.
+        folder: of the run; gets the picture of the network if a layer is the cause.
     """
     sqnr = comparison.sqnr_db
     near = sqnr is None or sqnr >= FAR_DB
-    within = comparison.loss() <= comparison.metric.limit(report)
+    within = comparison.loss() <= comparison.metric.limit(config.report)
     if not len(data.train) or (near and within):
         return {}
     shown = "" if sqnr is None else f", SQNR {sqnr:.1f} dB"
     loss = comparison.metric.say_loss(round(comparison.loss(), 4))
     what = f"the file is far from FP32 (loss {loss}{shown})"
-    cause = find_cause(evaluator, data.train.spaced(SAMPLES), path, sized)
+    cause = find_cause(evaluator, data.train.spaced(SAMPLES), path, config, folder)
     if not cause:
         log.warning("%s: no cause found in its preprocessing, class order and tensors", what)
         return {}
@@ -72,7 +74,9 @@ def check(
     return {"cause": cause}
 
 
-def find_cause(evaluator: Evaluator, samples: Split, path: Path, sized: bool) -> str:
+def find_cause(
+    evaluator: Evaluator, samples: Split, path: Path, config: RunConfig, folder: Path
+) -> str:
     """Return the preprocessing or the order of classes that fits, else the layer that costs most.
 
     Empty if no cause is found.
@@ -80,10 +84,11 @@ def find_cause(evaluator: Evaluator, samples: Split, path: Path, sized: bool) ->
     threads = evaluator.runtime.threads
     expected = run_all(open_runner(str(evaluator.network.onnx_path), threads), samples)
     run = evaluator.quantizer.load(path, threads).predict
+    sized = config.preprocess.size is not None
     return (
         _find_preprocessing(run, samples, expected, sized)
         or _find_class_order(run_all(run, samples), expected)
-        or _find_layer(evaluator, samples, path)
+        or _find_layer(evaluator, samples, path, config, folder)
     )
 
 
@@ -144,7 +149,9 @@ def _sqnr_db(expected: Outputs, outputs: Outputs) -> float:
     return -math.inf if value is None else value
 
 
-def _find_layer(evaluator: Evaluator, samples: Split, path: Path) -> str:
+def _find_layer(
+    evaluator: Evaluator, samples: Split, path: Path, config: RunConfig, folder: Path
+) -> str:
     """Return the layer that costs most, and other findings in the file's tensors.
 
     Empty if all layers are near, or the format gives no tensors.
@@ -156,6 +163,9 @@ def _find_layer(evaluator: Evaluator, samples: Split, path: Path) -> str:
         compared = compare_file(evaluator.network, admitted, inputs, samples, runtime.threads)
         if compared is not None and compared.costliest.own_db < SOUND_DB:
             found = findings.find(compared)
+            title = Combination.of_config(config).describe(config.data.name, "tensors")
+            picture = network_picture.draw(compared, found, title)
+            files.write_text(folder / network_picture.FILE, picture)
             others = [one.say() for one in found if compared.costliest.name not in one.tensors]
             return "; ".join([compared.describe(), *others])
     return ""

@@ -40,7 +40,7 @@ def run(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
     name = settings.config.analysis.name
     experiment = resolve_name(EXPERIMENT if name is None else ANALYSES[name])
     if name is None and not settings.config.backend.quantizes:
-        experiment = partial(experiment, check_file=_file_check(settings))
+        experiment = partial(experiment, check_file=_file_check(settings, folder))
     try:
         result: RunResult = experiment(settings, folder, recorder)
     except UnsupportedError as reason:
@@ -52,12 +52,11 @@ def run(settings: Settings, folder: Path, recorder: Recorder) -> RunResult:
     return result
 
 
-def _file_check(settings: Settings) -> "FileCheck":
+def _file_check(settings: Settings, folder: Path) -> "FileCheck":
     """Return the search for the cause of the loss of a file that another program quantized."""
     from resnet8ptq.exploration import file_check
 
-    sized = settings.config.preprocess.size is not None
-    return partial(file_check.check, report=settings.config.report, sized=sized)
+    return partial(file_check.check, config=settings.config, folder=folder)
 
 
 def inspect(settings: Settings, data_given: bool) -> None:

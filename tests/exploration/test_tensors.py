@@ -244,6 +244,18 @@ def test_the_picture_has_every_layer_and_frames_the_fault(files):
     assert "script" not in picture and "&lt;title&gt;" in picture
 
 
+def test_a_viewer_finds_the_values_by_nodes_and_tensors_of_the_file(files):
+    compared = compare(*files)
+    results = network_picture.to_node_data(compared)["results"]
+    nodes = {name: node for node in files[0].graph.node for name in node.output}
+    measured = [t for t in compared.tensors if t.name in nodes and np.isfinite(t.own_db)]
+    assert len(measured) > 5
+    for tensor in measured:
+        values = [results[key]["value"] for key in (tensor.inner.name, nodes[tensor.name].name)]
+        assert values == [round(tensor.own_db, 1)] * 2
+    assert {node.name for node in files[1].graph.node} & results.keys()
+
+
 @given(ends=st.lists(st.integers(0, 40), min_size=1, max_size=200), size=st.integers(1, 9))
 def test_blocks_hold_every_box_once_in_order(ends, size):
     last = [min(index + end, len(ends) - 1) for index, end in enumerate(ends)]

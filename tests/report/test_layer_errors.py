@@ -20,7 +20,12 @@ DIAGNOSED = (
 )
 
 
-def log(store: Store, tmp_path: Path, *analyses: tuple[str, str, str]) -> str:
+PICTURE = "<svg xmlns='http://www.w3.org/2000/svg'/>"
+
+
+def log(
+    store: Store, tmp_path: Path, *analyses: tuple[str, str, str], picture: str = PICTURE
+) -> str:
     """Log a sweep of analyses, given by name, mode and table; return its id."""
     (tmp_path / "sweep").mkdir()
     parent_id = start_parent(store, "sweep", tmp_path / "sweep", {})
@@ -29,8 +34,8 @@ def log(store: Store, tmp_path: Path, *analyses: tuple[str, str, str]) -> str:
         folder.mkdir()
         with start_run(store, name, folder, parent_id, {"job_number": str(number)}) as run:
             params = {"analysis.name": name, "analysis.mode": mode, "backend": f"onnx{number}"}
-            table = "diagnosis.csv" if name == "diagnose" else f"{name}.csv"
-            (folder / table).write_text(text)
+            (folder / layer_errors._TABLES.get(name, f"{name}.csv")).write_text(text)
+            (folder / layer_errors.PICTURE).write_text(picture)
             run.log_params(params)
             run.log_result(RunResult("ok"))
     return parent_id
@@ -47,9 +52,12 @@ def test_analyses_of_several_settings_are_columns_of_one_map(own_store, tmp_path
     assert "&lt;b&gt;first" in text and "<b>first" not in text
 
 
-def test_a_diagnosis_has_the_worst_tensor_of_each_layer(own_store, tmp_path):
-    parent_id = log(own_store, tmp_path, ("diagnose", "", DIAGNOSED))
+@pytest.mark.parametrize("name", ["diagnose", "compare"])
+def test_a_diagnosis_has_the_worst_tensor_of_each_layer(own_store, tmp_path, name):
+    parent_id = log(own_store, tmp_path, (name, "", DIAGNOSED))
     [made] = layer_errors.load(own_store, parent_id)
+    text = page.to_html([], [], {}, heat_maps=[made])
+    assert '<img src="data:image/svg+xml;base64,' in text and "<svg xmlns" not in text
     [(name, cells)] = made.rows
     assert name == "a"
     assert [cell.text for cell in cells] == ["30.0", "17.0", "40.0"]
@@ -61,6 +69,13 @@ def test_a_damaged_table_is_one_line(own_store, tmp_path, caplog, text):
     assert layer_errors.load(own_store, parent_id) == []
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
     assert len(warnings) == 1 and "sensitivity.csv" in warnings[0]
+
+
+def test_a_picture_that_is_no_svg_is_left_out(own_store, tmp_path, caplog):
+    html = "<html><script>alert()</script>"
+    parent_id = log(own_store, tmp_path, ("diagnose", "", DIAGNOSED), picture=html)
+    [made] = layer_errors.load(own_store, parent_id)
+    assert not made.picture and "network.svg" in caplog.text
 
 
 @given(

@@ -316,7 +316,8 @@ def checks_a_file(case: Case, comparison: Comparison, limits: ReportConfig) -> b
     data.train.__len__.return_value = 1
     with mock.patch.object(file_check, "find_cause", return_value="") as find_cause:
         evaluator: Any = SimpleNamespace(task=case.task)
-        file_check.check(evaluator, data, Path(), comparison, limits, sized=False)
+        config: Any = SimpleNamespace(report=limits)
+        file_check.check(evaluator, data, Path(), comparison, config, Path())
     return not find_cause.called
 
 

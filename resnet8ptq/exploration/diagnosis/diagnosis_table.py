@@ -17,14 +17,14 @@ from resnet8ptq.core.table import Column, Table, number
 from resnet8ptq.core.text import plain, printable, show
 from resnet8ptq.exploration.diagnosis.conclusion import DiagnosisResult
 from resnet8ptq.exploration.diagnosis.outcomes import Outcome
-from resnet8ptq.exploration.tensors import tensor_table
+from resnet8ptq.exploration.tensors import network_picture, tensor_table
 from resnet8ptq.exploration.tensors.comparing import Compared
 from resnet8ptq.exploration.tensors.findings import Finding
 from resnet8ptq.tasks.metric import Metric
 
 
 def write(folder: Path, config: RunConfig, result: DiagnosisResult) -> None:
-    """Write `config.yaml`, `network.svg` and `diagnosis.csv`, `.json`, `.md` and `.png`."""
+    """Write `config.yaml`, the files of `tensor_table.write`, `diagnosis.md` and `.png`."""
     title = tensor_table.describe(config, "diagnosis")
     save_config(config, folder / CONFIG_FILE)
     tensor_table.write(folder, "diagnosis", result.compared, result.findings, title)
@@ -37,7 +37,7 @@ def to_markdown(result: DiagnosisResult, title: str) -> str:
     parts = [f"# {printable(title)}", *map(_escape, (*result.conclusion, *result.notes))]
     for shown in _tables(result, result.compared.tensors):
         parts += [f"## {shown.title}", shown.to_markdown(_escape)]
-    parts += [f"![network]({tensor_table.PICTURE})", *_notes(result)]
+    parts += [f"![network]({network_picture.FILE})", *_notes(result)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,7 +1,8 @@
-"""`network.svg`: the layers as boxes along the graph, with dtypes, SQNR and faults.
+"""The layers along the graph, with dtypes, SQNR and faults: a picture, and data for a viewer.
 
-One file without scripts, in the colours of the reader's theme. Networks of more than `MOST` layers
-are drawn block by block: parts of the graph between tensors through which all later layers pass.
+`network.svg` is one file without scripts, in the colours of the reader's theme. Networks of more
+than `MOST` layers are drawn block by block: parts of the graph between tensors through which all
+later layers pass.
 """
 
 import math
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,6 +27,8 @@ from resnet8ptq.graph.layers import FUSED, MOVING, short_names
 from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.pruning import inputs_of
 
+FILE = "network.svg"
+NODE_DATA = "node_data.json"
 MOST = 60  # boxes
 TIMED = 20  # runs
 RANKS = 14  # boxes below each other in a column
@@ -42,6 +46,8 @@ DARKEST = 0.75
 # characters of the lines in a box
 TITLE = 21
 LINE = 29
+# of the node data: colours up to a value in dB
+_COLOURS = {10.0: "#d55e00", 20.0: "#e8975a", 30.0: "#f5cbaa"}
 _JOINS = (*FUSED, *MOVING, "Dropout")  # drawn with the layer before them
 
 
@@ -263,6 +269,22 @@ def _line(source: Box, target: Box) -> str:
         return f"M{x:g} {y:g}v6H{side:g}V{to_y - 6:g}H{to_x:g}V{to_y:g}"
     gutter = target.x - GUTTER / 2  # to another column
     return f"M{x:g} {y:g}v8H{gutter:g}V{to_y - 10:g}H{to_x:g}V{to_y:g}"
+
+
+def to_node_data(compared: TensorComparison) -> dict[str, Any]:
+    """Return the SQNR of each layer alone, in the node data format of Model Explorer.
+
+    It finds the nodes of an ONNX file by their names, and those of a TFLite file by their outputs.
+    A viewer shows the values on FP32's graph, and on a quantized one that keeps the names.
+    """
+    made = Links(compared.network.graph).producers
+    results: dict[str, Any] = {}
+    for tensor in compared.tensors:
+        if tensor.name in made and math.isfinite(tensor.own_db):
+            value = {"value": round(tensor.own_db, 1)}
+            results |= {made[tensor.name].name: value, tensor.name: value, tensor.inner.name: value}
+    thresholds = [{"value": value, "bgColor": colour} for value, colour in _COLOURS.items()]
+    return {"name": "SQNR of the layer alone, dB", "results": results, "thresholds": thresholds}
 
 
 def time_nodes(quantizer: Quantizer, path: Path, split: Split) -> dict[str, float]:

@@ -19,7 +19,6 @@ from resnet8ptq.exploration.tensors import network_picture
 from resnet8ptq.exploration.tensors.comparing import LOST_DB, Compared, TensorComparison, Weight
 from resnet8ptq.exploration.tensors.findings import Finding
 
-PICTURE = "network.svg"
 ROWS = 12  # of the printed table: the layers that cost most
 LABELLED = 60  # tensors with a label in the figure
 SHORT = 30  # characters of a label: the end of a name tells tensors apart
@@ -74,11 +73,13 @@ WEIGHTS: Sequence[Column[Weight]] = (
 def write(
     folder: Path, name: str, compared: TensorComparison, found: Sequence[Finding], title: str
 ) -> None:
-    """Write `name` as .csv and .json, and the picture of the network, each atomically."""
+    """Write `name` as .csv and .json, and the network's picture and node data, each atomically."""
     files.write_text(folder / f"{name}.csv", to_csv(compared))
     document = json.dumps(to_document(compared, found), indent=2)
     files.write_text(folder / f"{name}.json", document)
-    files.write_text(folder / PICTURE, network_picture.draw(compared, found, title))
+    files.write_text(folder / network_picture.FILE, network_picture.draw(compared, found, title))
+    node_data = json.dumps(network_picture.to_node_data(compared), indent=2)
+    files.write_text(folder / network_picture.NODE_DATA, node_data)
 
 
 def to_csv(compared: TensorComparison) -> str:

@@ -1,14 +1,16 @@
-"""The error by layer as heat maps, where a sweep has sensitivity analyses or diagnoses.
+"""The error by layer: heat maps and pictures of the network, of the runs that have measured it.
 
-Their runs have written the tables (`experiment.layers`, `exploration.diagnosis`). A store is
-untrusted: a damaged table is one warning, and is left out.
+These runs have written tables and pictures (`experiment.layers`, `exploration`). A store is
+untrusted: a damaged file is one warning, and is left out. A picture becomes an `img`, in which no
+browser runs scripts or loads other files.
 """
 
+import base64
 import csv
 import io
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resnet8ptq.core import files
@@ -17,7 +19,8 @@ from resnet8ptq.tracking.mlflow_store.store import Store
 from resnet8ptq.tracking.record import RunRecord
 
 SHOWN = 40  # rows of a map, the worst
-MAX_BYTES = 2**24  # of a table
+MAX_BYTES = 2**24  # of a file
+PICTURE = "network.svg"
 DARKEST = 0.6  # opacity of the worst value
 
 Rows = list[dict[str, str]]
@@ -29,7 +32,8 @@ _SENSITIVITY = {
     _HIGH_IS_BAD: "SQNR of the output with this layer alone in float, in dB: a high value names a "
     "layer whose quantization costs most.",
 }
-_DIAGNOSIS = "SQNR of each layer's tensors against FP32, in dB: low is bad."
+_TABLES = {"diagnose": "diagnosis.csv", "compare": "tensors.csv"}
+_BY_TENSOR = "SQNR of each layer's tensors against FP32, in dB: low is bad."
 _OWN = "output, by this layer alone"
 _WHOLE = "output, with all before"
 _WEIGHTS = "weights"
@@ -45,17 +49,23 @@ class Cell:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A table of layers; `more` counts the layers that are left out."""
+    """A table of layers.
+
+    Attributes:
+        more: the number of layers that are left out.
+        picture: the layers along the graph, as a data URL; empty without one.
+    """
 
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...] = ()
     more: int = 0
+    picture: str = ""
 
 
-def load(store: Store, parent_id: str) -> list[HeatMap]:
-    """Return the heat maps of a sweep's analyses; empty without any."""
-    runs = [r for r in history.load_children(store, parent_id) if r.is_analysis]
+def load(store: Store, run_id: str) -> list[HeatMap]:
+    """Return the heat maps of a sweep, or of a single run; empty without any."""
+    runs = history.load_children(store, run_id) or [history.load_run(store, run_id)]
     by_mode: dict[str, list[RunRecord]] = {}
     maps = []
     for run in runs:
@@ -64,8 +74,12 @@ def load(store: Store, parent_id: str) -> list[HeatMap]:
             continue
         if name == "sensitivity":
             by_mode.setdefault(run.params.get("analysis.mode", ""), []).append(run)
-        elif name == "diagnose" and (values := _load(store, run, "diagnosis.csv", _diagnosed)):
-            maps.append(draw(f"{_name(run)}: {_DIAGNOSIS}", values))
+        elif name in _TABLES:
+            values = _load(store, run, _TABLES[name], _by_layer)
+            made = draw(f"{_name(run)}: {_BY_TENSOR}", values)
+            maps.append(replace(made, picture=_load_picture(store, run)))
+        elif run.cause:  # a file of another program that is far from FP32
+            maps.append(HeatMap(f"{_name(run)}: {run.cause}", picture=_load_picture(store, run)))
     for mode, members in by_mode.items():
         if mode not in _SENSITIVITY:
             continue
@@ -75,7 +89,7 @@ def load(store: Store, parent_id: str) -> list[HeatMap]:
                 joined.setdefault(layer, {})[_name(run)] = value["sqnr_db"]
         if joined:
             maps.append(draw(_SENSITIVITY[mode], joined, high_is_bad=mode == _HIGH_IS_BAD))
-    return maps
+    return [made for made in maps if made.rows or made.picture]
 
 
 def draw(
@@ -115,6 +129,18 @@ def _load(store: Store, run: RunRecord, name: str, read: Callable[[Rows], Values
     return history.read_if_sound(store, run, name, reader, lacks) or {}
 
 
+def _load_picture(store: Store, run: RunRecord) -> str:
+    lacks = "the report leaves out the picture of a network"
+    return history.read_if_sound(store, run, PICTURE, _read_picture, lacks, optional=True) or ""
+
+
+def _read_picture(path: Path) -> str:
+    content = files.read_bytes(path, MAX_BYTES)
+    if not content.startswith(b"<svg "):
+        raise ValueError("not an SVG file")
+    return f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}"
+
+
 def _ranked(rows: Rows) -> Values:
     """Return the SQNR of a sensitivity analysis by layer; its column names the output."""
     [column] = [name for name in rows[0] if name.endswith("_sqnr_db")]
@@ -122,8 +148,8 @@ def _ranked(rows: Rows) -> Values:
     return {layer: value for layer, value in values.items() if not math.isnan(value["sqnr_db"])}
 
 
-def _diagnosed(rows: Rows) -> Values:
-    """Return the lowest SQNR of each layer's weights and activations in a diagnosis."""
+def _by_layer(rows: Rows) -> Values:
+    """Return the lowest SQNR of each layer's weights and activations."""
     values: Values = {}
     for row in rows:
         activation = row["kind"] == "activation"
