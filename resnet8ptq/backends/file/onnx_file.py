@@ -25,7 +25,7 @@ from resnet8ptq.backends.file.contents import (
 from resnet8ptq.graph.layers import FUSED, attribute
 from resnet8ptq.graph.pruning import find_all
 from resnet8ptq.graph.qdq import AT_OUTPUT
-from resnet8ptq.graph.session import end_at_logits, expose, open_session
+from resnet8ptq.graph.session import between, end_at_logits, expose, open_session
 from resnet8ptq.models.gates import onnx as gate
 
 # By operator: the index of its weights, and of the zero point of its data (-1: none).
@@ -39,6 +39,7 @@ _LAYERS = {
     "QAttention": (1, 6),
     "MatMulNBits": (1, -1),
 }
+_PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # By operator: the indices of scale and zero point of its data, and of its output.
 _SCALES = {"DequantizeLinear": (1, 2), "QLinearConv": (1, 2), "QLinearMatMul": (1, 2)}
 _SCALES |= {"QGemm": (1, 2), "QuantizeLinear": (1, 2)}
@@ -90,7 +91,7 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
     """
     proto = onnx.ModelProto.FromString(content)
     graph = _Graph.of(proto.graph)
-    inner = dict(graph.inner(proto.graph))
+    inner = dict(graph.inner(proto))
     exposed = expose(proto, [*inner]).SerializeToString()
     defined = open_session(exposed, threads, optimized=False, arena=False)
     floats = {value.name for value in defined.get_outputs() if value.type == "tensor(float)"}
@@ -183,9 +184,10 @@ class _Graph:
             return port
         return _port(value, self._scale(node, _OUTPUT_SCALES.get(node.op_type)))
 
-    def inner(self, graph: onnx.GraphProto) -> Iterator[tuple[str, Inner]]:
+    def inner(self, proto: onnx.ModelProto) -> Iterator[tuple[str, Inner]]:
         """Yield the tensors that the nodes compute: their names in the file, and what they are."""
-        for node in graph.node:
+        stored = self.stored_weights(proto)
+        for node in proto.graph.node:
             if node.op_type in _NO_TENSORS:
                 continue
             if node.op_type == "DequantizeLinear":
@@ -193,7 +195,7 @@ class _Graph:
                 if maker is None or maker.op_type != "QuantizeLinear":
                     continue  # weights, or the output of an operator on integers
                 name = maker.input[0].removesuffix(AT_OUTPUT)
-                weights = self.weights(self.producers.get(maker.input[0]))
+                weights = stored.get(self._layer(self.producers.get(maker.input[0])), {})
                 yield node.output[0], replace(self._inner(name, maker), **weights)
                 continue
             for index, name in enumerate(node.output):
@@ -201,35 +203,25 @@ class _Graph:
                 if name and takers != {"QuantizeLinear"}:
                     named = name.removesuffix("_quantized")
                     inner = self._inner(named, node) if index == 0 else Inner(named)
-                    yield name, replace(inner, **self.weights(node))
+                    yield name, replace(inner, **stored.get(self._layer(node), {}))
 
-    def weights(self, node: onnx.NodeProto | None) -> dict[str, Any]:
-        """Return the attributes of `Inner` for a layer's weights, also of a fused activation.
+    def stored_weights(self, proto: onnx.ModelProto) -> dict[str, dict[str, Any]]:
+        """Return the attributes of `Inner` for stored weights, by their tensor at the layer."""
+        layers = [node for node in proto.graph.node if node.op_type in _PRODUCTS]
+        stored = {node.input[1]: self._stored(node.input[1]) for node in layers}
+        narrow = {name: dtype for name, dtype in stored.items() if dtype not in ("", "float32")}
+        part = between(proto, "", [*narrow]).SerializeToString()
+        values = open_session(part, 1, optimized=False).run([*narrow], {}) if narrow else []
+        return {
+            name: {"weights": array.astype(np.float32), "weight_dtype": dtype}
+            for (name, dtype), array in zip(narrow.items(), values, strict=True)
+        }
 
-        Empty if the node is no layer, or its weights are not stored as integers with scales.
-        """
+    def _layer(self, node: onnx.NodeProto | None) -> str:
+        """Return the weights of a layer, also of a fused activation; empty if it is no layer."""
         if node is not None and node.op_type in FUSED:
             node = self.producers.get(node.input[0])
-        if node is None or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
-            return {}
-        maker = self.producers.get(node.input[1])
-        names = [] if maker is None else [name for name in maker.input if name]
-        if maker is None or maker.op_type != "DequantizeLinear" or len(names) < 2:
-            return {}
-        if any(name not in self.constants for name in names):
-            return {}
-        values = [numpy_helper.to_array(self.constants[name]) for name in names]
-        levels = values[0].astype(np.float32)
-        scale = values[1].astype(np.float32)
-        zero = values[2].astype(np.float32) if len(values) > 2 else np.float32(0)
-        if scale.ndim == 1 and scale.size > 1:
-            sizes = [1] * levels.ndim
-            sizes[attribute(maker, "axis", 1)] = scale.size
-            scale, zero = scale.reshape(sizes), np.broadcast_to(zero, scale.shape).reshape(sizes)
-        if scale.ndim > 1 and scale.ndim != levels.ndim:
-            return {}
-        dtype = _dtype(self.constants[names[0]].data_type)
-        return {"weights": (levels - zero) * scale, "weight_dtype": dtype}
+        return node.input[1] if node is not None and node.op_type in _PRODUCTS else ""
 
     def _inner(self, name: str, maker: onnx.NodeProto) -> Inner:
         triple = self._scale(maker, _OUTPUT_SCALES.get(maker.op_type))

@@ -5,12 +5,16 @@ Both are kept in one zip archive, whose members are stored unchanged.
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from resnet8ptq.backends.file.contents import Contents, Inner, Layer, Port, RawRun, Tensors
 from resnet8ptq.backends.openvino import archive
-from resnet8ptq.backends.openvino.library import library
+from resnet8ptq.backends.openvino.library import core, library
 from resnet8ptq.backends.openvino.predictor import Network, make_network
 from resnet8ptq.core import files
 from resnet8ptq.core.errors import ModelError, errors_as
@@ -97,8 +101,43 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
                 name = operator.input_value(0).get_node().get_friendly_name()
             inner.append(_inner(name, operator))
             values.append(value)
+    layers = {place: layer for place, value in enumerate(values) if (layer := _layer(value))}
+    for place, weights in zip(layers, _compute([v for v, _ in layers.values()]), strict=True):
+        _, dtype = layers[place]
+        inner[place] = replace(inner[place], weights=weights, weight_dtype=dtype)
     exposed = library().Model(values, graph.get_parameters())
     return Tensors(tuple(inner), _as_raw(make_network(exposed, threads, on_integers=False)))
+
+
+def _layer(value: Any) -> tuple[Any, str] | None:
+    """Return the weights of the layer that computes a tensor, and their stored dtype.
+
+    A bias, an activation and FakeQuantize belong to the layer. None if the tensor is of no layer,
+    or its weights are not stored in fewer bits.
+    """
+    node = value.get_node()
+    while node.get_type_name() in ("FakeQuantize", "Relu", "Clamp", "Add"):
+        if node.get_type_name() == "Add" and not _stored(node.input_value(1)):
+            return None
+        node = node.input_value(0).get_node()
+    if node.get_type_name() not in _LAYERS:
+        return None
+    weights = node.input_value(1)
+    stored = _stored(weights)
+    return (weights, stored) if stored not in ("", "float32") else None
+
+
+def _compute(values: list[Any]) -> list[NDArray[np.float32]]:
+    """Return tensors that depend on constants only; weights of groups without the groups' axis."""
+    if not values:
+        return []
+    made = core().compile_model(library().Model(values, []), "CPU")({})
+    arrays = [made[number].astype(np.float32) for number in range(len(values))]
+    groups = [len(value.get_node().get_output_shape(0)) > 4 for value in values]
+    return [
+        array.reshape(-1, *array.shape[2:]) if grouped else array
+        for array, grouped in zip(arrays, groups, strict=True)
+    ]
 
 
 def _inner(name: str, operator: Any) -> Inner:

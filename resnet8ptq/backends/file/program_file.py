@@ -1,16 +1,18 @@
 """Reads a quantized exported program of torch (.pt2), which torch computes in float."""
 
 import io
+import operator
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from resnet8ptq.backends.file.contents import Contents, Inner, Layer, Port, RawRun, Tensors
-from resnet8ptq.backends.torch.annotate import LAYERS
+from resnet8ptq.backends.torch.annotate import ACTIVATIONS, LAYERS
 from resnet8ptq.backends.torch.program import ROUNDED
 from resnet8ptq.backends.torch.torchscript import known_warnings
 from resnet8ptq.models.gates import exported_program as gate
@@ -68,9 +70,9 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
             continue
         source = node.args[0] if node.target in ROUNDED[1:] else None
         if source is None:
-            kept[node] = Inner(node.name)
+            kept[node] = replace(Inner(node.name), **_weights(module, node))
         elif source.target in ROUNDED[:1]:  # not the weights, which are stored as integers
-            kept[node] = _rounded(source)
+            kept[node] = replace(_rounded(source), **_weights(module, source.args[0]))
 
     def run(values: Any) -> list[Any]:
         recorder = _Recorder(module, kept)
@@ -79,6 +81,23 @@ def open_tensors(content: bytes, threads: int) -> Tensors:
         return [recorder.values[node].numpy() for node in kept]
 
     return Tensors(tuple(kept.values()), run)
+
+
+def _weights(module: Any, node: Any) -> dict[str, Any]:
+    """Return the attributes of `Inner` for a layer's stored weights; empty if it has none."""
+    if node.target in ACTIVATIONS:
+        node = node.args[0]
+    if node.target not in LAYERS or node.args[1].target not in ROUNDED[1:]:
+        return {}
+    dequantize = node.args[1]
+    values = [
+        operator.attrgetter(arg.target)(module) if getattr(arg, "op", "") == "get_attr" else arg
+        for arg in dequantize.args
+    ]
+    if any(isinstance(value, torch.fx.Node) for value in values):
+        return {}  # computed
+    weights = dequantize.target(*values).detach().numpy()
+    return {"weights": weights, "weight_dtype": _dtype(dequantize)}
 
 
 class _Recorder(torch.fx.Interpreter):  # type: ignore[misc]

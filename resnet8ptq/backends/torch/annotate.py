@@ -35,7 +35,7 @@ LAYERS = (
     _aten.matmul.default,
 )
 _ARITHMETIC = (_aten.add.Tensor, _aten.mul.Tensor)
-_ACTIVATIONS = (_aten.relu.default, _aten.clamp.default, _aten.hardtanh.default)
+ACTIVATIONS = (_aten.relu.default, _aten.clamp.default, _aten.hardtanh.default)
 # These return values of their input, or means of them: the input's scale serves the output.
 _PASSING = (
     _aten.permute.default,
@@ -101,7 +101,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
         softmax = () if self.float_output else SOFTMAX
         if node.target == _CAT:  # an output in float has no scale for the inputs
             return self._has_own_output(node) and node.name not in self.float_nodes
-        targets = (*LAYERS, *_ARITHMETIC, *_ACTIVATIONS, *_PASSING, *softmax)
+        targets = (*LAYERS, *_ARITHMETIC, *ACTIVATIONS, *_PASSING, *softmax)
         return node.target in targets and node.name not in self.float_nodes
 
     def _is_fused(self, node: Node) -> bool:
@@ -111,7 +111,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
             node.target in (*LAYERS, *_ARITHMETIC)
             and self._is_chosen(node)
             and len(users) == 1
-            and users[0].target in _ACTIVATIONS
+            and users[0].target in ACTIVATIONS
             and self._is_chosen(users[0])
         )
 
@@ -121,7 +121,7 @@ class OnnxNodeQuantizer(Quantizer):  # type: ignore[misc]
             return list(dict.fromkeys(node.args[0]))
         count = 2 if node.target in (*LAYERS, *_ARITHMETIC) else 1
         inputs = [argument for argument in node.args[:count] if isinstance(argument, Node)]
-        return [] if self._is_fused(inputs[0]) and node.target in _ACTIVATIONS else inputs
+        return [] if self._is_fused(inputs[0]) and node.target in ACTIVATIONS else inputs
 
     def _has_own_output(self, node: Node) -> bool:
         if self.float_output and any(u.op == "output" or u.target in SOFTMAX for u in node.users):
