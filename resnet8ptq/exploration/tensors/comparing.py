@@ -239,8 +239,9 @@ class TensorComparison:
 
     @property
     def weights(self) -> list[Weight]:
-        """The weights of the layers, as far as they are known."""
-        return [tensor.weight for tensor in self.tensors if tensor.weight is not None]
+        """The weights of the layers, as far as they are known, each once."""
+        weights = [tensor.weight for tensor in self.tensors if tensor.weight is not None]
+        return [*{weight.rounded.node: weight for weight in weights}.values()]
 
     def describe(self) -> str:
         """Return the layer that costs most in one sentence."""
