@@ -51,6 +51,7 @@ class SearchSweeper(Sweeper):
         shared = [word for word in arguments if words.parse(word).key_or_group != "backend"]
         running = callback.find_current()
         assert running is not None and running.delivery is not None  # started by the callback
+        assert running.budget is not None
 
         def compose(overrides: Sequence[str]) -> RunConfig:
             loader = self.hydra_context.config_loader
@@ -72,7 +73,7 @@ class SearchSweeper(Sweeper):
             asked=asked,
             launch=launch,
             allowed=running.limits,
-            seconds=60 * self.minutes,
+            budget=running.budget,
             at_once=running.worker.at_once if running.worker else 1,
             check=lambda step: compose(step.overrides),
             delivery=running.delivery,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_AGAIN_S = 15.0  # after code that has caught the first one
+_AGAIN_S = 5.0  # after code that has caught the first one
 
 
 class TimeUpError(Exception):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make 
     from filelock import FileLock
 
     from resnet8ptq.report.recommend import ModelSelection
+    from resnet8ptq.sweeps.budget import Budget
     from resnet8ptq.sweeps.delivery import Delivery
     from resnet8ptq.tracking.mlflow_store.store import Store
     from resnet8ptq.tracking.record import RunRecord
@@ -40,7 +41,6 @@ if TYPE_CHECKING:  # Hydra imports this module for every job; most of them make 
 
 
 log = logging.getLogger(__name__)
-LATE = 1.1  # of a search's time limit
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RunningSweep:
     jobs: int | None = None  # the largest number of jobs, if known
     goal: str | None = None  # of a search (`experiment=auto`)
     delivery: "Delivery | None" = None  # of a search: its best model so far
-    seconds: float | None = None  # of a search: its time limit
+    budget: "Budget | None" = None  # of a search
     command_begun_s: float = field(default_factory=clock.begun_s)
     words: Sequence[str] = ()  # of the command line
     begun_s: float = field(default_factory=time.monotonic)
@@ -209,11 +209,9 @@ class RunningSweep:
         return chosen
 
     def _is_late(self) -> bool:
-        """Return whether the report, which takes about as long as the start, would end too late."""
-        if self.seconds is None or self.delivery is None:
-            return False
+        """Return whether a search is late, so that its report is not drawn."""
         spent_s = time.monotonic() - self.command_begun_s
-        return spent_s + self.delivery.startup_s > LATE * self.seconds
+        return self.budget is not None and not self.budget.has_time_to_draw(spent_s)
 
     def _draw(self, records: "list[RunRecord]", chosen: "list[ModelSelection]") -> None:
         """Write the report to the folder and the parent run, unless a search is late."""
@@ -324,7 +322,7 @@ def _start(
     config: DictConfig, folder: Path, worker: "Worker | None", command_line: Sequence[str]
 ) -> RunningSweep:
     """Check the settings before the first job, and start opening the store."""
-    from resnet8ptq.sweeps import delivery, identity, search
+    from resnet8ptq.sweeps import budget, delivery, identity, search
     from resnet8ptq.tracking.mlflow_store import sender
     from resnet8ptq.tracking.sweep_file import Sweep
 
@@ -374,11 +372,12 @@ def _start(
 
     goal = None
     kept = None
-    seconds = None
+    time_limit = None
     if is_search(config.hydra.sweeper):
         goal = config.hydra.sweeper.goal
         kept = delivery.Delivery(folder)
-        seconds = 60 * config.hydra.sweeper.minutes
+        limit_s = 60 * config.hydra.sweeper.minutes
+        time_limit = budget.Budget(limit_s, time.monotonic() - clock.begun_s())
     return RunningSweep(
         open=open_begun,
         worker=worker,
@@ -387,7 +386,7 @@ def _start(
         jobs=count,
         goal=goal,
         delivery=kept,
-        seconds=seconds,
+        budget=time_limit,
         words=command_line,
     )
 

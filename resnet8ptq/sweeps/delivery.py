@@ -22,7 +22,7 @@ class Delivery:
         outcome: its measurements as text.
         is_confirmed: whether it was measured on the reported samples.
         path: the copied file.
-        startup_s: seconds from the start of the command to the first step.
+        is_measured: whether the file is FP32, or was scored.
     """
 
     folder: Path | None = None
@@ -31,16 +31,31 @@ class Delivery:
     outcome: str = ""
     is_confirmed: bool = False
     path: Path | None = None
-    startup_s: float = 0.0
+    is_measured: bool = True
 
     def keep(self, record: RunRecord, outcome: str, is_confirmed: bool = False) -> None:
         """Copy the file of a run in place of the one before."""
         self.record = record
         self.outcome = outcome
         self.is_confirmed = is_confirmed
+        self.is_measured = True
         source = _find_model(record)
         if source is not None:
             self._copy(source)
+
+    def keep_unmeasured(self, number: int) -> None:
+        """Copy the file of an interrupted job that had quantized, if there is no other file.
+
+        Args:
+            number: the job's number in the sweep.
+        """
+        if self.path is not None or self.folder is None:
+            return
+        suffixes = {suffix for backend in BACKENDS.values() for suffix in backend.suffixes}
+        for path in sorted(self.folder.glob(f"{number}_*/model.*")):
+            if path.suffix in suffixes:
+                self._copy(path)
+                self.is_measured = False
 
     def keep_fp32(self) -> None:
         """Copy the FP32 network, if nothing was quantized."""

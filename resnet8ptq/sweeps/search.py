@@ -17,13 +17,15 @@ from omegaconf import DictConfig
 from resnet8ptq.config import limits, words
 from resnet8ptq.config.schema import ReportConfig, RunConfig
 from resnet8ptq.core import console
+from resnet8ptq.core.alarm import TimeUpError
 from resnet8ptq.core.descriptor import FILE
 from resnet8ptq.core.errors import ConfigError, DataError, ModelError
 from resnet8ptq.core.text import printable, unescape_markdown
 from resnet8ptq.exploration.search import searching
 from resnet8ptq.exploration.search.searching import Asked, Step, Tried
-from resnet8ptq.exploration.search.step_table import FALLBACK, GOALS, START
+from resnet8ptq.exploration.search.step_table import FALLBACK, GOALS
 from resnet8ptq.report.verdicts import find_fault
+from resnet8ptq.sweeps.budget import Budget, again_s, confirm_s, expect_s
 from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.tasks.metric import BASELINE, Metric
 from resnet8ptq.tasks.statistics import SIGNIFICANCE
@@ -40,18 +42,15 @@ class TimeLimits:
 
     Attributes:
         soft_s: after them, searches and learned rounding end with the best so far.
-        hard_s: after them, the job is interrupted; None: it is not.
+        hard_s: after them, the job is interrupted.
     """
 
     soft_s: float
-    hard_s: float | None = None
+    hard_s: float
 
 
 Launch = Callable[[Sequence[Step], TimeLimits], Sequence[RunRecord | Exception]]
 LEAST_S = 1.0  # for a job: learned layers come from the cache
-LATE = 0.08  # of the time limit, by which a confirmation may end later
-CLOSING = 0.05  # of the time limit, for the report
-LEAST_CLOSING_S = 4.0
 INPUT_ERRORS = (ConfigError, DataError, ModelError)
 
 
@@ -65,16 +64,17 @@ class RecipeSearch:
         allowed: the limits for a pass.
         check: raises `ConfigError` for a step whose settings conflict, also with the user's.
         delivery: keeps the best model so far as a file, from the first measured step on.
-        seconds: the time limit of all jobs together.
+        budget: the time limit.
         at_once: the largest number of parallel jobs.
         clock: returns the time in seconds.
         begun_s: when the command began, by the clock; None: when the search begins.
+        launched: number of jobs so far.
     """
 
     asked: Asked
     launch: Launch
     allowed: ReportConfig
-    seconds: float
+    budget: Budget
     at_once: int = 1
     check: Callable[[Step], object] = lambda step: None
     delivery: Delivery = field(default_factory=Delivery)
@@ -82,7 +82,7 @@ class RecipeSearch:
     tried: list[Tried] = field(default_factory=list)
     confirmed: list[Tried] = field(default_factory=list)
     begun_s: float | None = None
-    closing_s: float = 0.0
+    launched: int = 0
     errors: list[Exception] = field(default_factory=list)
     unfit: list[str] = field(default_factory=list)  # steps that take too long, not yet printed
 
@@ -96,21 +96,15 @@ class RecipeSearch:
         Raises:
             PtqError: two steps fail with the same error of the input, and none could be measured.
         """
-        now_s = self.clock()
         if self.begun_s is None:
-            self.begun_s = now_s
-        elif self.seconds > 2 * LEAST_CLOSING_S:  # a loaded machine starts and closes slowly
-            self.delivery.startup_s = now_s - self.begun_s
-            startup_s = self.delivery.startup_s
-            self.closing_s = max(LEAST_CLOSING_S, CLOSING * self.seconds, startup_s)
-            self.closing_s = min(self.closing_s, self.seconds / 4)
+            self.begun_s = self.clock()
         while len(self.confirmed) < self.allowed.confirmations:
             if not searching.passing(self.tried):
                 self._try_steps()
             ranked = searching.rank(self.asked, self.tried)
             if not ranked or (self.confirmed and not ranked[0].saves):
                 return
-            if _again_s(ranked[0]) > self._until_late_s():
+            if again_s(ranked[0]) > self.budget.until_late_s(self._spent_s()):
                 _say(f"not confirmed: {searching.say(ranked[0].found.settings)}; the time is up")
                 return
             done = self._confirm(ranked[0])
@@ -124,11 +118,14 @@ class RecipeSearch:
 
     def _try_steps(self) -> None:
         while steps := searching.next_steps(self.asked, self.tried):
+            if self.tried and self._left_s() == 0:
+                _say("the time is up: no further step is tried; try a larger minutes=")
+                return
             fitting = self._without_conflicts([step for step in steps if self._fits(step)])
             # A search that ends in time still quantizes and evaluates its choice, then confirms it.
             if fitting:
                 self._say_unfit()
-            self._run(fitting[: self.at_once], self._left_s() - 2 * self._confirm_s())
+            self._run(fitting[: self.at_once], self._left_s() - self._confirm_s(twice=True))
         self._say_unfit()
 
     def _say_unfit(self) -> None:
@@ -173,14 +170,12 @@ class RecipeSearch:
             self.tried[position] = replace(finalist, refuted=True)
         return done
 
-    def _left_s(self) -> float:
-        return max(0.0, self._until_late_s() - LATE * self.seconds)
-
-    def _until_late_s(self) -> float:
-        """Return the seconds after which a confirmation would end too late; negative: it is."""
+    def _spent_s(self) -> float:
         assert self.begun_s is not None  # set by `run`
-        allowed_s = (1 + LATE) * self.seconds - self.closing_s
-        return allowed_s - (self.clock() - self.begun_s)
+        return self.clock() - self.begun_s
+
+    def _left_s(self) -> float:
+        return self.budget.left_s(self._spent_s())
 
     def _fits(self, step: Step) -> bool:
         """Return whether a step and a confirmation fit into the remaining time; else skip the step.
@@ -188,7 +183,7 @@ class RecipeSearch:
         For a step that can end early with the best so far, it is enough if a part fits. While no
         model passes, the time of the step that loses next to nothing is kept too.
         """
-        expected_s = self._expect(step) * step.part
+        expected_s = expect_s(step, self.tried) * step.part
         later_s = self._confirm_s() + self._reserve_s(step)
         if step.kind == FALLBACK and not searching.passing(self.tried):
             later_s = 0.0  # to confirm a model that fails helps nobody
@@ -201,31 +196,24 @@ class RecipeSearch:
         self.unfit.append(f"{step.words} ({expected_s:.0f} s)")
         return False
 
-    def _confirm_s(self) -> float:
-        """Return the expected seconds of the confirmation of the best so far."""
+    def _confirm_s(self, twice: bool = False) -> float:
+        """Return the expected seconds of the confirmation of the best so far.
+
+        Args:
+            twice: with those of its measurement on the selection samples.
+        """
         ranked = searching.rank(self.asked, self.tried)
-        return _again_s(ranked[0]) if ranked else 0.0
+        if not ranked:
+            return 0.0
+        more_s = again_s(ranked[0]) if twice else 0.0
+        return confirm_s(ranked[0], self.asked.reported) + more_s
 
     def _reserve_s(self, step: Step) -> float:
         """Return the seconds kept for the step that loses next to nothing, if it comes later."""
         later = searching.find_fallback(self.asked, self.tried, step.backend)
         if step.kind == FALLBACK or not later:
             return 0.0
-        return self._expect(later[0])
-
-    def _expect(self, step: Step) -> float:
-        """Return the expected seconds of a step, based on measured steps.
-
-        The time of a job without quantization and evaluation is the same for every step.
-        """
-        measured = [trial for trial in self.tried if trial.status == "ok"]
-        own = [trial for trial in measured if trial.step.backend == step.backend] or measured
-        if alike := [_warm_s(trial) for trial in own if trial.step.kind == step.kind]:
-            return max(alike)
-        plain_s = [(_warm_s(trial) / max(trial.step.cost, 1), trial.own_seconds) for trial in own]
-        job_s = max((seconds for seconds, _ in plain_s), default=0)
-        varying_s = max((own_s or seconds for seconds, own_s in plain_s), default=0)
-        return min(step.cost, 1) * job_s + max(step.cost - 1, 0) * varying_s
+        return expect_s(later[0], self.tried)
 
     def _run(self, steps: Sequence[Step], seconds_each: float) -> list[Tried]:
         for step in steps:
@@ -233,7 +221,15 @@ class RecipeSearch:
             _say(f"{step.backend}: {step.words}: {step.why}{left}")
         begun_s = self.clock()
         limits = TimeLimits(max(seconds_each, LEAST_S), self._find_hard_limit(steps))
-        results = self.launch(steps, limits) if steps else []
+        results: Sequence[RunRecord | Exception] = []
+        try:
+            results = self.launch(steps, limits) if steps else []
+        except KeyboardInterrupt:
+            self.delivery.keep_unmeasured(self.launched)
+            raise
+        if any(isinstance(result, TimeUpError) for result in results):
+            self.delivery.keep_unmeasured(self.launched)
+        self.launched += len(steps)
         seconds = (self.clock() - begun_s) / max(len(steps), 1)
         done = []
         for step, result in zip(steps, results, strict=True):
@@ -247,11 +243,11 @@ class RecipeSearch:
         self._raise_input_error(results)
         return done
 
-    def _find_hard_limit(self, steps: Sequence[Step]) -> float | None:
-        """Return the seconds after which a job is interrupted; None until a model is kept."""
+    def _find_hard_limit(self, steps: Sequence[Step]) -> float:
+        """Return the seconds after which a job is interrupted; the first file gets the most."""
         if self.delivery.record is None:
-            return None
-        late_s = max(self._until_late_s(), LEAST_S)
+            return self.budget.first_s(self._spent_s())
+        late_s = max(self.budget.until_late_s(self._spent_s()), LEAST_S)
         if all(step.kind == searching.CONFIRM for step in steps):
             return late_s
         return max(late_s - self._confirm_s(), LEAST_S)
@@ -322,7 +318,7 @@ def read_network(asked: Asked, config: RunConfig, running: "RunningSweep") -> As
         return asked
     assert running.delivery is not None  # of a search
     running.delivery.fp32 = facts.onnx_path
-    return replace(asked, properties=facts.properties, nodes=facts.nodes)
+    return replace(asked, properties=facts.properties, nodes=facts.nodes, reported=facts.reported)
 
 
 def check(sweeper: DictConfig, typed: Sequence[Override]) -> None:
@@ -386,6 +382,8 @@ def measure(step: Step, record: RunRecord, seconds: float, level: float = SIGNIF
         within=record.p_within is not None and record.p_within <= level,
         noise=noise(record),
         own_seconds=sum(record.metrics.get(f"system/{key}", 0.0) for key in _TIMES),
+        evaluate_s=record.metrics.get("system/evaluate_s", 0.0),
+        samples=record.samples or 0,
         size_bytes=record.size_bytes or shared.size_bytes,
         fp32_bytes=record.fp32_size_bytes or 0.0,
         speedup=record.speedup,
@@ -406,22 +404,6 @@ def noise(record: RunRecord) -> float:
         return divergence
     sqnr_db = record.metrics.get("sqnr_db")
     return 0.0 if sqnr_db is None else float(10 ** (-sqnr_db / 10))  # None: equal outputs
-
-
-def _warm_s(tried: Tried) -> float:
-    """Return the seconds that another step of the same kind would take.
-
-    The first job also converts the network and measures FP32, so its time is estimated as twice the
-    seconds of quantization and evaluation.
-    """
-    return _again_s(tried) if tried.step.kind == START else tried.seconds
-
-
-def _again_s(tried: Tried) -> float:
-    """Return the seconds of a step on other samples: learned layers and choices are kept."""
-    if tried.step.kind == START or tried.step.part < 1:
-        return min(tried.seconds, 2 * tried.own_seconds or tried.seconds)
-    return tried.seconds
 
 
 def _error(record: RunRecord, metric: Metric) -> float:

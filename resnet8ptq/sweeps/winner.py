@@ -95,6 +95,10 @@ def announce(chosen: Sequence[ModelSelection], delivery: Delivery, goal: str) ->
         _say_file(delivery, delivery.record, _find_settings(delivery.record, folder))
         return EXIT_CODES[UNDECIDED]
     delivery.keep_fp32()
+    if not delivery.is_measured:
+        say(console, "\nNot measured, because the time was up: the file of the first step.")
+        say(console, f"  file: {delivery.path}")
+        return EXIT_CODES[UNDECIDED]
     if delivery.path is not None:
         say(console, "\nNothing could be quantized, see the reasons above: FP32 stays.")
         say(console, f"  file: {delivery.path}")

@@ -15,7 +15,9 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from hydra import initialize_config_dir
@@ -66,12 +68,14 @@ class Bench:
 
     Attributes:
         words: the settings that name network and data, and one thread.
+        save: writes the rows, so that an interrupted study goes on where it stopped.
     """
 
     name: str
     words: list[str]
     folder: Path
     rows: list[Row]
+    save: Callable[[Sequence[Row]], None]
 
     def has(self, source: str, name: str) -> bool:
         """Whether a row is measured already."""
@@ -82,8 +86,9 @@ class Bench:
         return Row(self.name, NETWORKS[self.name].kind, source, name)
 
     def keep(self, row: Row) -> None:
-        """Add a row, and report it."""
+        """Add a row, write it, and report it."""
         self.rows.append(row)
+        self.save(self.rows)
         loss = row.reason if not row.measured else f"loss {row.loss:.4g}, {row.bytes} bytes"
         print(f"{self.name}, {row.source} {row.name}: {loss}", file=sys.stderr, flush=True)
 
@@ -118,26 +123,35 @@ def main() -> int:
         for name in [] if asked.report else asked.networks.split(","):
             mine = [row for row in rows if row.network == name]
             others = [row for row in rows if row.network != name]
+            save = partial(_save, record, folders, others)
             try:
-                bench = make_bench(name, Path(asked.folder).absolute() / name, mine)
+                bench = make_bench(name, Path(asked.folder).absolute() / name, mine, save)
             except AbsentError as error:
                 print(f"{name}: skipped, absent: {error}", file=sys.stderr)
                 continue
             take_steps(bench, asked)
             rows = [*others, *bench.rows]
-            records.write_rows(record, rows, folders)
+            save(bench.rows)
     print(tables.render(rows))
     return 0
 
 
-def make_bench(name: str, folder: Path, rows: list[Row]) -> Bench:
+def _save(
+    record: Path, folders: Mapping[str, str], others: Sequence[Row], mine: Sequence[Row]
+) -> None:
+    records.write_rows(record, [*others, *mine], folders)
+
+
+def make_bench(
+    name: str, folder: Path, rows: list[Row], save: Callable[[Sequence[Row]], None]
+) -> Bench:
     """Make the network and its samples, or find those of an earlier call."""
     made = folder / "words.txt"
     if not made.exists():
         folder.mkdir(parents=True, exist_ok=True)
         words = NETWORKS[name].make(folder)
         files.write_text(made, shlex.join(words))
-    return Bench(name, [*shlex.split(made.read_text()), "threads=1"], folder, rows)
+    return Bench(name, [*shlex.split(made.read_text()), "threads=1"], folder, rows, save)
 
 
 def take_steps(bench: Bench, asked: Arguments) -> None:

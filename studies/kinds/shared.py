@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.setting import REPO
 from studies.kinds.subjects import AbsentError, write_samples
 
 
@@ -107,4 +108,5 @@ def phrases(folder: Path) -> tuple[str, ...]:
     """The encoder of the tests' phrases: attention on text."""
     from tests.helpers import phrases as written
 
-    return written.settings(folder)
+    path = written.NETWORK.relative_to(REPO)
+    return (*written.data_settings(folder), f"model.path={path}")

@@ -1,6 +1,7 @@
 """The search run by made-up jobs: time, errors, confirmation; then once in earnest."""
 
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from resnet8ptq.exploration.search import searching
 from resnet8ptq.exploration.search.searching import CONFIRM, DIAGNOSIS, Asked, Tried
 from resnet8ptq.report.pages import page
 from resnet8ptq.shipping import to_run
+from resnet8ptq.sweeps.budget import Budget
 from resnet8ptq.sweeps.delivery import Delivery
 from resnet8ptq.sweeps.search import RecipeSearch, TimeLimits, measure, noise
 from resnet8ptq.sweeps.winner import announce, to_yaml
@@ -53,7 +55,8 @@ class Jobs:
     def run(self, seconds: float = 1000, goal: str = "fastest", **more: Any) -> RecipeSearch:
         asked = Asked(goal, ("onnx",), 0.0)
         limits = ReportConfig(confirmations=2)
-        search = RecipeSearch(asked, self.launch, limits, seconds, clock=lambda: self.at, **more)
+        budget = Budget(seconds)
+        search = RecipeSearch(asked, self.launch, limits, budget, clock=lambda: self.at, **more)
         search.run()
         return search
 
@@ -73,7 +76,7 @@ def test_a_model_below_the_least_accuracy_does_not_pass():
     jobs = Jobs(lambda step: record(0.001))
     asked = Asked("fastest", ("onnx",), 0.0)
     RecipeSearch(
-        asked, jobs.launch, ReportConfig(min_accuracy=0.95), 1000, clock=lambda: jobs.at
+        asked, jobs.launch, ReportConfig(min_accuracy=0.95), Budget(1000), clock=lambda: jobs.at
     ).run()
     assert "calibrations" in jobs.kinds
 
@@ -250,13 +253,34 @@ def test_ctrl_c_keeps_the_best_model_so_far():
     assert "loss 2 points" in delivery.outcome and not delivery.is_confirmed
 
 
-def test_a_job_is_interrupted_only_after_the_first_file():
+def test_every_job_is_interrupted_at_the_end_of_the_time():
     jobs, limits = Jobs(lambda step: record(0.05)), []
     launch = jobs.launch
     jobs.launch = lambda steps, given: limits.append(given.hard_s) or launch(steps, given)
     jobs.run(seconds=100)
-    first, *others = limits
-    assert first is None and all(seconds is not None and seconds <= 110 for seconds in others)
+    assert all(seconds <= 110 for seconds in limits)
+
+
+@pytest.mark.parametrize("error", [TimeUpError("the time is up"), KeyboardInterrupt()])
+def test_the_file_of_an_interrupted_first_job_is_kept(error, tmp_path, capsys):
+    """It had quantized, and was interrupted while it was measured."""
+
+    def outcome(step):
+        folder = tmp_path / "0_onnx"
+        folder.mkdir()
+        (folder / "model.onnx").write_bytes(b"8 bits")
+        jobs.at = 100.0
+        if isinstance(error, KeyboardInterrupt):
+            raise error
+        return error
+
+    jobs, delivery = Jobs(outcome), Delivery(tmp_path, fp32=tmp_path / "fp32.onnx")
+    with suppress(KeyboardInterrupt):
+        jobs.run(seconds=90, delivery=delivery)
+    assert jobs.kinds == ["start"]
+    assert announce([], delivery, "fastest") == 4
+    assert (tmp_path / "winner.onnx").read_bytes() == b"8 bits"
+    assert "Not measured" in capsys.readouterr().out
 
 
 def test_time_is_kept_for_the_step_that_loses_next_to_nothing():

@@ -18,11 +18,13 @@ class NetworkFacts:
         properties: see `properties`.
         nodes: names of the nodes, which an error may name.
         onnx_path: its file, FP32.
+        reported: number of test samples.
     """
 
     properties: tuple[str, ...]
     nodes: tuple[str, ...]
     onnx_path: Path
+    reported: int
 
 
 def read(settings: Settings) -> NetworkFacts:
@@ -31,7 +33,7 @@ def read(settings: Settings) -> NetworkFacts:
     Raises:
         PtqError: network or data cannot be read, or do not fit each other.
     """
-    _, network = load(settings)
+    data, network = load(settings)
     graph = onnx.load(network.onnx_path).graph
     nodes = tuple(node.name for node in graph.node if node.name)
-    return NetworkFacts(tuple(find_properties(graph)), nodes, network.onnx_path)
+    return NetworkFacts(tuple(find_properties(graph)), nodes, network.onnx_path, len(data.test))

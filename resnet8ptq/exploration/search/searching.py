@@ -43,6 +43,7 @@ class Asked:
         exact_sums: whether this CPU sums 8-bit products exactly.
         properties: properties of the network, see `properties`; empty if they are not known yet.
         nodes: names of the network's nodes, which an error may name.
+        reported: number of samples on which a winner is reported, at most; 0: unknown.
     """
 
     goal: str
@@ -52,6 +53,7 @@ class Asked:
     exact_sums: bool = True
     properties: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    reported: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ class Tried:
         speedup: speed relative to FP32; None if it was not measured.
         seconds: seconds of the job.
         own_seconds: seconds of its quantization and evaluation.
+        evaluate_s: seconds of its evaluation.
+        samples: number of samples on which it was evaluated; 0 if unknown.
         weights_db, activations_db: SQNR with only weights or only activations rounded.
         cut_short: the work that the time limit cut short, to print.
         show_loss: returns a loss as text, in the unit of the metric.
@@ -135,6 +139,8 @@ class Tried:
     latency_ms: float | None = None
     seconds: float = 0.0
     own_seconds: float = 0.0
+    evaluate_s: float = 0.0
+    samples: int = 0
     properties: tuple[str, ...] = ()
     findings: str = "[]"
     classifies: bool = True

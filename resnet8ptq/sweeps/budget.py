@@ -1,0 +1,103 @@
+"""The time of a search: how much is left, and how long a step is expected to take.
+
+All expected times follow from what this command has measured, so they grow with the load of the
+machine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from resnet8ptq.exploration.search.searching import Step, Tried
+from resnet8ptq.exploration.search.step_table import START
+
+LATE = 0.08  # of the limit, by which the last job may end later
+LATEST = 0.1  # of the limit, by which the command may end later
+FIRST = 0.1  # of the limit, that the first file gets even if reading the network took all time
+FP32_SLOWER = 2.0  # than the model, at most
+TIMED_RUNS = 500  # of one sample, to time a model and FP32 in turns
+MOST_TIMING_S = 10.0  # of the two
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The time limit of a search, from the start of the command to its end.
+
+    Attributes:
+        limit_s: the limit.
+        loading_s: seconds from the start of the command until the network is read. The end of the
+            command, which sends the runs and prints the table, takes less on the same machine.
+    """
+
+    limit_s: float
+    loading_s: float = 0.0
+
+    @property
+    def closing_s(self) -> float:
+        """The seconds kept for the end of the command."""
+        return min(self.loading_s, self.limit_s / 4)
+
+    def left_s(self, spent_s: float) -> float:
+        """Return the seconds left for steps."""
+        return max(0.0, self.limit_s - self.closing_s - spent_s)
+
+    def until_late_s(self, spent_s: float) -> float:
+        """Return the seconds after which a job would end too late; negative: it is too late."""
+        return (1 + LATE) * self.limit_s - self.closing_s - spent_s
+
+    def first_s(self, spent_s: float) -> float:
+        """Return the seconds after which the first job is interrupted, which makes the first file.
+
+        Some are left even if reading and converting the network took the whole time.
+        """
+        return max(self.until_late_s(spent_s), FIRST * self.limit_s)
+
+    def has_time_to_draw(self, spent_s: float) -> bool:
+        """Return whether the report, which takes about as long as loading, would end in time."""
+        return spent_s + self.loading_s <= (1 + LATEST) * self.limit_s
+
+
+def again_s(tried: Tried) -> float:
+    """Return the seconds of a step once more; learned layers and choices come from the cache.
+
+    The first job also converts the network and measures FP32, so its time is estimated as twice the
+    seconds of quantization and evaluation.
+    """
+    if tried.step.kind == START or tried.step.part < 1:
+        return min(tried.seconds, 2 * tried.own_seconds or tried.seconds)
+    return tried.seconds
+
+
+def confirm_s(tried: Tried, reported: int) -> float:
+    """Return the expected seconds of a model's confirmation.
+
+    It quantizes again, runs the model and FP32 on the reported samples, and times both.
+
+    Args:
+        reported: number of reported samples; 0: unknown, as many as the step was measured on.
+    """
+    if not tried.samples:
+        return again_s(tried)
+    run_s = tried.evaluate_s / tried.samples  # of one sample
+    more = max(reported - tried.samples, 0)
+    timing_s = min(TIMED_RUNS * run_s, MOST_TIMING_S)
+    return again_s(tried) + (1 + FP32_SLOWER) * more * run_s + timing_s
+
+
+def expect_s(step: Step, tried: Sequence[Tried]) -> float:
+    """Return the expected seconds of a step, based on measured steps; 0 before the first.
+
+    The time of a job without quantization and evaluation is the same for every step.
+    """
+    measured = [trial for trial in tried if trial.status == "ok"]
+    own = [trial for trial in measured if trial.step.backend == step.backend] or measured
+    if alike := [_warm_s(trial) for trial in own if trial.step.kind == step.kind]:
+        return max(alike)
+    plain_s = [(_warm_s(trial) / max(trial.step.cost, 1), trial.own_seconds) for trial in own]
+    job_s = max((seconds for seconds, _ in plain_s), default=0)
+    varying_s = max((own_s or seconds for seconds, own_s in plain_s), default=0)
+    return min(step.cost, 1) * job_s + max(step.cost - 1, 0) * varying_s
+
+
+def _warm_s(tried: Tried) -> float:
+    """Return the seconds that another step of the same kind would take."""
+    return again_s(tried) if tried.step.kind == START else tried.seconds
