@@ -102,4 +102,4 @@ def test_numpy_reads_what_is_written_batch_by_batch(tmp_path_factory, values, ba
     writer.close()
     mapped = np.load(path, mmap_mode="r")
     assert mapped.dtype == values.dtype
-    assert np.array_equal(mapped, values)
+    assert np.array_equal(mapped, values, equal_nan=values.dtype.kind == "f")
