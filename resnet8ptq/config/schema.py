@@ -471,6 +471,7 @@ class RunConfig(QuantizationConfig):
     qat: QatConfig = limited(QatConfig, only={**_QUANTIZED, **_with("method", "qat")})
     seed: int = limited(42, limits.SEED)
     threads: int | None = limited(None, *_THREADS)
+    device: str = limited("auto", one_of("auto", "cpu", "cuda"))
     memory_gb: float | None = limited(None, limits.MEMORY)
     max_seconds: float | None = limited(None, limits.POSITIVE)
     cache_dir: str | None = None

@@ -42,14 +42,15 @@ def folder(setting: str | None) -> Path:
 
 
 def runtime(
-    setting: str | None, threads: int | None, seconds: float | None = None
+    setting: str | None, threads: int | None, seconds: float | None = None, device: str = "auto"
 ) -> machine.Runtime:
-    """Return cache folder, threads (null: one for each core) and time limit of a run."""
+    """Return cache folder, threads (null: one for each core), time limit and device of a run."""
     return machine.Runtime(
         cache_root=folder(setting),
         threads=machine.threads(threads),
         threads_fixed=threads is not None,
         deadline=Deadline.after(seconds),
+        device=device,
     )
 
 

@@ -41,12 +41,14 @@ class Runtime:
         threads_fixed: whether the user set `threads`; otherwise an evaluation uses fewer if that is
             faster.
         deadline: the time limit; searches and learned rounding end there, with the best so far.
+        device: the setting `device`, see `simulation.device`.
     """
 
     cache_root: Path
     threads: int
     threads_fixed: bool = True
     deadline: Deadline = field(default_factory=Deadline, compare=False)
+    device: str = "auto"
 
 
 def threads(setting: int | None) -> int:

@@ -33,11 +33,10 @@ COMMANDS = {  # other names of commands
     "serve": "ui",
     "mlflow": "ui",
 }
-_CPU = "every framework runs on the CPU here; threads= sets the number of threads"
+_GPU = "device=cuda learns on a GPU; artifacts are measured on the CPU, or by target.command"
 ABSENT = {  # keys without a counterpart
-    "device": _CPU,
-    "gpu": _CPU,
-    "cuda": _CPU,
+    "gpu": _GPU,
+    "cuda": _GPU,
     "jobs": "for parallel jobs, add -m hydra/launcher=processes",
     "server": "start MLflow's own server for a team: docs/server.md",
     "report.reference": "results of other tools on ResNet8 are in studies/tools.md",

@@ -28,6 +28,7 @@ from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.weights import Array, read_bias, read_weights, write_weights
 from resnet8ptq.precision.grid import WeightScheme
 from resnet8ptq.precision.plan import Plan
+from resnet8ptq.simulation.device import find_device
 
 SAMPLES = 16_000  # largest number of rows for a layer, the same from each image
 BATCH = 512  # rows
@@ -51,6 +52,15 @@ class Problem:
     targets: torch.Tensor  # [n, groups, channels of a group], of FP32, after a following ReLU
     bias: torch.Tensor  # [groups, 1, channels of a group]
     relu: bool
+
+    def to(self, device: torch.device) -> "Problem":
+        """Return the problem with its tensors on a device."""
+        return Problem(
+            inputs=self.inputs.to(device),
+            targets=self.targets.to(device),
+            bias=self.bias.to(device),
+            relu=self.relu,
+        )
 
     def error(
         self, weights: torch.Tensor, rows: torch.Tensor | slice = slice(None)
@@ -154,6 +164,7 @@ def _learn_layer(
     deadline = setting.runtime.deadline
     deadline.check()
     problem = _pose(proto, walks, node, setting, random, label)
+    problem = problem.to(find_device(setting.runtime.device))
     weights = read_weights(proto.graph, node)
     return learn_levels(problem, weights, scheme, iterations, random, label, deadline)
 
@@ -173,6 +184,7 @@ def _keep(
         "images": setting.images.digest,
         "batch_size": setting.calib.batch_size,
         "threads": runtime.threads,
+        "device": find_device(runtime.device).type,
         "memory": memory.step(),
         **cache.made_with(__name__),
     }
@@ -206,6 +218,7 @@ def learn_apart(
         weights = read_weights(proto.graph, node)
         label = _label(name, index, len(nodes))
         problem = _pose(proto, walks, node, setting, random, label)
+        problem = problem.to(find_device(setting.runtime.device))
         for bits in widths:
             scheme = Plan(setting.weights.default, {name: bits}).scheme(name)
             narrow = f"{label}: {bits} bits"
@@ -287,13 +300,22 @@ class Choices:
     step: torch.Tensor
     fraction: torch.Tensor
 
+    def to(self, device: torch.device) -> "Choices":
+        """Return the choices with their tensors on a device."""
+        return Choices(
+            scale=self.scale.to(device),
+            floor=self.floor.to(device),
+            step=self.step.to(device),
+            fraction=self.fraction.to(device),
+        )
+
     def weights(self, up: torch.Tensor) -> torch.Tensor:
         """Return the weights; `up` is 0 for the lower level, 1 for the upper."""
         return self.scale * (self.floor + self.step * up)
 
     def levels(self, up: torch.Tensor) -> NDArray[np.int64]:
         """Return the levels minus the zero_point."""
-        return (self.floor + self.step * up).numpy().astype(np.int64)
+        return (self.floor + self.step * up).cpu().numpy().astype(np.int64)
 
     def nearest(self) -> torch.Tensor:
         """Return 1 for each weight whose upper level is the nearest one, 0 for the others."""
@@ -353,17 +375,17 @@ def learn_levels(
         TimeUpError: the deadline passes before learning ends.
     """
     grid = scheme.grid(weights, 0)
-    choices = find_choices(weights, scheme)
+    device = problem.inputs.device
+    choices = find_choices(weights, scheme).to(device)
     nearest = grid.quantize(weights)
     groups, inputs = problem.inputs.shape[1:]
     if groups > 1 and inputs <= FEW and not problem.relu:
-        up = _descend(problem, torch.from_numpy(weights), choices, random)
+        up = _descend(problem, torch.from_numpy(weights).to(device), choices, random)
     else:
         up = _learn(problem, choices, iterations, random, label, deadline)
     levels = choices.levels(up) + grid.zero_point
-    learned, rounded = (
-        problem.error(torch.from_numpy(grid.dequantize(tried))) for tried in (levels, nearest)
-    )
+    learned = problem.error(torch.from_numpy(grid.dequantize(levels)).to(device))
+    rounded = problem.error(torch.from_numpy(grid.dequantize(nearest)).to(device))
     return levels if learned < rounded else nearest
 
 
@@ -384,7 +406,7 @@ def _learn(
     rows = len(problem.inputs)
     for i in track(range(iterations), label, "iterations"):
         deadline.check()
-        batch = torch.from_numpy(random.integers(rows, size=min(BATCH, rows)))
+        batch = torch.from_numpy(random.integers(rows, size=min(BATCH, rows))).to(value.device)
         share = rectify(value)
         loss = problem.error(choices.weights(share), batch) / unit
         loss = loss + regularize([share], i / iterations)
@@ -403,9 +425,10 @@ def _descend(
     fractions as probabilities. In depthwise layers it ends within 1% of the smallest error,
     measured against all 2^9 choices of a channel.
     """
-    fraction = choices.fraction.numpy()
+    fraction = choices.fraction.cpu().numpy()
     drawn = (random.random((STARTS, *fraction.shape)) < fraction).astype(np.float32)
-    starts = torch.cat([choices.nearest()[None], torch.from_numpy(drawn)])
+    nearest = choices.nearest()
+    starts = torch.cat([nearest[None], torch.from_numpy(drawn).to(nearest.device)])
     lower = choices.weights(torch.zeros(()))
     step = choices.scale * choices.step
     return problem.quadratic(weights).descend(lower, step, starts)

@@ -34,6 +34,7 @@ from resnet8ptq.graph.session import end_at_logits, expose, group, open_runner
 from resnet8ptq.graph.torch_module import to_torch_module
 from resnet8ptq.graph.weights import read_weights, write_weights
 from resnet8ptq.precision.plan import find_float_nodes
+from resnet8ptq.simulation.device import find_device
 from resnet8ptq.simulation.fake_quantization import FakeQuantize, drop_rounding
 from resnet8ptq.simulation.network import find_layer, quantize_activations
 
@@ -109,11 +110,12 @@ def reconstruct(
     links = Links(proto.graph)
     end_at_logits(cut)
     exact, simulated = (to_torch_module(cut) for _ in range(2))
+    device = find_device(setting.runtime.device)
     roundings = {}
     for name, node in layers.find(proto.graph, setting.selection).items():
         weights = read_weights(links, node)
         scheme = setting.weights.scheme(name)
-        roundings[name] = LearnedRounding(adaround.find_choices(weights, scheme))
+        roundings[name] = LearnedRounding(adaround.find_choices(weights, scheme).to(device))
         layer = find_layer(simulated, node)
         parametrize.register_parametrization(layer, "weight", roundings[name])
     skipped = find_float_nodes(proto.graph, setting.selection)
@@ -121,10 +123,11 @@ def reconstruct(
     ranges = activations.find_around(skipped)
     grids = (setting.activations, setting.float_output)
     quantizers = quantize_activations(simulated, cut.graph, skipped, ranges, *grids)
-    for module in (simulated, exact):
+    for module in (simulated, exact, *quantizers.values()):
         module.requires_grad_(False)
+        module.to(device)
     simulated.eval()
-    images = torch.from_numpy(_images(cut, setting))
+    images = torch.from_numpy(_images(cut, setting)).to(device)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         input_quantizer = quantizers.get(cut.graph.input[0].name)

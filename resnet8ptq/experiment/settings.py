@@ -172,7 +172,8 @@ def _begin(
         backend=replace(config.backend, path=paths.quantized),
     )
     memory.set_limit(config.memory_gb)
-    return config, cache.runtime(config.cache_dir, config.threads, config.max_seconds)
+    runtime = cache.runtime(config.cache_dir, config.threads, config.max_seconds, config.device)
+    return config, runtime
 
 
 def check_names(config: RunConfig) -> None:

@@ -80,9 +80,16 @@ def fine_tune(
         UnsupportedError: a layer cannot be trained, or the network does not end in softmax.
         QuantizationError: the loss is NaN or infinite.
     """
+    from resnet8ptq.simulation.device import find_device
+
     _check_calibration(settings)
     skipped = find_float_nodes(onnx.load(fp32.onnx_path).graph, settings.selection)
-    key = {**_key_of(settings, fp32, skipped), **_digests(dataset, calibration, held_out)}
+    device = find_device(runtime.device)
+    key = {
+        **_key_of(settings, fp32, skipped),
+        **_digests(dataset, calibration, held_out),
+        "device": device.type,
+    }
     points: list[Point] = []
     student: Any = None  # trained by `make`
     done = 0  # epochs
@@ -95,10 +102,19 @@ def fine_tune(
         activations = Activations(fp32.onnx_path, calibration.split, settings.calib, runtime)
         grids = settings.weights, settings.activations, settings.float_output
         student = network.prepare(fp32.onnx_path, skipped, activations.find_around(skipped), *grids)
-        fixed = settings.training, settings.seed, runtime.threads
-        networks = student.module, network.load_logits(fp32.onnx_path)
-        images = leave_out(dataset.train, (held_out, dataset.test)), held_out
-        trainer = Trainer(*fixed, *networks, *images, checkpoint, report, runtime.deadline)
+        trainer = Trainer(
+            settings=settings.training,
+            seed=settings.seed,
+            threads=runtime.threads,
+            student=student.module.to(device),
+            teacher=network.load_logits(fp32.onnx_path).to(device),
+            train=leave_out(dataset.train, (held_out, dataset.test)),
+            held_out=held_out,
+            checkpoint=checkpoint,
+            report=report,
+            deadline=runtime.deadline,
+            device=device,
+        )
         done, curves = trainer.run()
         points.extend(curves)
         if done < settings.training.epochs:

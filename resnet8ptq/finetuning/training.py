@@ -60,6 +60,7 @@ class Trainer:
         checkpoint: the file for continuing an interrupted training.
         report: called with each point of the curves, including points before an interruption.
         deadline: the time limit; the training ends after its last complete epoch.
+        device: where student and teacher are.
     """
 
     settings: QatConfig
@@ -72,6 +73,7 @@ class Trainer:
     checkpoint: Path
     report: Callable[[Point], None]
     deadline: Deadline
+    device: torch.device
 
     def run(self) -> tuple[int, list[Point]]:
         """Train the student and restore its best epoch; return the number of epochs and the curves.
@@ -139,7 +141,7 @@ class Trainer:
             chosen = order[batch : batch + settings.batch_size]
             stored = self.train.images[chosen]
             shown = augment(stored, random) if self.train.has_pictures else stored
-            loss, _ = self._loss(torch.from_numpy(self.train.prepare(shown)))
+            loss, _ = self._loss(torch.from_numpy(self.train.prepare(shown)).to(self.device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -180,12 +182,12 @@ class Trainer:
         starts = range(0, len(self.held_out), size)
         with torch.no_grad():
             for start, stored in zip(starts, self.held_out.batches(size), strict=True):
-                batch = torch.from_numpy(stored)
+                batch = torch.from_numpy(stored).to(self.device)
                 loss, logits = self._loss(batch)
                 if labels is None or labels.dtype.kind == "f":
                     classes = self.teacher(batch).argmax(dim=1)
                 else:
-                    classes = torch.from_numpy(labels[start : start + size])
+                    classes = torch.from_numpy(labels[start : start + size]).to(self.device)
                 right += int((logits.argmax(dim=1) == classes).sum())
                 total += float(loss) * len(batch)
         mean = total / len(self.held_out)
@@ -253,7 +255,7 @@ def _load(path: Path) -> dict[str, Any] | None:
     content = whole[32:]
     if hashlib.sha256(content).digest() == digest:
         try:
-            return dict(torch.load(io.BytesIO(content), weights_only=True))
+            return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
         except (RuntimeError, pickle.UnpicklingError):  # from another version
             pass
     log.warning("qat: %s is damaged; training starts again", path)

@@ -111,8 +111,8 @@ class FakeQuantizeWeight(nn.Module):  # type: ignore[misc]
 
     def forward(self, weights: torch.Tensor) -> torch.Tensor:
         """Return the weights on their grid."""
-        array = weights.detach().numpy()
-        rounded = torch.from_numpy(self.scheme.grid(array, axis=0).round(array))
+        array = weights.detach().cpu().numpy()
+        rounded = torch.from_numpy(self.scheme.grid(array, axis=0).round(array)).to(weights.device)
         return weights + (rounded - weights).detach()
 
 

@@ -162,7 +162,7 @@ def write_back(onnx_path: Path, student: Student) -> onnx.ModelProto:
                 weights = layer.parametrizations.weight.original
         weights = weights.movedim(0, channel_axis(node))
         for name, values in zip(node.input[1:], (weights, layer.bias), strict=False):
-            array = np.ascontiguousarray(values.detach().numpy())
+            array = np.ascontiguousarray(values.detach().cpu().numpy())
             tensors[name].CopyFrom(numpy_helper.from_array(array, name))
     return proto
 

@@ -1,0 +1,22 @@
+"""The device on which torch learns: rounding, ranges and fine-tuning.
+
+A GPU takes the same steps in another order of sums, so its results differ from those of the CPU
+within noise. Artifacts are always evaluated by their own runtimes.
+"""
+
+import torch
+
+from resnet8ptq.core.errors import ConfigError
+
+
+def find_device(setting: str) -> torch.device:
+    """Return the device for `device=auto|cpu|cuda`; `auto` takes a GPU if torch sees one.
+
+    Raises:
+        ConfigError: `cuda` without a GPU.
+    """
+    if setting != "cpu" and torch.cuda.is_available():
+        return torch.device("cuda")
+    if setting == "cuda":
+        raise ConfigError("device: got cuda, expected a GPU that torch sees; try device=auto")
+    return torch.device("cpu")
