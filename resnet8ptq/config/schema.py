@@ -177,6 +177,7 @@ class FolderConfig(SplitConfig):
 
     name: str = "folder"
     labels: str | None = limited(None, one_of("none"))
+    masks: str | None = limited(None, is_path=True)
     classes: list[str] | None = limited(None, limits.CLASSES)
     on_bad: str = limited("error", _ON_BAD)
 
@@ -266,6 +267,16 @@ class DetectionConfig(TaskConfig):
     score_threshold: float = limited(0.01, limits.FRACTION)
     iou_threshold: float = limited(0.65, limits.FRACTION)
     max_detections: int = limited(300, *limits.COUNT)
+    resamples: int = limited(2000, at_least(100))
+
+
+@dataclass
+class SegmentationConfig(TaskConfig):
+    """Options of `task=segmentation`; see `tasks.segmentation`."""
+
+    name: str = "segmentation"
+    ignored: list[int] = limited([255])
+    threshold: float = limited(0.5, limits.FINITE)
     resamples: int = limited(2000, at_least(100))
 
 

@@ -28,6 +28,8 @@ from resnet8ptq.data.lazy import AT_ONCE, Images, LazyImages
 
 log = logging.getLogger(__name__)
 
+Read = Callable[[Path | io.BytesIO, PreprocessConfig], NDArray[np.uint8]]
+
 DECODED_AT_ONCE = 64  # pictures in memory
 HEADERS_AT_ONCE = 1024  # pictures whose sizes are compared
 LISTED = 10  # unreadable pictures that a warning names
@@ -47,12 +49,17 @@ class Picture:
 
 
 def decode(
-    packed: Sequence[Picture], preprocess: PreprocessConfig, on_bad: str, cache_root: Path
+    packed: Sequence[Picture],
+    preprocess: PreprocessConfig,
+    on_bad: str,
+    cache_root: Path,
+    read: Read = pictures.decode,
 ) -> tuple[Images, NDArray[np.int64]]:
     """Return the readable pictures [N, H, W, C], and their indices in `packed`.
 
     Args:
         on_bad: `error`, or `skip` to leave out unreadable pictures with a warning.
+        read: decodes one picture.
 
     Raises:
         ConfigError: the pictures differ in size, and `preprocess.size` is null.
@@ -65,12 +72,18 @@ def decode(
     settings = {key: value for key, value in asdict(preprocess).items() if key in shaping}
     key: cache.Key = {
         "pictures": json.dumps(hashes),
-        "settings": json.dumps([settings, preprocess.channels == "grey"]),
+        "settings": json.dumps([settings, preprocess.channels == "grey", read.__name__]),
         **_versions(),
     }
 
     def make(entry: Path) -> None:
-        bad = _write(packed, preprocess, entry / "images.npy", threads)
+        bad = _write(
+            packed,
+            partial(_try_decode, preprocess=preprocess, read=read),
+            preprocess,
+            entry / "images.npy",
+            threads,
+        )
         (entry / "bad.json").write_text(json.dumps(bad))
 
     entry = cache.entry(cache_root, "pictures", key, make)
@@ -126,13 +139,16 @@ def _is_too_large(path: Path) -> bool:
 
 
 def _write(
-    packed: Sequence[Picture], preprocess: PreprocessConfig, to: Path, threads: int
+    packed: Sequence[Picture],
+    decode_one: Callable[[Picture], NDArray[np.uint8] | str],
+    preprocess: PreprocessConfig,
+    to: Path,
+    threads: int,
 ) -> dict[str, str]:
     """Decode into one array file; return the reason for each unreadable picture, by index."""
     bad: dict[str, str] = {}
     whole: NDArray[np.uint8] | None = None
     first = ""
-    decode_one = partial(_try_decode, preprocess=preprocess)
     # Without a size, each picture may have 90 million pixels.
     at_once = threads if preprocess.size is None else DECODED_AT_ONCE
     with pictures.bombs_refused(), ThreadPoolExecutor(threads) as pool:
@@ -172,7 +188,9 @@ def _check_room(shape: tuple[int, ...], size: object, folder: Path) -> None:
         ) from None
 
 
-def _try_decode(picture: Picture, preprocess: PreprocessConfig) -> NDArray[np.uint8] | str:
+def _try_decode(
+    picture: Picture, preprocess: PreprocessConfig, read: Read
+) -> NDArray[np.uint8] | str:
     """Return the decoded picture, or the reason why it cannot be read."""
     content = picture.content
     try:
@@ -183,9 +201,9 @@ def _try_decode(picture: Picture, preprocess: PreprocessConfig) -> NDArray[np.ui
                 return "it is empty"
             if _is_too_large(content):
                 return f"it is larger than {pictures.MAX_BYTES:,} bytes"
-            return pictures.decode(content, preprocess)
+            return read(content, preprocess)
         packed = content()
-        return pictures.decode(io.BytesIO(packed), preprocess) if packed else "it is empty"
+        return read(io.BytesIO(packed), preprocess) if packed else "it is empty"
     except Exception as error:  # Pillow raises a dozen types
         return one_line(error).replace(f" {str(content)!r}", "")
 
@@ -240,4 +258,8 @@ def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Spli
         whole.flush()
 
     folder = cache.entry(cache_root, "pictures", key, make)
-    return replace(split, images=np.load(folder / "images.npy", mmap_mode="r"), hashes=None)
+    labels = split.labels
+    if labels is not None and labels.dtype == np.uint8:  # masks
+        labels = np.stack([pictures.fit_mask(mask, preprocess) for mask in labels])
+    images = np.load(folder / "images.npy", mmap_mode="r")
+    return replace(split, images=images, labels=labels, hashes=None)

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Condition
 from typing import BinaryIO, NamedTuple
@@ -19,6 +20,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 MAX_PIXELS = 2**27  # 512 MB of RGB in Pillow
 MAX_BYTES = 2**29  # of a file; a file with holes can be larger than the disk
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+UNLABELLED = 255  # of pixels of a mask without a class, as in PASCAL VOC and Cityscapes
 _FILTERS = {filter.name.lower(): filter for filter in Image.Resampling}
 _CENTRING = {"center": (0.5, 0.5), "top_left": (0.0, 0.0)}  # for Pillow's `pad`
 
@@ -79,6 +81,31 @@ def decode(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.ui
     ):
         picture.load()
         return to_array(fit(_to_8_bits(ImageOps.exif_transpose(picture)), preprocess))
+
+
+def decode_mask(file: Path | BinaryIO, preprocess: PreprocessConfig) -> NDArray[np.uint8]:
+    """Return a mask of labels [H, W, 1], resized as its picture, to the nearest pixel.
+
+    Labels are the indices of a palette, or grey values. Padding is `UNLABELLED`.
+
+    Raises:
+        Exception: not a picture, in colours, or labels above 255.
+    """
+    with (
+        Image.open(file, formats=("PNG", "BMP")) as picture,
+        _ROOM.hold(math.prod(picture.size)),
+    ):
+        picture.load()
+        labels = np.asarray(picture)
+        if labels.ndim != 2 or picture.mode == "F" or not 0 <= labels.min() <= labels.max() < 256:
+            raise ValueError(f"it is no mask (mode {picture.mode}): a palette, or grey up to 255")
+        return fit_mask(labels.astype(np.uint8), preprocess)[..., np.newaxis]
+
+
+def fit_mask(labels: NDArray[np.uint8], preprocess: PreprocessConfig) -> NDArray[np.uint8]:
+    """Return labels [H, W], resized as their picture, to the nearest pixel."""
+    nearest = replace(preprocess, channels="grey", filter="nearest", pad=UNLABELLED)
+    return np.asarray(fit(Image.fromarray(labels), nearest), np.uint8)
 
 
 def read_size(file: Path | BinaryIO) -> tuple[int, int]:

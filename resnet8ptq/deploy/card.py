@@ -43,7 +43,11 @@ _IN_BLOCKS = (
     *(f"weight_only.{name}" for name in ("block_size", "algorithm", "int8_products")),
     "symmetric.weights",
 )
-_KINDS = {"classification": "image-classification", "detection": "object-detection"}
+_KINDS = {
+    "classification": "image-classification",
+    "detection": "object-detection",
+    "segmentation": "image-segmentation",
+}
 
 
 @dataclass(frozen=True)

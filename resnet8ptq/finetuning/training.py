@@ -184,7 +184,7 @@ class Trainer:
             for start, stored in zip(starts, self.held_out.batches(size), strict=True):
                 batch = torch.from_numpy(stored).to(self.device)
                 loss, logits = self._loss(batch)
-                if labels is None or labels.dtype.kind == "f":
+                if labels is None or labels.dtype.kind != "i":
                     classes = self.teacher(batch).argmax(dim=1)
                 else:
                     classes = torch.from_numpy(labels[start : start + size]).to(self.device)

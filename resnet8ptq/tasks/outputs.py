@@ -64,7 +64,8 @@ class Targets:
     """The targets of the samples.
 
     Attributes:
-        labels: classes [n], values [n, ...] or boxes (see `data.boxes`); None without labels.
+        labels: classes [n], values or masks [n, ...], or boxes (see `data.boxes`); None without
+            labels.
         groups: group numbers [n], equal for samples that belong together; None without groups.
         inputs: returns the network inputs of a slice of the samples.
         pictures: returns the pictures with given indices [k, H, W, C], in the size of the network

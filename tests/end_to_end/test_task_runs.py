@@ -9,8 +9,8 @@ import pytest
 from onnx import helper
 
 from resnet8ptq.shipping import to_run
-from resnet8ptq.tasks import agreement, deviation, registry
-from tests.helpers import detectors
+from resnet8ptq.tasks import agreement, deviation, registry, segmentation
+from tests.helpers import detectors, segmenters
 from tests.helpers.assembling import assemble
 from tests.helpers.calling import Called, call, call_beside
 
@@ -75,6 +75,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         **{path.stem: path for path in folder.glob("*.npz")},
         "boxes": folder / "boxes",
+        "scenes": segmenters.write_pictures(folder / "scenes"),
+        "segmenter": segmenters.write_network(folder / "segmenter.onnx"),
         "detector": detectors.write_detector(folder / "detector.onnx", "yolov8"),
         "classes": write_network(folder / "classes.onnx", [both, back[:, :7]], softmax=True),
         "pair": write_network(folder / "pair.onnx", [both, back[:, :2]], softmax=True),
@@ -119,6 +121,10 @@ RUNS = {
         *("boxes", "detector", ("task.resamples=200",), "AP"),
         ("ap50", "ap_small", "paired/p_value", "sqnr_db", "paired/classes_lost", "ci95/delta_low"),
     ),
+    "segmentation": (
+        *("scenes", "segmenter", ("task=segmentation", "task.resamples=200"), "mIoU"),
+        ("pixel_accuracy", "paired/p_value", "sqnr_db", "paired/classes_lost", "ci95/delta_low"),
+    ),
     "agreement": ("bare", "classes", (), "agreement", ("kl_divergence", "sqnr_db", "drop")),
     "deviation": (
         *("bare", "several", (), "relative error"),
@@ -133,6 +139,8 @@ def run(folder: Path, files: dict[str, Path], task: str, *more: str) -> Called:
     words = ["data=arrays", f"data.root={files[data]}"]
     if task == "detection":
         words = detectors.overrides(files[data])
+    if task == "segmentation":
+        words = segmenters.overrides(files[data])
     words.append(f"model.path={files[network]}")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
@@ -167,7 +175,8 @@ def test_a_sweep_of_each_task(files, tmp_path, task):
     assert [bool(row.get("p")) for row in measured] == [labels] * 2
     words = ("accuracy", "McNemar test against") if task != "binary" else ()
     if task not in ("classification", "top5"):
-        note = {"agreement": agreement.NOTE, "deviation": deviation.NOTE}.get(task, "")
+        notes = {"agreement": agreement.NOTE, "deviation": deviation.NOTE}
+        note = (notes | {"segmentation": segmentation.PIXEL_ACCURACY.title}).get(task, "")
         kept = " ".join(report.split()).replace(note, "")
         out = " ".join(done.out.split()).replace(note, "")
         assert not [word for word in words if word in kept or word in out]
@@ -209,7 +218,7 @@ def test_the_search_runs_by_the_example_of_a_new_task(files, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(RUNS.keys() - {"classification", "anomaly"}))
 def test_layers_are_chosen_by_any_task(files, tmp_path, task):
-    held_out = f"held_out_images={5 if task == 'detection' else 50}"
+    held_out = f"held_out_images={5 if task in ('detection', 'segmentation') else 50}"
     chosen = run(tmp_path, files, task, "nodes_to_exclude=auto", "max_drop=0.5", held_out)
     assert chosen.code == 0, chosen.err
     ranked = run(tmp_path, files, task, "+analysis=sensitivity", held_out)

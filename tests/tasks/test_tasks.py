@@ -48,6 +48,7 @@ from resnet8ptq.tasks import (
     deviation,
     registry,
     regression,
+    segmentation,
     similarity,
     statistics,
     top5,
@@ -174,6 +175,21 @@ def noisy_boxes(noise: float, seed: int = 1) -> Outputs:
     return Outputs((detections,), None, VALUES)
 
 
+def masks() -> np.ndarray:
+    """Bands of the classes; the first row is not scored."""
+    drawn_masks = (np.arange(8)[:, None] // 2 + np.arange(8) // 4 + CLASSES[:, None, None]) % 7
+    drawn_masks[:, 0] = 255
+    return drawn_masks.astype(np.uint8)
+
+
+MASKS = masks()
+
+
+def noisy_masks(noise: float, seed: int = 1) -> Outputs:
+    wrong = drawn(seed).random(MASKS.shape) < 0.05 + noise / (8 + noise)
+    return Outputs((np.where(wrong, (MASKS + 1) % 7, MASKS),), None, VALUES)
+
+
 def black(indices: np.ndarray) -> np.ndarray:
     return np.zeros((len(indices), 64, 96, 3), np.uint8)
 
@@ -213,6 +229,9 @@ CASES = {
     "number": Case(own(mean_error), Targets(TARGETS), noisy_values),
     "numbers": Case(own(errors), Targets(TARGETS), noisy_values),
     "detection": Case(detector(), Targets(BOXES, pictures=black), noisy_boxes),
+    "segmentation": Case(
+        segmentation.build(NAMES, resamples=500), Targets(MASKS, pictures=black), noisy_masks
+    ),
     "pairs": Case(similarity.build(500), Targets(TARGETS[:, 0]), noisy_scores),
     "embeddings": Case(
         similarity.build(500, embeds=True), Targets(PAIR_SCORES, CLIPS), noisy_embeddings
@@ -287,7 +306,7 @@ def test_a_worse_model_is_told_apart(case):
     better = compare(case, 0.05)
     p_value = comparison.paired.model.against(better.paired.model)[1]
     assert p_value == better.paired.model.against(comparison.paired.model)[1] < 0.01
-    if case.task.name not in ("binary", "detection"):  # without logits, or without raw outputs
+    if case.task.name not in ("binary", "detection", "segmentation"):  # whose raw outputs are out
         assert comparison.sqnr_db < better.sqnr_db
 
 
@@ -460,7 +479,10 @@ def test_a_report_recalls_the_task_from_the_params(case):
     recalled = registry.recall(params_of(case), case.task.class_names)
     assert recalled.name == case.task.name
     assert replace(recalled.metric, title="") == replace(case.task.metric, title="")
-    in_report = case.task.name != "detection"  # whose classes are in the files of the run
+    in_report = case.task.name not in (
+        "detection",
+        "segmentation",
+    )  # whose classes are in the files of the run
     assert recalled.class_names == (case.task.class_names if in_report else ())
 
 
@@ -493,6 +515,7 @@ CHOSEN = [  # labels and outputs, and the task that `auto` takes
     (setting(TWO), "classification"),
     (setting(TWO, {"out": (1,)}), "binary"),
     (setting(TARGETS), "regression"),
+    (setting(MASKS, {"out": (7, 8, 8)}, VALUES, NAMES), "segmentation"),
     (setting(None), "agreement"),
     (setting(None, {"out": (4,)}, VALUES), "deviation"),  # a reconstruction
     (setting(None, {"out": (1,)}, LOGITS), "deviation"),
@@ -528,6 +551,7 @@ BROKEN = {  # outputs of a broken network by task
     "anomaly": Outputs((WINDOWS + NOISE[:, :4],), None, VALUES),
     "regression": Outputs((TARGETS[::-1].copy(),), None, VALUES),
     "similarity": Outputs((np.ones((ITEMS, 1), np.float32),), None, VALUES),
+    "segmentation": Outputs((drawn(4).integers(0, 7, MASKS.shape, np.uint8),), None, VALUES),
     "detection": Outputs((np.full((ITEMS, 4, 6), NOTHING, np.float32),), None, VALUES),
 }
 
@@ -639,6 +663,14 @@ def test_the_bound_of_the_sqnr_keeps_its_level():
             setting(TARGETS, {"out": (3,)}),
             ModelError,
             "2 values to predict; expected on",
+        ),
+        ("segmentation", setting(TWO), ConfigError, "pets has no masks; expected a folder of"),
+        ("segmentation", setting(MASKS, {"out": (3,)}), ModelError, "takes values [classes, "),
+        (
+            "segmentation",
+            setting(MASKS, {"out": (5, 8, 8)}, VALUES, ()),
+            ModelError,
+            "returns out [5, 8, 8], and pets has 7 classes and labels up to 6",
         ),
         ("agreement", setting(None, {"out": (1,)}), ModelError, "task=deviation compares values"),
     ],

@@ -562,6 +562,8 @@ def _read_labels(labels: _Sourced) -> Array:
     if stored.dtype.kind == "f":
         _check_finite(labels)
         return stored
+    if stored.ndim == 3 and stored.dtype.kind in "iub":
+        return _read_masks(labels)
     if stored.dtype.kind not in "iub" or stored.shape not in ((len(stored),), (len(stored), 1)):
         mend = ""
         if stored.ndim > 1:
@@ -569,10 +571,38 @@ def _read_labels(labels: _Sourced) -> Array:
         elif stored.dtype.kind in "US":
             mend = "; try numpy.unique(labels, return_inverse=True)[1]"
         raise DataError(
-            f"{labels}: got {_shape(stored)}, expected labels as integers from 0, [N], or "
-            f"values as floats, [N, ...]{mend}"
+            f"{labels}: got {_shape(stored)}, expected labels as integers from 0, [N], values as "
+            f"floats, [N, ...], or masks as integers, [N, height, width]{mend}"
         )
     return check_labels(stored.reshape(-1), labels)
+
+
+def _read_masks(labels: _Sourced) -> NDArray[np.uint8]:
+    """Return masks [N, height, width] as uint8, which tells them from classes."""
+    stored = labels.values
+    low, high = int(stored.min()), int(stored.max())
+    if not 0 <= low <= high < 256:
+        raise DataError(f"{labels}: masks from {low} to {high}; expected 0 to 255")
+    return name_binary(stored.astype(np.uint8, copy=False), labels)
+
+
+def name_binary(
+    masks: NDArray[np.uint8], source: object, padded: bool = False
+) -> NDArray[np.uint8]:
+    """Return masks with 1 in place of 255 if they hold only 0 and 255, black and white.
+
+    Raises:
+        ConfigError: they are padded, with 255.
+    """
+    if np.unique(masks).tolist() != [0, 255]:
+        return masks
+    if padded:
+        raise ConfigError(
+            f"preprocess.resize: got letterbox, which pads with 255, and {source} has masks of 0 "
+            "and 255; expected masks of 0 and 1"
+        )
+    log.info("%s: masks of 0 and 255, taken as classes 0 and 1", source)
+    return np.minimum(masks, 1)
 
 
 def check_labels(labels: Array, source: object) -> NDArray[np.int64]:

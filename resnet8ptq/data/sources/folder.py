@@ -1,8 +1,9 @@
-"""`data=folder`: pictures in class folders, or without labels."""
+"""`data=folder`: pictures in class folders, with a folder of masks, or without labels."""
 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data import pictures
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import Picture, decode
-from resnet8ptq.data.sources.arrays import MAX_CLASSES, NO_LABELS
+from resnet8ptq.data.pictures import decode_mask
+from resnet8ptq.data.sources.arrays import MAX_CLASSES, NO_LABELS, name_binary
 from resnet8ptq.data.splitting import NamedSplit, keep_split, split_one
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,8 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     """
     root = Path(str(config.root))
     sides = _find_sides(root)
+    if config.masks is not None:
+        return _load_masked(sides, root, config, preprocess, cache_root)
     names = _find_classes(sides[0], config)
     if len(sides) == 1:
         whole = _decode(root, names, config, preprocess, cache_root)
@@ -43,6 +47,63 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
         raise DataError(f"{sides[1]}: class {unknown[0]!r} has no folder in {sides[0]}")
     train, test = (_decode(side, names, config, preprocess, cache_root) for side in sides)
     return keep_split(root.name, names, train, test, root)
+
+
+def _load_masked(
+    sides: Sequence[Path],
+    root: Path,
+    config: FolderConfig,
+    preprocess: PreprocessConfig,
+    cache_root: Path,
+) -> Dataset:
+    """Return pictures whose labels are masks [N, H, W] in uint8."""
+    masks = Path(str(config.masks)).expanduser()
+    if not masks.is_dir():
+        raise ConfigError(f"data.masks: got {config.masks} (not there), expected a folder of masks")
+    found = _find_sides(masks) if len(sides) > 1 else [masks]
+    if len(found) != len(sides):
+        raise ConfigError(f"data.masks: got {masks}, expected {TRAIN}/ and test/ as in {root}")
+    read = partial(_read_masked, config=config, preprocess=preprocess, cache_root=cache_root)
+    splits = [read(*pair) for pair in zip(sides, found, strict=True)]
+    if len(splits) == 1:
+        mend = f"{TRAIN}/ and test/ in data.root and data.masks"
+        data = split_one(root.name, (), splits[0].split, root, config, mend=mend)
+    else:
+        train, test = splits
+        data = keep_split(root.name, (), train, test, root)
+    return replace(data, class_names=tuple(config.classes or ()))
+
+
+def _read_masked(
+    folder: Path,
+    masks: Path,
+    config: FolderConfig,
+    preprocess: PreprocessConfig,
+    cache_root: Path,
+) -> NamedSplit:
+    """Return the readable pictures of a folder with their masks, which have the same names."""
+    paths = find_pictures(folder)
+    named = {_stem(path, masks): path for path in find_pictures(masks)}
+    missing = [path for path in paths if _stem(path, folder) not in named]
+    if missing:
+        raise DataError(
+            f"data.masks: {len(missing)} of {len(paths)} pictures have no mask in {masks}, the "
+            f"first {missing[0]}; expected the same names"
+        )
+    pictured = [Picture(str(path), path) for path in paths]
+    images, kept = decode(pictured, preprocess, config.on_bad, cache_root)
+    beside = [named[_stem(paths[index], folder)] for index in kept]
+    decoded, _ = decode(
+        [Picture(str(path), path) for path in beside],
+        *(preprocess, "error", cache_root, decode_mask),
+    )
+    shown = np.array([str(paths[index]) for index in kept], np.object_)
+    labels = name_binary(np.asarray(decoded)[..., 0], masks, preprocess.resize == "letterbox")
+    return NamedSplit(Split(images, labels, str(folder), names=shown), shown.tolist())
+
+
+def _stem(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder).with_suffix("")).removesuffix("_mask")
 
 
 def list_pictures(config: FolderConfig, cache_root: Path) -> list[Picture]:
@@ -70,14 +131,19 @@ def read_unlabelled(root: Path, preprocess: PreprocessConfig, cache_root: Path) 
 
 def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
     """Return the class folders in the order of `data.classes`; empty without labels."""
-    if config.labels == NO_LABELS:
+    if config.labels == NO_LABELS or config.masks is not None:
         return ()
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not 2 <= len(names) <= MAX_CLASSES:
         raise DataError(
             f"{folder}: has {len(names)} class folders; expected 2 to {MAX_CLASSES}, each with the "
             "pictures of a class, or train and test (or val) with these in both; "
-            "data.labels=none takes pictures without classes"
+            "data.labels=none takes pictures without classes, data.masks=FOLDER those with masks"
+        )
+    if set(names) in ({"images", "masks"}, {"images", "labels"}, {"images", "annotations"}):
+        raise ConfigError(
+            f"data.root: got {folder} with {' and '.join(names)}; for pictures with masks try "
+            f"data.root={folder / 'images'} data.masks={folder / names[names[0] == 'images']}"
         )
     if config.classes is None:
         return tuple(names)

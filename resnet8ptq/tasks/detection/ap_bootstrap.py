@@ -10,19 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from resnet8ptq.tasks.detection.average_precision import Matches
-from resnet8ptq.tasks.statistics import Values, resample
+from resnet8ptq.tasks.statistics import Values
 
 # pycocotools' recalls, by its own formula.
 RECALLS = np.linspace(0.0, 1.00, int(np.round((1.00 - 0.0) / 0.01)) + 1, endpoint=True)
 _AT_ONCE = 2**23  # weights of detections
-
-
-def draw(pictures: int, times: int) -> NDArray[np.int32]:
-    """Return the weight of each picture in each bootstrap sample [times, pictures]."""
-    weights = np.zeros((times, pictures), np.int32)
-    for row, chosen in zip(weights, resample(pictures, times), strict=True):
-        row += np.bincount(chosen, minlength=pictures).astype(np.int32)
-    return weights
 
 
 def by_class(matches: Sequence[Matches], weights: NDArray[np.int32]) -> Values:
@@ -34,15 +26,6 @@ def by_class(matches: Sequence[Matches], weights: NDArray[np.int32]) -> Values:
             part = slice(start, start + rows)
             classes[part, label] = _average_precision(match, weights[part])
     return classes
-
-
-def mean_of(classes: Values) -> Values:
-    """Return AP [times] from [times, classes], the mean over the classes with objects."""
-    defined = ~np.isnan(classes)
-    total = np.where(defined, classes, 0).sum(axis=1)
-    return np.divide(
-        total, defined.sum(axis=1), out=np.full(len(classes), np.nan), where=defined.any(1)
-    )
 
 
 def _average_precision(match: Matches, weights: NDArray[np.int32]) -> Values:

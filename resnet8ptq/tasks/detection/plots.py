@@ -1,4 +1,4 @@
-"""Figures that compare a detector with FP32: classes, precision and recall, pictures."""
+"""Figures that compare a detector with FP32: precision and recall, pictures."""
 
 import math
 from collections.abc import Sequence
@@ -12,51 +12,12 @@ from numpy.typing import NDArray
 from resnet8ptq.core.text import plain
 from resnet8ptq.tasks.detection import decoding
 from resnet8ptq.tasks.detection.ap_bootstrap import RECALLS
-from resnet8ptq.tasks.detection.scores import ClassChanges, DetectionScores
+from resnet8ptq.tasks.detection.scores import DetectionScores
 from resnet8ptq.tasks.outputs import Array
 
-CLASSES = 20  # at most: those that changed most
-PICTURES = 6  # likewise
+PICTURES = 6  # at most: those that changed most
 SHOWN_SCORE = 0.3  # detections with smaller scores are too many to draw
 OVERLAP = 0.5  # boxes that overlap more stand for the same object
-
-
-def classes(
-    model: DetectionScores, baseline: DetectionScores, class_names: Sequence[str], title: str
-) -> Figure:
-    """Draw AP and FP32's AP of the classes that changed most, with 95% intervals of the change."""
-    changes = ClassChanges.of(model, baseline)
-    deltas = changes.deltas
-    order = np.argsort(-np.abs(deltas), kind="stable")  # NaN last
-    shown = order[: min(CLASSES, np.count_nonzero(~np.isnan(deltas)))]
-    shown = shown[np.argsort(deltas[shown], kind="stable")]
-    figure = Figure(figsize=(10, 0.9 + 0.27 * len(shown)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    rows = np.arange(len(shown))
-    for name, scores, colour, offset in (
-        ("FP32", baseline, "0.65", -0.2),
-        ("quantized", model, "C0", 0.2),
-    ):
-        values = scores.evaluation.by_class[shown]
-        left.barh(rows + offset, values, height=0.38, color=colour, label=name)
-    differences = model.by_class[:, shown] - baseline.by_class[:, shown]
-    low, high = np.nanquantile(differences, (0.025, 0.975), axis=0)
-    colours = ["C3" if label in changes.lost else "0.3" for label in shown]
-    right.hlines(rows, low, high, color=colours, linewidth=2)
-    right.scatter(deltas[shown], rows, color=colours, zorder=3, s=18)
-    right.axvline(0, color="0.6", linewidth=1)
-    objects = [int(baseline.evaluation.matches[label].objects.sum()) for label in shown]
-    names = [f"{plain(class_names[label])} ({n})" for label, n in zip(shown, objects, strict=True)]
-    left.set_yticks(rows, names)
-    left.set(xlabel="AP  (in brackets: objects)", xlim=(0, None))
-    right.set(xlabel="AP minus FP32's, 95% bootstrap interval\n(red: significant, by Holm)")
-    for axes in (left, right):
-        axes.grid(axis="x", alpha=0.3)
-        axes.set_axisbelow(True)
-    more = f", the {len(shown)} that changed most" if len(shown) < len(class_names) else ""
-    figure.suptitle(f"{plain(title)}\nclasses{more}", fontsize=11)
-    figure.legend(loc="outside upper right", ncols=2)
-    return figure
 
 
 def curves(model: DetectionScores, baseline: DetectionScores, title: str) -> Figure:

@@ -1,29 +1,24 @@
-"""The scored detections of a model, and the change of each class between two models."""
+"""The scored detections of a model."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr  # scipy.stats takes a second to import
 
 from resnet8ptq.core.console import waiting
-from resnet8ptq.tasks import distortion
-from resnet8ptq.tasks.bootstrap import Replicates
-from resnet8ptq.tasks.comparison import Scores
+from resnet8ptq.tasks.classwise import ClasswiseScores, draw_weights
 from resnet8ptq.tasks.detection import ap_bootstrap, average_precision, decoding
 from resnet8ptq.tasks.metric import Metrics
 from resnet8ptq.tasks.outputs import Array, Outputs
-from resnet8ptq.tasks.statistics import SIGNIFICANCE, Values, holm
-
-ENOUGH = 10  # pictures with a class, at least, for a test of the class
+from resnet8ptq.tasks.statistics import Values
 
 
 @dataclass(frozen=True)
-class DetectionScores(Scores):
+class DetectionScores(ClasswiseScores):
     """The detections of a model, evaluated as COCO does.
 
     Attributes:
@@ -76,11 +71,16 @@ class DetectionScores(Scores):
         """AP."""
         return self.evaluation.metrics["ap"]
 
+    @property
+    def of_class(self) -> Values:
+        """AP of each class [classes]."""
+        return self.evaluation.by_class
+
     @cached_property
     def by_class(self) -> Values:
         """AP of each class on each bootstrap sample [resamples, classes]."""
         with waiting(f"AP of {self.resamples} bootstrap samples"):
-            weights = ap_bootstrap.draw(self.total, self.resamples)
+            weights = draw_weights(self.total, self.resamples)
             return ap_bootstrap.by_class(self.evaluation.matches, weights)
 
     @property
@@ -88,70 +88,11 @@ class DetectionScores(Scores):
         """Number of pictures with objects of each class [classes]."""
         return np.array([np.count_nonzero(m.objects) for m in self.evaluation.matches])
 
-    @cached_property
-    def per_sample(self) -> Replicates:
-        """AP of each bootstrap sample [resamples], shifted so that their mean is AP.
-
-        A bootstrap sample has fewer distinct pictures, which raises AP.
-        """
-        replicates = ap_bootstrap.mean_of(self.by_class)
-        return Replicates(np.asarray(replicates - np.nanmean(replicates) + self.value))
-
-    def sqnr_db(self, baseline: Self) -> float | None:
-        """Return the SQNR of the network's outputs on the first pictures, in dB."""
-        ours = self.outputs.raw
-        theirs = baseline.outputs.raw
-        return distortion.sqnr_db(theirs, ours) if self.is_comparable(baseline) else None
-
-    def is_comparable(self, baseline: Self) -> bool:
-        """Return whether the network's outputs were kept, for the same pictures."""
-        ours = self.outputs.raw
-        theirs = baseline.outputs.raw
-        shapes = [values.shape for values in ours]
-        return bool(ours) and shapes == [values.shape for values in theirs]
-
     def more(self) -> Metrics:
         """Return COCO's other metrics, and the number of detections."""
         others = {name: value for name, value in self.evaluation.metrics.items() if name != "ap"}
         defined = {name: None if math.isnan(value) else value for name, value in others.items()}
         return {**defined, "counts/detections": len(self.results)}
-
-
-@dataclass(frozen=True)
-class ClassChanges:
-    """The change of each class's AP against the baseline's.
-
-    Attributes:
-        deltas: AP minus the baseline's [classes]; NaN without objects of the class.
-        p_values: p-values [classes], corrected for the number of classes (Holm); NaN for classes in
-            fewer than `ENOUGH` pictures.
-    """
-
-    deltas: Values
-    p_values: Values
-
-    @classmethod
-    def of(cls, model: DetectionScores, baseline: DetectionScores) -> Self:
-        """Test each class.
-
-        The test uses the normal distribution with the bootstrap's standard error (Efron and
-        Tibshirani, An Introduction to the Bootstrap, 1993), because with many classes no counted
-        p-value is small enough.
-        """
-        deltas = np.asarray(model.evaluation.by_class - baseline.evaluation.by_class)
-        differences = model.by_class - baseline.by_class
-        p_values = np.full(differences.shape[1], np.nan)
-        tested = np.flatnonzero(baseline.pictures_of_class >= ENOUGH)
-        errors = np.nanstd(differences[:, tested], axis=0, ddof=1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            scores = np.where(deltas[tested] == 0, 0, np.abs(deltas[tested]) / errors)
-        p_values[tested] = holm(2 * ndtr(-scores))
-        return cls(deltas, p_values)
-
-    @property
-    def lost(self) -> NDArray[np.int64]:
-        """The classes that are significantly worse than FP32's."""
-        return np.flatnonzero((self.p_values < SIGNIFICANCE) & (self.deltas < 0))
 
 
 def to_coco(pictures: Array, class_ids: Sequence[int]) -> dict[str, Any]:

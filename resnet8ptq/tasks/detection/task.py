@@ -1,7 +1,6 @@
 """`task=detection`: boxes of a data set's classes, evaluated as COCO does."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,12 +13,13 @@ from resnet8ptq.core.errors import ConfigError
 from resnet8ptq.tasks import distortion
 from resnet8ptq.tasks.bootstrap import BOOTSTRAP
 from resnet8ptq.tasks.classification import metric_names
+from resnet8ptq.tasks.classwise import count_lost, list_classes
 from resnet8ptq.tasks.comparison import Comparison, doubt_below, summarize
 from resnet8ptq.tasks.detection.decoding import Decoder, make_decoder
-from resnet8ptq.tasks.detection.scores import ClassChanges, DetectionScores
+from resnet8ptq.tasks.detection.scores import DetectionScores
 from resnet8ptq.tasks.metric import Metric, Metrics
 from resnet8ptq.tasks.outputs import Outputs, Targets, TaskContext
-from resnet8ptq.tasks.task import Scope, Table, Task, TaskFiles, TaskType
+from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +55,7 @@ def build(
         pair_metrics=partial(_pair_metrics, outputs),
         scope=Scope(reduction=decoder, params={"head": decoder.head} if decoder else {}),
         files=TaskFiles(
-            tables=partial(_tables, class_names),
+            tables=partial(list_classes, "ap", class_names),
             documents=_write_results,
             figures=partial(_draw, class_names),
             captions={
@@ -79,32 +79,11 @@ def _score(
 def _pair_metrics(names: Sequence[str], comparison: Comparison) -> Metrics:
     model = comparison.model
     baseline = comparison.baseline
-    lost = ClassChanges.of(model, baseline).lost
-    metrics: Metrics = {"sqnr_db": comparison.sqnr_db, "paired/classes_lost": len(lost)}
+    metrics = count_lost(comparison)
     if model.is_comparable(baseline):
         outputs = baseline.outputs.raw, model.outputs.raw
         metrics |= distortion.sqnr_of_each(metric_names(names), *outputs)
     return metrics
-
-
-def _tables(names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
-    model = comparison.model
-    baseline = comparison.baseline
-    changes = ClassChanges.of(model, baseline)
-    columns = (
-        names,
-        baseline.pictures_of_class.tolist(),
-        model.evaluation.by_class,
-        baseline.evaluation.by_class,
-        changes.deltas,
-        changes.p_values,
-    )
-    rows = [
-        [name, *("" if math.isnan(value) else value for value in values)]
-        for name, *values in zip(*columns, strict=True)
-    ]
-    head = ["class", "pictures", "ap", "baseline_ap", "delta", "p_value_holm"]
-    return {"per_class.csv": [head, *rows]}
 
 
 def _write_results(comparison: Comparison) -> dict[str, str]:
@@ -116,12 +95,13 @@ def _summarize(comparison: Comparison) -> str:
 
 
 def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
+    from resnet8ptq.tasks import classwise_plot
     from resnet8ptq.tasks.detection import plots
 
     pair = comparison.model, comparison.baseline
     return {
         PICTURES: plots.pictures(*pair, names, title),
-        CLASSES: plots.classes(*pair, names, title),
+        CLASSES: classwise_plot.draw(comparison, names, title),
         CURVES: plots.curves(*pair, title),
     }
 

@@ -1,0 +1,143 @@
+"""Metrics that are a mean over classes, with a bootstrap over the pictures: AP and mIoU."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr  # scipy.stats takes a second to import
+
+from resnet8ptq.tasks import distortion, statistics
+from resnet8ptq.tasks.bootstrap import Replicates
+from resnet8ptq.tasks.comparison import Comparison, OutputScores
+from resnet8ptq.tasks.metric import Metrics
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, Values, holm
+from resnet8ptq.tasks.task import Table
+
+ENOUGH = 10  # pictures with a class, at least, for a test of the class
+
+
+@dataclass(frozen=True)
+class ClasswiseScores(OutputScores):
+    """Scores of pictures, whose outputs the task reduces; the metric is the mean over classes."""
+
+    @property
+    @abstractmethod
+    def of_class(self) -> Values:
+        """The metric of each class [classes]; NaN without objects of the class."""
+
+    @property
+    @abstractmethod
+    def by_class(self) -> Values:
+        """The metric of each class on each bootstrap sample [resamples, classes]."""
+
+    @property
+    @abstractmethod
+    def pictures_of_class(self) -> NDArray[np.int64]:
+        """Number of pictures with objects of each class [classes]."""
+
+    @cached_property
+    def per_sample(self) -> Replicates:
+        """The metric of each bootstrap sample [resamples], shifted so that their mean is `value`.
+
+        A bootstrap sample has fewer distinct pictures and classes, which changes the mean.
+        """
+        replicates = mean_of(self.by_class)
+        return Replicates(np.asarray(replicates - np.nanmean(replicates) + self.value))
+
+    def sqnr_db(self, baseline: Self) -> float | None:
+        """Return the SQNR of the network's outputs on the first pictures, in dB."""
+        if not self.is_comparable(baseline):
+            return None
+        return distortion.sqnr_db(baseline.outputs.raw, self.outputs.raw)
+
+    def is_comparable(self, baseline: Self) -> bool:
+        """Return whether the network's outputs were kept, for the same pictures."""
+        ours = self.outputs.raw
+        shapes = [values.shape for values in ours]
+        return bool(ours) and shapes == [values.shape for values in baseline.outputs.raw]
+
+
+def mean_of(classes: Values) -> Values:
+    """Return the mean [times] of [times, classes] over the classes that are not NaN."""
+    defined = ~np.isnan(classes)
+    total = np.where(defined, classes, 0).sum(axis=1)
+    return np.divide(
+        total, defined.sum(axis=1), out=np.full(len(classes), np.nan), where=defined.any(1)
+    )
+
+
+def draw_weights(pictures: int, times: int) -> NDArray[np.int32]:
+    """Return how often each bootstrap sample draws each picture [times, pictures]."""
+    weights = np.zeros((times, pictures), np.int32)
+    for row, chosen in zip(weights, statistics.resample(pictures, times), strict=True):
+        row += np.bincount(chosen, minlength=pictures).astype(np.int32)
+    return weights
+
+
+@dataclass(frozen=True)
+class ClassChanges:
+    """The change of the metric of each class against the baseline's.
+
+    Attributes:
+        deltas: the metric minus the baseline's [classes]; NaN without objects of the class.
+        p_values: p-values [classes], corrected for the number of classes (Holm); NaN for classes in
+            fewer than `ENOUGH` pictures.
+    """
+
+    deltas: Values
+    p_values: Values
+
+    @classmethod
+    def of(cls, model: ClasswiseScores, baseline: ClasswiseScores) -> Self:
+        """Test each class.
+
+        The test uses the normal distribution with the bootstrap's standard error (Efron and
+        Tibshirani, An Introduction to the Bootstrap, 1993), because with many classes no counted
+        p-value is small enough.
+        """
+        deltas = np.asarray(model.of_class - baseline.of_class)
+        differences = model.by_class - baseline.by_class
+        p_values = np.full(differences.shape[1], np.nan)
+        tested = np.flatnonzero(baseline.pictures_of_class >= ENOUGH)
+        errors = np.nanstd(differences[:, tested], axis=0, ddof=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scores = np.where(deltas[tested] == 0, 0, np.abs(deltas[tested]) / errors)
+        p_values[tested] = holm(2 * ndtr(-scores))
+        return cls(deltas, p_values)
+
+    @property
+    def lost(self) -> NDArray[np.int64]:
+        """The classes that are significantly worse than FP32's."""
+        return np.flatnonzero((self.p_values < SIGNIFICANCE) & (self.deltas < 0))
+
+
+def count_lost(comparison: Comparison) -> Metrics:
+    """Return the SQNR, and the number of classes that are significantly worse than FP32's."""
+    lost = ClassChanges.of(comparison.model, comparison.baseline).lost
+    return {"sqnr_db": comparison.sqnr_db, "paired/classes_lost": len(lost)}
+
+
+def list_classes(metric: str, names: Sequence[str], comparison: Comparison) -> dict[str, Table]:
+    """Return the table `per_class.csv`."""
+    model = comparison.model
+    baseline = comparison.baseline
+    changes = ClassChanges.of(model, baseline)
+    columns = (
+        names,
+        baseline.pictures_of_class.tolist(),
+        model.of_class,
+        baseline.of_class,
+        changes.deltas,
+        changes.p_values,
+    )
+    rows = [
+        [name, *("" if math.isnan(value) else value for value in values)]
+        for name, *values in zip(*columns, strict=True)
+    ]
+    head = ["class", "pictures", metric, f"baseline_{metric}", "delta", "p_value_holm"]
+    return {"per_class.csv": [head, *rows]}

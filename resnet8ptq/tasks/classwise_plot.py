@@ -1,0 +1,51 @@
+"""The figure of a metric by class, see `classwise`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure  # no pyplot: figures need no screen and no global state
+
+from resnet8ptq.core.text import plain
+from resnet8ptq.tasks.classwise import ClassChanges
+from resnet8ptq.tasks.comparison import Comparison
+
+CLASSES = 20  # at most: those that changed most
+
+
+def draw(comparison: Comparison, class_names: Sequence[str], title: str) -> Figure:
+    """Draw the metric and FP32's of the classes that changed most, with 95% intervals of change."""
+    metric = comparison.metric.title
+    model = comparison.model
+    baseline = comparison.baseline
+    changes = ClassChanges.of(model, baseline)
+    deltas = changes.deltas
+    order = np.argsort(-np.abs(deltas), kind="stable")  # NaN last
+    shown = order[: min(CLASSES, np.count_nonzero(~np.isnan(deltas)))]
+    shown = shown[np.argsort(deltas[shown], kind="stable")]
+    figure = Figure(figsize=(10, 0.9 + 0.27 * len(shown)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    rows = np.arange(len(shown))
+    for name, scores, colour, offset in (
+        ("FP32", baseline, "0.65", -0.2),
+        ("quantized", model, "C0", 0.2),
+    ):
+        values = scores.of_class[shown]
+        left.barh(rows + offset, values, height=0.38, color=colour, label=name)
+    differences = model.by_class[:, shown] - baseline.by_class[:, shown]
+    low, high = np.nanquantile(differences, (0.025, 0.975), axis=0)
+    colours = ["C3" if label in changes.lost else "0.3" for label in shown]
+    right.hlines(rows, low, high, color=colours, linewidth=2)
+    right.scatter(deltas[shown], rows, color=colours, zorder=3, s=18)
+    right.axvline(0, color="0.6", linewidth=1)
+    counts = baseline.pictures_of_class[shown]
+    names = [f"{plain(class_names[label])} ({n})" for label, n in zip(shown, counts, strict=True)]
+    left.set_yticks(rows, names)
+    left.set(xlabel=f"{metric}  (in brackets: pictures)", xlim=(0, None))
+    right.set(xlabel=f"{metric} minus FP32's, 95% bootstrap interval\n(red: significant, by Holm)")
+    for axes in (left, right):
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_axisbelow(True)
+    more = f", the {len(shown)} that changed most" if len(shown) < len(class_names) else ""
+    figure.suptitle(f"{plain(title)}\nclasses{more}", fontsize=11)
+    figure.legend(loc="outside upper right", ncols=2)
+    return figure

@@ -1,0 +1,286 @@
+"""`task=segmentation`: the class of each pixel, scored by the mean IoU of the classes.
+
+The counts of all pictures are pooled, and the mean is over the classes that the masks contain, as
+in PASCAL VOC (Everingham et al., 2015) and Cityscapes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import SegmentationConfig
+from resnet8ptq.core.errors import ConfigError, ModelError
+from resnet8ptq.tasks.bootstrap import BOOTSTRAP
+from resnet8ptq.tasks.classwise import (
+    ClasswiseScores,
+    count_lost,
+    draw_weights,
+    list_classes,
+)
+from resnet8ptq.tasks.comparison import Comparison, doubt_below, summarize
+from resnet8ptq.tasks.metric import Metric, Metrics
+from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, describe
+from resnet8ptq.tasks.statistics import Values
+from resnet8ptq.tasks.task import Scope, Task, TaskFiles, TaskType
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MIOU = Metric("miou", "mIoU", percent=True)
+PIXEL_ACCURACY = Metric("pixel_accuracy", "pixel accuracy", percent=True)
+CLASSES = "classes.png"
+PICTURES = "masks.png"
+
+Masks = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Turns a batch's outputs into the class of each pixel.
+
+    Attributes:
+        output: the index of the output.
+        axis: the axis of its classes in one sample; None for [height, width].
+        classes: the number of classes.
+        size: height and width of the masks.
+        threshold: with one value for each pixel, the second class is above it.
+    """
+
+    output: int
+    axis: int | None
+    classes: int
+    size: tuple[int, int]
+    threshold: float
+
+    def __call__(self, outputs: Sequence[Array]) -> tuple[Masks]:
+        """Return the classes [n, *size]."""
+        values = outputs[self.output]
+        wide = values[:, np.newaxis] if self.axis is None else np.moveaxis(values, self.axis + 1, 1)
+        rows, columns = (
+            _resize(old, new) for old, new in zip(wide.shape[2:], self.size, strict=True)
+        )
+        if wide.shape[1] == 1 and (wide.dtype.kind in "iu" or self.classes > 2):  # of an ArgMax
+            nearest = wide[:, 0, rows.argmax(1)[:, np.newaxis], columns.argmax(1)]
+            return (nearest.round().clip(0, 255).astype(np.uint8),)
+        classes = np.empty((len(wide), *self.size), np.uint8)
+        for picture, scores in zip(classes, wide, strict=True):  # one at a time, to save memory
+            resized = rows @ scores @ columns.T
+            single = len(resized) == 1
+            picture[:] = resized[0] > self.threshold if single else resized.argmax(axis=0)
+        return (classes,)
+
+
+def _resize(old: int, new: int) -> NDArray[np.float32]:
+    """Return the matrix [new, old] of a bilinear resizing along an axis, between pixels' centres.
+
+    As in torch's `interpolate` with `align_corners=False`, and in `tf.image.resize`.
+    """
+    places = ((np.arange(new) + 0.5) * old / new - 0.5).clip(0, old - 1)
+    return np.maximum(0, 1 - np.abs(places[:, np.newaxis] - np.arange(old))).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class SegmentationScores(ClasswiseScores):
+    """The classes of the pixels of one model.
+
+    Attributes:
+        outputs: classes [n, height, width], see `Decoder`.
+        masks: the true ones [n, height, width].
+        classes: the number of classes.
+        ignored: labels of pixels that are not scored.
+        show: see `Targets.pictures`.
+    """
+
+    masks: Masks
+    classes: int
+    ignored: tuple[int, ...]
+    resamples: int
+    show: Callable[[NDArray[np.int64]], NDArray[np.uint8]] | None = None
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """The pixels of each class in each picture [n, 3, classes]: right, true, predicted."""
+        return self._count(self.masks)
+
+    def _count(self, masks: Masks) -> NDArray[np.int64]:
+        size = self.classes
+        counts = np.empty((len(masks), 3, size), np.int64)
+        for row, mask, predicted in zip(counts, masks, self.outputs.values[0], strict=True):
+            scored = ~np.isin(mask, self.ignored)
+            true, said = mask[scored].astype(np.int64), np.minimum(predicted[scored], size)
+            pairs = np.bincount(true * (size + 1) + said, minlength=size * (size + 1))
+            matrix = pairs.reshape(size, size + 1)
+            row[:] = matrix[:, :size].diagonal(), matrix.sum(1), matrix.sum(0)[:size]
+        return counts
+
+    @cached_property
+    def of_class(self) -> Values:
+        """IoU of each class [classes]."""
+        return _iou(self.counts.sum(axis=0))
+
+    @property
+    def value(self) -> float:
+        """The mean IoU."""
+        return float(np.nanmean(self.of_class))
+
+    @cached_property
+    def by_class(self) -> Values:
+        """IoU of each class on each bootstrap sample [resamples, classes]."""
+        weights = draw_weights(self.total, self.resamples).astype(np.float64)
+        pooled = weights @ self.counts.reshape(self.total, -1)
+        return _iou(pooled.reshape(self.resamples, 3, self.classes))
+
+    @property
+    def pictures_of_class(self) -> NDArray[np.int64]:
+        """Number of pictures with pixels of each class [classes]."""
+        return np.count_nonzero(self.counts[:, 1], axis=0)
+
+    @property
+    def of_others(self) -> float:
+        """The mean IoU with the masks of other pictures: chance, for such classes and places."""
+        others = self._count(np.roll(self.masks, len(self.masks) // 2, axis=0))
+        return float(np.nanmean(_iou(others.sum(axis=0))))
+
+    def more(self) -> Metrics:
+        """Return the share of right pixels."""
+        right, true, _ = self.counts.sum(axis=(0, 2))
+        return {PIXEL_ACCURACY.name: float(right / true)}
+
+
+def _iou(counts: Array) -> Values:
+    """Return the IoU [..., classes] of counts [..., 3, classes]; NaN without true pixels."""
+    right, true, said = np.moveaxis(counts, -2, 0)
+    return np.divide(right, true + said - right, out=np.full(right.shape, np.nan), where=true > 0)
+
+
+def build(
+    class_names: tuple[str, ...] = (),
+    decoder: Decoder | None = None,
+    ignored: Sequence[int] = (255,),
+    resamples: int = 2000,
+) -> Task:
+    """Return the task.
+
+    Args:
+        decoder: decodes the outputs; None for a finished run.
+    """
+    return Task(
+        "segmentation",
+        MIOU,
+        partial(_score, len(class_names), tuple(ignored), resamples),
+        replace(BOOTSTRAP, intervals=f"{BOOTSTRAP.intervals} over the pictures"),
+        beside=(PIXEL_ACCURACY,),
+        class_names=class_names,
+        pair_metrics=count_lost,
+        scope=Scope(decoder.output if decoder else None, reduction=decoder),
+        files=TaskFiles(
+            arrays=_keep_counts,
+            tables=partial(list_classes, "iou", class_names),
+            figures=partial(_draw, class_names),
+            captions={
+                PICTURES: "Pictures whose classes changed most: mask, FP32, quantized",
+                CLASSES: "IoU by class: those that changed most, beside FP32",
+            },
+        ),
+        doubt=_doubt,
+        summary=_summarize,
+    )
+
+
+def _score(
+    classes: int, ignored: tuple[int, ...], resamples: int, outputs: Outputs, targets: Targets
+) -> SegmentationScores:
+    assert targets.labels is not None  # `_make` checks them
+    return SegmentationScores(
+        outputs, targets.labels, classes, ignored, resamples, targets.pictures
+    )
+
+
+def _keep_counts(comparison: Comparison) -> dict[str, Array]:
+    return {
+        "predictions": comparison.model.counts,
+        "baseline_predictions": comparison.baseline.counts,
+        **comparison.paired.arrays(),
+    }
+
+
+def _summarize(comparison: Comparison) -> str:
+    accuracy = PIXEL_ACCURACY.show(comparison.model.more()[PIXEL_ACCURACY.name])
+    return f"{summarize(comparison)}, {accuracy} of the pixels right"
+
+
+def _doubt(baseline: SegmentationScores, expected: float | None) -> str | None:
+    """Doubt an mIoU that is not above that with the masks of other pictures, or below `expected`.
+
+    The interval's lower end must be above it.
+    """
+    interval = baseline.per_sample.interval
+    shown = MIOU.show(baseline.value)
+    if not interval[0] > baseline.of_others:
+        others = MIOU.show(baseline.of_others)
+        return f"NEAR CHANCE, {shown} (with the masks of other pictures {others})"
+    return doubt_below(shown, interval, expected)
+
+
+def _draw(names: Sequence[str], comparison: Comparison, title: str) -> "dict[str, Figure]":
+    from resnet8ptq.tasks import classwise_plot, segmentation_plot
+
+    return {
+        PICTURES: segmentation_plot.draw(comparison, names, title),
+        CLASSES: classwise_plot.draw(comparison, names, title),
+    }
+
+
+def _make(config: SegmentationConfig, setting: TaskContext) -> Task:
+    masks = setting.labels
+    if masks is None or masks.dtype != np.uint8 or masks.ndim != 3:
+        raise ConfigError(
+            f"task=segmentation: {setting.data} has no masks; expected a folder of pictures with "
+            "data.masks=FOLDER, or labels as integers [N, height, width]"
+        )
+    output, axis = _find_output(setting)
+    channels = 1 if axis is None else [*setting.outputs.values()][output][axis]
+    scored = np.setdiff1d(np.unique(masks), config.ignored)
+    if len(scored) < 2:
+        raise ConfigError(
+            f"task.ignored: got {config.ignored}, which leaves the labels {scored.tolist()} in the "
+            f"masks of {setting.data}; expected two or more"
+        )
+    needed = int(scored[-1]) + 1
+    names = setting.class_names or tuple(map(str, range(max(channels or 0, needed))))
+    classes = len(names) if channels == 1 else channels
+    if classes != len(names) or needed > len(names):
+        raise ModelError(
+            f"returns {describe(setting.outputs)}, and {setting.data} has {len(names)} classes and "
+            f"labels up to {needed - 1}; expected a value of each class for each pixel; "
+            "task.ignored= for labels of no class"
+        )
+    size = (masks.shape[1], masks.shape[2])
+    decoder = Decoder(output, axis, classes, size, config.threshold)
+    return build(names, decoder, config.ignored, config.resamples)
+
+
+def _find_output(setting: TaskContext) -> tuple[int, int | None]:
+    """Return the index of the first output with a map, and the axis of its classes."""
+    taken = setting.input_shape
+    last = taken[:1] not in ((1,), (3,)) and taken[-1:] in ((1,), (3,))
+    for number, shape in enumerate(setting.outputs.values()):
+        if len(shape) == 3:
+            return number, 2 if last else 0
+        if len(shape) == 2:
+            return number, None
+    raise ModelError(
+        f"returns {describe(setting.outputs)}; task=segmentation takes values [classes, height, "
+        "width] or [height, width, classes], or classes [height, width]"
+    )
+
+
+SEGMENTATION = TaskType(
+    _make,
+    lambda config, class_names: build(ignored=config.ignored, resamples=config.resamples),
+    SegmentationConfig,
+)

@@ -1,0 +1,108 @@
+"""How often does the paired test of a task pass, or fail, a model that is exactly at the limit?
+
+    python studies/task_errors.py [trials=2000]
+
+A population of samples with the outputs of FP32 and of a model has a known loss, which is the
+limit. Each trial draws samples of it, with replacement, and asks the test of the task at the level
+of 5%. Writes task_errors.csv.
+"""
+
+import csv
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.tasks import segmentation
+from resnet8ptq.tasks.outputs import Outputs, Targets
+from resnet8ptq.tasks.task import Task
+
+LEVEL = 0.05
+SIZE = 20_000  # of a population
+SAMPLES = (50, 200, 1000)
+RESAMPLES = 400
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Population:
+    """Targets, and the outputs of FP32 and of a model, of `SIZE` samples."""
+
+    task: Task
+    targets: Targets
+    fp32: Outputs
+    model: Outputs
+
+    def take(self, rows: NDArray[np.int64]) -> "Population":
+        """Return the samples at `rows`."""
+        labels = self.targets.labels
+        targets = replace(self.targets, labels=None if labels is None else labels[rows])
+        both = (
+            replace(outputs, values=tuple(values[rows] for values in outputs.values))
+            for outputs in (self.fp32, self.model)
+        )
+        return Population(self.task, targets, *both)
+
+    def p_values(self, limit: float) -> tuple[float, float]:
+        """Return the p-values of "the loss is at the limit or above", and "... or below"."""
+        scores = (self.task.score(each, self.targets) for each in (self.model, self.fp32))
+        comparison = self.task.compare(*scores)
+        margin = comparison.paired.margin(self.task.metric, limit, comparison.model.total)
+        return margin.p_within, margin.p_beyond
+
+    def loss(self) -> float:
+        """Return the loss of the whole population."""
+        scores = (self.task.score(each, self.targets) for each in (self.model, self.fp32))
+        return self.task.compare(*scores).loss()
+
+
+def segmented(random: np.random.Generator) -> Population:
+    """Masks of one to three of five classes, of which one is rare; more pixels flip in some."""
+    common = random.choice(5, (SIZE, 3), p=(0.4, 0.3, 0.2, 0.08, 0.02))
+    masks = common[np.arange(SIZE)[:, None], random.integers(0, 3, (SIZE, 64))].astype(np.uint8)
+    hard = random.beta(1, 6, (SIZE, 1))
+    fp32 = np.where(random.random(masks.shape) < hard, random.integers(0, 5, masks.shape), masks)
+    flips = random.random(masks.shape) < 0.1 * hard
+    model = np.where(flips, random.integers(0, 5, masks.shape), fp32)
+    task = segmentation.build(tuple("abcde"), resamples=RESAMPLES)
+    outputs = (Outputs((each.astype(np.uint8).reshape(SIZE, 8, 8),)) for each in (fp32, model))
+    return Population(task, Targets(masks.reshape(SIZE, 8, 8)), *outputs)
+
+
+# A task, and the function that draws its population.
+TASKS: dict[str, Callable[[np.random.Generator], Population]] = {
+    "segmentation": segmented,
+}
+
+
+def simulate(population: Population, samples: int, trials: int) -> tuple[float, float]:
+    """Return the shares of trials that pass, and that fail, at the limit."""
+    limit = population.loss()
+    random = np.random.default_rng(SEED + samples)
+    found = np.array(
+        [population.take(random.integers(0, SIZE, samples)).p_values(limit) for _ in range(trials)]
+    )
+    passed, failed = (found <= LEVEL).mean(axis=0).tolist()
+    return passed, failed
+
+
+def main() -> None:
+    """Simulate every task, and write the table."""
+    trials = int(dict(word.split("=") for word in sys.argv[1:]).get("trials", 2000))
+    rows: list[list[object]] = [["task", "metric", "samples", "trials", "passed", "failed"]]
+    for name, draw in TASKS.items():
+        population = draw(np.random.default_rng(SEED))
+        for samples in SAMPLES:
+            passed, failed = simulate(population, samples, trials)
+            metric = population.task.metric.title
+            rows.append([name, metric, samples, trials, f"{passed:.4f}", f"{failed:.4f}"])
+            print(*rows[-1], flush=True)
+    with Path(__file__).with_suffix(".csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
