@@ -406,11 +406,12 @@ class SymmetricConfig:
 
 @dataclass
 class PrecisionConfig:
-    """The bits of the weights of each layer; see `precision.plan`."""
+    """The bits of the weights of each layer, and the layers that 8 bits make faster."""
 
     plan: Any = limited(None, limits.PLAN)  # bits by layer, 32 for float, or "auto"
     max_bytes: int | None = limited(None, *limits.COUNT)
     max_drop: float | None = limited(None, limits.LOSS)
+    placement: str | None = limited(None, one_of("measured"), only=_QUANTIZED)
 
 
 @dataclass

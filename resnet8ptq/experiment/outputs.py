@@ -11,6 +11,7 @@
 | `calibration.csv` | indices of the calibration images in the training split, with labels |
 | `calibration.json`, `.flatbuffers`, `.cache` | activation ranges for `calib.table` |
 | `exclusion.csv` | with `nodes_to_exclude=auto`: the trials |
+| `placement.csv` | with `precision.placement`: the blocks, with the time that 8 bits save |
 | `qat_loss.png` | with `method=qat`: the curves |
 | `example.npz` | the network input of the first scored sample, `inputs` [1, ...] |
 | `wrong_examples.json` | pictures or texts with a wrong class, for the report |

@@ -13,7 +13,7 @@ from resnet8ptq.calibration.activations import Activations
 from resnet8ptq.config.schema import CorrectionsConfig, RunConfig
 from resnet8ptq.core import background
 from resnet8ptq.corrections import sequence
-from resnet8ptq.experiment.layers import exclusion, planning
+from resnet8ptq.experiment.layers import exclusion, placement, planning
 from resnet8ptq.experiment.workspace import Prepared, Step, Workspace
 from resnet8ptq.finetuning import qat
 from resnet8ptq.graph.attention import attention_products
@@ -34,7 +34,7 @@ def prepare(work: Workspace) -> Prepared:
     prepared = work.unprepared
     if work.config.dtype.is_fp32:
         return prepared
-    steps: list[Step] = [plan_bits, fine_tune, correct, read_table, leave_in_float]
+    steps: list[Step] = [plan_bits, fine_tune, correct, read_table, leave_in_float, place]
     if work.config.dtype.is_float:
         steps = [keep_large_in_float]
     for step in steps:
@@ -131,6 +131,22 @@ def leave_in_float(work: Workspace, prepared: Prepared) -> Prepared:
     ).decide(in_float=chosen.nodes)
     # The weights of the chosen layers are not to be rounded after all.
     return read_table(work, correct(work, prepared)) if chosen.nodes else prepared
+
+
+def place(work: Workspace, prepared: Prepared) -> Prepared:
+    """With `precision.placement=measured`, leave layers in float that 8 bits do not make faster."""
+    if work.config.precision.placement is None:
+        return prepared
+    chosen = placement.choose(work, prepared)
+    prepared = replace(
+        prepared,
+        params=prepared.params | chosen.to_params(),
+        metrics=prepared.metrics | chosen.to_metrics(),
+    )
+    if not chosen.nodes:
+        return prepared
+    prepared = prepared.decide(in_float=[*prepared.decisions.in_float, *chosen.nodes])
+    return read_table(work, correct(work, prepared))
 
 
 def keep_large_in_float(work: Workspace, prepared: Prepared) -> Prepared:

@@ -256,14 +256,6 @@ def test_a_viewer_finds_the_values_by_nodes_and_tensors_of_the_file(files):
     assert {node.name for node in files[1].graph.node} & results.keys()
 
 
-@given(ends=st.lists(st.integers(0, 40), min_size=1, max_size=200), size=st.integers(1, 9))
-def test_blocks_hold_every_box_once_in_order(ends, size):
-    last = [min(index + end, len(ends) - 1) for index, end in enumerate(ends)]
-    blocks = network_picture._split(last, size)
-    assert [index for block in blocks for index in block] == list(range(len(ends)))
-    assert all(len(block) <= 2 * size for block in blocks)
-
-
 def compare_one(operator, levels, values, file=None):
     """One tensor of a file whose layer is exact but for its levels."""
     inner = Inner("t", levels.low, levels.high, levels.step)

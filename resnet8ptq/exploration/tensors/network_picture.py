@@ -23,6 +23,7 @@ from resnet8ptq.core.errors import UnsupportedError
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.exploration.tensors.comparing import Compared, TensorComparison
 from resnet8ptq.exploration.tensors.findings import Finding
+from resnet8ptq.graph.blocks import split_into_blocks
 from resnet8ptq.graph.layers import FUSED, MOVING, short_names
 from resnet8ptq.graph.links import Links
 from resnet8ptq.graph.pruning import inputs_of
@@ -174,15 +175,7 @@ def find_boxes(proto: onnx.ModelProto, operators: Mapping[str, str]) -> list[Box
 
 def _join_blocks(boxes: Sequence[Box]) -> list[Box]:
     """Return at most `MOST` blocks: runs of boxes, which end where all later ones pass."""
-    last = list(range(len(boxes)))  # by box: the last box that reads it
-    for index, box in enumerate(boxes):
-        for source in box.after:
-            last[source] = index
-    kept: list[list[int]] = []
-    for size in range(1, len(boxes) + 1):
-        kept = _split(last, size)
-        if len(kept) <= MOST:
-            break
+    kept = split_into_blocks([box.after for box in boxes], MOST)
     block_of = {index: number for number, block in enumerate(kept) for index in block}
     joined = []
     for number, block in enumerate(kept):
@@ -193,19 +186,6 @@ def _join_blocks(boxes: Sequence[Box]) -> list[Box]:
         name = first if len(block) == 1 else f"{first} … {end.rpartition('/')[2]}"
         joined.append(Box(nodes, after=after - {number}, name=name))
     return joined
-
-
-def _split(last: Sequence[int], size: int) -> list[list[int]]:
-    """Return runs of at least `size` boxes, up to twice that where no end is near."""
-    blocks: list[list[int]] = [[]]
-    open_until = 0  # the last box that reads one before
-    for index, end in enumerate(last):
-        blocks[-1].append(index)
-        is_passed = open_until <= index
-        open_until = max(open_until, end)
-        if len(blocks[-1]) >= (size if is_passed else 2 * size):
-            blocks.append([])
-    return [block for block in blocks if block]
 
 
 def _measure(

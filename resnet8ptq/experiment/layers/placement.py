@@ -1,0 +1,294 @@
+"""`precision.placement=measured`: 8 bits only where they are faster on the machine that runs them.
+
+Q and DQ around a small layer can cost more than its integer kernel saves. The network is cut into
+blocks, in the order of execution. All files that are quantized up to a cut, or from a cut on, are
+timed in turns. Each has one border; they give the time that 8 bits save in each block, and that of
+each border. Of all placements with blocks of both kinds, the one with the smallest sum is timed
+again, beside all layers in 8 bits and FP32: sums of differences are only an estimate.
+"""
+
+import logging
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import compress, pairwise, product
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from resnet8ptq.config import words
+from resnet8ptq.config.schema import LatencyConfig
+from resnet8ptq.core import files
+from resnet8ptq.core.console import track
+from resnet8ptq.core.errors import UnsupportedError
+from resnet8ptq.evaluation import latency, paired_latency
+from resnet8ptq.evaluation.batching import Load
+from resnet8ptq.evaluation.evaluator import loader
+from resnet8ptq.experiment.workspace import Prepared, Workspace
+from resnet8ptq.graph.blocks import split_into_blocks
+from resnet8ptq.graph.pruning import inputs_of
+from resnet8ptq.precision.plan import find_quantized_layers, find_quantized_products
+
+log = logging.getLogger(__name__)
+
+FILE = "placement.csv"
+MOST = 10  # blocks; twice as many files are timed
+GAIN = 0.02  # part of the time that 8 bits must save
+ALL = "all in 8 bits"
+NONE = "FP32"
+PLACED = "placement"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of nodes that is in 8 bits or in float as a whole.
+
+    Attributes:
+        nodes: the names of its nodes, in the order of execution.
+        layers: the number of its quantized layers.
+    """
+
+    nodes: tuple[str, ...]
+    layers: int
+
+
+@dataclass(frozen=True)
+class Times:
+    """The measured time of each block, in milliseconds.
+
+    Attributes:
+        saved: by block: the time that 8 bits save; negative where float is faster.
+        borders: by block: the time of a change between 8 bits and float before it; the first is 0.
+        fp32: the whole network in float.
+    """
+
+    saved: Sequence[float]
+    borders: Sequence[float]
+    fp32: float
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The chosen placement, timed as a whole.
+
+    Attributes:
+        nodes: nodes that stay in float for speed.
+        layers: the number of layers among them.
+        milliseconds: typical latency of each whole that was timed, by `ALL`, `NONE` and `PLACED`.
+    """
+
+    nodes: tuple[str, ...]
+    layers: int
+    milliseconds: dict[str, float]
+    seconds: float = 0.0
+
+    def to_metrics(self) -> dict[str, float]:
+        """Return every metric under its MLflow name."""
+        names = {ALL: "all_ms", NONE: "fp32_ms", PLACED: "ms"}
+        timed = {f"placement/{names[name]}": ms for name, ms in self.milliseconds.items()}
+        return {
+            "placement/layers": float(self.layers),
+            **timed,
+            "system/placement_s": self.seconds,
+        }
+
+    def to_params(self) -> dict[str, str]:
+        """Return the nodes in the form of `nodes_to_exclude` on the command line."""
+        return {"placed_in_float": words.as_list(list(self.nodes))}
+
+
+def choose(work: Workspace, prepared: Prepared) -> Placement:
+    """Return the fastest placement that was timed; write `placement.csv`.
+
+    Nodes that other decisions leave in float stay there. So a limit on the loss that they keep is
+    also kept: fewer layers are rounded.
+
+    Raises:
+        UnsupportedError: no placement is faster than FP32, or the file only simulates its kernels.
+    """
+    start = time.perf_counter()
+    quantizer = work.settings.quantizer
+    graph = onnx.load(prepared.network.onnx_path).graph
+    blocks = find_blocks(graph, _find_layers(work, prepared, graph))
+    in_part = prepared.decide(in_float=blocks[0].nodes if len(blocks) > 1 else ())
+    if quantizer.resolve(in_part.decisions).execution == "simulated":
+        raise UnsupportedError(
+            "precision.placement: got measured, expected a file whose integer kernels run on this "
+            f"CPU; dtype={work.config.dtype.name} is simulated"
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        variants = _Variants(work, prepared, blocks, Path(scratch))
+        chosen = [True] * len(blocks)
+        try:
+            times = variants.time_blocks()
+            chosen = find_fastest(times)
+            files.write_text(work.folder / FILE, to_csv(blocks, times, chosen))
+        except _TimeUp:
+            work.settings.runtime.deadline.cut("placement: all layers stay in 8 bits")
+        milliseconds = variants.time_whole(chosen)
+    best = _find_best(milliseconds)
+    if milliseconds[best] > (1 - GAIN) * milliseconds[NONE]:
+        raise UnsupportedError(
+            f"precision.placement: no placement is {GAIN:.0%} faster than FP32 (latency."
+            f"threads={work.config.latency.threads}): {_say(milliseconds)}; try dtype=fp32, or "
+            "precision.placement=null for a smaller file"
+        )
+    left = [b for b, kept in zip(blocks, chosen, strict=True) if not kept and best == PLACED]
+    placement = Placement(
+        nodes=tuple(node for block in left for node in block.nodes),
+        layers=sum(block.layers for block in left),
+        milliseconds=milliseconds,
+        seconds=time.perf_counter() - start,
+    )
+    log.info(
+        "precision.placement=measured: %d layers in float: %s", placement.layers, _say(milliseconds)
+    )
+    return placement
+
+
+def find_blocks(graph: onnx.GraphProto, layers: set[str]) -> list[Block]:
+    """Return at most `MOST` blocks of a network, each with a quantized layer.
+
+    Args:
+        layers: names of the quantized layers.
+    """
+    steps: list[list[onnx.NodeProto]] = [[]]  # each a layer with the operators behind it
+    for node in graph.node:
+        if node.name in layers and any(other.name in layers for other in steps[-1]):
+            steps.append([])
+        steps[-1].append(node)
+    made: dict[str, int] = {}  # tensors, with the step that computes them
+    sources: list[set[int]] = []
+    for number, step in enumerate(steps):
+        read = {made[name] for node in step for name in inputs_of(node) if name in made}
+        sources.append(read)
+        made |= {name: number for node in step for name in node.output}
+    blocks = []
+    for block in split_into_blocks(sources, MOST):
+        names = [node.name for index in block for node in steps[index]]
+        blocks.append(Block(tuple(names), len(layers.intersection(names))))
+    return blocks
+
+
+def solve(up_to: Sequence[float], from_on: Sequence[float]) -> Times:
+    """Return the time of each block from files with one border.
+
+    Args:
+        up_to: the time with the first k blocks in 8 bits, for k from 0 to the number of blocks.
+        from_on: the time with all but the first k blocks in 8 bits.
+    """
+    first = np.array(up_to)
+    rest = np.array(from_on)
+    saved = (np.diff(rest) - np.diff(first)) / 2
+    borders = (first + rest - first[0] - rest[0]) / 2
+    return Times(saved.tolist(), np.maximum(borders[:-1], 0).tolist(), float(first[0]))
+
+
+def find_fastest(times: Times) -> list[bool]:
+    """Return whether each block is in 8 bits: the mixed placement with the smallest sum of times.
+
+    A block in 8 bits must save `GAIN` of an equal share of FP32's time.
+    """
+    count = len(times.saved)
+    least = GAIN * times.fp32 / count
+
+    def add(placement: Sequence[bool]) -> float:
+        total = sum(least - saved for saved in compress(times.saved, placement))
+        changes = [before != after for before, after in pairwise(placement)]
+        return total + sum(compress(times.borders[1:], changes))
+
+    mixed = [some for some in product((True, False), repeat=count) if 0 < sum(some) < count]
+    return list(min(mixed, key=add, default=[True] * count))
+
+
+def to_csv(blocks: Sequence[Block], times: Times, chosen: Sequence[bool]) -> str:
+    """Return one line for each block, in the order of execution."""
+    rows: list[list[object]] = [["first", "last", "layers", "saved_ms", "border_ms", "in_8_bits"]]
+    for block, saved, border, kept in zip(blocks, times.saved, times.borders, chosen, strict=True):
+        rows.append([block.nodes[0], block.nodes[-1], block.layers, saved, border, kept])
+    return files.to_csv(rows)
+
+
+def _find_layers(work: Workspace, prepared: Prepared, graph: onnx.GraphProto) -> set[str]:
+    selection = work.settings.quantizer.select(prepared.decisions)
+    layers = find_quantized_layers(graph, selection) | find_quantized_products(graph, selection)
+    return {node.name for node in layers.values()}
+
+
+def _find_best(milliseconds: dict[str, float]) -> str:
+    """Return the quantized file to take: all in 8 bits, unless the placement is clearly faster."""
+    placed = milliseconds.get(PLACED)
+    return PLACED if placed and placed <= (1 - GAIN) * milliseconds[ALL] else ALL
+
+
+def _say(milliseconds: dict[str, float]) -> str:
+    return ", ".join(f"{name} {ms:.3f} ms" for name, ms in milliseconds.items())
+
+
+class _TimeUp(Exception):  # noqa: N818
+    """The run's time limit is over."""
+
+
+@dataclass
+class _Variants:
+    """Quantizes placements, and times them where the file will run.
+
+    Attributes:
+        scratch: folder of the files.
+    """
+
+    work: Workspace
+    prepared: Prepared
+    blocks: Sequence[Block]
+    scratch: Path
+
+    def time_blocks(self) -> Times:
+        """Time FP32, all in 8 bits, and every file with one border, in turns."""
+        count = len(self.blocks)
+        cuts = range(1, count)
+        placements = [[True] * count]
+        placements += [[place < cut for place in range(count)] for cut in cuts]
+        placements += [[place >= cut for place in range(count)] for cut in cuts]
+        loads = [self._load_fp32()]
+        for placement in track(placements, "Quantizing blocks", "files"):
+            if self.work.settings.runtime.deadline.is_over:
+                raise _TimeUp
+            loads.append(self._load(placement))
+        settings = self._settings
+        share = replace(settings, max_seconds=settings.max_seconds * len(loads))
+        timed = latency.measure(loads, self.work.samples.calibrating.split, share)
+        none, whole, *cut = (float(np.median(one.single_ms)) for one in timed)
+        return solve(
+            up_to=[none, *cut[: count - 1], whole], from_on=[whole, *cut[count - 1 :], none]
+        )
+
+    def time_whole(self, chosen: Sequence[bool]) -> dict[str, float]:
+        """Return the typical latency of FP32, all in 8 bits, and a placement of both, in turns."""
+        loads = {NONE: self._load_fp32(), ALL: self._load([True] * len(self.blocks))}
+        if not all(chosen):
+            loads[PLACED] = self._load(chosen)
+        timed = paired_latency.run(loads, self.work.samples.calibrating.split, self._settings)
+        return {name: paired_latency.typical(blocks) for name, blocks in timed.single.items()}
+
+    @property
+    def _settings(self) -> LatencyConfig:
+        return replace(self.work.config.latency, batch_size=1, batch_repeats=1)
+
+    def _load_fp32(self) -> Load:
+        evaluator = self.work.evaluator
+        path = evaluator.baseline(self.work.samples.calibrating.split).path
+        return loader(evaluator.fp32, path, self.work.settings.target)
+
+    def _load(self, kept: Sequence[bool]) -> Load:
+        left = [
+            node
+            for block, stays in zip(self.blocks, kept, strict=True)
+            if not stays
+            for node in block.nodes
+        ]
+        in_float = dict.fromkeys([*self.prepared.decisions.in_float, *left])
+        folder = Path(tempfile.mkdtemp(dir=self.scratch))
+        quantized = self.work.quantize(self.prepared.decide(in_float=[*in_float]), folder)
+        return loader(self.work.settings.quantizer, quantized.path, self.work.settings.target)

@@ -1,0 +1,36 @@
+"""Blocks: runs of steps in the order of execution, which end where all later steps pass."""
+
+from collections.abc import Collection, Sequence
+
+
+def split_into_blocks(sources: Sequence[Collection[int]], most: int) -> list[list[int]]:
+    """Return the indices of the steps in at most `most` blocks.
+
+    A block ends where one step is all that later ones read, or where it would be too long.
+
+    Args:
+        sources: by step, in the order of execution: the earlier steps that it reads.
+    """
+    last = list(range(len(sources)))  # by step: the last one that reads it
+    for index, read in enumerate(sources):
+        for source in read:
+            last[source] = index
+    blocks: list[list[int]] = []
+    for size in range(1, len(sources) + 1):
+        blocks = _split(last, size)
+        if len(blocks) <= most:
+            break
+    return blocks
+
+
+def _split(last: Sequence[int], size: int) -> list[list[int]]:
+    """Return runs of at least `size` steps, up to twice that where no end is near."""
+    blocks: list[list[int]] = [[]]
+    open_until = 0  # the last step that reads one before
+    for index, end in enumerate(last):
+        blocks[-1].append(index)
+        is_passed = open_until <= index
+        open_until = max(open_until, end)
+        if len(blocks[-1]) >= (size if is_passed else 2 * size):
+            blocks.append([])
+    return [block for block in blocks if block]
