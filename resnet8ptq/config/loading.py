@@ -1,5 +1,6 @@
 """Turns Hydra's composed config into a checked `RunConfig`; saves and loads it."""
 
+import inspect
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,11 @@ CONFIG_FILE = "config.yaml"  # in a run's folder
 MAX_BYTES = 2**20  # of such a file
 
 # For `conf/config.yaml`: folders are made before the config is checked, also in another process.
-OmegaConf.register_new_resolver("safe_name", lambda text: safe_name(str(text)), replace=True)
+# OmegaConf 2.4 takes the name of an older function, which takes no `replace`, for this one.
+_register_resolver: Any = OmegaConf.register_resolver
+if "replace" not in inspect.signature(_register_resolver).parameters:
+    _register_resolver = OmegaConf.register_new_resolver
+_register_resolver("safe_name", lambda text: safe_name(str(text)), replace=True)
 
 
 def register_schemas() -> None:

@@ -4,11 +4,37 @@ from functools import partial
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from resnet8ptq.backends.onnx import checking
 from resnet8ptq.data.dataset import Split
 from resnet8ptq.graph.session import open_runner
+
+
+def test_a_wrong_optimizer_is_found_and_named(caplog):
+    samples = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+
+    def open_file(optimized=True, without=()):
+        is_wrong = optimized and "Pad_Fusion" not in without
+        return lambda batch: [batch * (2 if is_wrong else 1)]
+
+    params = checking.check(
+        "it.onnx", open_file, partial(open_file, optimized=False), Split(samples, None, "made")
+    )
+    assert float(params["kernels_sqnr_db"]) < checking.LIMIT_DB
+    assert "it.onnx" in caplog.text and "Pad_Fusion" in caplog.text
+
+
+def test_a_right_file_is_not_warned_about(caplog):
+    samples = np.random.default_rng(0).random((20, 1, 4, 4), np.float32)
+
+    def open_file(optimized=True, without=()):
+        return lambda batch: [batch]
+
+    assert checking.check("it.onnx", open_file, open_file, Split(samples, None, "made")) == {}
+    assert not caplog.messages
+
 
 # ONNX Runtime 1.31 makes the zeros of the Pad the pool's own padding, below all negative values.
 PADDED = """
@@ -27,7 +53,11 @@ def open_padded(tmp_path):
     return partial(open_runner, str(path), 1)
 
 
-def test_a_wrong_optimizer_is_found_and_named(tmp_path, caplog):
+@pytest.mark.skipif(
+    [int(part) for part in onnxruntime.__version__.split(".")[:2]] >= [1, 32],
+    reason="ONNX Runtime 1.32 has mended its fault",
+)
+def test_the_wrong_optimizer_of_onnxruntime_1_31_is_named(tmp_path, caplog):
     negative = -1 - np.random.default_rng(0).random((20, 1, 4, 4), np.float32)
     open_file = open_padded(tmp_path)
     params = checking.check(
@@ -35,13 +65,6 @@ def test_a_wrong_optimizer_is_found_and_named(tmp_path, caplog):
     )
     assert float(params["kernels_sqnr_db"]) < checking.LIMIT_DB
     assert "it.onnx" in caplog.text and "Pad_Fusion" in caplog.text
-
-
-def test_a_right_file_is_not_warned_about(tmp_path, caplog):
-    positive = np.random.default_rng(0).random((20, 1, 4, 4), np.float32)
-    open_file = open_padded(tmp_path)
-    assert checking.check("it.onnx", open_file, open_file, Split(positive, None, "made")) == {}
-    assert not caplog.messages
 
 
 @pytest.mark.parametrize("faulty", [0.05, 0.5])
