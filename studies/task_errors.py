@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from resnet8ptq.tasks import segmentation
+from resnet8ptq.tasks import dense, segmentation
 from resnet8ptq.tasks.outputs import Outputs, Targets
 from resnet8ptq.tasks.task import Task
 
@@ -72,9 +72,20 @@ def segmented(random: np.random.Generator) -> Population:
     return Population(task, Targets(masks.reshape(SIZE, 8, 8)), *outputs)
 
 
+def restored(random: np.random.Generator) -> Population:
+    """Pictures of 12 pixels, whose noise differs by picture; 8 bits add a part of it."""
+    clean = random.integers(0, 256, (SIZE, 12, 12, 1), np.uint8)
+    noise = random.gamma(2, 0.04, (SIZE, 1, 1, 1))
+    fp32 = clean / 255 + noise * random.normal(size=clean.shape)
+    added = random.gamma(1, 0.02, (SIZE, 1, 1, 1)) * random.normal(size=clean.shape)
+    outputs = (Outputs((each.astype(np.float32),)) for each in (fp32, fp32 + added))
+    return Population(dense.build(resamples=RESAMPLES), Targets(clean), *outputs)
+
+
 # A task, and the function that draws its population.
 TASKS: dict[str, Callable[[np.random.Generator], Population]] = {
     "segmentation": segmented,
+    "dense": restored,
 }
 
 

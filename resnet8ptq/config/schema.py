@@ -178,6 +178,7 @@ class FolderConfig(SplitConfig):
     name: str = "folder"
     labels: str | None = limited(None, one_of("none"))
     masks: str | None = limited(None, is_path=True)
+    targets: str | None = limited(None, is_path=True)
     classes: list[str] | None = limited(None, limits.CLASSES)
     on_bad: str = limited("error", _ON_BAD)
 
@@ -278,6 +279,16 @@ class SegmentationConfig(TaskConfig):
     ignored: list[int] = limited([255])
     threshold: float = limited(0.5, limits.FINITE)
     resamples: int = limited(2000, at_least(100))
+
+
+@dataclass
+class DenseConfig(TaskConfig):
+    """Options of `task=dense`; see `tasks.dense`."""
+
+    name: str = "dense"
+    primary: str = limited("psnr", one_of("psnr", "ssim", "rmse", "delta"))
+    peak: float = limited(1.0, limits.POSITIVE)
+    resamples: int = limited(9999, at_least(100))
 
 
 @dataclass

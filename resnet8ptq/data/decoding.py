@@ -259,7 +259,8 @@ def resize(split: Split, preprocess: PreprocessConfig, cache_root: Path) -> Spli
 
     folder = cache.entry(cache_root, "pictures", key, make)
     labels = split.labels
-    if labels is not None and labels.dtype == np.uint8:  # masks
-        labels = np.stack([pictures.fit_mask(mask, preprocess) for mask in labels])
+    if labels is not None and labels.dtype == np.uint8:  # masks, or pictures
+        fit = partial(pictures.fit_mask, preprocess=preprocess) if labels.ndim == 3 else resize_one
+        labels = np.stack([fit(label) for label in labels])
     images = np.load(folder / "images.npy", mmap_mode="r")
     return replace(split, images=images, labels=labels, hashes=None)

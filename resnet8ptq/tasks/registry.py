@@ -25,6 +25,7 @@ TASKS = {
     "anomaly": "resnet8ptq.tasks.anomaly:ANOMALY",
     "detection": "resnet8ptq.tasks.detection.task:DETECTION",
     "segmentation": "resnet8ptq.tasks.segmentation:SEGMENTATION",
+    "dense": "resnet8ptq.tasks.dense:DENSE",
     "regression": "resnet8ptq.tasks.regression:REGRESSION",
     "similarity": "resnet8ptq.tasks.similarity:SIMILARITY",
     "agreement": "resnet8ptq.tasks.agreement:AGREEMENT",
@@ -35,6 +36,7 @@ TASKS = {
 BECAUSE = {
     "detection": "the labels are boxes; task=custom scores them by a metric of your own",
     "segmentation": "the labels are masks, with a class for each pixel",
+    "dense": "the labels are pictures",
     "regression": "the labels are floats; if they are classes, store them as integers from 0",
     "classification": "the labels are integers; if they are values, task=regression",
     "binary": "the labels are 0 and 1, and the network returns one value",
@@ -85,7 +87,8 @@ def choose(setting: TaskContext) -> str:
         several = (setting.classes or 0) > 1
         return "agreement" if several and setting.final == PROBABILITIES else "deviation"
     single = (setting.classes, len(setting.class_names)) == (1, 2)
-    by_kind = {"V": "detection", "f": "regression", "u": "segmentation"}
+    pixels = "segmentation" if setting.labels.ndim == 3 else "dense"
+    by_kind = {"V": "detection", "f": "regression", "u": pixels}
     return by_kind.get(setting.labels.dtype.kind, "binary" if single else "classification")
 
 

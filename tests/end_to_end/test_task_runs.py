@@ -76,6 +76,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         **{path.stem: path for path in folder.glob("*.npz")},
         "boxes": folder / "boxes",
         "scenes": segmenters.write_pictures(folder / "scenes"),
+        "restorer": segmenters.write_restorer(folder / "restorer.onnx"),
         "segmenter": segmenters.write_network(folder / "segmenter.onnx"),
         "detector": detectors.write_detector(folder / "detector.onnx", "yolov8"),
         "classes": write_network(folder / "classes.onnx", [both, back[:, :7]], softmax=True),
@@ -125,6 +126,10 @@ RUNS = {
         *("scenes", "segmenter", ("task=segmentation", "task.resamples=200"), "mIoU"),
         ("pixel_accuracy", "paired/p_value", "sqnr_db", "paired/classes_lost", "ci95/delta_low"),
     ),
+    "dense": (
+        *("scenes", "restorer", ("task.resamples=200", "task=dense"), "PSNR dB"),
+        ("ssim", "baseline/psnr", "paired/p_value", "sqnr_db", "ci95/delta_low"),
+    ),
     "agreement": ("bare", "classes", (), "agreement", ("kl_divergence", "sqnr_db", "drop")),
     "deviation": (
         *("bare", "several", (), "relative error"),
@@ -141,6 +146,9 @@ def run(folder: Path, files: dict[str, Path], task: str, *more: str) -> Called:
         words = detectors.overrides(files[data])
     if task == "segmentation":
         words = segmenters.overrides(files[data])
+    if task == "dense":
+        images = files[data] / "images"
+        words = ["data=folder", f"data.root={images}", f"data.targets={images}"]
     words.append(f"model.path={files[network]}")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
@@ -218,7 +226,7 @@ def test_the_search_runs_by_the_example_of_a_new_task(files, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(RUNS.keys() - {"classification", "anomaly"}))
 def test_layers_are_chosen_by_any_task(files, tmp_path, task):
-    held_out = f"held_out_images={5 if task in ('detection', 'segmentation') else 50}"
+    held_out = f"held_out_images={5 if task in ('detection', 'segmentation', 'dense') else 50}"
     chosen = run(tmp_path, files, task, "nodes_to_exclude=auto", "max_drop=0.5", held_out)
     assert chosen.code == 0, chosen.err
     ranked = run(tmp_path, files, task, "+analysis=sensitivity", held_out)

@@ -57,3 +57,18 @@ def write_network(path: Path) -> Path:
     takes, gives = {"x": ["N", 3, SIZE, SIZE]}, {"logits": ["N", 4, SIZE // 4, SIZE // 4]}
     onnx.save(assemble(nodes, takes, gives, constants, opset=13), path)
     return path
+
+
+def write_restorer(path: Path) -> Path:
+    """Write a network [N, 3, 64, 64] of pixels 0..255 -> pixels 0..1, a little blurred."""
+    blur = np.zeros((3, 3, 3, 3), np.float32)
+    blur[range(3), range(3)] = np.outer([1, 8, 1], [1, 8, 1]) / 100
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["c0"], "conv0"),
+        helper.make_node("Conv", ["c0", "w1"], ["y"], "conv1", pads=[1, 1, 1, 1]),
+    ]
+    scale = np.eye(3, dtype=np.float32).reshape(3, 3, 1, 1) / 255
+    sizes = ["N", 3, SIZE, SIZE]
+    proto = assemble(nodes, {"x": sizes}, {"y": sizes}, {"w0": scale, "w1": blur}, opset=13)
+    onnx.save(proto, path)
+    return path

@@ -107,7 +107,7 @@ def write_one(folder, name, labels, suffix=".png"):
     ("labels", "error", "message"),
     [
         (np.zeros((8, 8, 3), np.uint8), DataError, r"it is no mask \(mode RGB\)"),
-        (None, DataError, "1 of 2 pictures have no mask in"),
+        (None, DataError, "1 of 2 pictures have none of their name in"),
         (np.zeros((8, 8), np.uint8), ConfigError, "masks=nowhere"),
     ],
 )

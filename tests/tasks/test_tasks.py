@@ -45,6 +45,7 @@ from resnet8ptq.tasks import (
     binary,
     classification,
     custom,
+    dense,
     deviation,
     registry,
     regression,
@@ -190,6 +191,21 @@ def noisy_masks(noise: float, seed: int = 1) -> Outputs:
     return Outputs((np.where(wrong, (MASKS + 1) % 7, MASKS),), None, VALUES)
 
 
+PICTURES = drawn(5).integers(0, 256, (ITEMS, 12, 12, 3), np.uint8)
+DEPTHS = drawn(6).uniform(1, 9, (ITEMS, 4, 4)).astype(np.float32)
+
+
+def noisy_pictures(noise: float, seed: int = 1) -> Outputs:
+    error = drawn(seed).normal(size=PICTURES.shape) * (0.05 + 0.1 * noise)
+    values = np.moveaxis(PICTURES / 255 + error, 3, 1).astype(np.float32)
+    return Outputs((values,), None, VALUES)
+
+
+def noisy_depths(noise: float, seed: int = 1) -> Outputs:
+    error = 1 + drawn(seed).normal(size=DEPTHS.shape) * (0.1 + 0.2 * noise)
+    return Outputs(((DEPTHS * error)[..., None].astype(np.float32),), None, VALUES)
+
+
 def black(indices: np.ndarray) -> np.ndarray:
     return np.zeros((len(indices), 64, 96, 3), np.uint8)
 
@@ -232,6 +248,10 @@ CASES = {
     "segmentation": Case(
         segmentation.build(NAMES, resamples=500), Targets(MASKS, pictures=black), noisy_masks
     ),
+    "psnr": Case(dense.build(resamples=500), Targets(PICTURES), noisy_pictures),
+    "ssim": Case(dense.build("ssim", resamples=500), Targets(PICTURES), noisy_pictures),
+    "depth": Case(dense.build("rmse", resamples=500), Targets(DEPTHS), noisy_depths),
+    "delta": Case(dense.build("delta", resamples=500), Targets(DEPTHS), noisy_depths),
     "pairs": Case(similarity.build(500), Targets(TARGETS[:, 0]), noisy_scores),
     "embeddings": Case(
         similarity.build(500, embeds=True), Targets(PAIR_SCORES, CLIPS), noisy_embeddings
@@ -467,7 +487,7 @@ def test_a_run_that_stopped_early_is_read_back_with_its_plan(case):
 
 def params_of(case: Case) -> dict[str, str]:
     params = case.task.describe()
-    if case.task.name == "regression":
+    if case.task.name in ("regression", "dense"):
         params["task.primary"] = case.task.metric.name
     if case.task.name == "custom":
         params |= {"task.direction": "minimize", "task.metric._target_": "own.metric"}
@@ -515,6 +535,7 @@ CHOSEN = [  # labels and outputs, and the task that `auto` takes
     (setting(TWO), "classification"),
     (setting(TWO, {"out": (1,)}), "binary"),
     (setting(TARGETS), "regression"),
+    (setting(PICTURES, {"out": (3, 12, 12)}, VALUES), "dense"),
     (setting(MASKS, {"out": (7, 8, 8)}, VALUES, NAMES), "segmentation"),
     (setting(None), "agreement"),
     (setting(None, {"out": (4,)}, VALUES), "deviation"),  # a reconstruction
@@ -671,6 +692,12 @@ def test_the_bound_of_the_sqnr_keeps_its_level():
             setting(MASKS, {"out": (5, 8, 8)}, VALUES, ()),
             ModelError,
             "returns out [5, 8, 8], and pets has 7 classes and labels up to 6",
+        ),
+        (
+            "dense",
+            setting(PICTURES, {"out": (3, 24, 24)}),
+            ModelError,
+            "pets has targets [12, 12, 3]; task=dense expects one output of their size",
         ),
         ("agreement", setting(None, {"out": (1,)}), ModelError, "task=deviation compares values"),
     ],

@@ -562,6 +562,8 @@ def _read_labels(labels: _Sourced) -> Array:
     if stored.dtype.kind == "f":
         _check_finite(labels)
         return stored
+    if stored.ndim == 4 and stored.dtype == np.uint8 and stored.shape[3] in (1, 3):
+        return stored
     if stored.ndim == 3 and stored.dtype.kind in "iub":
         return _read_masks(labels)
     if stored.dtype.kind not in "iub" or stored.shape not in ((len(stored),), (len(stored), 1)):
@@ -572,7 +574,8 @@ def _read_labels(labels: _Sourced) -> Array:
             mend = "; try numpy.unique(labels, return_inverse=True)[1]"
         raise DataError(
             f"{labels}: got {_shape(stored)}, expected labels as integers from 0, [N], values as "
-            f"floats, [N, ...], or masks as integers, [N, height, width]{mend}"
+            f"floats, [N, ...], masks as integers, [N, height, width], or pictures as uint8, "
+            f"[N, height, width, 1 or 3]{mend}"
         )
     return check_labels(stored.reshape(-1), labels)
 

@@ -1,4 +1,4 @@
-"""`data=folder`: pictures in class folders, with a folder of masks, or without labels."""
+"""`data=folder`: pictures in class folders, with masks or target pictures, or without labels."""
 
 import logging
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from resnet8ptq.core.errors import ConfigError, DataError
 from resnet8ptq.data import pictures
 from resnet8ptq.data.dataset import Dataset, Split
 from resnet8ptq.data.decoding import Picture, decode
-from resnet8ptq.data.pictures import decode_mask
 from resnet8ptq.data.sources.arrays import MAX_CLASSES, NO_LABELS, name_binary
 from resnet8ptq.data.splitting import NamedSplit, keep_split, split_one
 
@@ -34,8 +33,8 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     """
     root = Path(str(config.root))
     sides = _find_sides(root)
-    if config.masks is not None:
-        return _load_masked(sides, root, config, preprocess, cache_root)
+    if config.masks is not None or config.targets is not None:
+        return _load_paired(sides, root, config, preprocess, cache_root)
     names = _find_classes(sides[0], config)
     if len(sides) == 1:
         whole = _decode(root, names, config, preprocess, cache_root)
@@ -49,24 +48,27 @@ def load(config: FolderConfig, preprocess: PreprocessConfig, cache_root: Path) -
     return keep_split(root.name, names, train, test, root)
 
 
-def _load_masked(
+def _load_paired(
     sides: Sequence[Path],
     root: Path,
     config: FolderConfig,
     preprocess: PreprocessConfig,
     cache_root: Path,
 ) -> Dataset:
-    """Return pictures whose labels are masks [N, H, W] in uint8."""
-    masks = Path(str(config.masks)).expanduser()
-    if not masks.is_dir():
-        raise ConfigError(f"data.masks: got {config.masks} (not there), expected a folder of masks")
-    found = _find_sides(masks) if len(sides) > 1 else [masks]
+    """Return pictures whose labels are masks [N, H, W] or pictures [N, H, W, C], in uint8."""
+    key = "data.targets" if config.masks is None else "data.masks"
+    beside = Path(str(config.masks or config.targets)).expanduser()
+    if config.masks and config.targets:
+        raise ConfigError(f"data.targets: got {config.targets} with data.masks, expected one")
+    if not beside.is_dir():
+        raise ConfigError(f"{key}: got {beside} (not there), expected a folder of pictures")
+    found = _find_sides(beside) if len(sides) > 1 else [beside]
     if len(found) != len(sides):
-        raise ConfigError(f"data.masks: got {masks}, expected {TRAIN}/ and test/ as in {root}")
-    read = partial(_read_masked, config=config, preprocess=preprocess, cache_root=cache_root)
+        raise ConfigError(f"{key}: got {beside}, expected {TRAIN}/ and test/ as in {root}")
+    read = partial(_read_paired, config=config, preprocess=preprocess, cache_root=cache_root)
     splits = [read(*pair) for pair in zip(sides, found, strict=True)]
     if len(splits) == 1:
-        mend = f"{TRAIN}/ and test/ in data.root and data.masks"
+        mend = f"{TRAIN}/ and test/ in data.root and {key}"
         data = split_one(root.name, (), splits[0].split, root, config, mend=mend)
     else:
         train, test = splits
@@ -74,31 +76,34 @@ def _load_masked(
     return replace(data, class_names=tuple(config.classes or ()))
 
 
-def _read_masked(
+def _read_paired(
     folder: Path,
-    masks: Path,
+    other: Path,
     config: FolderConfig,
     preprocess: PreprocessConfig,
     cache_root: Path,
 ) -> NamedSplit:
-    """Return the readable pictures of a folder with their masks, which have the same names."""
+    """Return the readable pictures of a folder, with their labels in another, of the same names."""
     paths = find_pictures(folder)
-    named = {_stem(path, masks): path for path in find_pictures(masks)}
+    named = {_stem(path, other): path for path in find_pictures(other)}
     missing = [path for path in paths if _stem(path, folder) not in named]
     if missing:
         raise DataError(
-            f"data.masks: {len(missing)} of {len(paths)} pictures have no mask in {masks}, the "
-            f"first {missing[0]}; expected the same names"
+            f"{folder}: {len(missing)} of {len(paths)} pictures have none of their name in "
+            f"{other}, the first {missing[0]}"
         )
     pictured = [Picture(str(path), path) for path in paths]
     images, kept = decode(pictured, preprocess, config.on_bad, cache_root)
     beside = [named[_stem(paths[index], folder)] for index in kept]
     decoded, _ = decode(
         [Picture(str(path), path) for path in beside],
-        *(preprocess, "error", cache_root, decode_mask),
+        *(preprocess, "error", cache_root),
+        pictures.decode if config.masks is None else pictures.decode_mask,
     )
+    labels = np.asarray(decoded)
+    if config.masks is not None:
+        labels = name_binary(labels[..., 0], other, preprocess.resize == "letterbox")
     shown = np.array([str(paths[index]) for index in kept], np.object_)
-    labels = name_binary(np.asarray(decoded)[..., 0], masks, preprocess.resize == "letterbox")
     return NamedSplit(Split(images, labels, str(folder), names=shown), shown.tolist())
 
 
@@ -131,7 +136,7 @@ def read_unlabelled(root: Path, preprocess: PreprocessConfig, cache_root: Path) 
 
 def _find_classes(folder: Path, config: FolderConfig) -> tuple[str, ...]:
     """Return the class folders in the order of `data.classes`; empty without labels."""
-    if config.labels == NO_LABELS or config.masks is not None:
+    if config.labels == NO_LABELS or config.masks or config.targets:
         return ()
     names = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not 2 <= len(names) <= MAX_CLASSES:

@@ -1,0 +1,209 @@
+"""`task=dense`: a value for each pixel: restored pictures (PSNR, SSIM), or depth (RMSE, delta).
+
+Each metric is the mean of its values for single pictures. SSIM: Wang et al., "Image quality
+assessment: from error visibility to structural similarity", 2004. Delta, the share of pixels with a
+ratio of less than 1.25 to the true depth: Eigen et al., "Depth map prediction from a single image
+using a multi-scale deep network", 2014.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from resnet8ptq.config.schema import DenseConfig
+from resnet8ptq.core.errors import DataError, ModelError
+from resnet8ptq.tasks.bootstrap import BOOTSTRAP, BootstrapScores, mean_of
+from resnet8ptq.tasks.comparison import Comparison
+from resnet8ptq.tasks.metric import Metric
+from resnet8ptq.tasks.outputs import Array, Outputs, Targets, TaskContext, check_labels, describe
+from resnet8ptq.tasks.statistics import SIGNIFICANCE, Margin, Values
+from resnet8ptq.tasks.task import Task, TaskFiles, TaskType
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METRICS = {
+    "psnr": Metric("psnr", "PSNR dB", bounded=False),
+    "ssim": Metric("ssim", "SSIM"),
+    "rmse": Metric("rmse", "RMSE", maximize=False, bounded=False),
+    "delta": Metric("delta", "delta < 1.25", percent=True),
+}
+PAIRS = (("psnr", "ssim"), ("rmse", "delta"))
+MOST_DB = 100.0  # of an exact picture, whose PSNR is infinite
+RADIUS = 5  # pixels of SSIM's window around its centre
+PICTURES = "restored.png"
+
+Maps = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class DenseScores(BootstrapScores):
+    """The metric of each picture.
+
+    Attributes:
+        targets: [n, height, width] or with channels, in the unit and order of the outputs.
+    """
+
+    targets: Array | None = None
+
+
+def build(primary: str = "psnr", peak: float = 1.0, resamples: int = 9999) -> Task:
+    """Return the task.
+
+    Args:
+        primary: a key of `METRICS`.
+        peak: the value of white.
+    """
+    [pair] = [pair for pair in PAIRS if primary in pair]
+    return Task(
+        "dense",
+        METRICS[primary],
+        partial(_score, primary, pair, peak, resamples),
+        replace(BOOTSTRAP, intervals=f"{BOOTSTRAP.intervals} over the pictures"),
+        beside=tuple(METRICS[name] for name in pair if name != primary),
+        files=TaskFiles(
+            arrays=_keep_values,
+            figures=_draw,
+            captions={PICTURES: "Pictures that changed most: target, FP32, quantized"},
+        ),
+        doubt=partial(_doubt, METRICS[primary]),
+    )
+
+
+def _score(
+    primary: str,
+    pair: tuple[str, ...],
+    peak: float,
+    resamples: int,
+    outputs: Outputs,
+    targets: Targets,
+) -> DenseScores:
+    [values] = outputs.values
+    exact = np.asarray(targets.labels)
+    scale = peak / 255 if exact.dtype == np.uint8 else 1.0
+    exact = _arrange(exact, values.shape)
+    mean = exact.mean(axis=0, dtype=np.float64) * scale
+    found = {name: np.empty(len(values)) for name in (*pair, "of_mean")}
+    for index, (said, true) in enumerate(zip(values, exact, strict=True)):
+        target = true * scale
+        for name in pair:
+            found[name][index] = _measure(name, said.astype(np.float64), target, peak)
+        found["of_mean"][index] = _measure(primary, mean, target, peak)
+    per_item = found[primary]
+    return DenseScores(
+        outputs,
+        mean_of(per_item),
+        resamples,
+        per_item,
+        {name: float(found[name].mean()) for name in pair if name != primary},
+        found["of_mean"],
+        targets=exact,
+    )
+
+
+def _arrange(targets: Array, shape: tuple[int, ...]) -> Array:
+    """Return targets with the axes of the outputs; a channel may be first, last or left out."""
+    if targets.ndim == 4 and len(shape) == 4 and targets.shape != shape:
+        targets = np.moveaxis(targets, 3, 1)
+    return targets if targets.shape == shape else targets.reshape(shape)
+
+
+def _measure(name: str, said: Maps, true: Maps, peak: float) -> float:
+    """Return a metric of one picture; depths that are not above 0 are not measured."""
+    if name == "ssim":
+        return ssim(said.clip(0, peak) / peak, true / peak)
+    if name == "psnr":
+        error = float(((said.clip(0, peak) - true) ** 2).mean()) / peak**2
+        return min(MOST_DB, -10 * float(np.log10(error))) if error else MOST_DB
+    known = true > 0
+    if not known.any():
+        raise DataError("task=dense: a target has no depth above 0; expected one in each picture")
+    if name == "rmse":
+        return float(np.sqrt(((said - true)[known] ** 2).mean()))
+    ratio = np.maximum(said, 1e-9)[known] / true[known]
+    return float((np.maximum(ratio, 1 / ratio) < 1.25).mean())
+
+
+def ssim(one: Maps, other: Maps) -> float:
+    """Return the SSIM of two pictures of values from 0 to 1, the mean over channels.
+
+    With a Gaussian window of 11 pixels and a standard deviation of 1.5, at the places where it fits
+    into the picture, as Wang's own program.
+    """
+    from scipy.ndimage import correlate1d  # takes a moment to import
+
+    weights = np.exp(-(np.arange(-RADIUS, RADIUS + 1) ** 2) / (2 * 1.5**2))
+    weights /= weights.sum()
+    axes = np.argsort(one.shape, kind="stable")[-2:].tolist()  # not that of the channels
+    inside = [slice(None)] * one.ndim
+    for axis in axes:
+        inside[axis] = slice(RADIUS, one.shape[axis] - RADIUS)
+
+    def blur(values: Maps) -> Maps:
+        for axis in axes:
+            values = correlate1d(values, weights, axis=axis)
+        return values[tuple(inside)]
+
+    means = blur(one), blur(other)
+    variances = (blur(v * v) - m * m for v, m in zip((one, other), means, strict=True))
+    both = blur(one * other) - means[0] * means[1]
+    first, second = 0.01**2, 0.03**2
+    above = (2 * means[0] * means[1] + first) * (2 * both + second)
+    below = (means[0] ** 2 + means[1] ** 2 + first) * (sum(variances) + second)
+    return float((above / below).mean())
+
+
+def _doubt(metric: Metric, baseline: DenseScores, expected: float | None) -> str | None:
+    """Doubt a network that is not significantly better than the mean of the targets."""
+    values, of_mean = baseline.per_item, baseline.of_mean
+    assert values is not None and of_mean is not None  # `_score` sets both
+    worse: Values = np.asarray([metric.cost(value) for value in values - of_mean])
+    if not worse.any() or Margin.of_mean(worse).p_within <= SIGNIFICANCE:
+        return None
+    shown = metric.show(float(of_mean.mean()))
+    return f"NO BETTER THAN THE MEAN, {metric.show(baseline.value)} (of the mean {shown})"
+
+
+def _keep_values(comparison: Comparison) -> dict[str, Array]:
+    return {
+        "predictions": comparison.model.per_item,
+        "baseline_predictions": comparison.baseline.per_item,
+        **comparison.paired.arrays(),
+    }
+
+
+def _draw(comparison: Comparison, title: str) -> "dict[str, Figure]":
+    from resnet8ptq.tasks import dense_plot
+
+    return {PICTURES: dense_plot.draw(comparison, title)}
+
+
+def _make(config: DenseConfig, setting: TaskContext) -> Task:
+    check_labels("dense", setting, "fu", "pictures, or a value for each pixel [N, height, width]")
+    shapes = list(setting.outputs.values())
+    labels = np.asarray(setting.labels)[:1]
+    true = labels.shape[1:]
+    accepted = {true, (*true, 1), (1, *true), (*true[2:], *true[:2])}
+    fits = len(shapes) == 1 and any(
+        len(shape) == len(shapes[0])
+        and all(a in (None, b) for a, b in zip(shapes[0], shape, strict=True))
+        for shape in accepted
+    )
+    if not fits or len(true) < 2:
+        raise ModelError(
+            f"returns {describe(setting.outputs)}, and {setting.data} has targets {list(true)}; "
+            "task=dense expects one output of their size"
+        )
+    if min(sorted(true)[-2:]) <= 2 * RADIUS and config.primary in PAIRS[0]:
+        raise ModelError(f"returns {describe(setting.outputs)}; SSIM needs more than 10 pixels")
+    return build(config.primary, config.peak, config.resamples)
+
+
+DENSE = TaskType(
+    _make,
+    lambda config, class_names: build(config.primary, config.peak, config.resamples),
+    DenseConfig,
+)
